@@ -127,7 +127,7 @@ class Agent:
     async def run(
         self, announce: Callable[[str], None], manager: ServiceManager | None = None
     ) -> None:
-        """Serve until told to stop; ListenError when the socket cannot be opened.
+        """Serve as the agent until told to stop; ListenError when the socket cannot be opened.
 
         `announce` is given the page's address once it is open; `manager` hears of start, reload,
         end and state, and that the event loop is alive.
@@ -290,7 +290,7 @@ class Agent:
         return self._server.packed_status()
 
     def _targets(self, port: int) -> bytes:
-        """Return what Prometheus is to scrape.
+        """Return the agent's targets: what Prometheus is to scrape.
 
         LookupError where it is not known who takes part in probes.
         """

@@ -124,7 +124,7 @@ def _identity() -> str:
 
 
 def _ports(options: argparse.Namespace, loaded: Config) -> list[int]:
-    """Return the ports to try. ValueError for a bad range, NoPort where none is usable."""
+    """Return the free ports to try. ValueError for a bad range, NoPort where none is usable."""
     if options.port is not None:
         first, last = parse_ports(str(options.port))
     else:

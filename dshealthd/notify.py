@@ -43,7 +43,7 @@ class ServiceManager:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str]) -> ServiceManager:
-        """Return the manager that the environment names.
+        """Return the service manager that the environment names.
 
         Its variables are taken out, so that no child speaks in the agent's name. A watchdog that
         is meant for another process is none.
@@ -67,7 +67,7 @@ class ServiceManager:
         self._send("STOPPING=1", "stopping")
 
     def say(self, status: str) -> None:
-        """Show one line in `systemctl status`."""
+        """Show one line in `systemctl status`, by the service manager."""
         if _line(status) != self._said:
             self._send("", status)
 

@@ -93,12 +93,12 @@ class Probes:
         return {"state": "off"} if self._running is None else self._running.status()
 
     def see(self, hangs: Iterable[Hang]) -> None:
-        """Meet the other nodes of the jobs that are hung on this node now, if this node has probes."""
+        """Have probes, if there are any, meet the other nodes of jobs that are hung here now."""
         if self._running is not None:
             self._running.see(hangs)
 
     def fleet_document(self) -> bytes:
-        """Return what the members say of themselves; LookupError where none are known."""
+        """Return the fleet's view, what members say; LookupError where none are known."""
         if self._fleet is None:
             message = "no probes are configured"
             raise LookupError(message)

@@ -58,7 +58,7 @@ class SelfMetrics:
         self._reloaded = started
 
     def reload(self, now: float, *, ok: bool) -> None:
-        """Note that the configuration was loaded again, or could not be."""
+        """Note in the self-metrics that the configuration was loaded again, or could not be."""
         self._reload_ok = ok
         if ok:
             self._reloaded = now

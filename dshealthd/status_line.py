@@ -19,7 +19,7 @@ MAX_PROBLEM = 200
 
 
 def status_line(snapshot: Snapshot, problems: Iterable[str], url: str, now: float) -> str:
-    """Return the line; `problems` are the agent's own, `now` is of the snapshot's clock.
+    """Return the status line; `problems` are the agent's own, `now` is of the snapshot's clock.
 
     Without NVML or GPUs the reason stands there too: on a GPU node that is the thing to know.
     """

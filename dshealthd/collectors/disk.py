@@ -129,7 +129,7 @@ class Disk(Collector):
         self._identities: dict[str, Identity | None] = {}
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what each disk did.
+        """Yield the requests of each disk.
 
         Partitions, and what is made of disks (RAID, LVM, loop devices), are left out.
         """
@@ -164,7 +164,7 @@ class Disk(Collector):
             yield INFO(1, name, identity.model, identity.rotational)
 
     def _identity(self, name: str) -> Identity | None:
-        """Return what a disk says of itself; None for what is none."""
+        """Return what a local disk says of itself; None for what is none."""
         if name.startswith(_REMOVABLE):
             return None
         place = self.host.sys(f"block/{name.replace('/', '!')}")

@@ -351,14 +351,14 @@ class JobEnvironment(Collector):
                 yield FINGERPRINT(digest(*_ordered(found)), run.job, run.name, variable)
 
     def _models(self) -> int:
-        """Return of how many models the node's GPUs are; 0 if its bus cannot be read."""
+        """Return of how many models the GPUs for jobs are; 0 if their bus cannot be read."""
         try:
             return len(bus(self.host).models())
         except OSError:
             return 0
 
     def _gpus(self) -> int | None:
-        """Return how many GPUs the node has; None if its bus cannot be read."""
+        """Return how many GPUs the node has for jobs; None if its bus cannot be read."""
         try:
             return len(bus(self.host).gpus())
         except OSError:

@@ -127,13 +127,13 @@ class Load(NamedTuple):
 
 
 def parse_loadavg(text: str) -> Load:
-    """Return the load averages and the number of threads. ValueError if malformed."""
+    """Return the kernel's load averages and number of threads. ValueError if malformed."""
     one, five, fifteen, threads, *_ = text.split()
     return Load((float(one), float(five), float(fifteen)), int(threads.partition("/")[2]))
 
 
 def parse_cpus(text: str) -> int:
-    """Return how many CPUs a list such as `0-3,8` names. ValueError if malformed."""
+    """Return how many CPUs a kernel setting such as `0-3,8` names. ValueError if malformed."""
     count = 0
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -148,7 +148,7 @@ def parse_boot_time(text: str) -> int | None:
 
 
 def parse_command_line(text: str) -> dict[str, str]:
-    """Return those parameters that are in `PARAMETERS`.
+    """Return those parameters of the kernel's command line that are in `PARAMETERS`.
 
     Values of one given several times are joined by a comma.
 

@@ -166,7 +166,7 @@ class NetworkOptions(CollectorOptions):
     )
 
     def wants(self, name: str, place: str) -> bool:
-        """Say whether an interface, whose directory is `place`, is to be reported."""
+        """Say whether a network interface, whose directory is `place`, is to be reported."""
         if any(fnmatchcase(name, pattern) for pattern in self.exclude):
             return False
         if any(fnmatchcase(name, pattern) for pattern in self.include):
@@ -212,8 +212,8 @@ class Network(Collector):
 
     @classmethod
     def absent(cls, options: Any, host: Host) -> str | None:
-        """Say so where there is no interface to report, as in a container that has only one end of
-        a veth pair.
+        """Say so where there is no network interface to report, as in a container that has only one
+        end of a veth pair.
         """
         root = host.sys(_CLASS)
         names = os.listdir(root) if os.path.isdir(root) else []

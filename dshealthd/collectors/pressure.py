@@ -41,7 +41,7 @@ _SWITCHED_OFF = (
 
 
 def parse_pressure(text: str) -> Mapping[str, tuple[float, float]]:
-    """Return (seconds in total, ratio of the last 10 s) by `some` and `full`.
+    """Return pressure as (seconds in total, ratio of the last 10 s) by `some` and `full`.
 
     ValueError if malformed.
     """

@@ -156,8 +156,8 @@ def parse_dpkg_version(status: bytes, package: str) -> str | None:
 
 
 def parse_command_line(text: str) -> str:
-    """Return the arguments of a kernel in order of the alphabet, without those that name this
-    node's own disks and addresses.
+    """Return a kernel's arguments as software settings in order of the alphabet, without those that
+    name this node's own disks and addresses.
     """
     return " ".join(
         sorted(
@@ -169,8 +169,8 @@ def parse_command_line(text: str) -> str:
 
 
 def parse_configuration(text: str) -> str:
-    """Return the lines of a file of settings in order of the alphabet, without comments and empty
-    ones.
+    """Return the lines of a file of settings, for its fingerprint, in order of the alphabet,
+    without comments and empty ones.
     """
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return "\n".join(sorted(line for line in lines if line))

@@ -62,7 +62,7 @@ class PersistentCounters:
         self.changed = True
 
     def put(self, value: float, metric: Metric, *labels: str) -> None:
-        """Set one of the values that outlive a restart of the agent."""
+        """Set one value beside the counters that outlive a restart of the agent."""
         self._values[self._key(metric, labels)] = value
         self.changed = True
 

@@ -44,7 +44,7 @@ def pack(message: Mapping[str, Any]) -> bytes:
 
 
 def frames(channel: socket.socket) -> Iterator[dict[str, Any]]:
-    """Yield the messages that arrive on a blocking socket, until the other end closes it."""
+    """Yield the wire's messages that arrive on a blocking socket, until the other end closes it."""
     stream = channel.makefile("rb")
     while head := stream.read(LENGTH.size):
         yield json.loads(stream.read(LENGTH.unpack(head)[0]))
@@ -158,7 +158,7 @@ class ProgressPage:
             raise
 
     def write(self, now: float, collector: str, part: str) -> None:
-        """Say that what follows touches a part (or none, if empty) for a collector.
+        """Say on the page that what follows touches a part (or none, if empty) for a collector.
 
         `now` is monotonic time in seconds.
         """

@@ -47,7 +47,7 @@ class Examined:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """For each result why it is accepted; empty where it counts."""
+        """For each result of an examined check why it is accepted; empty where it counts."""
         return self.accepted or ("",) * len(self.results)
 
 

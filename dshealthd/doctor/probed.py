@@ -26,7 +26,7 @@ def _telling(context: NodeContext) -> float:
 
 
 def unless_probed(context: NodeContext) -> Iterator[Result]:
-    """Yield that nothing is known, where probes run and no round says anything yet."""
+    """Yield that no suspect is known, where probes run and no round says anything yet."""
     if context.series.value("probe_up") is not None and not _telling(context):
         yield Result(
             Outcome.UNKNOWN,

@@ -119,7 +119,7 @@ class Bundle:
             return file.read()
 
     def summarize(self, text: str) -> None:
-        """Replace the summary whole, which always has room. OSError."""
+        """Replace the bundle's summary whole, which always has room. OSError."""
         new = f".{SUMMARY}"
         with os.fdopen(
             self._open(new, os.O_TRUNC), "w", encoding="utf-8", errors="replace"

@@ -98,7 +98,7 @@ def _prctl(option: int, *arguments: int) -> None:
 
 
 def _capset(mask: int) -> bool:
-    """Have these capabilities and no others; False where one has not got them."""
+    """Have these capabilities and no other privileges; False where one has not got them."""
     header = struct.pack("=Ii", _VERSION, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     return bool(

@@ -32,7 +32,7 @@ _GLOG = re.compile(r"(\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d+))?")
 
 
 def seconds(stamp: Stamp, year: int) -> float | None:
-    """Return a stamp as seconds; None if it is no time of day, as the kernel's uptime."""
+    """Return a clock's stamp as seconds; None if it is no time of day, as the kernel's uptime."""
     try:
         if stamp.form == "iso" and (match := _ISO.match(stamp.text)):
             zone = UTC
@@ -57,7 +57,7 @@ def seconds(stamp: Stamp, year: int) -> float | None:
 
 
 def year_of(stamps: Iterable[Stamp], default: int) -> int:
-    """Return the year that stamps with one tell."""
+    """Return the year that stamps of a clock with one tell."""
     for stamp in stamps:
         if stamp.form == "iso":
             return int(stamp.text[:4])

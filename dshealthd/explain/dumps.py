@@ -32,7 +32,7 @@ def is_dump(name: str) -> bool:
 
 
 def rank_of(name: str) -> int | None:
-    """Return the rank at the end of a dump's name, where torch writes it."""
+    """Return the rank at the end of a flight recorder dump's name, where torch writes it."""
     match = _RANK.search(Path(name).name)
     return int(match["rank"]) if match else None
 

@@ -86,7 +86,7 @@ class Patterns:
 
     @functools.cached_property
     def literals(self) -> tuple[str, ...]:
-        """Return the texts of which every line that matters holds at least one."""
+        """Return the literals of all patterns: every line that matters holds at least one."""
         every = {literal for pattern in self.every for literal in pattern.literals} | {*GENERIC}
         return tuple(sorted(shortest(every)))
 

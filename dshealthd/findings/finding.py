@@ -85,11 +85,11 @@ class Finding:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What makes it the same finding a moment later."""
+        """What makes a finding the same one a moment later."""
         return self.slug, self.alert, self.part
 
     def document(self) -> dict[str, Any]:
-        """Return it as JSON has it; a number that JSON lacks is null."""
+        """Return the finding as JSON has it; a number that JSON lacks is null."""
         return {
             "slug": self.slug,
             "alert": self.alert,

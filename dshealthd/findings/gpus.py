@@ -36,7 +36,7 @@ def recent(
 
 
 def off_bus(series: Series, wall: float) -> Iterator[tuple[Mapping[str, str], float]]:
-    """Yield the Xids 79 of GPUs that are off the bus at Unix time `wall`, and when each was logged.
+    """Yield the findings of Xid 79, GPUs off the bus at Unix time `wall`, and when each was logged.
 
     An Xid counts for ten minutes whatever NVML says, and then for as long as something is amiss,
     but not against a GPU that NVML reads again.
@@ -51,7 +51,7 @@ def off_bus(series: Series, wall: float) -> Iterator[tuple[Mapping[str, str], fl
 
 
 def _well(series: Series) -> set[str]:
-    """Return the GPUs that NVML reads without an error."""
+    """Return the GPUs without findings: NVML reads them without an error."""
     read = {point.labels["gpu"] for point in series("gpu_up") if point.value}
     return read - {gpu for (gpu,) in series.parts("gpu_fault", "gpu")}
 
@@ -62,7 +62,7 @@ def _logged(series: Series, alert: str, xids: frozenset[str], wall: float) -> It
 
 
 def inforom(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield the GPUs whose infoROM is corrupted."""
+    """Yield the finding of GPUs whose infoROM is corrupted."""
     name = "gpu_inforom_valid"
     for labels, value in series(name):
         if value == 0:
@@ -112,7 +112,7 @@ def gpus(series: Series, wall: float) -> Iterator[Sign]:
 
 
 def memory(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield errors of GPU memory, and what the driver wants done about a GPU."""
+    """Yield findings of GPU memory errors, and what the driver wants done about a GPU."""
     failed = series.parts("gpu_remapped_rows_failed", "gpu")
     failed |= series.parts("gpu_memory_unrepairable", "gpu")
     uncorrected = set()
@@ -211,7 +211,7 @@ def _reset(series: Series, wall: float, broken: set[tuple[str, ...]]) -> Iterato
 
 
 def driver(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield NVML that hangs or cannot be loaded, and GPUs at which nobody looks."""
+    """Yield findings of NVML that hangs or cannot be loaded, and GPUs at which nobody looks."""
     hung = [*series("collector_failing", collector=NVML, reason=HUNG)]
     hung += [point for point in series("worker_stuck", worker="device") if point.value > 0]
     if hung and not any(off_bus(series, wall)):

@@ -21,7 +21,7 @@ FABRIC_VERSIONS = frozenset(("5.0", "6.0"))
 
 
 def nvlink(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield GPUs with fewer NVLinks than is usual on this node, and links with errors."""
+    """Yield findings of GPUs with fewer NVLinks than is usual here, and links with errors."""
     down = {point.labels["gpu"] for point in series("gpu_up") if not point.value}
     uptime = series.value("uptime_seconds")
     settled = uptime is not None and uptime > LIMITS["nvlink_settle_seconds"]
@@ -93,7 +93,7 @@ def nvlink(series: Series, wall: float) -> Iterator[Sign]:
 
 
 def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield GPUs outside the NVLink domain of the node's others, and IMEX where it should run."""
+    """Yield findings of GPUs outside the node's NVLink domain, and IMEX where it should run."""
     uptime = series.value("uptime_seconds")
     if uptime is None or uptime <= LIMITS["nvlink_settle_seconds"]:
         return
@@ -123,7 +123,7 @@ def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def pcie(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield GPUs whose PCIe link is narrower than it can be, or slower while they are busy."""
+    """Yield findings of PCIe links narrower than they can be, or slower while GPUs are busy."""
     busy = {
         point.labels["gpu"]
         for point in series("gpu_utilization_ratio")
@@ -147,7 +147,9 @@ def pcie(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def infiniband(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield ports that are down and have been up since the agent started: a port may be unwired."""
+    """Yield findings of InfiniBand ports that went down since the agent started: a port may be
+    unwired.
+    """
     moved = {
         (point.labels["device"], point.labels["port"])
         for point in series("infiniband_port_transmit_bytes_total")

@@ -80,7 +80,7 @@ class Series:
         return points
 
     def drop(self, name: str, over: Callable[[Point], bool]) -> None:
-        """Leave out the series of `dshealthd_NAME` that are `over`."""
+        """Leave out those series of `dshealthd_NAME` that are `over`."""
         self._points[name] = [point for point in self._named(name) if not over(point)]
 
     def value(self, name: str, **labels: str | Collection[str]) -> float | None:

@@ -37,7 +37,7 @@ class User(NamedTuple):
 
 
 def parse_user(status: bytes) -> User:
-    """Return the user of `/proc/<pid>/status`.
+    """Return the credentials of `/proc/<pid>/status`: its one user.
 
     PermissionError if its real, effective, saved and file system ids differ: a set-user-id program
     such as `su` has the rights of one user and the environment of another. ValueError if malformed.
@@ -131,7 +131,7 @@ def _death_signal() -> int:
 
 
 def _capabilities() -> tuple[int, int, int]:
-    """Return this thread's capabilities: effective, permitted, inheritable."""
+    """Return this thread's credentials: effective, permitted, inheritable capabilities."""
     data = ctypes.create_string_buffer(24)
     header = struct.pack("=Ii", _VERSION, 0)
     _check(_libc.syscall(_CAPGET, header, data), "capget")

@@ -158,7 +158,7 @@ class Root:
             os.close(descriptor)
 
     def read(self, path: str, limit: int = MAX_FILE) -> bytes:
-        """Return the content of a regular file, at most `limit` bytes. OSError."""
+        """Return the content of a process's regular file, at most `limit` bytes. OSError."""
         descriptor = self.open(path)
         try:
             return read(descriptor, limit)
@@ -166,11 +166,11 @@ class Root:
             os.close(descriptor)
 
     def open(self, path: str) -> int:
-        """Return a descriptor of a regular file, to read. OSError, `Irregular`."""
+        """Return a descriptor of a process's regular file, to read. OSError, `Irregular`."""
         return self.open_kind(path, os.O_RDONLY, stat.S_ISREG, "regular file")
 
     def open_directory(self, path: str) -> int:
-        """Return a descriptor of a directory, to list. OSError."""
+        """Return a descriptor of a directory that a process names, to list. OSError."""
         return self.open_kind(path, os.O_RDONLY | os.O_DIRECTORY, stat.S_ISDIR, "directory")
 
     def open_kind(
@@ -256,7 +256,7 @@ def open_entry(directory: int, name: str) -> int:
 
 
 def read(descriptor: int, limit: int) -> bytes:
-    """Return what a regular file holds from here on, at most `limit` bytes, however it grows."""
+    """Return what a process's file holds from here on, at most `limit` bytes, however it grows."""
     chunks = []
     while limit > 0 and (chunk := os.read(descriptor, min(limit, _CHUNK))):
         chunks.append(chunk)
@@ -274,7 +274,7 @@ def _check(descriptor: int, path: str, is_kind: Checks, kind: str) -> None:
 
 
 def _reopen(descriptor: int, path: str, flags: int) -> int:
-    """Open what an O_PATH descriptor stands for; `path` is what errors name."""
+    """Open what an O_PATH descriptor of a process's file stands for; `path` is what errors name."""
     # By way of the descriptor that was checked, not of the path: whoever owns the path may have put
     # something else there since. Opening a FIFO would wait for a writer.
     flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

@@ -118,7 +118,7 @@ class Descriptors:
         return Usage(count, self.limits(pid).files)
 
     def worst(self, pids: Iterable[str]) -> tuple[str, Usage] | None:
-        """Return the process that is nearest to its limit; None if none could be read.
+        """Return the process nearest to its limit of open files; None if none could be read.
 
         What cannot be read (it vanished) is left out.
         """

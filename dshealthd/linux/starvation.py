@@ -97,8 +97,8 @@ def parse_run_queue(data: bytes) -> RunQueue:
 
 
 def waited() -> float | None:
-    """Return for how many seconds the calling thread was ready to run and had no CPU, since it
-    began; None where the kernel does not tell.
+    """Return for how many seconds the calling thread was starved, ready to run without a CPU, since
+    it began; None where the kernel does not tell.
     """
     try:
         return parse_run_queue(read_bytes("/proc/thread-self/schedstat", 4096)).waiting

@@ -231,7 +231,7 @@ class Session:
         return Gpu(gpu.index, gpu.uuid, gpu.device)
 
     def _recognise(self) -> None:
-        """Give a GPU that could not be opened the UUID that its index had, and remember the others."""
+        """Give a GPU of the session that could not be opened the UUID that its index had."""
         for gpu in self._gpus:
             if gpu.device is not None:
                 self._known[gpu.uuid] = gpu.index

@@ -247,7 +247,7 @@ def _keep(store: OrderedDict[Any, Any], key: object, value: object, most: int) -
 
 
 def _entry(report: RoundReport) -> dict[str, Any]:
-    """Return a round as the status document has it."""
+    """Return a round's metrics as the status document has them."""
     seen = report.observation
     return {
         "time": round(seen.at, 3),

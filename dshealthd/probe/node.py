@@ -68,7 +68,7 @@ class ThisNode:
         return self._local_membership.membership
 
     def epoch(self) -> int:
-        """Return the number of the epoch by this node's clock."""
+        """Return the number of the epoch that it is for this node, by its clock."""
         return epoch_at(self._wall(), self._period)
 
     def gpus(self) -> int:

@@ -176,7 +176,7 @@ class ProbeService:
             yield from self._worker_pool.samples()
 
     def status(self) -> dict[str, Any]:
-        """Return what the status document says of the probes."""
+        """Return what the status document says of the probes' service."""
         if not self.options.wanted:
             return {"state": "off"}
         running, known = self._running, self._local_membership.known
@@ -206,7 +206,7 @@ class ProbeService:
         return document
 
     def suspects(self) -> list[dict[str, str]]:
-        """Return what this agent suspects now."""
+        """Return what the service's probes suspect now."""
         return [
             {"kind": suspect.part, "component": suspect.component, "reason": suspect.reason}
             for suspect in (() if self._running is None else self._running.detector.suspects())

@@ -279,7 +279,7 @@ class SlotRunner:
             self._absences.forget(names)
 
     def _neighbourhood(self) -> Neighbourhood:
-        """Return the members as those who look into a hung job see them."""
+        """Return the members, between slots, as those who look into a hung job see them."""
         return Neighbourhood(
             self._me,
             lambda: self._local_membership.membership.names,

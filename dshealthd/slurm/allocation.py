@@ -79,7 +79,7 @@ class Reach(NamedTuple):
 
 
 def neighbours(me: str, nodes: Sequence[str], most: int = MOST) -> list[str]:
-    """Return whom a node asks: those behind it in the ring of a job's nodes, so that all share."""
+    """Return whom a node of an allocation asks: those behind it in its ring, so that all share."""
     ring = sorted(nodes)
     at = ring.index(me)
     return (ring[at + 1 :] + ring[:at])[:most]

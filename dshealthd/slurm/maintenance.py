@@ -63,7 +63,7 @@ def keep(directory: Path, slurm: NodeSource, name: str, now: float) -> None:
 
 
 def _written(place: Path) -> Maintenance | None:
-    """Return the maintenance that Slurm's last run wrote; None if there is nothing usable."""
+    """Return the maintenance that the last run wrote for Slurm; None if there is nothing usable."""
     try:
         return parse(read(str(place), LIMIT))
     except (FileNotFoundError, ValueError):

@@ -58,7 +58,7 @@ class NodeState(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> NodeState:
-        """Read any of Slurm's forms; a word that is not known becomes a base or a flag as it is."""
+        """Read Slurm's state in any form; an unknown word becomes a base or a flag as it is."""
         text = text.strip().lower()
         flags = set()
         while text and text[-1] in _SUFFIXES:
@@ -72,7 +72,7 @@ class NodeState(NamedTuple):
 
     @property
     def drained(self) -> bool:
-        """Whether the node is draining or drained."""
+        """Whether Slurm's state of the node is draining or drained."""
         return "drain" in self.flags
 
     @property

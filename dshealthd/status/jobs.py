@@ -34,7 +34,7 @@ REASONS = {
 
 
 def job_lines(job: Mapping[str, Any], paint: Paint) -> Iterator[str]:
-    """Yield what is known of one job: whether it makes progress, and the culprit."""
+    """Yield as text what is known of one job: whether it makes progress, and the culprit."""
     hang = job["hang"]
     failures = job.get("failures", ())  # which older agents do not tell
     state = State.CRITICAL if hang or failures or job["loss"] == "not finite" else State.OK
@@ -64,7 +64,7 @@ def job_lines(job: Mapping[str, Any], paint: Paint) -> Iterator[str]:
 
 
 def ranks(job: str, answers: Sequence[AgentAnswer]) -> Iterator[str]:
-    """Yield the ranks of one job from all nodes that were asked, side by side."""
+    """Yield as text the ranks of one job from all nodes that were asked, side by side."""
     rows = [("rank", "node", "step", "at", "process", "step time", "overdue")]
     found = [
         (answer.name, rank)
@@ -94,6 +94,6 @@ def ranks(job: str, answers: Sequence[AgentAnswer]) -> Iterator[str]:
 
 
 def _place(rank: Mapping[str, Any]) -> str:
-    """Return what a rank is busy with: a phase that it has marked, or the stage of its step."""
+    """Return as text what a rank is busy with: a phase it has marked, or its step's stage."""
     marked = rank["phase"] not in {None, "training"}
     return str(rank["phase"] if marked else rank["stage"] or "unknown")

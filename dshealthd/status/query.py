@@ -45,7 +45,7 @@ class AgentAnswer:
 
     @property
     def problem(self) -> str:
-        """Why the verdict is unknown although there may be an answer; empty where it is known."""
+        """Why an answered verdict is unknown although there may be one; empty where it is known."""
         if self.error or self.document.get("schema") == SCHEMA:
             return self.error
         told = self.document.get("schema")

@@ -54,8 +54,8 @@ _Dumper.add_representer(str, _text)
 
 
 def rules(symptoms: Iterable[Symptom], runbooks: str = RUNBOOKS) -> str:
-    """Return the rule file: one group for each component and pace, in the order of COMPONENTS and
-    of the symptoms.
+    """Return the alert rules' file: one group for each component and pace, in the order of
+    COMPONENTS and of the symptoms.
     """
     groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for symptom in symptoms:

@@ -13,7 +13,7 @@ from dshealthd.training import watch
 
 
 def main() -> None:
-    """Run the program that the arguments name, as the interpreter itself would."""
+    """Run the training that the arguments name, as the interpreter itself would."""
     arguments = sys.argv[1:]
     if not arguments or arguments == ["-m"]:
         sys.exit("usage: python -m dshealthd.training (script.py | -m module) [argument …]")

@@ -33,7 +33,7 @@ def parse_domains(text: str) -> frozenset[str]:
 
 
 def own_names(node: str, configured: Iterable[str]) -> frozenset[str]:
-    """Return the names of a node: its host name, short and in the domains of the resolver."""
+    """Return the host names of a node: its own, short and in the domains of the resolver."""
     try:
         domains = parse_domains(read(RESOLVER, 1 << 16))
     except OSError:
@@ -58,7 +58,7 @@ def is_own(host: str, names: frozenset[str]) -> bool:
 
 
 def is_misdirected(headers: Mapping[str, str], names: frozenset[str]) -> bool:
-    """Tell whether a browser asks by a name that is not this node's."""
+    """Tell whether a browser asks by a host name that is not this node's."""
     browser = headers.get("User-Agent", "").startswith(_AGENT)
     browser = browser or any(sign in headers for sign in _SIGNS)
     return browser and not is_own(headers.get("Host", ""), names)

@@ -181,7 +181,7 @@ class Server:
         await self._gate.emptied(SHUTDOWN_TIMEOUT)
 
     def url(self, hostname: str) -> str:
-        """Return the page's address as a person would type it."""
+        """Return the web server's address, the page's, as a person would type it."""
         host, _ = listen_address(self._options.listen_address)
         if host is not None and ":" in host:
             host = f"[{host}]"
@@ -347,7 +347,7 @@ class Server:
         return Response(body=self.status(), headers=headers)
 
     def _api_targets(self, _request: BaseRequest) -> Response:
-        """Answer Prometheus' HTTP service discovery.
+        """Answer Prometheus' HTTP service discovery by the web server.
 
         It keeps the targets that it had where the answer is an error.
         """
@@ -362,7 +362,7 @@ class Server:
         )
 
     def _api_fleet(self, request: BaseRequest) -> Response:
-        """Answer the fleet page; 404 without probes, 503 while the members are not known."""
+        """Answer requests for the fleet; 404 without probes, 503 while members are not known."""
         if self._fleet is None:
             return plain(HTTPStatus.NOT_FOUND)
         try:
@@ -400,7 +400,7 @@ class Server:
         return plain(HTTPStatus.OK, "ready")
 
     def _fit(self, _request: BaseRequest) -> Response:
-        """Answer a scheduler that asks whether to start a job here: 200 for yes alone.
+        """Answer by HTTP a scheduler that asks whether to start a job here: 200 for yes alone.
 
         503 begins with `unfit:` or `unknown:`, so that who treats them alike can tell people.
         """

@@ -24,7 +24,7 @@ _ONE_A_NODE = ("torchrun", "deepspeed")
 
 
 def applies(context: JobContext) -> bool:
-    """Whether a command or script is named, or the environment numbers a rank."""
+    """Whether a launcher's command or script is named, or the environment numbers a rank."""
     named = context.command is not None or context.script is not None
     return named or "RANK" in context.variables or "WORLD_SIZE" in context.variables
 

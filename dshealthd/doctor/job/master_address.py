@@ -19,7 +19,7 @@ REMEDY = "hostname -I"
 
 
 def applies(context: JobContext) -> bool:
-    """Whether anything says where ranks meet."""
+    """Whether anything says at which master address ranks meet."""
     return bool(context.rendezvous.address)
 
 

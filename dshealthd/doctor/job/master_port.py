@@ -24,7 +24,7 @@ MAX_SOCKETS = 16 << 20
 
 
 def applies(context: JobContext) -> bool:
-    """Whether anything says on which port ranks meet."""
+    """Whether anything says on which master port ranks meet."""
     return bool(context.rendezvous.port_text)
 
 

@@ -23,7 +23,7 @@ ERROR = (
 
 
 def applies(context: JobContext) -> bool:
-    """Whether the size of the model is known."""
+    """Whether the size of the model, and so the memory of its states, is known."""
     return context.parameters is not None and context.config is not None
 
 

@@ -19,7 +19,7 @@ _BLOCKS = ("offload_optimizer", "offload_param")
 
 
 def applies(context: JobContext) -> bool:
-    """Whether the configuration offloads to NVMe."""
+    """Whether the configuration offloads to directories on NVMe."""
     return bool(_paths(context))
 
 

@@ -26,7 +26,7 @@ def applies(context: JobContext) -> bool:
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield hosts that cannot be reached, and those with fewer GPUs than ranks."""
+    """Yield hosts that cannot be reached by SSH, and those with fewer GPUs than ranks."""
     hosts = dict(context.layout.hosts) or {one.name: one.slots or 0 for one in context.members}
     if not hosts:
         yield Result(Outcome.UNKNOWN, "there is no hostfile that can be read")

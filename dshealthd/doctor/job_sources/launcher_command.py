@@ -151,14 +151,14 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a command, as a shell splits them; ValueError if a quote is open."""
+    """Return the words of a command line, as a shell splits them; ValueError if a quote is open."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     return list(lexer)
 
 
 def commands(tokens: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the simple commands between the operators of a line; redirections are left out."""
+    """Yield the simple commands between a command line's operators, without redirections."""
     found: list[str] = []
     redirected = False
     for token in tokens:

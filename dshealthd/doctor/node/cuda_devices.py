@@ -27,7 +27,7 @@ _SCRIPT = "import torch; print(torch.cuda.device_count())"
 
 
 def _interpreters(context: NodeContext) -> list[str]:
-    """Return the interpreters among the environments; a prefix alone is only read."""
+    """Return the environments' interpreters to ask for CUDA; a prefix alone is only read."""
     return [one for one in context.python if os.path.basename(one).startswith("python")]
 
 

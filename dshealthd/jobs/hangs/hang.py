@@ -131,7 +131,7 @@ class Hang:
 
 
 def judge(job: str, ranks: Sequence[RankState], now: float) -> Hang | None:
-    """Return what holds the job up, at Unix time `now`.
+    """Return what hang holds the job up, at Unix time `now`.
 
     None if it moves, or has ended here, or is about to.
     """

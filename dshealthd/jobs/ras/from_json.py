@@ -44,7 +44,7 @@ def repair(data: bytes) -> bytes:
 
 
 def parse_json(data: bytes) -> Status:
-    """Return what an answer in JSON says. Raises MalformedAnswer."""
+    """Return what a RAS answer in JSON says. Raises MalformedAnswer."""
     document = _table(_load(data), "the answer")
     communicators = [
         _communicator(_table(entry, f"communicators[{index}]"), f"communicators[{index}]")

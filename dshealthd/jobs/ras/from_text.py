@@ -120,7 +120,7 @@ class _Section:
 
 
 def parse_text(data: bytes) -> Status:
-    """Return what an answer in text says. Raises MalformedAnswer."""
+    """Return what a RAS answer in text says. Raises MalformedAnswer."""
     lines = data.decode(errors="replace").split("\n")
     heads = [
         (line, underline)

@@ -126,7 +126,7 @@ def decide(version: str | None) -> Decision:
 
 
 def strictest(versions: Iterable[str | None], *, permit_unknown: bool = False) -> Decision:
-    """Return the decision for a job whose ranks have loaded these releases, at least one.
+    """Return the policy's decision for a job whose ranks have loaded these releases, at least one.
 
     Ranks that would be asked in different forms are not asked: it is not known who answers.
     """

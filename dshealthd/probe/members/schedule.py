@@ -94,7 +94,7 @@ class Timetable:
         return len(self._kinds) * max(self.inside, self.across)
 
     def groups(self, epoch: int) -> tuple[tuple[str, ...], ...]:
-        """Return all groups of an epoch, each sorted.
+        """Return all groups scheduled in an epoch, each sorted.
 
         Who is in none rests. Costs O(members · size).
         """
@@ -102,7 +102,7 @@ class Timetable:
         return tuple(sorted(blocks.groups(turn)))
 
     def group_of(self, me: str, epoch: int) -> tuple[str, ...]:
-        """Return the group of one member, sorted and with itself; empty when it rests.
+        """Return the scheduled group of one member, sorted and with itself; empty when it rests.
 
         Raises ValueError for who is no member.
         """
@@ -258,8 +258,8 @@ def _extras(alone: Sequence[Seat], turn: int) -> Iterator[list[Seat]]:
 
 
 def rounds(count: int, size: int) -> int:
-    """Return in how many rounds of groups of at most `size` every two of `count` have met, by
-    `design`; 1 where one group holds all.
+    """Return in how many scheduled rounds of groups of at most `size` every two of `count` have
+    met, by `design`; 1 where one group holds all.
     """
     if count <= size:
         return 1
@@ -271,7 +271,7 @@ def rounds(count: int, size: int) -> int:
 
 
 def design(position: int, count: int, size: int, turn: int) -> list[int]:
-    """Return the group, sorted, of one of `count` positions in a turn of 0 … `rounds` - 1.
+    """Return the scheduled group, sorted, of one of `count` positions in turn 0 … `rounds` - 1.
 
     No two meet twice in these.
 
@@ -326,7 +326,7 @@ def _width(count: int, size: int) -> int:
 
 
 def widest(count: int, size: int) -> int:
-    """Return the size of the largest group that `design` makes."""
+    """Return the size of the largest group that `design` schedules."""
     if count <= size:
         return count
     width = _width(count, size)

@@ -1,4 +1,4 @@
-"""The contract of the peer API's two sides: options, names of refusals, and what is signed.
+"""The contract of the peer API's two sides: options, claims, refusals, and what is signed.
 
 A call is `POST /peer/v1/METHOD` with a JSON body. Who calls whom stands in one header, and with a
 shared key that header is the proof too:

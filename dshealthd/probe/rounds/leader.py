@@ -185,8 +185,8 @@ class Leader:
     async def _work_until_decided(
         self, active: ActiveRound, others: Sequence[str]
     ) -> Mapping[str, PeerError]:
-        """Run this node's workers, but not on and on for a member that has found itself at fault,
-        or is gone, and will not come.
+        """Run this node's workers as leader, but not on and on for a member that has found itself
+        at fault, or is gone, and will not come.
 
         Return whose agent is gone: by then nobody's workers will meet, and who waits for them can
         have another round.

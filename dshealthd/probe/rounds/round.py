@@ -78,7 +78,7 @@ class Rounds:
         return self._current is not None
 
     def joined(self, epoch: int, members: Iterable[str]) -> bool:
-        """Tell whether a round of this epoch with these members is in progress."""
+        """Tell whether the agent is in a round of this epoch with these members."""
         return any(
             active.plan.epoch == epoch and set(active.plan.members) == set(members)
             for active in self._parts.values()
@@ -196,7 +196,7 @@ class Rounds:
     async def _follow(
         self, active: ActiveRound, take: Callable[[ActiveRound], Coroutine[Any, Any, RoundResult]]
     ) -> None:
-        """Take part in a round until it is over."""
+        """Take part in another agent's round until it is over."""
         try:
             findings = await take(active)
         finally:

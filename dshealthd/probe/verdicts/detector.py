@@ -204,7 +204,7 @@ class Detector:
         return True
 
     def withdraw(self, confirmation: Confirmation) -> None:
-        """Note that an extra round is not run after all.
+        """Note for the detector that an extra round is not run after all.
 
         The next round asks for what is then needed.
         """
@@ -491,7 +491,7 @@ class Detector:
         return median(parts.values()) if parts else (1.0 if REACH in self._history else None)
 
     def scores(self) -> tuple[tuple[str, float], ...]:
-        """Return what to tell in a round, for `Observation.scores` of all.
+        """Return the detector's scores to tell in a round, for `Observation.scores` of all.
 
         The own score, slow parts, the ratios of the last pairs.
         """

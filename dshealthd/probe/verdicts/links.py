@@ -132,7 +132,7 @@ class Links:
         self._back &= self._gone.keys()
 
     def review(self, history: SignalHistory, epoch: int) -> None:
-        """Decide on the pairs of a track, and drop what was not followed up."""
+        """Decide on the links of a track's pairs, and drop what was not followed up."""
         for peer, pair in list(history.pairs.items()):
             if history.track.timed and pair.accused and pair.reason == AMBIGUOUS:
                 self._weigh(history, pair, epoch)  # the other end may have told more by now
@@ -208,7 +208,7 @@ class Links:
         )
 
     def _accuse(self, name: str, reason: str, since: float, epoch: int) -> None:
-        """Accuse a node that others do not reach either.
+        """Accuse a node, or the links to it, that others do not reach either.
 
         Or its leaf, where several are gone and none is well.
         """

@@ -101,7 +101,7 @@ class PlanningInput:
 
     @property
     def unreached(self) -> set[str]:
-        """Members that did not answer when they were called last.
+        """Members with whom no round is planned: they did not answer when they were called last.
 
         Nothing else can be learnt of them now.
         """

@@ -388,7 +388,7 @@ class SignalHistory:
 
 
 def hard_track(observation: Observation) -> Signal:
-    """Return the track on which a round that did not end well is evidence."""
+    """Return the signal's track on which a round that did not end well is evidence."""
     if observation.kind is Kind.LOCAL:
         return OWN_NODE
     unreached = {Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED}

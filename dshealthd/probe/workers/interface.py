@@ -20,7 +20,7 @@ LOOPBACK = "lo"
 
 
 def interface_of(address: str, host: Host) -> str:
-    """Return the interface of this network namespace that has `address`; `lo` where none has.
+    """Return the network interface here that has `address`; `lo` where none has.
 
     ValueError for what is no address.
     """

@@ -246,7 +246,7 @@ class WorkerSession:
             writer.write(wire.pack({"id": number, **answer}))
 
     def _judge_silence(self) -> None:
-        """Say why a worker's time is over.
+        """Say why a worker's session is over.
 
         Its own state tells who is stuck from who waits for him.
         """

@@ -179,31 +179,31 @@ class StatusWriter:
 
 
 def agent_store(agent: AgentChannel, prefix: str, timeout: float) -> Any:
-    """Return a rendezvous store whose every operation is carried out by the agent."""
+    """Return the worker's rendezvous store whose every operation is carried out by the agent."""
     import torch.distributed as dist
 
     class AgentStore(dist.Store):  # type: ignore[misc,name-defined] # torch exports it only where it is built with it
         """The operations that process groups need; binary values travel as base64."""
 
         def set(self, key: str, value: bytes | str) -> None:
-            """Set a value in the worker's store."""
+            """Set a value in the agent's store, from the worker."""
             data = value.encode() if isinstance(value, str) else bytes(value)
             agent.ask("set", prefix + key, base64.b64encode(data).decode(), timeout)
 
         def get(self, key: str) -> bytes:
-            """Return a value of the worker's store, when somebody has set it."""
+            """Return a value of the agent's store to the worker, when somebody has set it."""
             return base64.b64decode(agent.ask("get", prefix + key, None, timeout))
 
         def add(self, key: str, amount: int) -> int:
-            """Add to a number of the worker's store and return the sum."""
+            """Add, from the worker, to a number of the agent's store and return the sum."""
             return int(agent.ask("add", prefix + key, amount, timeout))
 
         def check(self, keys: list[str]) -> bool:
-            """Say whether all keys of the worker's store are set."""
+            """Say to the worker whether all keys of the agent's store are set."""
             return all(agent.ask("check", prefix + key, None, timeout) for key in keys)
 
         def wait(self, keys: list[str], limit: timedelta | None = None) -> None:
-            """Return when all keys of the worker's store are set."""
+            """Return to the worker when all keys of the agent's store are set."""
             for key in keys:
                 agent.ask(
                     "wait",
@@ -213,7 +213,7 @@ def agent_store(agent: AgentChannel, prefix: str, timeout: float) -> Any:
                 )
 
         def delete_key(self, key: str) -> bool:
-            """Forget a key of the worker's store."""
+            """Forget a key of the agent's store, for the worker."""
             return bool(agent.ask("delete", prefix + key, None, timeout))
 
     store = AgentStore()
@@ -303,8 +303,8 @@ class RankRound:
             self.agent.send({"timing": [op, size, median, size / median * factor]})
 
     def reduce_and_check(self, size: int, repetitions: int) -> list[float]:
-        """All-reduce buffers of `size` bytes, check every sum, and return the seconds of each
-        repetition.
+        """All-reduce the worker's buffers of `size` bytes, check every sum, and return the seconds
+        of each repetition.
         """
         seconds: list[float] = []
         while len(seconds) < repetitions:
@@ -328,7 +328,7 @@ class RankRound:
 
 
 def all_reduce(round_: RankRound, tensor: torch.Tensor) -> None:
-    """Sum a tensor over the group, in place; on a GPU the current stream waits, not the caller."""
+    """Sum a worker's tensor over the group, in place; a GPU's stream waits, not the caller."""
     round_.board.enter()
     round_.group.allreduce([tensor]).wait()
     round_.board.leave()
@@ -457,7 +457,7 @@ def reproducible(device: torch.device) -> str:
 
 
 def cublas_version() -> str:
-    """Return the version of the cuBLAS that this process has loaded; empty where it has none."""
+    """Return the version of the cuBLAS that the worker has loaded; empty where it has none."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         paths = [line.split(maxsplit=5)[5].strip() for line in file if "/libcublas.so" in line]
     if not paths:
@@ -533,7 +533,7 @@ def prepare_environment(job: dict[str, Any]) -> None:
 
 
 def versions(job: dict[str, Any]) -> str:
-    """Return what must be equal on all ranks for their times to be comparable."""
+    """Return what must be equal on all ranks' workers for their times to be comparable."""
     import torch
 
     nccl = str(torch.cuda.nccl.version()) if job["backend"] == "nccl" else ""  # type: ignore[no-untyped-call]
