@@ -365,7 +365,6 @@ class SignalHistory:
                 if before and 0 <= epoch - before.touched <= _FLAPS:
                     self.pairs[peer].earlier = before.bads + before.earlier
             return
-        pair.touched = measurement.round.epoch
         if (
             measurement.good
             and self.track == REACH
@@ -373,6 +372,7 @@ class SignalHistory:
             and not measurement.round.led
         ):
             return  # that it calls does not mean that it can be called
+        pair.touched = measurement.round.epoch
         if measurement.bad:
             pair.bads += 1
             # An accusation ends after good rounds in a row; a suspicion also where chance mixes

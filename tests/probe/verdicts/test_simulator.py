@@ -47,7 +47,7 @@ def test_fault_is_named_and_nothing_else(name: str) -> None:
     assert max(metrics.cleared) < float("inf")
 
 
-LOSSY_TRIALS, LOSSY_RIGHT = 20, 15
+LOSSY_TRIALS, LOSSY_RIGHT = 20, 17
 
 
 @pytest.mark.parametrize("share", [0.5, 0.7])
@@ -55,16 +55,16 @@ LOSSY_TRIALS, LOSSY_RIGHT = 20, 15
 def test_lossy_node_is_named_and_not_its_links(nodes: int, leaf: int, share: float) -> None:
     """A node of whose rounds half or more fail, with whomever they are, is named as the node.
 
-    Within two minutes, in 15 of 20 trials, and nothing else is accused in any of these: in the
+    Within two minutes, in 17 of 20 trials, and nothing else is accused in any of these: in the
     others one of its links failed by chance as a cut one does.
     """
-    made, metrics = Cluster(nodes, leaf, Conditions(), 14), RoundMetrics()
+    made, metrics = Cluster(nodes, leaf, Conditions(), 16), RoundMetrics()
     for _ in range(6):
         made.step()
     for _ in range(LOSSY_TRIALS):
         trial(made, lossy(made, share), metrics, rest=36)
     assert metrics.right >= LOSSY_RIGHT
-    assert set(metrics.wrong) <= {"link"}
+    assert set(metrics.wrong) <= {"link"}  # no healthy node, by a suspicion of long ago either
     assert max(metrics.cleared) < float("inf")
 
 
