@@ -1,4 +1,4 @@
-"""The probes as a service of the agent, off unless configured, and the view of the fleet with them.
+"""The probes as a service of the agent, off unless configured.
 
 An agent without probes imports nothing of what they need.
 """

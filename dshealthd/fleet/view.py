@@ -171,7 +171,7 @@ class Fleet:
 
 
 def fleet_of(service: ProbeService, summary: Callable[[], Mapping[str, Any]]) -> Fleet:
-    """Return the view of the members of an agent's probes."""
+    """Return the fleet's view of the members that an agent's probes know."""
     return Fleet(
         lambda: service.membership,
         lambda: (service.me, summary()),

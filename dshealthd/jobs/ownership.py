@@ -1,4 +1,4 @@
-"""Who owns a job: processes of other users that name the same job are other jobs.
+"""Who owns a job: a process only claims its name, and those of other users are other jobs.
 
 What a process says of its job is anybody's to say. The name belongs to the user whose process the
 scheduler has put into that job's cgroup, else to the user of the oldest process that says so; those
@@ -30,7 +30,7 @@ class JobClaim(Protocol):
 
     @property
     def claimed(self) -> str:
-        """The name of the job that the process claims, as its environment has it."""
+        """The job's name as the process's environment claims it, whoever owns the job."""
 
     @property
     def user(self) -> int | None:

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs as the PCI bus shows them in sysfs: which are there, and of which models.
+"""NVIDIA's GPUs as the PCI bus shows them in sysfs: their models, and if NVML has any work.
 
 What ought to be there, whatever the driver says.
 """

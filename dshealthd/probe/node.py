@@ -94,9 +94,9 @@ class ThisNode:
         return ""
 
     def obstacle(self, *, scheduled: bool, asked: bool = False) -> str:
-        """Return why no workers of this node may run now, as a slug; empty if they may.
+        """Return why this node may not take part in a round with workers now, as a slug.
 
-        Where they only have to be prepared, that is begun.
+        Empty if it may. Where the pool only has to be prepared, that is begun.
         """
         if self._worker_pool is None:
             return NO_PYTHON

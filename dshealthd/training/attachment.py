@@ -1,4 +1,4 @@
-"""Attachment of heartbeats to what makes a training's steps; a failure ends the heartbeat alone."""
+"""Attachment of heartbeats to the steps of a training: engines, optimizers and models."""
 
 from __future__ import annotations
 

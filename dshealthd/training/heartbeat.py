@@ -1,4 +1,4 @@
-"""The heartbeat of one training process."""
+"""The heartbeat of one training process; whatever fails in it, the training goes on."""
 
 from __future__ import annotations
 

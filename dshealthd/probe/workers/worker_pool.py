@@ -1,4 +1,4 @@
-"""The worker pool: runs this node's workers of a round, forked by one fork server.
+"""The worker pool: runs the workers of a round, forked by one fork server.
 
 Starts them, carries their store operations, ends those that are late, and says how each ended.
 
