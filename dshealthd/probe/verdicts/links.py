@@ -173,7 +173,8 @@ class Links:
         """
         if pair.since is None:
             return
-        since, began, reason = pair.since.round.at, pair.since.round.epoch, pair.since.reason
+        since, began = pair.since.round.at, pair.since.round.epoch
+        reason = pair.newest.reason
         speaks = self._peer_history.spoke(pair.peer, since)
         if speaks and not (history.track == REACH and pair.first.round.led):
             if mostly_well(pair) and self._peer_history.verified_by_peers(pair.peer, HARD):

@@ -211,6 +211,8 @@ class PeerSuspicion:
     """The epoch of the last item."""
     since: Measurement | None
     """The first bad item after the last good one; None after a good one."""
+    newest: Measurement
+    """The last bad item: it says what is wrong now, where an agent refused while it started."""
     bads: int = 1
     earlier: int = 0
     """Bad rounds of the suspicions before it, which good rounds ended."""
@@ -361,7 +363,9 @@ class SignalHistory:
         if pair is None:
             if measurement.bad:
                 epoch, before = measurement.round.epoch, self.ended.pop(peer, None)
-                self.pairs[peer] = PeerSuspicion(peer, measurement, epoch, measurement)
+                self.pairs[peer] = PeerSuspicion(
+                    peer, measurement, epoch, since=measurement, newest=measurement
+                )
                 if before and 0 <= epoch - before.touched <= _FLAPS:
                     self.pairs[peer].earlier = before.bads + before.earlier
             return
@@ -375,6 +379,7 @@ class SignalHistory:
         pair.touched = measurement.round.epoch
         if measurement.bad:
             pair.bads += 1
+            pair.newest = measurement
             # An accusation ends after good rounds in a row; a suspicion also where chance mixes
             # them with bad ones.
             pair.goods = 0 if pair.accused else pair.goods

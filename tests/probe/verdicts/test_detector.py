@@ -482,6 +482,16 @@ def test_node_that_others_reach_is_a_link() -> None:
     assert scene.run(well, 8) == ()
 
 
+def test_a_link_has_the_reason_that_it_has_now() -> None:
+    """A peer that refused while its agent started, and whose way is cut then, is unreachable."""
+    scene = Scene()
+    scene.run(well, 3)
+    peer = partner(scene)
+    scene.run(vanished(peer, Outcome.REFUSED, 1.0))
+    found = scene.run(vanished(peer, Outcome.UNREACHABLE, 1.0), 3)
+    assert found == (Suspect(Part.LINK, f"{ME}--{peer}", "unreachable"),)
+
+
 def test_node_that_calls_others_is_a_link_after_a_while() -> None:
     """Others were called by it since, and nobody has called it.
 
