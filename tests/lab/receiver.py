@@ -4,6 +4,7 @@ PagerDuty, and remembers it.
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import itertools
 import json
@@ -169,6 +170,11 @@ def _server(receiver: Receiver) -> http.server.ThreadingHTTPServer:
     """Return a server on the receiver's socket."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        def handle(self) -> None:
+            """Answer requests until the client has gone, as Alertmanager may before its answer."""
+            with contextlib.suppress(ConnectionError):
+                super().handle()
+
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             name = self.path.strip("/").replace("v2/enqueue", "pagerduty")
