@@ -151,7 +151,7 @@ def absent_ranks(case: Case) -> list[int]:
 
 
 def _tied(events: Sequence[Event], case: Case) -> bool:
-    """Tell whether no order can be seen between these events of the accused."""
+    """Tell whether no order can be seen between the events that accuse several ranks."""
     times = [when for event in events if event.exact and (when := case.when(event)) is not None]
     return len(times) < len(events) or max(times) - min(times) <= clocks.UNCERTAINTY
 

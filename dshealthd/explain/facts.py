@@ -149,7 +149,7 @@ class Recognised:
     statistics: logs.Statistics = field(default_factory=logs.Statistics)
 
     def learn(self, line: Line, source: int) -> None:
-        """Learn the fact which rank, task and process belong together, and how many there are."""
+        """Learn from a line which rank, task and process belong together, and how many there are."""
         origin, text = line.origin, line.text
         facts = self.sources[source]
         if origin not in facts.origins:
@@ -191,6 +191,6 @@ class Recognised:
             facts.is_launcher = True
 
     def see(self, rank: int) -> None:
-        """Note the fact that a rank is there."""
+        """Note that the logs tell of a rank."""
         if len(self.ranks_seen) < MAX_KNOWN:
             self.ranks_seen.add(rank)

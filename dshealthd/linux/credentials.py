@@ -1,4 +1,4 @@
-"""Credentials: whose rights a process has, and how this thread takes on one user's to open files.
+"""Credentials: whose rights a process has, and how this thread takes on those of a user to open files.
 
 `assumed` changes what the kernel checks on opening files (fsuid, fsgid, groups, capabilities) and
 nothing else: the thread keeps its real and effective ids, so that the user can neither signal nor
@@ -37,7 +37,7 @@ class User(NamedTuple):
 
 
 def parse_user(status: bytes) -> User:
-    """Return the credentials of `/proc/<pid>/status`: its one user.
+    """Return the user whose credentials `/proc/<pid>/status` shows.
 
     PermissionError if its real, effective, saved and file system ids differ: a set-user-id program
     such as `su` has the rights of one user and the environment of another. ValueError if malformed.

@@ -129,7 +129,7 @@ def slowest_timings(found: RoundResult) -> list[Any]:
 
 
 def checksums(entries: list[dict[str, Any]]) -> list[str]:
-    """Return what the local probe says of checksums: nothing where two GPUs are not there."""
+    """Return what the local probe says of checksums: nothing with fewer than two GPUs."""
     if len(entries) < PAIR:
         return []
     if len({(entry["library"], entry["checksum"]) for entry in entries}) == 1:

@@ -169,7 +169,7 @@ def test_swap(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemTotal: 1 kB\nSwapTotal: 4 kB\nSwapFree:\t1 kB\n")
     assert [one.value for one in host_memory._more(context)] == ["75%"]
     (tmp_path / "meminfo").write_text("MemTotal: 1 kB\n")
-    with pytest.raises(KeyError, match="SwapTotal"):
+    with pytest.raises(ValueError, match="no SwapTotal and SwapFree in meminfo"):
         list(host_memory._more(context))
 
 

@@ -21,6 +21,9 @@ _GIB = 1 << 30
 
 def _more(context: NodeContext) -> Iterator[Result]:
     fields = parse_meminfo(read(context.host.proc("meminfo")))
+    if missing := [name for name in ("SwapTotal", "SwapFree") if name not in fields]:
+        message = f"no {' and '.join(missing)} in meminfo"
+        raise ValueError(message)
     total, free = fields["SwapTotal"], fields["SwapFree"]
     if total and (total - free) / total > SWAP_USED:
         yield Result(

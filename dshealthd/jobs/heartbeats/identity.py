@@ -1,5 +1,4 @@
-"""The identity of who sends heartbeats: job and rank of a process, read from `/proc`, never
-believed.
+"""The identity of who sends heartbeats: job and rank, by `/proc` and never by what it says.
 
 A process's environment is read under the lock of its memory, which one that hangs in a driver may
 hold: this blocks.

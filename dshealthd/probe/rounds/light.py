@@ -1,4 +1,4 @@
-"""A light round with one peer: echoes between agents, by which it is there, how far, at what time.
+"""A light round with one peer: echoes between agents tell its presence, distance and clock.
 
 A time counts only where neither agent waited for a CPU meanwhile: on a node whose CPUs are busy
 that takes a hundred times as long as the network does.
