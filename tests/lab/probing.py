@@ -196,12 +196,31 @@ class Probing(Lab):
                 f"{name}: {line}" for line in scrape.text.splitlines() if line.startswith(_SHOWN)
             ]
         for node in self.nodes:
+            lines += [f"{node.name} round: {_line(entry)}" for entry in _last_rounds(node)]
             if node.log.exists():
                 lines += [
                     f"{node.name} log: {line}"
                     for line in node.log.read_text(encoding="utf-8").splitlines()[-15:]
                 ]
         return "\n".join(lines)
+
+
+def _last_rounds(node: Node) -> list[dict[str, Any]]:
+    """Return what an agent says of its last rounds; nothing where it does not answer."""
+    try:
+        return history(node)[-40:]
+    except (OSError, ValueError):
+        return []
+
+
+def _line(entry: dict[str, Any]) -> str:
+    """Return a round of the status document in one line."""
+    times = " ".join(f"{timing['size']}: {timing['seconds']:.4f}" for timing in entry["timings"])
+    led = "led" if entry["led"] else "not led"
+    return (
+        f"{entry['time']:.1f} epoch {entry['epoch']} {entry['kind']} {led} of "
+        f"{' '.join(entry['members'])}: {entry['outcome']} {times}"
+    )
 
 
 def history(node: Node) -> list[dict[str, Any]]:
