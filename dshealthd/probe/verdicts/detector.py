@@ -29,6 +29,7 @@ from dshealthd.probe.verdicts.planner import (
     early,
     plan,
 )
+from dshealthd.probe.verdicts.recent_rounds import RecentRounds
 from dshealthd.probe.verdicts.signals import (
     HARD,
     OWN_NODE,
@@ -66,8 +67,6 @@ _STEADY = 8
 """The same where good rounds and bad ones took turns."""
 _PENDING = 30.0
 """Seconds after which an extra round that was asked for and never came is given up."""
-_LATEST = 6
-"""Pairs that are told to peers, if they are of this epoch or the last one."""
 
 
 class Detector:
@@ -103,8 +102,7 @@ class Detector:
         )
         self._pending: dict[frozenset[str], float] = {}
         """Members of the extra rounds that are under way, and when they were asked for."""
-        self._latest: dict[str, tuple[int, float]] = {}
-        self._calls: dict[str, tuple[int, float]] = {}
+        self._recent = RecentRounds(me, self._high)
         self._outages = Outages()
         self._epoch = -1
         self._scheduled: tuple[int, set[str]] = -1, set()
@@ -116,6 +114,7 @@ class Detector:
         self._peer_history.take_members(leaves)
         self._around = self._surroundings()
         self._links.keep(leaves)
+        self._recent.keep(leaves)
         for history in self._history.values():
             for pairs in (history.pairs, history.ended):
                 for peer in pairs.keys() - leaves.keys():
@@ -174,7 +173,7 @@ class Detector:
         for history, measurement in found:
             history.add(measurement, self._me, self._high)
         self._note_outages(observation, round)
-        self._remember(observation, round, [measurement for _, measurement in found])
+        self._remember(observation, round, found)
         self._told = None
         self._consider(round)
         return self._ask()
@@ -308,32 +307,22 @@ class Detector:
         )
 
     def _remember(
-        self, observation: Observation, round: ObservedRound, measurements: list[Measurement]
+        self,
+        observation: Observation,
+        round: ObservedRound,
+        found: list[tuple[SignalHistory, Measurement]],
     ) -> None:
         """Keep for later suspicions who was met, and what is told about that to others."""
-        bad = [measurement.ratio for measurement in measurements if measurement.bad]
+        well = not any(measurement.bad for _, measurement in found)
         for peer in round.peers:
-            self._peer_history.met(peer, round.at, well=not bad)
+            self._peer_history.met(peer, round.at, well=well)
             self._links.met(
                 peer, self._epoch, well=observation.outcome is Outcome.OK, led=round.led
             )
         if len(round.peers) == 1:
-            ratio = (
-                # The worst where any is bad: peers ask whether this pair has a fault. Otherwise the
-                # median, as the highest of many good timings is high by chance.
-                max(bad)
-                if bad
-                else sorted(measurement.ratio for measurement in measurements)[
-                    len(measurements) // 2
-                ]
-            )
-            for store in (self._latest, self._calls) if round.led else (self._latest,):
-                # A dict keeps the position of a key that is set again, and the pair met longest ago
-                # is the one to drop.
-                store.pop(round.peers[0], None)
-                store[round.peers[0]] = self._epoch, ratio
-                if len(store) > _LATEST:
-                    del store[next(iter(store))]
+            measurements = [measurement for _, measurement in found]
+            timings = sum(history.track.timed for history, _ in found)
+            self._recent.note(round, measurements, timings, self._epoch)
 
     # What it means
 
@@ -415,6 +404,7 @@ class Detector:
             self._verdicts,
             self._links.gone,
             self._links.back,
+            self._recent.doubts(self._epoch),
             self._around,
             self._epoch,
             now,
@@ -433,6 +423,8 @@ class Detector:
             if investigation := self._history[signal].investigation:
                 investigation.asked += 1
         step = planned.step
+        if step is not None and step.purpose is Purpose.SECOND:
+            self._recent.second(step.peer, self._epoch)
         if step is None or step.signal is None:
             return
         history = self._history[step.signal]
@@ -502,10 +494,7 @@ class Detector:
                 if e.track.word and (e.suspicious() or e.investigation)
             }
             uplink = [e for e in self._history.values() if e.leaves_badly()]
-            pairs, calls = (
-                {peer: value for peer, (epoch, value) in store.items() if epoch >= self._epoch - 1}
-                for store in (self._latest, self._calls)
-            )
+            pairs, calls = self._recent.told(self._epoch)
             worst = max((measurement.ratio for e in uplink for measurement in e.far), default=1.0)
             self._told = encode_scores(
                 self._me,

@@ -53,6 +53,8 @@ _UNTOLD = 12
 
 It times an echo only in rounds that it leads, and meets others only between the extra rounds.
 """
+_STARVED = 30
+"""The same where it has tried, and its echoes did not count as an agent waited for a CPU."""
 _UNHEARD = 4
 """The same where nobody has told anything of the peer.
 
@@ -163,8 +165,11 @@ class Links:
         ):
             pair.accuse(SLOW)
             return
-        told = opinion is not None and self._peer_history.tells_of_others(pair.peer)
-        if pair.bads >= _MOST and epoch > pair.first.round.epoch + (_EPOCHS if told else _UNTOLD):
+        if opinion is not None and self._peer_history.tells_of_others(pair.peer):
+            wait = _EPOCHS
+        else:
+            wait = _STARVED if self._peer_history.starves(pair.peer, epoch) else _UNTOLD
+        if pair.bads >= _MOST and epoch > pair.first.round.epoch + wait:
             pair.accuse(AMBIGUOUS)
 
     def _hear(self, history: SignalHistory, pair: PeerSuspicion, epoch: int) -> None:

@@ -6,7 +6,7 @@ import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.probe.members.schedule import PAIR, Timetable
-from dshealthd.probe.verdicts.signals import HARD
+from dshealthd.probe.verdicts.signals import HARD, UNTIMED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -41,6 +41,8 @@ class PeerHistory:
         self._declined: dict[str, float] = {}
         self._met: dict[str, tuple[float, bool]] = {}
         self._said: dict[str, _Word] = {}
+        self._untimed: dict[str, int] = {}
+        """Peers that could not time an echo to this node, and the epoch in which they said so."""
         self.take_members(leaves)
 
     def take_members(self, leaves: Mapping[str, str]) -> None:
@@ -52,7 +54,12 @@ class PeerHistory:
             sum(leaf == self.leaf for leaf in self.leaves.values()) - 1 if self.leaf else 0
         )
         self.inter_leaf = max(0, len(self.leaves) - 1 - self.intra_leaf)
-        stores: tuple[dict[str, object], ...] = (self._declined, self._met, self._said)  # type: ignore[assignment] # only keys go
+        stores: tuple[dict[str, object], ...] = (
+            self._declined,
+            self._met,
+            self._said,
+            self._untimed,
+        )  # type: ignore[assignment] # only keys go
         for store in stores:
             for name in store.keys() - self.leaves.keys():
                 del store[name]
@@ -80,6 +87,8 @@ class PeerHistory:
     def heard(self, name: str, at: float, epoch: int, told: PeerReport) -> None:
         """Note in the history what a peer says of others."""
         self._said[name] = _Word(at, epoch, told)
+        if told.calls.get(self.me) == UNTIMED:
+            self._untimed[name] = epoch
 
     def spoke(self, name: str, since: float) -> bool:
         """Tell whether a peer in the history has told anything since that epoch."""
@@ -137,12 +146,17 @@ class PeerHistory:
     def opinion(self, name: str, *, calls: bool = False) -> float | None:
         """Return what a peer told last of its rounds with this node.
 
-        With `calls` only of those that it led.
+        With `calls` only of those that it led, and timed.
         """
         if name not in self._said:
             return None
         told = self._said[name].told
-        return (told.calls if calls else told.pairs).get(self.me)
+        ratio = (told.calls if calls else told.pairs).get(self.me)
+        return None if calls and ratio == UNTIMED else ratio
+
+    def starves(self, name: str, epoch: int) -> bool:
+        """Tell whether a peer has lately had echoes to this node that did not count."""
+        return name in self._untimed and 0 <= epoch - self._untimed[name] <= _LATELY
 
     def well(self, leaf: str, since: float) -> bool:
         """Tell whether a round with a peer of that leaf went well since."""

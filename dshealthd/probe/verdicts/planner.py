@@ -62,6 +62,8 @@ class Purpose(enum.Enum):
     """It tells an adapter from its GPU, or this node from the pair: nothing is noted."""
     HEAR = "hear"
     """It asks a witness what it knows of a peer."""
+    SECOND = "second"
+    """It times an echo to a peer that found its own to this node slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,8 @@ class PlanningInput:
     """Members that are not worth asking."""
     back: Collection[str]
     """Those of them that have called since."""
+    doubted: Collection[str]
+    """Members that found their echoes to this node slow, which it has not timed itself since."""
     around: Surroundings
     epoch: int
     now: float
@@ -150,6 +154,10 @@ def _others(state: PlanningInput) -> Iterator[ExtraRound]:
         if not history.investigation:
             for pair in history.pairs.values():
                 yield from _for_pair(history, pair, state)
+    # Last: a peer that lies can ask for these, and must not use up what this node needs itself.
+    for name in state.doubted:
+        if name not in state.unreached and not state.peers.shuns(name, state.now):
+            yield ExtraRound(Confirmation((me, name), Kind.LIGHT), Purpose.SECOND, None, name)
 
 
 def _for_case(

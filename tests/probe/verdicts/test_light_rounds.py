@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 NAMES = ("n0", "n1", "n2", "n3")
 NO_LEAVES = dict.fromkeys(NAMES, "")
 SLOW = "n1"
+PAIR = frozenset({"n0", "n1"})
+EMPTY, PAYLOAD = 0, 47872
 USUAL, SLOWED = 0.001, 0.1
 KNOWN = 90
 """Epochs in which each node leads more than ENOUGH rounds."""
@@ -36,6 +38,9 @@ class Company:
     def __init__(self, start: int) -> None:
         self.epoch, self.now = start, 10.0 * start
         self.slow = False
+        self.slow_pair = False
+        self.untimed = 0.0
+        """Share of the times that do not count, as an agent waited for a CPU."""
         self.led = dict.fromkeys(NAMES, 0)
         self._draws = random.Random(start)
         self._timetable = Timetable(NAMES, NO_LEAVES)
@@ -75,8 +80,17 @@ class Company:
 
     def _round(self, leader: str, member: str, epoch: int) -> Iterator[tuple[str, Confirmation]]:
         self.now += 0.02
-        usual = SLOWED if self.slow and SLOW in {leader, member} else USUAL
-        echo = Timing("echo", 64, usual * (1 + 0.2 * self._draws.random()), 0.0)
+        slow = (self.slow and SLOW in {leader, member}) or (
+            self.slow_pair and {leader, member} == PAIR
+        )
+        echoes = tuple(
+            Timing("echo", size, usual * (1 + 0.2 * self._draws.random()), 0.0)
+            for size, usual in (
+                (EMPTY, SLOWED if self.slow and slow else USUAL),
+                (PAYLOAD, SLOWED if slow else USUAL),
+            )
+            if self._draws.random() >= self.untimed
+        )
         scores = tuple(
             score for name in (leader, member) for score in self._detectors[name].scores()
         )
@@ -88,7 +102,7 @@ class Company:
                 (leader, member),
                 Outcome.OK,
                 Stage.DONE,
-                (echo,) if name == leader else (),
+                echoes if name == leader else (),
                 scores=scores,
                 at=self.now,
             )
@@ -115,3 +129,24 @@ def test_slow_node_is_named_whoever_leads(start: int) -> None:
     for _ in range(4 * NAMED):
         company.step()
     assert company.suspects() == set()
+
+
+@pytest.mark.parametrize("untimed", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize("start", [10_000 * number for number in range(1, 13)])
+def test_slow_link_is_named_whoever_leads_and_times(start: int, untimed: float) -> None:
+    """A link that is slow for what is large is named as slow, and nothing else, also where many
+    times do not count as agents wait for a CPU, and where one end leads all of its first meetings.
+
+    That an echo whose time does not count was answered does not say that the link is well.
+    """
+    company = Company(start)
+    for _ in range(KNOWN):
+        company.step()
+    company.slow_pair, company.untimed = True, untimed
+    told: list[set[Suspect]] = []
+    for _ in range(4 * NAMED):
+        company.step()
+        told.append(company.suspects())
+    right = {Suspect(Part.LINK, "n0--n1", "slow")}
+    assert all(found <= right for found in told), told
+    assert told[-1] == right
