@@ -102,11 +102,12 @@ def _runner(check: Check[Any], context: Any) -> Callable[[], object]:
 
 
 def _examined(check: Check[Any], ended: Ended) -> Examined:
+    again = f"sudo dshealthd doctor --only {check.name}"
     if ended.problem:
-        results: tuple[Result, ...] = (Result(Outcome.UNKNOWN, _why(check, ended)),)
+        results: tuple[Result, ...] = (Result(Outcome.UNKNOWN, _why(check, ended), again),)
     else:
         results = tuple(decode(one) for one in ended.value)
-        results = results or (Result(Outcome.UNKNOWN, "the check said nothing"),)
+        results = results or (Result(Outcome.UNKNOWN, "the check said nothing", again),)
     results = tuple(sorted(results, key=lambda one: -ORDER.index(one.outcome)))
     return Examined(check.slug, check.name, check.title, results, ended.seconds)
 

@@ -98,6 +98,23 @@ def test_hidden_processes_are_unknown(procfs: Path) -> None:
     assert outcomes(check.CHECK, look(host=Host(procfs=procfs))) == ["unknown"]
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_process_that_ends_is_not_hidden(
+    procfs: Path, monkeypatch: pytest.MonkeyPatch, *, ends: bool
+) -> None:
+    """The kernel denies the files of a process that ends, to root too: none is called hidden then."""
+    put(procfs, 10, "D")
+
+    def denied(_host: Host, pid: int) -> set[str]:
+        if ends:
+            put(procfs, pid, "Z")
+        raise PermissionError
+
+    monkeypatch.setattr(check, "_devices", denied)
+    found = outcomes(check.CHECK, look(host=Host(procfs=procfs)))
+    assert found == (["ok"] if ends else ["unknown"])
+
+
 def test_malformed(procfs: Path) -> None:
     """A line that is no process status is an error, and no process that is well."""
     put(procfs, 10, "D")

@@ -146,6 +146,8 @@ def test_nothing_is_ok_that_was_not_looked_at() -> None:
     assert results["silent"].outcome is Outcome.UNKNOWN
     assert "the check hang hung: no answer within 0.5 s" in results["hang"].text
     assert "other half cannot be read" in results["broken"].text
+    assert results["hang"].remedy == "sudo dshealthd doctor --only hang"
+    assert all(one.remedy for one in results.values() if one.outcome is not Outcome.OK)
     assert results["well"].outcome is Outcome.OK
     assert sys.stdout is not None  # the children's changes are their own
     assert seen

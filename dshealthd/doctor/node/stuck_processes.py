@@ -27,7 +27,9 @@ PAUSE = 0.4
 
 
 def _devices(host: Host, pid: int) -> set[str]:
-    """Return the NVIDIA devices that a stuck process has open. PermissionError."""
+    """Return the NVIDIA devices that a stuck process has open. PermissionError; OSError where it
+    has ended.
+    """
     base = host.proc(f"{pid}/fd")
     found = set()
     for descriptor in os.listdir(base):
@@ -54,14 +56,15 @@ def _run(context: NodeContext) -> Iterator[Result]:
             remedy="sudo dshealthd doctor --only stuck-processes",
         )
         return
-    hidden, found = [], 0
-    for (pid, _start, _ticks), name in stuck.items():
+    unread, found = set(), 0
+    for sleep, name in stuck.items():
+        pid = sleep.pid
         try:
             devices = _devices(host, pid)
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             continue  # it ended
         except PermissionError:
-            hidden.append(f"{pid} ({name})")
+            unread.add(sleep)
             continue
         if devices:
             found += 1
@@ -72,6 +75,11 @@ def _run(context: NodeContext) -> Iterator[Result]:
                 remedy="dmesg | grep -i -e xid -e 'blocked for more than'; sudo reboot",
                 component=f"pid {pid}",
             )
+    # The kernel answers so for a process that ends as well, to root too.
+    still = sleeping(host) if unread else {}
+    hidden = [
+        f"{sleep.pid} ({stuck[sleep]})" for sleep in unread if still is None or sleep in still
+    ]
     if hidden:
         yield Result(
             Outcome.UNKNOWN,
