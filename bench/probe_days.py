@@ -3,10 +3,8 @@
     python -m bench.probe_days [--nodes 128] [--leaf-size 16] [--days 5] [--seeds 101 119]
     [--processes 2]
 
-One cluster of `probe_simulator` for each seed, so many days each. A day of 128 nodes takes six to
-ten minutes of one core in Python; mypyc, of mypy's package, compiles the simulator and the modules
-that decide into a folder of their own first, which halves that. The figures are the same to the
-last digit. It needs a C compiler and Python's headers.
+One cluster of `probe_simulator` for each seed, so many days each, `compiled`: a day of 128 nodes
+takes some three minutes of one core.
 """
 
 from __future__ import annotations
@@ -14,9 +12,6 @@ from __future__ import annotations
 import argparse
 import gc
 import math
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,40 +20,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench import probe_simulator
+from bench.compiled import compile_into, run_in
 from bench.probe_simulator import Cluster, Conditions, heading, quiet
 from dshealthd.probe.verdicts import detector
 
-ROOT = Path(__file__).parents[1]
-COMPILED = (
-    "dshealthd/probe/verdicts/*.py",
-    "dshealthd/probe/observation.py",
-    "dshealthd/probe/members/schedule.py",
-    "bench/probe_simulator.py",
-)
 JITTER, SPIKES = 0.015, 0.005
 SURE = 0.95
-_SETUP = """\
-from glob import glob
-from mypyc.build import mypycify
-from setuptools import setup
-files = sorted(file for pattern in {patterns!r} for file in glob(pattern))
-setup(name="compiled", packages=[], ext_modules=mypycify(files, opt_level="3"))
-"""
-
-
-def compile_into(folder: Path) -> None:
-    """Copy the packages to a folder, and compile there what a simulated day runs."""
-    for package in ("dshealthd", "bench"):
-        shutil.copytree(
-            ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    (folder / "setup.py").write_text(_SETUP.format(patterns=COMPILED), encoding="utf-8")
-    subprocess.run(
-        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
-        cwd=folder,
-        check=True,
-        stdout=sys.stderr,
-    )
 
 
 def simulate(nodes: int, leaf_size: int, days: float, seed: int) -> None:
@@ -97,12 +64,7 @@ def main() -> None:
 
         def run(seed: int) -> None:
             shape = arguments.nodes, arguments.leaf_size, arguments.days, seed
-            subprocess.run(
-                [sys.executable, "-c", f"from bench.probe_days import simulate; simulate{shape}"],
-                env={**os.environ, "PYTHONPATH": folder},
-                cwd=folder,
-                check=True,
-            )
+            run_in(Path(folder), f"from bench.probe_days import simulate; simulate(*{shape})")
 
         heading(
             "seed",

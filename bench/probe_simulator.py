@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from dshealthd.core import state_file
-from dshealthd.probe.members.schedule import Timetable
+from dshealthd.probe.members.schedule import Timetable, root_order
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
 from dshealthd.probe.options import BaselineOptions, VerdictOptions
 from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
@@ -291,7 +291,7 @@ class Cluster:
         events: list[tuple[float, int, Observation | Confirmation, int]] = []
         order = itertools.count()
         for pair in self.timetable.groups(number):
-            a, b = (self.numbers[name] for name in pair)
+            a, b = (self.numbers[name] for name in root_order(pair, number))
             begin = max(start, self._free[a], self._free[b])
             self.time = begin
             observation, seconds = self._run((a, b), number, Kind.RAIL)
@@ -497,9 +497,8 @@ def heading(*columns: str) -> None:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    # Not the docstring, which a compiled module has not.
+    parser = argparse.ArgumentParser(description="How soon, surely and falsely probes accuse.")
     parser.add_argument("--nodes", type=int, default=128)
     parser.add_argument("--leaf-size", type=int, default=16)
     parser.add_argument("--jitter", type=float, nargs="+", default=[1.5, 3.0], help="per cent")
