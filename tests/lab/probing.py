@@ -230,14 +230,20 @@ def history(node: Node) -> list[dict[str, Any]]:
 
 
 def bad_rounds(node: Node, since: float) -> int:
-    """Return how many of a node's scheduled rounds since a Unix time did not go well.
+    """Return in how many epochs since a Unix time a node's scheduled rounds did not go well.
 
-    Slow ones do.
+    Slow ones do. Where a partner does not answer, a node tries others in the same epoch: that is
+    one round of the schedule.
     """
-    told = [
-        entry for entry in history(node) if entry["time"] >= since and entry["epoch"] is not None
-    ]
-    return sum(entry["outcome"] not in {"ok", "declined"} for entry in told)
+    return len(
+        {
+            entry["epoch"]
+            for entry in history(node)
+            if entry["time"] >= since
+            and entry["epoch"] is not None
+            and entry["outcome"] not in {"ok", "declined"}
+        }
+    )
 
 
 def suspects(scrape: Scrape) -> set[Suspect]:
