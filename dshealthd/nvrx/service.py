@@ -1,7 +1,4 @@
-"""The agent's side of NVRx' health check: keeps the gRPC server running, and answers its questions.
-
-Keeps the server's process running, and answers its questions.
-"""
+"""The agent's side of NVRx' health check: keeps the gRPC server running, and answers its questions."""
 
 from __future__ import annotations
 

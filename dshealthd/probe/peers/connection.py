@@ -1,7 +1,4 @@
-"""Connections of the peer listener: those of strangers make room, those of nodes stay.
-
-Those of strangers make room, those of nodes that have proved who they are stay.
-"""
+"""Connections of the peer listener: those of strangers make room, those of proved nodes stay."""
 
 from __future__ import annotations
 

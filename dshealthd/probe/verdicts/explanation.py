@@ -1,7 +1,5 @@
 """The explanation of a case's bad rounds: this node, its leaf, lying peers, or nothing yet.
 
-Nothing, this node, its leaf, or something that cannot be told yet.
-
 Pure functions of the rounds of one case. The larger cause is tried first: where nearly all
 neighbours on the leaf say the same of themselves it is the leaf; where they do not, it is this
 node, or the part of it that was timed.

@@ -93,10 +93,7 @@ class Links:
 
     @property
     def back(self) -> frozenset[str]:
-        """Accused nodes that have called since this node last failed to: links may be well again.
-
-        They may be well again.
-        """
+        """Accused nodes that have called since this node last failed to: links may be well again."""
         return frozenset(self._back)
 
     def suspects(self) -> list[Suspect]:
