@@ -4,7 +4,8 @@ accord.
 The kernel tells of the end of a process at once where one holds a descriptor of it (pidfd_open(2)),
 and how it ended can be read for as long as its parent has not asked: a launcher asks some ten times
 a second. So the rank that took the others with it is known, which their launcher ends within a
-fraction of a second.
+fraction of a second. Since Linux 6.15 the descriptor tells it afterwards too, to an agent that had
+to wait for a CPU.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.jobs.hangs.activity import ThreadState, activity
+from dshealthd.linux.pidfd import exit_status
 
 if TYPE_CHECKING:
     import asyncio
@@ -101,6 +103,9 @@ class ExitWatcher:
             descriptor = os.pidfd_open(pid)
         except OSError:  # it has gone, or there are no descriptors left: `end` looks for itself
             return
+        if self._status(pid, start) is ExitKind.UNKNOWN:  # another process has the pid by now
+            os.close(descriptor)
+            return
         self._followed[key] = descriptor
         self._loop.add_reader(descriptor, self._note, key)
 
@@ -124,10 +129,12 @@ class ExitWatcher:
             self._release(key)
 
     def _note(self, key: tuple[int, int]) -> None:
-        # The descriptor is readable at the end of the process, also of one that took over the pid
-        # before it was opened: then the process that was meant is gone, which is as good an answer.
+        found = self._status(*key)
+        if found in {None, ExitKind.UNKNOWN}:  # its parent has asked already
+            status = exit_status(self._followed[key])
+            found = ExitKind.UNKNOWN if status is None else how(status)
         self._release(key)
-        self._ended[key] = End(self._status(*key) or ExitKind.UNKNOWN, self._wall())
+        self._ended[key] = End(found or ExitKind.UNKNOWN, self._wall())
 
     def _status(self, pid: int, start: int) -> ExitKind | None:
         """Return how a process exited, by what is left of it.

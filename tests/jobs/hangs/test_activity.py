@@ -16,6 +16,7 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.jobs.hangs.activity import ThreadState, activity, parse_activity
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
+from dshealthd.linux.pidfd import exit_status
 from dshealthd.linux.starvation import parse_run_queue
 
 if TYPE_CHECKING:
@@ -224,6 +225,55 @@ def test_the_first_to_end(start: Callable[[str], subprocess.Popen[bytes]]) -> No
         assert other is not None
         assert (one.how, other.how) == (ExitKind.KILLED, ExitKind.TERMINATED)
         assert one.at < other.at
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+@pytest.mark.parametrize(
+    ("number", "ended"), [(signal.SIGKILL, ExitKind.KILLED), (signal.SIGSEGV, ExitKind.CRASHED)]
+)
+def test_end_whose_parent_asked_before_the_loop_ran(
+    start: Callable[[str], subprocess.Popen[bytes]], number: int, ended: ExitKind
+) -> None:
+    """An agent that waits for a CPU while a rank is killed and reaped still knows how it ended."""
+
+    async def run() -> None:
+        process = start("import time; time.sleep(60)")
+        ticks = began(process)
+        with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
+            exit_watcher.follow(process.pid, ticks)
+            process.send_signal(number)
+            process.wait()  # nothing else runs meanwhile
+            if not tells_of_the_reaped():
+                pytest.skip("the kernel is older than Linux 6.15")
+            assert (await until(exit_watcher, process, ticks)).how is ended
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def tells_of_the_reaped() -> bool:
+    """Whether this kernel tells how a process ended that was reaped."""
+    with subprocess.Popen(["true"]) as process:
+        descriptor = os.pidfd_open(process.pid)
+    try:
+        return exit_status(descriptor) == 0
+    finally:
+        os.close(descriptor)
+
+
+def test_pid_of_another_process_is_not_followed(
+    start: Callable[[str], subprocess.Popen[bytes]],
+) -> None:
+    """A process that has a pid now says nothing of the end of the one that had it before."""
+
+    async def run() -> None:
+        process = start("import time; time.sleep(60)")
+        ticks = began(process) - 1
+        with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
+            exit_watcher.follow(process.pid, ticks)
+            process.kill()
+            process.wait()
+            assert (await until(exit_watcher, process, ticks)).how is ExitKind.UNKNOWN
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
