@@ -151,6 +151,8 @@ class Detector:
             self._peer_history.declined(who, observation.at, busy=observation.reason == BUSY)
             if observation.outcome is Outcome.DECLINED and led:
                 self._reached(peers)
+                for peer in peers:
+                    self._recent.declined(peer)
             if not peers:
                 # Policy keeps the GPUs from the round that would tell an adapter from its GPU: a
                 # case that waits for it must be decided without.

@@ -48,6 +48,11 @@ _EPOCHS = 2
 
 Extra rounds follow each other at once, and it takes other epochs to hear others.
 """
+_DISPUTES = 3
+"""Epochs in which the other end disagrees, after which a slow pair is called ambiguous.
+
+A single one may be chance: one of its rounds with others took longer.
+"""
 _UNTOLD = 12
 """The same where the other end has not yet timed this pair and others: two minutes of 10 s epochs.
 
@@ -59,6 +64,11 @@ _UNHEARD = 4
 """The same where nobody has told anything of the peer.
 
 Where packets are lost it takes longer until somebody does.
+"""
+_DOUBTED = 16
+"""The same where the peer said that a round with another failed too.
+
+Of a peer that cannot be reached that may be older than what is wrong, and is forgotten by then.
 """
 _HEARINGS = 4
 """Witnesses that are asked; who is in reach of none of so many is ambiguous, not dead."""
@@ -163,7 +173,8 @@ class Links:
             pair.accuse(SLOW)
             return
         if opinion is not None and self._peer_history.tells_of_others(pair.peer):
-            wait = _EPOCHS
+            pair.dispute(epoch)
+            wait = _EPOCHS if pair.disputes >= _DISPUTES else _UNTOLD
         else:
             wait = _STARVED if self._peer_history.starves(pair.peer, epoch) else _UNTOLD
         if pair.bads >= _MOST and epoch > pair.first.round.epoch + wait:
@@ -194,7 +205,9 @@ class Links:
             self._accuse(pair.peer, reason, since, epoch)
         elif known and (history.track != REACH or self._is_link(pair, known, epoch)):
             pair.accuse(reason)
-        elif pair.hearings >= _HEARINGS and epoch > began + _UNHEARD:
+        elif pair.hearings >= _HEARINGS and epoch > began + (
+            _DOUBTED if self._peer_history.fails_with_others(pair.peer, epoch) else _UNHEARD
+        ):
             pair.accuse(AMBIGUOUS)
 
     def _is_link(self, pair: PeerSuspicion, known: Iterable[float], epoch: int) -> bool:

@@ -93,6 +93,10 @@ class RecentRounds:
         """Note that an echo is timed for a peer's doubt."""
         self._seconded[peer] = epoch
 
+    def declined(self, peer: str) -> None:
+        """Note that a peer was busy: if an echo was to be timed for its doubt, that is still to do."""
+        self._seconded.pop(peer, None)
+
     def told(self, epoch: int) -> tuple[dict[str, float], dict[str, float]]:
         """Return the ratios of the recent rounds by peer, and of those that this node led."""
         pairs, calls = (

@@ -240,6 +240,15 @@ class PeerSuspicion:
     """The epoch of the last of them."""
     checked: int = -1
     """The epoch of the last extra round that was asked."""
+    disputes: int = 0
+    """Epochs in which the other end told of itself and did not bear the suspicion out."""
+    disputed: int = -1
+    """The last of them."""
+
+    def dispute(self, epoch: int) -> None:
+        """Note that the other end does not bear the suspicion of a peer out, once an epoch."""
+        self.disputes += epoch != self.disputed
+        self.disputed = epoch
 
     def accuse(self, reason: str) -> None:
         """Make the suspicion of a peer an accusation."""
