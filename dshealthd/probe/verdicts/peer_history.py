@@ -19,6 +19,11 @@ _BUSY = 2.0
 """The same for one that is in another round: it will soon be over."""
 _RECENT = 60.0
 """Seconds for which a round says that a member is well."""
+_ECHOES_KEPT = 4
+"""Epochs for which it counts that a peer timed a slow echo to this node.
+
+A peer tells of it in the epoch after it too; what else is needed seldom comes in the same two.
+"""
 _LATELY = 16
 """Epochs for which a member's word that it is at fault counts, as long as its outages do."""
 
@@ -43,6 +48,8 @@ class PeerHistory:
         self._said: dict[str, _Word] = {}
         self._untimed: dict[str, int] = {}
         """Peers that could not time an echo to this node, and the epoch in which they said so."""
+        self._called: dict[str, tuple[int, float]] = {}
+        """What peers told last of a call to this node that they timed, and in which epoch."""
         self.take_members(leaves)
 
     def take_members(self, leaves: Mapping[str, str]) -> None:
@@ -59,6 +66,7 @@ class PeerHistory:
             self._met,
             self._said,
             self._untimed,
+            self._called,
         )  # type: ignore[assignment] # only keys go
         for store in stores:
             for name in store.keys() - self.leaves.keys():
@@ -87,8 +95,11 @@ class PeerHistory:
     def heard(self, name: str, at: float, epoch: int, told: PeerReport) -> None:
         """Note in the history what a peer says of others."""
         self._said[name] = _Word(at, epoch, told)
-        if told.calls.get(self.me) == UNTIMED:
+        call = told.calls.get(self.me)
+        if call == UNTIMED:
             self._untimed[name] = epoch
+        elif call is not None:
+            self._called[name] = epoch, call
 
     def spoke(self, name: str, since: float) -> bool:
         """Tell whether a peer in the history has told anything since that epoch."""
@@ -153,6 +164,11 @@ class PeerHistory:
         told = self._said[name].told
         ratio = (told.calls if calls else told.pairs).get(self.me)
         return None if calls and ratio == UNTIMED else ratio
+
+    def timed_slow(self, name: str, high: float, epoch: int) -> bool:
+        """Tell whether the last call of a peer to this node that it timed was slow, and recent."""
+        since, ratio = self._called.get(name, (epoch, 0.0))
+        return ratio >= high and 0 <= epoch - since <= _ECHOES_KEPT
 
     def starves(self, name: str, epoch: int) -> bool:
         """Tell whether a peer has lately had echoes to this node that did not count."""
