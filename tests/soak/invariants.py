@@ -30,9 +30,11 @@ MAX_MEMORY_GROWTH = 8.0
 """MiB from the first quiet moment to the last; for soaks that are too short for a slope."""
 JUDGED = 2.0
 DEVICE_COLLECTORS = frozenset(
-    name for name, kind in registry.all_collectors().items() if kind.worker == "device"
+    name
+    for name, kind in registry.all_collectors().items()
+    if kind.worker == "device" and kind.Options().enabled
 )
-"""A simulated GPU has the source of each of them."""
+"""Those that run as shipped; a simulated GPU has the source of each of them."""
 
 
 def is_quiet(scrape: Scrape) -> bool:

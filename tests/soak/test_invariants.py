@@ -11,9 +11,11 @@ import pytest
 from tests.agents import Scrape
 from tests.soak.__main__ import until_well
 from tests.soak.invariants import DEVICE_COLLECTORS, MAX_SERIES_GROWTH, Quiet, Record, is_quiet
-from tests.soak.node import GPUS
+from tests.soak.node import GPUS, node
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.soak.node import Node
 
 SLOW_COLLECTORS = ("ecc", "gpu_processes", "mig", "nvlink", "nvlink_domain", "pcie")
@@ -149,3 +151,14 @@ def test_memory_over_hours() -> None:
     record.growth()
     assert len(record.broken) == 1
     assert "memory grows by 0.30 MiB/h" in record.broken[0]
+
+
+def test_healthy_node_is_quiet(tmp_path: Path) -> None:
+    """A node without a fault comes to moments that can be compared.
+
+    A soak of two hours had none, as a collector that is off as shipped was waited for.
+    """
+    record = Record()
+    with node(tmp_path) as made:
+        until_well(made, record)
+    assert record.quiet, record.broken
