@@ -129,12 +129,12 @@ class ExitWatcher:
             self._release(key)
 
     def _note(self, key: tuple[int, int]) -> None:
-        found = self._status(*key)
-        if found in {None, ExitKind.UNKNOWN}:  # its parent has asked already
+        found = self._status(*key) or ExitKind.UNKNOWN
+        if found is ExitKind.UNKNOWN:  # its parent has asked already
             status = exit_status(self._followed[key])
-            found = ExitKind.UNKNOWN if status is None else how(status)
+            found = found if status is None else how(status)
         self._release(key)
-        self._ended[key] = End(found or ExitKind.UNKNOWN, self._wall())
+        self._ended[key] = End(found, self._wall())
 
     def _status(self, pid: int, start: int) -> ExitKind | None:
         """Return how a process exited, by what is left of it.

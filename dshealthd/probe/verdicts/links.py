@@ -164,11 +164,12 @@ class Links:
         # Of an echo only the leader knows the time: a member's word on it is that it was answered.
         echo = history.track.family == Kind.LIGHT.value
         opinion = self._peer_history.opinion(pair.peer, calls=echo)
-        if (
+        agrees = (
             self._peer_history.timed_slow(pair.peer, self._high, epoch)
             if echo
             else opinion is not None and opinion >= self._high
-        ) and self._peer_history.verified_by_peers(pair.peer, self._high):
+        )
+        if agrees and self._peer_history.verified_by_peers(pair.peer, self._high):
             pair.accuse(SLOW)
             return
         if opinion is not None and self._peer_history.tells_of_others(pair.peer):

@@ -456,6 +456,33 @@ def vanished(
     return world
 
 
+def test_cut_link_whose_other_end_had_failed_with_another() -> None:
+    """What the other end told last, before the link was cut, makes the link late, not ambiguous."""
+    scene = Scene()
+    scene.run(well, 3)
+    peer = partner(scene)
+    assert scene.run(with_peer(peer, Answer(told={f"{peer}--b0": HARD}))) == ()
+    cut = vanished(peer, Outcome.UNREACHABLE, 1.0)
+    told = [scene.run(cut) for _ in range(30)]
+    right = (Suspect(Part.LINK, f"{ME}--{peer}", "unreachable"),)
+    assert set(told) == {(), right}
+    assert told[-1] == right
+
+
+def test_slow_round_of_the_other_end_by_chance_makes_no_link_ambiguous() -> None:
+    """The other end agrees on the pair, and one of its two rounds with others was slow: once."""
+    scene = Scene()
+    scene.run(well, 3)
+    peer = partner(scene)
+    told = {f"{peer}--{ME}": SLOW, f"{peer}--c0": 1.0}
+    # As many bad rounds as it takes, in epochs in which the other end tells of one other.
+    assert scene.run(with_peer(peer, Answer(SLOW, told=told)), 6) == ()
+    chance = Answer(SLOW, told={**told, f"{peer}--b0": SLOW})
+    assert scene.run(with_peer(peer, chance)) == ()
+    agreed = Answer(SLOW, told=agreeing(ME, peer, SLOW))
+    assert scene.run(with_peer(peer, agreed)) == (Suspect(Part.LINK, f"{ME}--{peer}", "slow"),)
+
+
 @pytest.mark.parametrize("outcome", [Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED])
 def test_node_that_nobody_reaches(outcome: Outcome) -> None:
     """Neither this node nor the next that was to meet it gets an answer.
