@@ -150,14 +150,17 @@ class Metric:
     kind: MetricKind
     help: str
     labels: tuple[str, ...] = ()
+    dimensions: tuple[str, ...] = field(init=False)
+    """The names of the label values that a sample of the metric holds.
 
-    @property
-    def dimensions(self) -> tuple[str, ...]:
-        """The names of the label values that a sample of the metric holds.
+    Those of a histogram end with `le`, which is `count` or `sum` where the sample is no bucket.
+    """
 
-        Those of a histogram end with `le`, which is `count` or `sum` where the sample is no bucket.
-        """
-        return (*self.labels, "le") if self.kind is MetricKind.HISTOGRAM else self.labels
+    def __post_init__(self) -> None:
+        """Keep the dimensions: every sample that is made asks for them."""
+        histogram = self.kind is MetricKind.HISTOGRAM
+        dimensions = (*self.labels, "le") if histogram else self.labels
+        object.__setattr__(self, "dimensions", dimensions)
 
     def __call__(self, value: float, *labels: str) -> Sample:
         """Return a sample of this metric; `labels` are the values of `self.dimensions`, in that

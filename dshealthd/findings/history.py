@@ -17,7 +17,7 @@ _XID = "xid_last_timestamp_seconds"
 class FirstSeen:
     """Remembers when a finding was seen first, for as long as each judgement finds it again.
 
-    It knows no more than the judgements that it is given: they come every few seconds.
+    It knows no more than the judgements that it is given: they come every ten seconds.
     """
 
     def __init__(self) -> None:

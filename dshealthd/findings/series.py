@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import operator
 import re
+from collections import defaultdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-    from dshealthd.core.collector import Sample
+    from dshealthd.core.collector import Metric, Sample
 
 
 _QUERY = re.compile(
@@ -41,58 +42,63 @@ class Point(NamedTuple):
 class Series:
     """All samples of one moment.
 
-    Labels are taken apart only for the metrics that are asked for: a node with eight GPUs has
-    thousands of samples, and a rule reads a few.
+    Labels are named only for the series that a rule is given: a node with eight GPUs has a
+    thousand, nearly all of them well.
     """
 
     def __init__(self, samples: Iterable[Sample]) -> None:
         """Index `samples` by the names of their metrics without `dshealthd_`."""
-        self._samples: dict[str, list[Sample]] = {}
+        by_metric: defaultdict[Metric, list[Sample]] = defaultdict(list)
         for sample in samples:
-            self._samples.setdefault(sample.metric.name, []).append(sample)
-        self._points: dict[str, list[Point]] = {}
+            by_metric[sample[0]].append(sample)
+        self._samples: dict[str, list[Sample]] = {}
+        for metric, found in by_metric.items():
+            self._samples.setdefault(metric.name.removeprefix("dshealthd_"), []).extend(found)
 
     def __call__(self, name: str, **labels: str | Collection[str]) -> Iterator[Point]:
         """Yield the series of `dshealthd_NAME` with these labels, each a value or a set of them.
 
         A name that begins with `process_` is the agent's own, and stands for itself.
         """
+        for metric, values, value in self._with(name, labels):
+            yield Point(_labels(metric.dimensions, values), value)
+
+    def _with(self, name: str, labels: Mapping[str, str | Collection[str]]) -> Iterable[Sample]:
+        """Return the samples of `dshealthd_NAME` with these labels, which are not named yet."""
+        samples = self._samples.get(name, [])
+        if not (samples and labels):
+            return samples
+        dimensions = samples[0].metric.dimensions
+        if not labels.keys() <= set(dimensions):
+            return ()
         wanted = [
-            (key, (values,) if isinstance(values, str) else values)
+            (dimensions.index(key), (values,) if isinstance(values, str) else values)
             for key, values in labels.items()
         ]
-        for point in self._named(name):
-            for key, values in wanted:
-                if point.labels.get(key) not in values:
-                    break
-            else:
-                yield point
-
-    def _named(self, name: str) -> list[Point]:
-        points = self._points.get(name)
-        if points is None:
-            full = name if name.startswith("process_") else f"dshealthd_{name}"
-            samples = self._samples.get(full, ())
-            dimensions = samples[0].metric.dimensions if samples else ()
-            points = self._points[name] = [
-                Point(_labels(dimensions, values), value) for _, values, value in samples
-            ]
-        return points
+        return (
+            sample
+            for sample in samples
+            if all(sample.labels[position] in values for position, values in wanted)
+        )
 
     def drop(self, name: str, over: Callable[[Point], bool]) -> None:
         """Leave out those series of `dshealthd_NAME` that are `over`."""
-        self._points[name] = [point for point in self._named(name) if not over(point)]
+        self._samples[name] = [
+            sample
+            for sample, point in zip(self._with(name, {}), self(name), strict=True)
+            if not over(point)
+        ]
 
     def value(self, name: str, **labels: str | Collection[str]) -> float | None:
         """Return the value of the first such series; None where it is not known."""
-        return next((point.value for point in self(name, **labels)), None)
+        return next((sample.value for sample in self._with(name, labels)), None)
 
     def parts(self, name: str, *keys: str, **labels: str | Collection[str]) -> set[tuple[str, ...]]:
         """Return the values of `keys` for which there is such a series that is not 0."""
         return {
-            tuple(point.labels[key] for key in keys)
-            for point in self(name, **labels)
-            if point.value
+            tuple(sample.labels[sample.metric.dimensions.index(key)] for key in keys)
+            for sample in self._with(name, labels)
+            if sample.value
         }
 
     def query(self, text: str, wall: float) -> list[Point]:
