@@ -98,6 +98,18 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """Between which times that of one operation at one size lies."""
+
+    op: str
+    size: int
+    at_least: float
+    """Seconds."""
+    at_most: float
+    """Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """One round as one member saw it."""
 
@@ -125,6 +137,8 @@ class Observation:
     """
     at: float = 0.0
     """Unix time in seconds of the round's end."""
+    bounds: tuple[Bounds, ...] = ()
+    """Of times that are not known, as an agent waited for a CPU."""
 
 
 class Part(enum.StrEnum):

@@ -271,8 +271,8 @@ def same(companions: list[Companion]) -> Observation:
     first, *rest = (replace(one.observation, at=0.0, scores=()) for one in (root, *members))
     scores = [set(companion.observation.scores) for companion in (root, *members)]
     if first.kind is Kind.LIGHT:
-        assert all(observation.timings == () for observation in rest)
-        rest = [replace(observation, timings=first.timings) for observation in rest]
+        assert all((other.timings, other.bounds) == ((), ()) for other in rest)
+        rest = [replace(other, timings=first.timings, bounds=first.bounds) for other in rest]
     else:
         assert all(score == scores[0] for score in scores)
     assert all(observation == first for observation in rest), [first, *rest]

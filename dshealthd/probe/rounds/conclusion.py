@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.linux.starvation import STARVED
-from dshealthd.probe.observation import FLOOR, Observation, Outcome, Stage, Timing
+from dshealthd.probe.observation import FLOOR, Bounds, Observation, Outcome, Stage, Timing
 from dshealthd.probe.rounds.plan import PAIR
 from dshealthd.probe.workers.job import OWN, STAGES, RankResult, late
 
@@ -93,6 +93,7 @@ class RoundResult:
     timings: tuple[Timing, ...] = ()
     late: tuple[str, ...] = ()
     reason: str = ""
+    bounds: tuple[Bounds, ...] = ()
 
     def unless_starved(self, *, starved: bool) -> RoundResult:
         """Return this result; unknown instead, where this node was starved and may have seen
@@ -123,6 +124,7 @@ class RoundResult:
             self.reason,
             scores,
             at,
+            self.bounds,
         )
 
 

@@ -136,15 +136,15 @@ class Leader:
             if isinstance(answer, light.Echoes)
         }
         offsets = {name: echo.offset for name, echo in echoes.items()}
-        worst = max(echoes.values(), key=lambda echo: echo.round_trip or 0.0, default=None)
-        timings = () if worst is None else worst.timings
+        worst = max(echoes.values(), key=lambda echo: echo.round_trip or (0.0,), default=None)
+        timings, bounds = ((), ()) if worst is None else (worst.timings, worst.bounds)
         if bad:
             return without(_said(bad), Stage.SIZES), offsets
         if whole:
             return RoundResult(
                 Outcome.DECLINED, Stage.INVITE, timings, tuple(sorted(errors)), whole
             ), offsets
-        return RoundResult(Outcome.OK, Stage.DONE, timings, (), active.reason), offsets
+        return RoundResult(Outcome.OK, Stage.DONE, timings, (), active.reason, bounds), offsets
 
     async def _measure(self, name: str) -> light.Echoes | PeerError:
         try:

@@ -1,16 +1,17 @@
 """A light round with one peer: echoes between agents tell its presence, distance and clock.
 
 A time counts only where neither agent waited for a CPU meanwhile: on a node whose CPUs are busy
-that takes a hundred times as long as the network does.
+that takes a hundred times as long as the network does. Where none counts, the network's time is no
+longer than the shortest echo, and no shorter than what is left of one without all waiting.
 """
 
 from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd.probe.observation import Outcome, Timing
+from dshealthd.probe.observation import Bounds, Outcome, Timing
 from dshealthd.probe.peers.contract import PeerError
 
 if TYPE_CHECKING:
@@ -40,14 +41,26 @@ On two cores with a load of 20 one echo in thirty counts. All of them take some 
 """
 
 
+class Span(NamedTuple):
+    """Between which seconds a time lies; both are the same where an echo counts."""
+
+    least: float
+    most: float
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the time is known."""
+        return self.least == self.most
+
+
 @dataclass(frozen=True, slots=True)
 class Echoes:
     """What the echoes of one peer told."""
 
-    round_trip: float | None
-    """Seconds of an empty echo; None where none counts."""
-    transfer: float | None
-    """Seconds of one with a payload; None where none counts."""
+    round_trip: Span | None
+    """The time of an empty echo."""
+    transfer: Span | None
+    """The time of one with a payload."""
     offset: float
     """Seconds by which the peer's clock is ahead of this node's, from the fastest echo.
 
@@ -59,13 +72,21 @@ class Echoes:
         """The light round's known times, as an observation has them; both directions count as
         bandwidth.
         """
-        found = []
-        if self.round_trip is not None:
-            found.append(Timing(OP, 0, self.round_trip, 0.0))
-        if self.transfer is not None:
-            bandwidth = 2 * len(PAYLOAD) / max(self.transfer, 1e-9)
-            found.append(Timing(OP, len(PAYLOAD), self.transfer, bandwidth))
-        return tuple(found)
+        return tuple(
+            Timing(OP, size, span.least, 2 * size / max(span.least, 1e-9))
+            for size, span in self._spans()
+            if span.is_exact
+        )
+
+    @property
+    def bounds(self) -> tuple[Bounds, ...]:
+        """Between which bounds the other times lie."""
+        return tuple(Bounds(OP, size, *span) for size, span in self._spans() if not span.is_exact)
+
+    def _spans(self) -> Iterator[tuple[int, Span]]:
+        for size, span in ((0, self.round_trip), (len(PAYLOAD), self.transfer)):
+            if span is not None:
+                yield size, span
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +130,7 @@ async def measure(
     # The first only tells for how long the peer has waited until now, as the last does until then.
     echoes = [await exchange(b"")]
     while True:
-        trips, transfers = _times(echoes, b""), _times(echoes, PAYLOAD)
+        trips, transfers = _counting(echoes, b""), _counting(echoes, PAYLOAD)
         done = len(trips) >= ECHOES and transfers
         if done or len(echoes) > TRIES or monotonic() - begin > PATIENCE:
             break
@@ -117,24 +138,36 @@ async def measure(
         echoes.append(await exchange(PAYLOAD if due and not transfers else b""))
     return Echoes(
         # Of two the lower: what else takes time in an agent makes an echo longer.
-        statistics.median_low(trips) if trips else None,
-        transfers[0] if transfers else None,
+        _span(echoes, b"", statistics.median_low(trips) if trips else None),
+        _span(echoes, PAYLOAD, transfers[0] if transfers else None),
         min(echoes, key=lambda result: result.seconds).offset,
     )
 
 
-def _times(echoes: Sequence[_Echo], payload: bytes) -> list[float]:
-    """Return the times that count of the echoes with this payload."""
-    return [result.seconds for result in _undisturbed(echoes) if result.payload == payload]
+def _counting(echoes: Sequence[_Echo], payload: bytes) -> list[float]:
+    """Return the seconds of the echoes with this payload that count."""
+    return [seconds for seconds, waits in _times(echoes, payload) if waits <= WAITED * seconds]
 
 
-def _undisturbed(echoes: Sequence[_Echo]) -> Iterator[_Echo]:
-    """Yield the echoes for which neither end waited, or not for long."""
+def _span(echoes: Sequence[_Echo], payload: bytes, exact: float | None) -> Span | None:
+    """Return the time of the echoes with this payload, of which `exact` counts."""
+    if exact is not None:
+        return Span(exact, exact)
+    times = list(_times(echoes, payload))
+    if not times:
+        return None
+    return Span(
+        min(max(0.0, seconds - waits) for seconds, waits in times),
+        min(seconds for seconds, _ in times),
+    )
+
+
+def _times(echoes: Sequence[_Echo], payload: bytes) -> Iterator[tuple[float, float]]:
+    """Yield the seconds of the echoes with this payload, and for how many both ends waited."""
     for before, result, after in zip(echoes, echoes[1:], echoes[2:], strict=False):
         # How long the peer waited while it sent this answer, only the next one tells.
-        there = max(0.0, after.there - before.there)
-        if result.here + there <= WAITED * result.seconds:
-            yield result
+        if result.payload == payload:
+            yield result.seconds, result.here + max(0.0, after.there - before.there)
 
 
 async def echo(

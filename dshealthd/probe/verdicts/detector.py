@@ -255,37 +255,55 @@ class Detector:
             return
         family = str(observation.kind) if observation.kind in {Kind.LOCAL, Kind.LIGHT} else "fabric"
         width = len(observation.members)
-        for timing in observation.timings:
+        for op, size, part, least, most in _times(observation):
             series = TimingClass(
                 observation.kind,
                 observation.backend,
-                timing.op,
-                timing.size,
-                timing.part,
+                op,
+                size,
+                part,
                 width,
                 bool(round.peers) and not round.near,
             )
-            reading = self._baselines.ratio(series, timing.seconds)
-            track = Signal(family, observation.backend, timing.op, timing.size, timing.part)
+            track = Signal(family, observation.backend, op, size, part)
+            measurement = self._timed(round, series, least, most)
             # While too little is known to judge, there is nothing to keep a history of.
-            history = self._history.get(track) if reading is None else self._of(track)
-            bad = False
-            if reading is not None and history is not None:
-                bad = reading.ratio >= reading.limit
-                measurement = Measurement(
-                    round, reading.ratio, bad, reading.ratio < 1 + (reading.limit - 1) * _CALM, SLOW
-                )
-                yield history, measurement
+            history = self._history.get(track) if measurement is None else self._of(track)
+            is_exact, bad = least == most, False
+            if measurement is not None and history is not None:
+                bad = measurement.bad
+                if is_exact or bad or measurement.good:
+                    yield history, measurement
             if (
                 # Learn only where nothing hints at a fault: an extra round is run because something
                 # may be wrong, an open case may be a fault that does not flag each round, and a
                 # peer that is slow by its own account slows this timing as well.
-                not bad
+                is_exact
+                and not bad
                 and not round.extra
                 and (history is None or history.investigation is None)
                 and not self._accuse_themselves(track, round)
             ):
-                self._baselines.update(series, timing.seconds, round.at, round.peers)
+                self._baselines.update(series, least, round.at, round.peers)
+
+    def _timed(
+        self, round: ObservedRound, series: TimingClass, least: float, most: float
+    ) -> Measurement | None:
+        """Return what a time between `least` and `most` seconds says; None if too little is known
+        to judge.
+        """
+        low = self._baselines.ratio(series, least)
+        high = low if least == most else self._baselines.ratio(series, most)
+        if low is None or high is None:
+            return None
+        return Measurement(
+            round,
+            # Of what is possible, what is nearest to the usual.
+            min(max(1.0, low.ratio), high.ratio),
+            low.ratio >= low.limit,
+            high.ratio < 1 + (high.limit - 1) * _CALM,
+            SLOW,
+        )
 
     def _accuse_themselves(self, track: Signal, round: ObservedRound) -> bool:
         return any(word.accuses_itself(track, self._high) for word in round.told.values())
@@ -513,3 +531,11 @@ class Detector:
             if track.timed and track.family != "light" and (ratio := history.ratio()) is not None:
                 ratios[track.part] = max(ratios.get(track.part, 0.0), ratio)
         return ratios
+
+
+def _times(observation: Observation) -> Iterator[tuple[str, int, str, float, float]]:
+    """Yield operation, size and part of each time of a round, and between which seconds it lies."""
+    for timing in observation.timings:
+        yield timing.op, timing.size, timing.part, timing.seconds, timing.seconds
+    for bounds in observation.bounds:
+        yield bounds.op, bounds.size, "", bounds.at_least, bounds.at_most

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.probe.members.schedule import Timetable, root_order
-from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
+from dshealthd.probe.observation import (
+    Bounds,
+    Kind,
+    Observation,
+    Outcome,
+    Part,
+    Stage,
+    Suspect,
+    Timing,
+)
 from dshealthd.probe.options import BaselineOptions, VerdictOptions
 from dshealthd.probe.verdicts.baseline import ENOUGH, Baselines
 from dshealthd.probe.verdicts.detector import Detector
@@ -30,6 +39,8 @@ NAMED = 15
 """Epochs in which a slow node is named: it has to lead two rounds, and to confirm them."""
 EXTRAS = 20
 """Extra rounds of an epoch."""
+WAIT = 0.15
+"""Seconds that agents without a CPU wait at most during an echo."""
 
 
 class Company:
@@ -41,6 +52,8 @@ class Company:
         self.slow_pair = False
         self.untimed = 0.0
         """Share of the times that do not count, as an agent waited for a CPU."""
+        self.bounded = False
+        """Whether bounds are known of those."""
         self.led = dict.fromkeys(NAMES, 0)
         self._draws = random.Random(start)
         self._timetable = Timetable(NAMES, NO_LEAVES)
@@ -83,14 +96,21 @@ class Company:
         slow = (self.slow and SLOW in {leader, member}) or (
             self.slow_pair and {leader, member} == PAIR
         )
-        echoes = tuple(
-            Timing("echo", size, usual * (1 + 0.2 * self._draws.random()), 0.0)
-            for size, usual in (
-                (EMPTY, SLOWED if self.slow and slow else USUAL),
-                (PAYLOAD, SLOWED if slow else USUAL),
-            )
-            if self._draws.random() >= self.untimed
-        )
+        echoes: list[Timing] = []
+        bounds: list[Bounds] = []
+        for size, usual in (
+            (EMPTY, SLOWED if self.slow and slow else USUAL),
+            (PAYLOAD, SLOWED if slow else USUAL),
+        ):
+            seconds = usual * (1 + 0.2 * self._draws.random())
+            if self._draws.random() >= self.untimed:
+                echoes.append(Timing("echo", size, seconds, 0.0))
+            elif self.bounded:
+                waited = WAIT * self._draws.random()
+                # Of a wait, what passes while the answer is still under way delays nothing.
+                delay = waited * self._draws.random()
+                least = max(0.0, seconds + delay - waited)
+                bounds.append(Bounds("echo", size, least, seconds + delay))
         scores = tuple(
             score for name in (leader, member) for score in self._detectors[name].scores()
         )
@@ -102,9 +122,10 @@ class Company:
                 (leader, member),
                 Outcome.OK,
                 Stage.DONE,
-                echoes if name == leader else (),
+                tuple(echoes) if name == leader else (),
                 scores=scores,
                 at=self.now,
+                bounds=tuple(bounds) if name == leader else (),
             )
             for extra in self._detectors[name].observe(observation):
                 yield name, extra
@@ -131,18 +152,23 @@ def test_slow_node_is_named_whoever_leads(start: int) -> None:
     assert company.suspects() == set()
 
 
-@pytest.mark.parametrize("untimed", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize(
+    ("untimed", "bounded"), [(0.0, False), (0.3, False), (0.6, False), (0.95, True), (1.0, True)]
+)
 @pytest.mark.parametrize("start", [10_000 * number for number in range(1, 13)])
-def test_slow_link_is_named_whoever_leads_and_times(start: int, untimed: float) -> None:
+def test_slow_link_is_named_whoever_leads_and_times(
+    start: int, untimed: float, *, bounded: bool
+) -> None:
     """A link that is slow for what is large is named as slow, and nothing else, also where many
     times do not count as agents wait for a CPU, and where one end leads all of its first meetings.
 
-    That an echo whose time does not count was answered does not say that the link is well.
+    That an echo whose time does not count was answered does not say that the link is well. Where
+    hardly any counts, their bounds do: beyond what is usual even without all waiting.
     """
     company = Company(start)
     for _ in range(KNOWN):
         company.step()
-    company.slow_pair, company.untimed = True, untimed
+    company.slow_pair, company.untimed, company.bounded = True, untimed, bounded
     told: list[set[Suspect]] = []
     for _ in range(4 * NAMED):
         company.step()
@@ -150,3 +176,21 @@ def test_slow_link_is_named_whoever_leads_and_times(start: int, untimed: float) 
     right = {Suspect(Part.LINK, "n0--n1", "slow")}
     assert all(found <= right for found in told), told
     assert told[-1] == right
+
+
+@pytest.mark.parametrize("start", [10_000 * number for number in range(1, 13)])
+def test_nodes_without_a_cpu_are_not_slow(start: int) -> None:
+    """Echoes that take a hundred times as long as agents wait for a CPU accuse nobody, and what is
+    learnt from those that count stays as it was.
+    """
+    company = Company(start)
+    for _ in range(KNOWN):
+        company.step()
+    company.untimed, company.bounded = 0.95, True
+    for _ in range(4 * NAMED):
+        company.step()
+        assert company.suspects() == set()
+    company.untimed, company.slow_pair = 0.0, True
+    for _ in range(NAMED):
+        company.step()
+    assert company.suspects() == {Suspect(Part.LINK, "n0--n1", "slow")}
