@@ -152,7 +152,8 @@ class Detector:
             if observation.outcome is Outcome.DECLINED and led:
                 self._reached(peers)
                 for peer in peers:
-                    self._recent.declined(peer)
+                    self._recent.declined(peer, self._epoch)
+                self._told = None
             if not peers:
                 # Policy keeps the GPUs from the round that would tell an adapter from its GPU: a
                 # case that waits for it must be decided without.

@@ -197,7 +197,9 @@ class Links:
             return
         # Who calls others may still be one that nobody can call. Who has been silent for long is no
         # such one: whoever meets it will do.
-        known = self._peer_history.opinions(pair.peer, since, began, calls=True)
+        known = self._peer_history.opinions(
+            pair.peer, since, began, calls=True, timed=history.track != REACH
+        )
         if not known and not speaks and (history.track != REACH or epoch > began + _EPOCHS):
             known = self._peer_history.opinions(pair.peer, since, began)
         if known and unanswered(known):
@@ -221,6 +223,7 @@ class Links:
             and pair.well >= max(_OTHERS, _OTHERS_RATIO * pair.ill)
             and all(ratio < HARD for ratio in known)
             and not self._peer_history.fails_with_others(pair.peer, epoch)
+            and not (pair.since and self._peer_history.uncalled(pair.peer, pair.since.round.epoch))
         )
 
     def _accuse(self, name: str, reason: str, since: float, epoch: int) -> None:

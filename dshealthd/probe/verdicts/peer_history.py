@@ -50,6 +50,8 @@ class PeerHistory:
         """Peers that could not time an echo to this node, and the epoch in which they said so."""
         self._called: dict[str, tuple[int, float]] = {}
         """What peers told last of a call to this node that they timed, and in which epoch."""
+        self._uncalled: dict[str, int] = {}
+        """Members that another has failed to call, and the epoch in which it last said so."""
         self.take_members(leaves)
 
     def take_members(self, leaves: Mapping[str, str]) -> None:
@@ -67,6 +69,7 @@ class PeerHistory:
             self._said,
             self._untimed,
             self._called,
+            self._uncalled,
         )  # type: ignore[assignment] # only keys go
         for store in stores:
             for name in store.keys() - self.leaves.keys():
@@ -100,24 +103,34 @@ class PeerHistory:
             self._untimed[name] = epoch
         elif call is not None:
             self._called[name] = epoch, call
+        for other, ratio in told.calls.items():
+            if ratio >= HARD and other in self.leaves:
+                self._uncalled[other] = epoch
 
     def spoke(self, name: str, since: float) -> bool:
         """Tell whether a peer in the history has told anything since that epoch."""
         return name in self._said and self._said[name].at > since
 
-    def opinions(self, name: str, since: float, epoch: int, *, calls: bool = False) -> list[float]:
+    def opinions(
+        self, name: str, since: float, epoch: int, *, calls: bool = False, timed: bool = False
+    ) -> list[float]:
         """Return the ratios that others have told since of their rounds with a member, with which
         something is wrong since that epoch.
 
-        With `calls` only of those that they led. They tell of the epoch before as well: in the
-        first one after it, that they were well with it may be older than what is wrong.
+        With `calls` only of those that they led, with `timed` only of those that say more than that
+        the member answers. They tell of the epoch before as well: in the first one after it, that
+        they were well with it may be older than what is wrong.
         """
         words = [
             (word.told.calls if calls else word.told.pairs, word.epoch)
             for word in self._said.values()
             if word.at > since
         ]
-        said = [(pairs[name], heard) for pairs, heard in words if name in pairs]
+        said = [
+            (pairs[name], heard)
+            for pairs, heard in words
+            if name in pairs and not (timed and pairs[name] == UNTIMED)
+        ]
         return [ratio for ratio, heard in said if heard > epoch + 1 or unanswered([ratio])]
 
     def fails_with_others(self, name: str, epoch: int) -> bool:
@@ -130,6 +143,10 @@ class PeerHistory:
         return (word.told.node or 0.0) >= HARD or any(
             ratio >= HARD for ratio in self._with_others(name)
         )
+
+    def uncalled(self, name: str, since: int) -> bool:
+        """Tell whether another member has said since an epoch that it could not call a member."""
+        return self._uncalled.get(name, -1) >= since
 
     def verified_by_peers(self, name: str, high: float) -> bool:
         """Tell whether a member's last rounds with others were good, by what it told last.

@@ -63,7 +63,9 @@ class Purpose(enum.Enum):
     HEAR = "hear"
     """It asks a witness what it knows of a peer."""
     SECOND = "second"
-    """It times an echo to a peer that found its own to this node slow."""
+    """It times an echo to a peer that found its own to this node slow, or calls one that another
+    cannot call.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,9 @@ class PlanningInput:
     back: Collection[str]
     """Those of them that have called since."""
     doubted: Collection[str]
-    """Members that found their echoes to this node slow, which it has not timed itself since."""
+    """Peers that found their echoes to this node slow, or that another cannot call, which this node
+    has not called itself since.
+    """
     around: Surroundings
     epoch: int
     now: float
@@ -156,7 +160,8 @@ def _others(state: PlanningInput) -> Iterator[ExtraRound]:
                 yield from _for_pair(history, pair, state)
     # Last: a peer that lies can ask for these, and must not use up what this node needs itself.
     for name in state.doubted:
-        if name not in state.unreached and not state.peers.shuns(name, state.now):
+        is_member = name in state.peers.leaves
+        if is_member and name not in state.unreached and not state.peers.shuns(name, state.now):
             yield ExtraRound(Confirmation((me, name), Kind.LIGHT), Purpose.SECOND, None, name)
 
 

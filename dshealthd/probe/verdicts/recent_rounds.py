@@ -1,6 +1,7 @@
 """This node's recent rounds with each peer, as it tells its peers of them.
 
-And the peers that find their echoes to this node slow, which it is to time itself.
+And the peers that it is to call itself: those that find their echoes to this node slow, and those
+that another cannot call.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ class RecentRounds:
         self._calls: dict[str, tuple[int, float]] = {}
         """The same of those that this node led."""
         self._doubts: dict[str, int] = {}
-        """Peers whose echoes to this node are slow, by what they say, and the epoch of that."""
+        """Peers whose echoes to this node are slow, by what they say, or that do not answer another
+        that asks, and the epoch of that.
+        """
         self._seconded: dict[str, int] = {}
-        """The epoch in which this node timed an echo to a peer for that."""
+        """The epoch in which this node called a peer for that."""
 
     def keep(self, names: Iterable[str]) -> None:
         """Forget the doubts of nodes that are no members."""
@@ -54,6 +57,7 @@ class RecentRounds:
         _put(self._pairs, peer, epoch, ratio)
         if not round.led:
             self._note_doubt(round, peer, epoch)
+            self._note_silence(round, peer, epoch)
         elif ratio > 1 or round.kind is not Kind.LIGHT or timings == _ECHO_TIMES:
             _put(self._calls, peer, epoch, ratio)
             self._doubts.pop(peer, None)
@@ -80,8 +84,29 @@ class RecentRounds:
         ):
             self._doubts[peer] = epoch
 
+    def _note_silence(self, round: ObservedRound, peer: str, epoch: int) -> None:
+        """Note whom a peer could not call that asks this node out of turn, as a witness.
+
+        Who may call whom is for the schedule to draw: a node that nobody else calls for some epochs
+        could be down, or only the way from one node to it. Who fails with several is at fault
+        itself, or a liar that would use up this node's rounds. That an agent answers says nothing
+        where it is a collective that failed: who asks for that does so by one.
+        """
+        word = round.told.get(peer)
+        silent = [name for name, ratio in word.calls.items() if ratio >= HARD] if word else []
+        if not (round.unasked and round.kind is Kind.LIGHT and len(silent) == 1):
+            return
+        (name,) = silent
+        since, _ = self._calls.get(name, (-1, UNTIMED))
+        if name != self._me and not 0 <= epoch - since <= 1:
+            # Names are what a peer says, and need not be those of members.
+            self._doubts = {
+                doubted: at for doubted, at in self._doubts.items() if 0 <= epoch - at <= 1
+            }
+            self._doubts[name] = epoch
+
     def doubts(self, epoch: int) -> list[str]:
-        """Return the peers to which this node is to time an echo now, for what they say of theirs."""
+        """Return the peers that this node is to call now, for what they or others say."""
         return [
             peer
             for peer, since in self._doubts.items()
@@ -90,12 +115,17 @@ class RecentRounds:
         ]
 
     def second(self, peer: str, epoch: int) -> None:
-        """Note that an echo is timed for a peer's doubt."""
+        """Note that a peer is called for a doubt."""
         self._seconded[peer] = epoch
 
-    def declined(self, peer: str) -> None:
-        """Note that a peer was busy: if an echo was to be timed for its doubt, that is still to do."""
+    def declined(self, peer: str, epoch: int) -> None:
+        """Note that a peer was busy, and so has answered a call.
+
+        If an echo was to be timed for a doubt, that is still to do.
+        """
         self._seconded.pop(peer, None)
+        if not self._is_timed(peer, epoch):
+            _put(self._calls, peer, epoch, UNTIMED)
 
     def told(self, epoch: int) -> tuple[dict[str, float], dict[str, float]]:
         """Return the ratios of the recent rounds by peer, and of those that this node led."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HARD = 1000.0
 """The ratio of a round that gave no time at all."""
 UNTIMED = 0.0
-"""What a node tells of a call that was answered while one of the agents waited for a CPU.
+"""What a node tells of a call that was declined, or answered while an agent waited for a CPU.
 
 It says that the peer can be reached, and nothing of how long that takes.
 """
@@ -78,7 +78,7 @@ class PeerReport:
     """The ratios of its last rounds, by peer."""
     calls: Mapping[str, float] = field(default_factory=dict)
     """The same of those that it led: a member that calls others may still be one that nobody can
-    call. UNTIMED where an echo was answered and its time did not count.
+    call. UNTIMED where one was answered, and tells no time.
     """
 
     def accuses_itself(self, track: Signal, high: float) -> bool:

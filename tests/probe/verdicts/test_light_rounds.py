@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NAMES = ("n0", "n1", "n2", "n3")
 NO_LEAVES = dict.fromkeys(NAMES, "")
-SLOW = "n1"
+SLOW = SHUT = "n1"
 PAIR = frozenset({"n0", "n1"})
 EMPTY, PAYLOAD = 0, 47872
 USUAL, SLOWED = 0.001, 0.1
@@ -50,6 +50,10 @@ class Company:
         self.epoch, self.now = start, 10.0 * start
         self.slow = False
         self.slow_pair = False
+        self.shut = False
+        """Whether nobody can call the node SHUT, which calls others itself."""
+        self.cut = False
+        """Whether the two of PAIR cannot call each other."""
         self.untimed = 0.0
         """Share of the times that do not count, as an agent waited for a CPU."""
         self.bounded = False
@@ -93,6 +97,20 @@ class Company:
 
     def _round(self, leader: str, member: str, epoch: int) -> Iterator[tuple[str, Confirmation]]:
         self.now += 0.02
+        if (self.shut and member == SHUT) or (self.cut and {leader, member} == PAIR):
+            observation = Observation(
+                epoch,
+                Kind.LIGHT,
+                "agent",
+                (leader, member),
+                Outcome.REFUSED,
+                Stage.INVITE,
+                late=(member,),
+                at=self.now,
+            )
+            for extra in self._detectors[leader].observe(observation):
+                yield leader, extra
+            return
         slow = (self.slow and SLOW in {leader, member}) or (
             self.slow_pair and {leader, member} == PAIR
         )
@@ -194,3 +212,39 @@ def test_nodes_without_a_cpu_are_not_slow(start: int) -> None:
     for _ in range(NAMED):
         company.step()
     assert company.suspects() == {Suspect(Part.LINK, "n0--n1", "slow")}
+
+
+@pytest.mark.parametrize("start", [10_000 * number for number in range(1, 31)])
+def test_node_that_nobody_can_call_is_named_whoever_leads(start: int) -> None:
+    """A node that refuses all calls, and itself calls others, is named, and no link to it.
+
+    Who meets it may not be the one to call it, for epochs on end: a witness that is asked then calls
+    it out of turn.
+    """
+    company = Company(start)
+    for _ in range(KNOWN // 10):
+        company.step()
+    company.shut = True
+    told: list[set[Suspect]] = []
+    for _ in range(NAMED):
+        company.step()
+        told.append(company.suspects())
+    right = {Suspect(Part.NODE, SHUT, "refused")}
+    assert all(found <= right for found in told), told
+    assert told[-1] == right
+
+
+@pytest.mark.parametrize("start", [10_000 * number for number in range(1, 31)])
+def test_cut_link_is_named_whoever_leads(start: int) -> None:
+    """Two nodes that refuse each other's calls, and nobody else's, are named as the link."""
+    company = Company(start)
+    for _ in range(KNOWN // 10):
+        company.step()
+    company.cut = True
+    told: list[set[Suspect]] = []
+    for _ in range(2 * NAMED):
+        company.step()
+        told.append(company.suspects())
+    right = {Suspect(Part.LINK, "n0--n1", "refused")}
+    assert all(found <= right for found in told), told
+    assert told[-1] == right

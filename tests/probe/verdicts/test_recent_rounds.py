@@ -1,10 +1,12 @@
-"""What a node tells of its recent rounds, and the echoes that it times for its peers' doubts."""
+"""What a node tells of its recent rounds, and whom it calls for its peers' doubts."""
 
 from __future__ import annotations
 
+import pytest
+
 from dshealthd.probe.observation import Kind
 from dshealthd.probe.verdicts.recent_rounds import RecentRounds
-from dshealthd.probe.verdicts.signals import UNTIMED, Measurement, ObservedRound, PeerReport
+from dshealthd.probe.verdicts.signals import HARD, UNTIMED, Measurement, ObservedRound, PeerReport
 
 HIGH = 1.07
 
@@ -30,7 +32,7 @@ def test_doubt_is_seconded_until_an_echo_is_timed() -> None:
     assert recent.doubts(5) == ["peer"]
     recent.second("peer", 5)
     assert recent.doubts(5) == []
-    recent.declined("peer")
+    recent.declined("peer", 5)
     assert recent.doubts(5) == ["peer"]
     recent.second("peer", 5)
     note(recent, 5, led=True)
@@ -41,3 +43,53 @@ def test_doubt_is_seconded_until_an_echo_is_timed() -> None:
     assert recent.doubts(8) == []
     note(recent, 9, led=True)
     assert recent.told(9)[1] == {"peer": 40.0}  # a time that did not count says nothing else
+
+
+def asked(
+    recent: RecentRounds, calls: dict[str, float], *, kind: Kind = Kind.LIGHT, extra: bool = True
+) -> list[str]:
+    """Return whom this node is to call after a round in which `peer` tells of its `calls`."""
+    told = {"peer": PeerReport(calls=calls)}
+    round = ObservedRound(5, 50.0, kind, ("peer",), near=False, extra=extra, led=False, told=told)
+    recent.note(round, [Measurement(round, 1.0, bad=False, good=True, reason="")], 0, 5)
+    return recent.doubts(5)
+
+
+def test_witness_calls_whom_another_cannot_call() -> None:
+    """A node that is asked for one that cannot be called calls it, if it has not done so lately."""
+    silent = {"other": HARD, "third": 1.0}
+    assert asked(RecentRounds("me", HIGH), silent) == ["other"]
+    knows = RecentRounds("me", HIGH)
+    knows.declined("other", 4)
+    assert knows.told(5)[1] == {"other": UNTIMED}  # it has answered
+    assert asked(knows, silent) == []
+    knew = RecentRounds("me", HIGH)
+    knew.declined("other", 3)
+    assert asked(knew, silent) == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("calls", "kind", "extra"),
+    [
+        ({"other": HARD}, Kind.LIGHT, False),  # the schedule's round, which asks for nothing
+        ({"other": HARD}, Kind.PAIR, True),  # a collective that failed
+        ({"other": HARD, "third": HARD}, Kind.LIGHT, True),  # its own fault, or a lie
+        ({"me": HARD}, Kind.LIGHT, True),
+        ({"other": 50.0}, Kind.LIGHT, True),
+    ],
+)
+def test_what_is_no_reason_to_call(calls: dict[str, float], kind: Kind, *, extra: bool) -> None:
+    """A node calls nobody out of turn for what says nothing of one other, or cannot be seen so."""
+    assert asked(RecentRounds("me", HIGH), calls, kind=kind, extra=extra) == []
+
+
+def test_names_of_no_members_do_not_pile_up() -> None:
+    """Of the names that a peer tells those of the last epochs are kept."""
+    recent = RecentRounds("me", HIGH)
+    for epoch in range(100):
+        told = {"peer": PeerReport(calls={f"name-{epoch}": HARD})}
+        round = ObservedRound(
+            epoch, 0.0, Kind.LIGHT, ("peer",), near=False, extra=True, led=False, told=told
+        )
+        recent.note(round, [Measurement(round, 1.0, bad=False, good=True, reason="")], 0, epoch)
+    assert recent.doubts(99) == ["name-98", "name-99"]
