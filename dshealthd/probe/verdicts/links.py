@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dshealthd.probe.observation import Kind, Part, Suspect
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS
 from dshealthd.probe.verdicts.peer_history import unanswered
-from dshealthd.probe.verdicts.signals import HARD, REACH
+from dshealthd.probe.verdicts.signals import FAR_BELOW, HARD, REACH
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -169,7 +169,9 @@ class Links:
             if echo
             else opinion is not None and opinion >= self._high
         )
-        if agrees and self._peer_history.verified_by_peers(pair.peer, self._high):
+        least = pair.least if opinion is None else min(pair.least, opinion)
+        high = max(self._high, least / FAR_BELOW)
+        if agrees and self._peer_history.verified_by_peers(pair.peer, high):
             pair.accuse(SLOW)
             return
         if opinion is not None and self._peer_history.tells_of_others(pair.peer):

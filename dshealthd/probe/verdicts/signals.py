@@ -27,6 +27,12 @@ SUSPECT = 2
 """Flagged rounds among the last WINDOW that make a suspect."""
 KEPT = 16
 """Rounds of a case that are looked at: the newest."""
+FAR_BELOW = 4
+"""Times by which a bad ratio lies below a pair's, so that it is not what is wrong with the pair.
+
+Busy CPUs make collectives of any pair take several times as long; a slow link is named meanwhile
+only if it is slower by far.
+"""
 _FLAPS = 36
 """Epochs for which bad rounds with a peer are remembered that good ones followed.
 
@@ -218,6 +224,8 @@ class PeerSuspicion:
     """The first bad item after the last good one; None after a good one."""
     newest: Measurement
     """The last bad item: it says what is wrong now, where an agent refused while it started."""
+    least: float
+    """The lowest ratio of the bad items: chance makes some of them high, and not all."""
     bads: int = 1
     earlier: int = 0
     """Bad rounds of the suspicions before it, which good rounds ended."""
@@ -368,17 +376,23 @@ class SignalHistory:
     def _add_to_pair(self, measurement: Measurement, peer: str) -> None:
         for other in self.pairs.values():
             if other.peer != peer:
-                other.later += measurement.good
-                other.well += measurement.good and (
+                below = measurement.bad and FAR_BELOW * measurement.ratio <= other.least
+                other.later += measurement.good or below
+                other.well += (measurement.good or below) and (
                     other.first.round.near or not measurement.round.near or not self.track.timed
                 )
-                other.ill += measurement.bad
+                other.ill += measurement.bad and not below
         pair = self.pairs.get(peer)
         if pair is None:
             if measurement.bad:
                 epoch, before = measurement.round.epoch, self.ended.pop(peer, None)
                 self.pairs[peer] = PeerSuspicion(
-                    peer, measurement, epoch, since=measurement, newest=measurement
+                    peer,
+                    measurement,
+                    epoch,
+                    since=measurement,
+                    newest=measurement,
+                    least=measurement.ratio,
                 )
                 if before and 0 <= epoch - before.touched <= _FLAPS:
                     self.pairs[peer].earlier = before.bads + before.earlier
@@ -394,6 +408,7 @@ class SignalHistory:
         if measurement.bad:
             pair.bads += 1
             pair.newest = measurement
+            pair.least = min(pair.least, measurement.ratio)
             # An accusation ends after good rounds in a row; a suspicion also where chance mixes
             # them with bad ones.
             pair.goods = 0 if pair.accused else pair.goods

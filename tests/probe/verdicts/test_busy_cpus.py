@@ -1,0 +1,78 @@
+"""A slow link among four nodes whose CPUs are busy, so that any collective may take ten times as
+long as it does on free ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
+from tests.probe.verdicts.test_light_rounds import KNOWN, PAIR, Company
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.probe.verdicts.detector import Confirmation
+
+TIMES = {8: 0.0004, 1024: 0.0006, 65536: 0.0007}
+"""Usual seconds of an all-reduce, by its bytes; as four agents on two cores have them."""
+LARGE, SLOWED = 65536, 0.0373
+BUSY, WAIT = 0.3, 0.001
+"""The share of timings that a wait for a CPU makes longer, and its mean in seconds."""
+TRIALS, RIGHT = 24, 15
+
+
+class BusyCompany(Company):
+    """The agents, with collectives that both ends time."""
+
+    def _round(self, leader: str, member: str, epoch: int) -> Iterator[tuple[str, Confirmation]]:
+        self.now += 0.02
+        timings = tuple(self._timing(size, of_pair={leader, member} == PAIR) for size in TIMES)
+        ends = leader, member
+        scores = tuple(score for name in ends for score in self._detectors[name].scores())
+        for name in ends:
+            observation = Observation(
+                epoch,
+                Kind.PAIR,
+                "gloo",
+                ends,
+                Outcome.OK,
+                Stage.DONE,
+                timings,
+                scores=scores,
+                at=self.now,
+            )
+            for extra in self._detectors[name].observe(observation):
+                yield name, extra
+
+    def _timing(self, size: int, *, of_pair: bool) -> Timing:
+        slow = self.slow_pair and of_pair and size == LARGE
+        seconds = (SLOWED if slow else TIMES[size]) * (1 + 0.15 * self._draws.random())
+        if self._draws.random() < BUSY:
+            seconds += self._draws.expovariate(1 / WAIT)
+        return Timing("all_reduce", size, seconds, 0.0)
+
+
+def told(start: int) -> list[set[Suspect]]:
+    """Return whom anybody accuses in each of the first 15 epochs with the slow link."""
+    company = BusyCompany(start)
+    for _ in range(KNOWN):
+        company.step()
+    company.slow_pair = True
+    found = []
+    for _ in range(15):
+        company.step()
+        found.append(company.suspects())
+    return found
+
+
+def test_slow_link_is_named_although_all_are_slow() -> None:
+    """A link that is slower by far than what busy CPUs make slow is named alone in 15 of 24 trials,
+    and seldom called ambiguous. In the others an end takes itself for slow, or it takes longer.
+    """
+    right = Suspect(Part.LINK, "--".join(sorted(PAIR)), "slow")
+    trials = [told(1000 * number) for number in range(1, TRIALS + 1)]
+    alone = [all(found <= {right} for found in one) and right in one[-1] for one in trials]
+    assert sum(alone) >= RIGHT
+    ambiguous = [any(s.reason == "ambiguous" for found in one for s in found) for one in trials]
+    assert sum(ambiguous) <= 1
