@@ -182,7 +182,9 @@ class Rounds:
     def _gives_way(self, current: ActiveRound, plan: RoundPlan) -> bool:
         """Tell whether the round in hand ends for another one.
 
-        Both members of a group have started, and the other comes first.
+        Both members of a group have started, and the other comes first, or its round is of a later
+        epoch; an extra one is of none. Of two rounds that cross exactly one must give way, so both
+        ends have to compare the same.
         """
         if (
             not current.led
@@ -190,6 +192,8 @@ class Rounds:
             or set(current.plan.members) != set(plan.members)
         ):
             return False
+        if plan.epoch != current.plan.epoch:
+            return plan.epoch > current.plan.epoch
         order = root_order(plan.members, plan.epoch)
         return order.index(plan.root) < order.index(self._node.name)
 

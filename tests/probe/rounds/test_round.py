@@ -298,6 +298,31 @@ def test_both_start_at_once(tmp_path: Path) -> None:
     run(scene())
 
 
+@pytest.mark.parametrize("extra", [0, 1])
+def test_extra_round_crosses_a_scheduled_one(tmp_path: Path, extra: int) -> None:
+    """Of an extra round and the schedule's, which two members start with each other at once, that
+    of the schedule is run, whoever would come first in the order of each.
+
+    Both used to give way where the orders differed, and then waited for each other for a minute.
+    """
+
+    async def scene() -> None:
+        async with company(tmp_path, 2) as companions:
+            one, two = companions[extra], companions[1 - extra]
+            for epoch in range(EPOCH - 1, EPOCH + 2):
+                found = await asyncio.gather(
+                    one.rounds.lead(one.plan(two.name, epoch=ON_DEMAND)),
+                    two.rounds.lead(two.plan(one.name, epoch=epoch)),
+                )
+                assert [report is not None and report.led for report in found] == [False, True]
+                observation = same([one, two])
+                assert (observation.epoch, observation.outcome) == (epoch, Outcome.OK)
+                one.reports.clear()
+                two.reports.clear()
+
+    run(scene())
+
+
 def test_invitations_that_cross(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is refused by a member that has begun the same round waits for its invitation, and joins."""
 
