@@ -59,11 +59,7 @@ def told(start: int) -> list[set[Suspect]]:
     for _ in range(KNOWN):
         company.step()
     company.slow_pair = True
-    found = []
-    for _ in range(15):
-        company.step()
-        found.append(company.suspects())
-    return found
+    return company.told(15)
 
 
 def test_slow_link_is_named_although_all_are_slow() -> None:

@@ -16,6 +16,7 @@ from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage,
 from dshealthd.probe.options import BaselineOptions, VerdictOptions
 from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
 from dshealthd.probe.verdicts.detector import Confirmation, Detector
+from dshealthd.probe.verdicts.signals import UNTIMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -645,6 +646,21 @@ def test_who_declines_is_there(opinion: float, part: Part) -> None:
     }
     scene.round((ME, peer), Answer(outcome=Outcome.DECLINED, stage=Stage.INVITE, silent=True))
     assert scene.detector.suspects() == ()
+
+
+def test_who_declines_has_answered() -> None:
+    """That a peer declined a call is told as an answer without a time; of a round that the peer
+    began, this node has called nobody.
+    """
+    scene = Scene()
+    scene.run(well)
+    peer, other = sorted(scene.leaves.keys() - {ME})[-2:]
+    declined = Answer(outcome=Outcome.DECLINED, stage=Stage.INVITE, silent=True)
+    scene.round((ME, peer), declined)
+    scene.round((other, ME), declined)
+    told = dict(scene.detector.scores())
+    assert told[f"{ME}->{peer}"] == UNTIMED
+    assert f"{ME}->{other}" not in told
 
 
 def silences(

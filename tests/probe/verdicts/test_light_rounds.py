@@ -91,6 +91,14 @@ class Company:
         for name, extra in asked:
             self._detectors[name].withdraw(extra)
 
+    def told(self, epochs: int) -> list[set[Suspect]]:
+        """Return whom anybody accuses after each of the next epochs."""
+        found = []
+        for _ in range(epochs):
+            self.step()
+            found.append(self.suspects())
+        return found
+
     def suspects(self) -> set[Suspect]:
         """Return whom anybody accuses."""
         return {found for detector in self._detectors.values() for found in detector.suspects()}
@@ -187,10 +195,7 @@ def test_slow_link_is_named_whoever_leads_and_times(
     for _ in range(KNOWN):
         company.step()
     company.slow_pair, company.untimed, company.bounded = True, untimed, bounded
-    told: list[set[Suspect]] = []
-    for _ in range(4 * NAMED):
-        company.step()
-        told.append(company.suspects())
+    told = company.told(4 * NAMED)
     right = {Suspect(Part.LINK, "n0--n1", "slow")}
     assert all(found <= right for found in told), told
     assert told[-1] == right
@@ -225,10 +230,7 @@ def test_node_that_nobody_can_call_is_named_whoever_leads(start: int) -> None:
     for _ in range(KNOWN // 10):
         company.step()
     company.shut = True
-    told: list[set[Suspect]] = []
-    for _ in range(NAMED):
-        company.step()
-        told.append(company.suspects())
+    told = company.told(NAMED)
     right = {Suspect(Part.NODE, SHUT, "refused")}
     assert all(found <= right for found in told), told
     assert told[-1] == right
@@ -241,10 +243,7 @@ def test_cut_link_is_named_whoever_leads(start: int) -> None:
     for _ in range(KNOWN // 10):
         company.step()
     company.cut = True
-    told: list[set[Suspect]] = []
-    for _ in range(2 * NAMED):
-        company.step()
-        told.append(company.suspects())
+    told = company.told(2 * NAMED)
     right = {Suspect(Part.LINK, "n0--n1", "refused")}
     assert all(found <= right for found in told), told
     assert told[-1] == right

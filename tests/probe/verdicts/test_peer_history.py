@@ -1,0 +1,38 @@
+"""What others tell of a member, and for what it counts."""
+
+from __future__ import annotations
+
+from dshealthd.probe.verdicts.peer_history import PeerHistory
+from dshealthd.probe.verdicts.signals import HARD, UNTIMED, PeerReport
+
+
+def history() -> PeerHistory:
+    """Return the history of four members."""
+    return PeerHistory("me", dict.fromkeys(("me", "peer", "witness", "other"), ""))
+
+
+def test_answer_alone_says_nothing_of_collectives() -> None:
+    """That a member answered a witness counts for whether it can be reached, and not for a
+    collective that failed; that it did not answer counts for both.
+    """
+    known = history()
+    known.heard("witness", 100.0, 10, PeerReport(calls={"peer": UNTIMED}))
+    assert known.opinions("peer", 50.0, 5, calls=True) == [UNTIMED]
+    assert known.opinions("peer", 50.0, 5, calls=True, timed=True) == []
+    known.heard("other", 100.0, 10, PeerReport(calls={"peer": HARD}))
+    assert known.opinions("peer", 50.0, 5, calls=True, timed=True) == [HARD]
+
+
+def test_who_could_not_be_called_by_others() -> None:
+    """Another's failed call to a member is remembered, also when it has gone well since, until the
+    member is none any more; a slow call is none, nor is one to this node.
+    """
+    known = history()
+    known.heard("witness", 100.0, 10, PeerReport(calls={"peer": HARD, "other": 50.0, "x": HARD}))
+    known.heard("witness", 110.0, 11, PeerReport(calls={"peer": 1.0}))
+    assert known.uncalled("peer", 10)
+    assert not known.uncalled("peer", 11)  # it was before
+    assert not known.uncalled("other", 0)
+    assert not known.uncalled("x", 0)
+    known.take_members(dict.fromkeys(("me", "witness", "other"), ""))
+    assert not known.uncalled("peer", 0)
