@@ -7,11 +7,12 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 THAW_SECONDS = 240
@@ -42,6 +43,22 @@ class Mount:
 def run(*command: str) -> None:
     """Run a command; its output is in the error it may raise."""
     subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+
+def wait_until_it_hangs(pid: int) -> None:
+    """Wait until a process has slept uninterruptibly for a second and has not run in between.
+
+    A process that starts sleeps so too, for as long as the disk takes to read its code.
+    """
+    end, seen, since = time.monotonic() + 60, "", 0.0
+    while time.monotonic() < end:
+        status = Path(f"/proc/{pid}/status").read_text()
+        if "State:\tD" not in status or status != seen:
+            seen, since = status, time.monotonic()
+        elif time.monotonic() - since >= 1:
+            return
+        time.sleep(0.05)
+    raise TimeoutError(seen)
 
 
 @contextlib.contextmanager

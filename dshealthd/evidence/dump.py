@@ -15,6 +15,8 @@ import pickle
 import re
 from typing import Any, NoReturn
 
+from dshealthd.evidence.libraries import is_library
+
 MAX_GROUPS = 64
 MAX_ENTRIES = 20_000
 MAX_PENDING = 8
@@ -24,7 +26,6 @@ MAX_RANKS_TEXT = 1 << 20
 """Characters of the members of all groups together: those of one that is cut would be wrong."""
 _RANKS = re.compile(r"\[?(?:\d{1,7}(?:, ?\d{1,7})*)?\]?")
 _STATES = ("scheduled", "started", "completed")
-_LIBRARIES = ("/torch/", "/deepspeed/", "/accelerate/", "/lightning/", "/transformers/")
 
 
 class MalformedDump(Exception):
@@ -155,9 +156,7 @@ def _place(frames: Any) -> str:
         for frame in frames[:64]
         if isinstance(frame, dict) and isinstance(frame.get("filename"), str)
     ]
-    own = [
-        frame for frame in found if not any(library in frame["filename"] for library in _LIBRARIES)
-    ]
+    own = [frame for frame in found if not is_library(frame["filename"])]
     for frame in (own or found)[:1]:
         return f"{_text(frame['filename'])}:{_text(frame.get('line', '?'))} {_text(frame.get('name', ''))}"
     return ""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.evidence import privileges
 from dshealthd.evidence.findings import file_of
+from dshealthd.evidence.libraries import is_library
 from dshealthd.evidence.step import Missing
 from dshealthd.linux.process_files import user_of
 from dshealthd.printable import printable
@@ -27,16 +28,6 @@ PAUSE = 0.3
 MAX_OUTPUT = 8 << 20
 MAX_THREADS = 256
 MAX_FRAMES = 128
-_LIBRARIES = (
-    "/torch/",
-    "/deepspeed/",
-    "/accelerate/",
-    "/lightning/",
-    "/transformers/",
-    "/site-packages/",
-    "/dist-packages/",
-    "/lib/python",
-)
 
 
 def find_py_spy() -> str | None:
@@ -159,6 +150,6 @@ def place(frames: list[tuple[str, str, int]]) -> str:
 
     The innermost of all where there is none.
     """
-    own = [frame for frame in frames if not any(library in frame[1] for library in _LIBRARIES)]
+    own = [frame for frame in frames if not is_library(frame[1])]
     name, filename, line = (own or frames or [("?", "?", 0)])[0]
     return printable(f"{filename}:{line} {name}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +20,7 @@ from tests.doctor.looks import look, outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 KERNEL_THREAD = 0x0020_8040
 
@@ -130,10 +130,7 @@ def test_real_process(mount: frozen.Mount) -> None:
     mount.freeze()
     with subprocess.Popen([sys.executable, "-c", script, str(mount.directory / "file")]) as process:
         try:
-            end = time.monotonic() + 60
-            while ") D " not in Path(f"/proc/{process.pid}/stat").read_text():
-                assert time.monotonic() < end
-                time.sleep(0.05)
+            frozen.wait_until_it_hangs(process.pid)
             values(one)
             assert values(one)[0] >= 1
         finally:

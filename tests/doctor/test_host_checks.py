@@ -226,10 +226,7 @@ def test_process_stuck_with_a_gpu_open(mount: frozen.Mount, tmp_path: Path) -> N
         [sys.executable, "-c", script, str(dev / "nvidia0"), str(mount.directory / "file")]
     ) as process:
         try:
-            end = time.monotonic() + 60
-            while ") D " not in Path(f"/proc/{process.pid}/stat").read_text():
-                assert time.monotonic() < end
-                time.sleep(0.05)
+            frozen.wait_until_it_hangs(process.pid)
             found = results(stuck_processes.CHECK, context)
         finally:
             mount.thaw()

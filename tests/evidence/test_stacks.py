@@ -88,6 +88,20 @@ def test_py_spy_tells_where_the_training_waits(tmp_path: Path) -> None:
     assert not any(secret in text for secret in ("hunter2", "swordfish", "opensesame"))
 
 
+def test_place_is_the_training_s_own_line() -> None:
+    """The innermost frame that is no library's: neither torch's nor this project's own reports of
+    steps, wherever they are installed. Where all are libraries', the innermost.
+    """
+    own = ("main", "/home/user/train.py", 12)
+    libraries = [
+        ("encode", "/home/user/dshealthd/dshealthd/training/message.py", 174),
+        ("step", "/home/user/DeepSpeed/deepspeed/runtime/engine.py", 7),
+        ("send", "/opt/venv/lib/python3.11/socket.py", 3),
+    ]
+    assert stacks.place([*libraries, own]) == "/home/user/train.py:12 main"
+    assert stacks.place(libraries[1:]) == "/home/user/DeepSpeed/deepspeed/runtime/engine.py:7 step"
+
+
 def test_a_stopped_process_has_stacks_and_stays_stopped(tmp_path: Path) -> None:
     """To look at a process neither needs it to run nor makes it."""
     with rank(tmp_path) as pid:

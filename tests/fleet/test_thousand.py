@@ -11,9 +11,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_thousand_nodes_are_cheap() -> None:
-    """All of them answer, for less than a second of the agent's CPU and ten MiB of its memory.
+    """All of them answer, for no more CPU than aiohttp takes for as many plain requests, and ten
+    MiB of memory.
 
-    Seconds on the clock are the benchmark's: here the servers share the machine with all else.
+    Half as much again is allowed, as other work on the machine meets one of the two more than the
+    other. Seconds are the benchmark's: they are the machine's as much as the agent's.
     """
     command = [sys.executable, "-m", "bench.bench_fleet", "--nodes", "1000"]
     ended = subprocess.run(
@@ -21,6 +23,6 @@ def test_a_thousand_nodes_are_cheap() -> None:
     )
     took = json.loads(ended.stdout)
     assert took["answered"] == 1000
-    assert took["CPU s"] <= 1.0
+    assert took["of aiohttp"] <= 1.5
     assert took["memory grows MiB"] <= 10
     assert took["document KiB"] <= 512
