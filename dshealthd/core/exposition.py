@@ -23,10 +23,6 @@ MAX_LABEL_LENGTH = 128
 EXPONENT_FROM = 6
 """Numbers with more digits before the point are written with an exponent."""
 PLAIN_BELOW = 10.0**EXPONENT_FROM
-SPARE = 64
-"""So many series of a metric are remembered beyond twice those that it has now: those of jobs that
-ended would otherwise stay.
-"""
 _CONTROLS = dict.fromkeys((*range(32), 127))
 
 
@@ -76,7 +72,7 @@ def render(samples: Iterable[Sample], format: Format) -> str:
             lines.append(
                 f"{series} {repr(float(value)) if 0 <= value < PLAIN_BELOW else number(value)}\n"
             )
-        if len(known) > 2 * len(family) + SPARE:
+        if len(known) > len(family):
             _known[metric] = {labels: known[labels] for labels in family}
     return "".join(lines)
 
@@ -113,7 +109,11 @@ def _head(metric: Metric, format: Format) -> str:
 
 
 _known: dict[Metric, dict[tuple[str, ...], str]] = {}
-"""What stands before the value of each series that was written before."""
+"""What stands before the value of each series that its metric had when it was last written.
+
+Those of jobs that have ended are dropped at once. An exposition has each metric once, so none is
+dropped that another part of it would need.
+"""
 
 
 def _series(metric: Metric, labels: tuple[str, ...]) -> str:

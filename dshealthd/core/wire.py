@@ -27,10 +27,11 @@ LENGTH = struct.Struct(">I")
 MAX_FRAME = 16 << 20
 MAX_SERIES = 1 << 16
 """Series that a worker has named: what an agent can have to remember of one that goes mad."""
-_RENAMED = MAX_SERIES // 4
-"""Series after which all are named anew, so that those of jobs that have ended are forgotten.
+_SPARE = 256
+"""Series beyond twice those that there are now, after which all are named anew.
 
-A worker has some thousands at a time; to name them all is a few hundred KiB, once in days.
+So that those of jobs that have ended are forgotten: a worker and the agent would have to remember
+them both. To name a thousand takes some 100 KiB, once after as many new ones.
 """
 
 type_error = (TypeError, ValueError, KeyError, IndexError, AttributeError)
@@ -59,11 +60,14 @@ class Encoder:
     def __init__(self) -> None:
         """Know no series yet."""
         self._numbers: dict[tuple[Metric, tuple[str, ...]], int] = {}
+        self._now: dict[str, int] = {}
+        """How many series each collector had in its last result."""
 
     def pack(self, name: str, result: Result) -> bytes:
         """Return the frame of the wire that carries one collector's result."""
         numbers = self._numbers
-        forget = len(numbers) > _RENAMED
+        self._now[name] = len(result.samples)
+        forget = len(numbers) > 2 * sum(self._now.values()) + _SPARE
         if forget:
             numbers.clear()
         new: list[tuple[str, tuple[str, ...]]] = []

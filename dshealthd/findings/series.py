@@ -129,10 +129,10 @@ class Series:
         return [point for point in found if _COMPARE[match["compare"]](point.value, limit)]
 
 
-@functools.lru_cache(maxsize=2048)
+@functools.lru_cache(maxsize=1024)
 def _labels(dimensions: tuple[str, ...], values: tuple[str, ...]) -> Mapping[str, str]:
-    """Name the values of labels. A series has the same ones at the next moment, and to name them
-    was half of what the agent spends on judging.
+    """Name the values of labels. A series has the same ones at the next moment, and to name them is
+    40 % of judging. A node of eight GPUs has 500 that a rule takes; more would be those of the past.
     """
     return MappingProxyType(dict(zip(dimensions, values, strict=True)))
 

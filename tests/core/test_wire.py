@@ -106,8 +106,11 @@ def test_progress_page() -> None:
 
 
 def test_series_of_ended_jobs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that has named many series in its life names them anew and goes on."""
-    monkeypatch.setattr(wire, "_RENAMED", 20)
+    """A worker names its series anew when most of those that it has named are gone, and goes on.
+
+    Neither it nor the agent remembers many more than there are.
+    """
+    monkeypatch.setattr(wire, "_SPARE", 4)
     monkeypatch.setattr(wire, "MAX_SERIES", 40)
     encoder, decoder = wire.Encoder(), wire.Decoder(METRICS)
     for job in range(500):
@@ -115,4 +118,5 @@ def test_series_of_ended_jobs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
             CollectionOutcome.OK, tuple(A(float(rank), f"{job}/{rank}") for rank in range(8))
         )
         assert decoder.unpack(sent(encoder, result)) == result
-    assert len(decoder._series) <= 40
+        assert len(decoder._series) <= 2 * 8 + 4 + 8
+    assert len(encoder._numbers) == len(decoder._series)
