@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from bench.processes import table
 from dshealthd.probe.observation import Part, Suspect
 from tests.probe.verdicts.test_busy_cpus import BusyCompany
-from tests.probe.verdicts.test_light_rounds import KNOWN, SHUT, Company
+from tests.probe.verdicts.test_light_rounds import KNOWN, SHUT, SLOW, Company
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +26,13 @@ def slow(start: int, untimed: float, *, bounded: bool) -> Company:
     """Return a cluster with a slow link, that share of whose echoes does not count."""
     company = known(Company(start))
     company.slow_pair, company.untimed, company.bounded = True, untimed, bounded
+    return company
+
+
+def slow_node(start: int, untimed: float) -> Company:
+    """Return a cluster with a node whose echoes are all slow."""
+    company = known(Company(start))
+    company.slow, company.untimed, company.bounded = True, untimed, True
     return company
 
 
@@ -72,6 +79,15 @@ def main() -> None:
         )
         for untimed in (0.0, 0.4, 1.0)
         for bounded in (False, True)
+    ]
+    cases += [
+        (
+            f"slow node, {untimed:.0%} of times do not count, bounds known",
+            100,
+            lambda start, untimed=untimed: slow_node(start, untimed),  # type: ignore[misc]
+            Suspect(Part.NODE, SLOW, "slow"),
+        )
+        for untimed in (0.0, 0.4, 1.0)
     ]
     cases += [
         ("slow link among collectives on busy CPUs", 48, busy, pair),

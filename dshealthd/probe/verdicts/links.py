@@ -59,7 +59,9 @@ _UNTOLD = 12
 It times an echo only in rounds that it leads, and meets others only between the extra rounds.
 """
 _STARVED = 30
-"""The same where it has tried, and its echoes did not count as an agent waited for a CPU."""
+"""The same where it has tried, and its echoes did not count as an agent waited for a CPU; and where
+echoes of others to it are slow too.
+"""
 _UNHEARD = 4
 """The same where nobody has told anything of the peer.
 
@@ -171,10 +173,13 @@ class Links:
         )
         least = pair.least if opinion is None else min(pair.least, opinion)
         high = max(self._high, least / FAR_BELOW)
-        if agrees and self._peer_history.verified_by_peers(pair.peer, high):
+        slow = echo and self._peer_history.slow_for_others(pair.peer, high, epoch)
+        if agrees and not slow and self._peer_history.verified_by_peers(pair.peer, high):
             pair.accuse(SLOW)
             return
-        if opinion is not None and self._peer_history.tells_of_others(pair.peer):
+        if slow:  # it will find out itself, once it has led rounds
+            wait = _STARVED
+        elif opinion is not None and self._peer_history.tells_of_others(pair.peer):
             pair.dispute(epoch)
             wait = _EPOCHS if pair.disputes >= _DISPUTES else _UNTOLD
         else:

@@ -52,6 +52,10 @@ class PeerHistory:
         """What peers told last of a call to this node that they timed, and in which epoch."""
         self._uncalled: dict[str, int] = {}
         """Members that another has failed to call, and the epoch in which it last said so."""
+        self._called_by: dict[str, dict[str, tuple[int, float]]] = {}
+        """What others have told lately of calls to a member that they timed: by whose, the epoch
+        of that and the ratio.
+        """
         self.take_members(leaves)
 
     def take_members(self, leaves: Mapping[str, str]) -> None:
@@ -70,6 +74,7 @@ class PeerHistory:
             self._untimed,
             self._called,
             self._uncalled,
+            self._called_by,
         )  # type: ignore[assignment] # only keys go
         for store in stores:
             for name in store.keys() - self.leaves.keys():
@@ -104,8 +109,17 @@ class PeerHistory:
         elif call is not None:
             self._called[name] = epoch, call
         for other, ratio in told.calls.items():
-            if ratio >= HARD and other in self.leaves:
+            if other not in self.leaves or other == self.me:
+                continue
+            if ratio >= HARD:
                 self._uncalled[other] = epoch
+            elif ratio != UNTIMED:
+                lately = self._called_by.get(other, {}).items()
+                self._called_by[other] = {
+                    caller: (since, last)
+                    for caller, (since, last) in (*lately, (name, (epoch, ratio)))
+                    if 0 <= epoch - since <= _ECHOES_KEPT
+                }
 
     def spoke(self, name: str, since: float) -> bool:
         """Tell whether a peer in the history has told anything since that epoch."""
@@ -156,6 +170,13 @@ class PeerHistory:
         others = self._with_others(name)
         well = sum(value < high for value in others)
         return well > max(1, len(others) - well)
+
+    def slow_for_others(self, name: str, high: float, epoch: int) -> bool:
+        """Tell whether another member has told lately that its own call to a member was slow."""
+        return any(
+            0 <= epoch - since <= _ECHOES_KEPT and ratio >= high
+            for since, ratio in self._called_by.get(name, {}).values()
+        )
 
     def tells_of_others(self, name: str) -> bool:
         """Tell whether a member told last of enough rounds with others to be verified by them."""

@@ -36,3 +36,24 @@ def test_who_could_not_be_called_by_others() -> None:
     assert not known.uncalled("x", 0)
     known.take_members(dict.fromkeys(("me", "witness", "other"), ""))
     assert not known.uncalled("peer", 0)
+
+
+def test_whom_others_find_slow() -> None:
+    """A slow call of another to a member is remembered for some epochs, or until that one tells of
+    a good one; a call that failed or was not timed is none, nor is one to this node or by it.
+    """
+    known = history()
+    known.heard("witness", 100.0, 10, PeerReport(calls={"peer": 20.0, "other": HARD, "me": 20.0}))
+    assert known.slow_for_others("peer", 3.0, 10)
+    assert known.slow_for_others("peer", 3.0, 14)
+    assert not known.slow_for_others("peer", 3.0, 15)
+    assert not known.slow_for_others("peer", 30.0, 10)  # slower than usual, not as slow as that
+    assert not known.slow_for_others("other", 3.0, 10)
+    assert not known.slow_for_others("me", 3.0, 10)
+    known.heard("witness", 110.0, 11, PeerReport(calls={"peer": UNTIMED}))
+    assert known.slow_for_others("peer", 3.0, 11)
+    known.heard("witness", 120.0, 12, PeerReport(calls={"peer": 1.0}))
+    assert not known.slow_for_others("peer", 3.0, 12)
+    known.heard("witness", 130.0, 13, PeerReport(calls={"peer": 20.0}))
+    known.take_members(dict.fromkeys(("me", "witness", "other"), ""))
+    assert not known.slow_for_others("peer", 3.0, 13)
