@@ -20,8 +20,6 @@ from tests.lab.probing import (
     namespaced,
     rounds,
     suspects,
-    until_both_lead,
-    until_echoes_are_known,
 )
 from tests.symptoms.chain import played
 
@@ -33,16 +31,6 @@ if TYPE_CHECKING:
 # Not part of the ordinary run yet: some faults are not named in time on two busy cores. `make
 # test-lab` runs them.
 pytestmark = pytest.mark.lab
-
-SLOW = "3mbit"
-"""At which the payload of an echo takes a third of a second.
-
-Beside other work it takes 20 ms or more without a fault, which must be several times less.
-"""
-
-
-UNTIL_KNOWN = 900
-"""Seconds that a test may last which waits until echoes are known: few are timed beside other work."""
 
 
 @pytest.fixture(scope="module")
@@ -152,20 +140,3 @@ def test_clock_off(light: Probing, seconds: float) -> None:
         2 * CLEAR,
         "agreement",
     )
-
-
-@pytest.mark.timeout(UNTIL_KNOWN)
-def test_slow_node(light: Probing) -> None:
-    """A slow node is named by itself, and no link to it by others."""
-    until_echoes_are_known(light)
-    _, two, *_ = light.nodes
-    named(light, faults.slow(two, SLOW), two, {"slow"}, by=(two,), epochs=15)
-
-
-@pytest.mark.timeout(UNTIL_KNOWN)
-def test_slow_pair(light: Probing) -> None:
-    """A slow way between two nodes that are well with others is named as the link, by both."""
-    until_echoes_are_known(light)
-    one, two, *_ = light.nodes
-    until_both_lead(light, one, two)
-    named(light, faults.slow_pair(one, two, SLOW), (one, two), {"slow"}, by=(one, two), epochs=25)
