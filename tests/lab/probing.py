@@ -29,8 +29,6 @@ ROUNDS = "dshealthd_probe_rounds_total"
 SUSPECT = "dshealthd_suspect"
 KNOWN = 18
 """Good rounds after which a node knows what is usual."""
-CONFIRMATIONS = 2
-"""Rounds that confirm a suspicion, as shipped: extra ones, or the schedule's where none fits in."""
 CLEAR = 12
 """Epochs after the end of a fault in which every accusation ends.
 
@@ -231,18 +229,21 @@ def history(node: Node) -> list[dict[str, Any]]:
     return found
 
 
-def bad_rounds(node: Node, since: float) -> tuple[int, int]:
-    """Return how many rounds since a Unix time did not go well: the schedule's, and extra ones.
+def bad_rounds(node: Node, since: float) -> int:
+    """Return in how many epochs since a Unix time a node's scheduled rounds did not go well.
 
     Slow ones do. Where a partner does not answer, a node tries others in the same epoch: that is
     one round of the schedule.
     """
-    bad = [
-        entry["epoch"]
-        for entry in history(node)
-        if entry["time"] >= since and entry["outcome"] not in {"ok", "declined"}
-    ]
-    return len(set(bad) - {None}), bad.count(None)
+    return len(
+        {
+            entry["epoch"]
+            for entry in history(node)
+            if entry["time"] >= since
+            and entry["epoch"] is not None
+            and entry["outcome"] not in {"ok", "declined"}
+        }
+    )
 
 
 def suspects(scrape: Scrape) -> set[Suspect]:
@@ -350,8 +351,7 @@ def named(
     Returns what all nodes said before, and with the fault.
 
     It is named after at most `wrong` scheduled rounds that did not go well for who names it first;
-    confirmations come on top. Where others are busy with rounds that take as long as an epoch,
-    scheduled ones take the place of those. With `links` those that end at the guilty node may be named as well.
+    confirmations come on top. With `links` those that end at the guilty node may be named as well.
     """
     kind, component = (
         ("link", "--".join(sorted(node.name for node in guilty)))
@@ -384,8 +384,8 @@ def named(
     with fault:
         found = lab.await_(accusers, epochs, f"{right} by anybody")
         first = lab.elapsed(begin)
-        needed, extra = min(bad_rounds(node, begin) for node in accusers(found))
-        assert needed <= wrong + max(0, CONFIRMATIONS - extra), lab.told(found)
+        needed = min(bad_rounds(node, begin) for node in accusers(found))
+        assert needed <= wrong, lab.told(found)
         ill = lab.await_(
             lambda s: bool(named := accusers(s)) and set(by) <= set(named),
             epochs,
