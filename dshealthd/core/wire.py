@@ -61,12 +61,13 @@ class Encoder:
         """Know no series yet."""
         self._numbers: dict[tuple[Metric, tuple[str, ...]], int] = {}
         self._now: dict[str, int] = {}
-        """How many series each collector had in its last result."""
+        """How many series each collector had in its last result that did not fail."""
 
     def pack(self, name: str, result: Result) -> bytes:
         """Return the frame of the wire that carries one collector's result."""
         numbers = self._numbers
-        self._now[name] = len(result.samples)
+        if result.outcome is CollectionOutcome.OK:  # what fails for once comes back with the same
+            self._now[name] = len(result.samples)
         forget = len(numbers) > 2 * sum(self._now.values()) + _SPARE
         if forget:
             numbers.clear()

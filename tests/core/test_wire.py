@@ -120,3 +120,15 @@ def test_series_of_ended_jobs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
         assert decoder.unpack(sent(encoder, result)) == result
         assert len(decoder._series) <= 2 * 8 + 4 + 8
     assert len(encoder._numbers) == len(decoder._series)
+
+
+def test_series_of_a_collector_that_fails_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails now and then is not named anew each time: its series come back."""
+    monkeypatch.setattr(wire, "_SPARE", 4)
+    encoder = wire.Encoder()
+    well = Result(CollectionOutcome.OK, tuple(A(1.0, str(rank)) for rank in range(20)))
+    assert sent(encoder, well)["series"]
+    for _ in range(3):
+        failed = sent(encoder, Result(CollectionOutcome.ERROR, reason=Reason.TIMEOUT))
+        assert not failed["forget"]
+        assert not sent(encoder, well)["series"]

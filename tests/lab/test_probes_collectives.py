@@ -25,10 +25,10 @@ OPERATION = "dshealthd_probe_operation_seconds"
 def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probing]:
     """Four nodes whose rounds are collectives with gloo.
 
-    A round takes nearly a second on two cores: in epochs of one second there is no time for a
-    confirmation, which has to wait until others have ended theirs.
+    A round takes nearly a second on two cores, and one and a half beside other work: an epoch must
+    have room for a confirmation too, which waits until others have ended theirs.
     """
-    with Probing(tmp_path_factory.mktemp("full"), 4, period=2.0) as lab:
+    with Probing(tmp_path_factory.mktemp("full"), 4, period=3.0) as lab:
         yield begun(namespaced(lab))
 
 

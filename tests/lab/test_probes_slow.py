@@ -32,7 +32,7 @@ WELL = 1.15
 """Below this no machine is slow: the threshold of the alert is 1.2."""
 SLOW = 3.0
 """More than what other work on this machine does to all nodes at once."""
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]  # see test_probes.py
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(200)]  # see test_probes.py
 
 
 @pytest.fixture(scope="module")
