@@ -45,7 +45,16 @@ class Connection(RequestHandler):
     aiohttp bounds the time between requests; this bounds headers, bodies and answers too.
     """
 
-    __slots__ = ("_answered", "_client", "_gate", "_header_timeout", "_idle", "_timer", "_tls")
+    __slots__ = (
+        "_answered",
+        "_client",
+        "_gate",
+        "_header_timeout",
+        "_idle",
+        "_timer",
+        "opening",
+        "tls",
+    )
 
     def __init__(
         self,
@@ -54,7 +63,6 @@ class Connection(RequestHandler):
         client: str,
         *,
         header_timeout: float,
-        tls: Tls | None,
         answered: Callable[[BaseRequest, StreamResponse], None],
     ) -> None:
         """Take the place of `client` in the gate.
@@ -76,14 +84,18 @@ class Connection(RequestHandler):
         self._gate = gate
         self._client: str | None = client
         self._header_timeout = header_timeout
-        self._tls = tls
+        self.tls: Tls | None = None
+        """What protects it; the listener sets it before `connection_made`."""
+        self.opening: asyncio.Task[None] | None = None
+        """The listener's task that leads to `connection_made`, until then."""
         self._answered = answered
         self._idle = True
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start with the time for the first request's headers running."""
-        if self._tls is not None and not self._tls.permits(transport.get_extra_info("peercert")):
+        self.opening = None
+        if self.tls is not None and not self.tls.permits(transport.get_extra_info("peercert")):
             self._gate.refused[CloseReason.CERTIFICATE] += 1
             _abort(transport)
             return

@@ -57,7 +57,7 @@ class Listener:
     def __init__(
         self,
         gate: ConnectionLimiter,
-        connect: Callable[[str, Tls | None], Connection],
+        connect: Callable[[str], Connection],
         *,
         handshake_timeout: float,
         tls: Callable[[], Awaitable[Tls | None]] | None,
@@ -144,7 +144,11 @@ class Listener:
                 accepted.close()
                 continue
             accepted.settimeout(0)
-            task = asyncio.get_running_loop().create_task(self._hand_on(accepted, client))
+            # Made at once: the gate must know what it admitted before the next one is looked at, and
+            # while the certificates' files are.
+            connection = self._connect(client)
+            opening = self._hand_on(accepted, client, connection)
+            connection.opening = task = asyncio.get_running_loop().create_task(opening)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -158,19 +162,19 @@ class Listener:
             ACCEPT_PAUSE, loop.add_reader, listening, self._accept, listening
         )
 
-    async def _hand_on(self, accepted: socket.socket, client: str) -> None:
+    async def _hand_on(self, accepted: socket.socket, client: str, connection: Connection) -> None:
         """Give a connection to its protocol, after the TLS handshake where there is one."""
         try:
-            tls = None if self._tls is None else await self._tls()
-            connection = self._connect(client, tls)
+            connection.tls = None if self._tls is None else await self._tls()
         except BaseException:
-            self._gate.release(client)
+            connection.release()
+            reset_on_close(accepted)
             accepted.close()
             raise
         handshake: dict[str, Any] = {}
-        if tls is not None:
+        if connection.tls is not None:
             handshake = {
-                "ssl": tls.context,
+                "ssl": connection.tls.context,
                 "ssl_handshake_timeout": self._handshake_timeout,
                 "ssl_shutdown_timeout": SHUTDOWN_TIMEOUT,
             }

@@ -197,13 +197,12 @@ class Server:
             yield CONFIG_OK(float(self._config.ok))
             yield CONFIG_FAILURES(float(self._config.failures))
 
-    def _connect(self, client: str, tls: Tls | None) -> Connection:
+    def _connect(self, client: str) -> Connection:
         return Connection(
             cast("Connections", self._connections),
             self._gate,
             client,
             header_timeout=self._options.header_timeout,
-            tls=tls,
             answered=self._answered,
         )
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from aiohttp.web_response import StreamResponse
     from aiohttp.web_server import Server
 
-    from dshealthd.http.tls import Tls
-
 MAX_UNPROVED = 3
 """Requests in a row without proof of who sends them; the connection ends with them.
 
@@ -36,7 +34,7 @@ again.
 class PeerConnection(Connection):
     """One caller's connection."""
 
-    __slots__ = ("_evicted", "_opened", "_opening", "_peer_gate", "_unproved", "proved")
+    __slots__ = ("_evicted", "_opened", "_peer_gate", "_unproved", "proved")
 
     def __init__(
         self,
@@ -45,23 +43,16 @@ class PeerConnection(Connection):
         client: str,
         *,
         header_timeout: float,
-        tls: Tls | None,
         answered: Callable[[BaseRequest, StreamResponse], None],
     ) -> None:
-        """Take the place of `client` in the gate.
-
-        Made in the task that goes on with the TLS handshake, where there is one.
-        """
-        super().__init__(
-            manager, gate, client, header_timeout=header_timeout, tls=tls, answered=answered
-        )
+        """Take the place of `client` in the gate."""
+        super().__init__(manager, gate, client, header_timeout=header_timeout, answered=answered)
         self.proved = False
         """Whether a request on this connection has proved who sent it."""
         self._unproved = 0
         self._evicted = False
         self._peer_gate = gate
         self._opened = self._loop.time()
-        self._opening = asyncio.current_task()
         gate.strangers[self] = client
 
     @property
@@ -77,8 +68,9 @@ class PeerConnection(Connection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the time for the peer's first request's headers on this connection."""
-        self._opening = None
-        if self._client is not None:  # else it was evicted before
+        if self._client is None:  # it was evicted before; its task, cancelled, closes it
+            self.opening = None
+        else:
             super().connection_made(transport)
 
     def prove(self) -> None:
@@ -112,9 +104,10 @@ class PeerConnection(Connection):
         """Close the peer's connection in the middle of whatever it is, and give the place back."""
         self.release()
         self._evicted = True
-        if self._opening is not None:
-            self._opening.add_done_callback(self._end)
-            self._opening.cancel()
+        if self.opening is not None:
+            self.opening.add_done_callback(self._end)
+            # After the task has begun: one that has not would leave the socket open.
+            self._loop.call_soon(self.opening.cancel)
         elif isinstance(self.transport, asyncio.Transport):
             reset_on_close(self.transport.get_extra_info("socket"))
             self.transport.abort()

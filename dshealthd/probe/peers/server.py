@@ -175,13 +175,12 @@ class PeerServer:
         for reason, count in self._guard.refused.items():
             yield REFUSED(float(count), reason)
 
-    def _connect(self, client: str, tls: Tls | None) -> PeerConnection:
+    def _connect(self, client: str) -> PeerConnection:
         return PeerConnection(
             cast("Connections", self._connections),
             self._gate,
             client,
             header_timeout=self._options.header_timeout,
-            tls=tls,
             answered=self._answered,
         )
 

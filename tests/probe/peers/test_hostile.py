@@ -19,6 +19,7 @@ import pytest
 
 from dshealthd.probe.peers.connection import MAX_UNPROVED
 from dshealthd.probe.peers.contract import MAX_BODY, PeerError, RequestClaim
+from dshealthd.probe.peers.credentials import Credentials, Secrets
 from tests.probe.peering import (
     ECHO,
     KEY,
@@ -195,6 +196,80 @@ def test_stranger_makes_room(key: Path) -> None:
                     await client.call("b", "echo", PING, PATIENT)
             assert metric(client, "client_connections_opened_total") == 1
             assert node.metric("connections_refused_total", "replaced") == 2
+
+    run(scene())
+
+
+class HeldCredentials(Credentials):
+    """Credentials whose files lie on a disk that takes its time, when it is held."""
+
+    def __init__(self, options: PeerOptions) -> None:
+        super().__init__(options)
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def current(self) -> Secrets:
+        """Return the credentials in force, once the disk has answered."""
+        await self.answers.wait()
+        return await super().current()
+
+
+def test_strangers_make_room_while_credentials_are_read(tmp_path: Path) -> None:
+    """Strangers who come while a new connection's certificates are looked at give way themselves,
+    not a node in its handshake.
+    """
+    make_certificates(tmp_path)
+    theirs = tls(tmp_path, "b", max_connections=4)
+
+    async def scene() -> None:
+        credentials = HeldCredentials(theirs)
+        async with (
+            listening(theirs, credentials=credentials) as node,
+            calling(tls(tmp_path, "a"), node.port) as client,
+        ):
+            await client.call("b", "echo", PING, PATIENT)
+            client.forget("b")
+            await eventually(lambda: node.metric("connections") == 0)
+            with contextlib.ExitStack() as strangers:
+                early = asyncio.create_task(client.call("b", "echo", PING, PATIENT))
+                await eventually(lambda: node.metric("connections") == 1)
+                credentials.answers.clear()
+                for number in range(1, 9):
+                    source = (f"127.0.1.{number}", 0)
+                    strangers.enter_context(
+                        socket.create_connection(("127.0.0.1", node.port), PATIENT, source)
+                    )
+                    await asyncio.sleep(0.01)
+                credentials.answers.set()
+                assert (await early)["payload"] == b"ping"
+            assert node.metric("connections_refused_total", "replaced") == 5
+
+    run(scene())
+
+
+def test_strangers_who_come_at_once_make_room_themselves(key: Path) -> None:
+    """Of strangers who come in one turn of the loop each takes the place of the one before, not of
+    a node that has connected and not asked yet.
+    """
+
+    async def scene() -> None:
+        async with (
+            listening(keyed(key, max_connections=3)) as node,
+            calling(keyed(key), node.port) as client,
+        ):
+            await client.call("b", "echo", PING, PATIENT)
+            async with connected(node) as early:
+                await eventually(lambda: node.metric("connections") == 2)
+                with contextlib.ExitStack() as strangers:
+                    for number in range(1, 9):
+                        source = (f"127.0.1.{number}", 0)
+                        strangers.enter_context(
+                            socket.create_connection(("127.0.0.1", node.port), PATIENT, source)
+                        )
+                    await eventually(
+                        lambda: node.metric("connections_refused_total", "replaced") == 7
+                    )
+                    assert await early.nonce()
 
     run(scene())
 
