@@ -51,11 +51,24 @@ def scrapes(servers: list[Server], count: int) -> dict[str, tuple[float, float, 
 
 def compared(old: Server, new: Server, ticks: int, count: int) -> list[list[object]]:
     """Return the rows of what two agents cost that run side by side."""
+    before = {one.name: one.cpu_by_process() for one in (old, new)}
+    began = time.monotonic()
     spent = measure([old, new], ticks)
+    took = time.monotonic() - began
+    by_process = [
+        [
+            1000 * (cpu - before[one.name].get(pid, 0.0)) / took
+            for pid, cpu in one.cpu_by_process().items()
+        ]
+        for one in (old, new)
+    ]
     rows: list[list[object]] = [
         _row("CPU, ms a second, median", *(median(spent[one.name]) for one in (old, new))),
         _row("CPU, ms a second, mean", *(sum(spent[x.name]) / ticks for x in (old, new))),
     ]
+    for number, (was, now) in enumerate(zip(*by_process, strict=False)):
+        who = f"worker {number}" if number else "agent"
+        rows.append(_row(f"CPU, ms a second, {who}, warm-up included", was, now))
     memory = [[sizes(pid) for pid in one.tree()] for one in (old, new)]
     rows += [
         _row("PSS of all processes, MiB", *(sum(pss for pss, _ in one) for one in memory)),

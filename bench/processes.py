@@ -42,15 +42,22 @@ class Server:
         """Return the CPU time of all threads of the tree in seconds, at the scheduler's own
         resolution.
         """
-        total = 0
-        for pid in self.tree():
-            for task in os.listdir(f"/proc/{pid}/task"):
-                total += int(
+        return sum(self.cpu_by_process().values())
+
+    def cpu_by_process(self) -> dict[int, float]:
+        """Return the same of each process of the tree, the server's own first."""
+        return {
+            pid: sum(
+                int(
                     Path(f"/proc/{pid}/task/{task}/schedstat")
                     .read_text(encoding="ascii")
                     .split()[0]
                 )
-        return total / 1e9
+                for task in os.listdir(f"/proc/{pid}/task")
+            )
+            / 1e9
+            for pid in self.tree()
+        }
 
     def pss(self) -> dict[str, float]:
         """Return the proportional set size in MiB, of the server and of its children together."""
