@@ -51,14 +51,16 @@ def scrapes(servers: list[Server], count: int) -> dict[str, tuple[float, float, 
 
 def compared(old: Server, new: Server, ticks: int, count: int) -> list[list[object]]:
     """Return the rows of what two agents cost that run side by side."""
+    measure([old, new], 1)  # until all workers have started, and do the same again and again
     before = {one.name: one.cpu_by_process() for one in (old, new)}
     began = time.monotonic()
     spent = measure([old, new], ticks)
     took = time.monotonic() - began
     by_process = [
         [
-            1000 * (cpu - before[one.name].get(pid, 0.0)) / took
+            1000 * (cpu - before[one.name][pid]) / took
             for pid, cpu in one.cpu_by_process().items()
+            if pid in before[one.name]
         ]
         for one in (old, new)
     ]
@@ -68,7 +70,7 @@ def compared(old: Server, new: Server, ticks: int, count: int) -> list[list[obje
     ]
     for number, (was, now) in enumerate(zip(*by_process, strict=False)):
         who = f"worker {number}" if number else "agent"
-        rows.append(_row(f"CPU, ms a second, {who}, warm-up included", was, now))
+        rows.append(_row(f"CPU, ms a second, {who}", was, now))
     memory = [[sizes(pid) for pid in one.tree()] for one in (old, new)]
     rows += [
         _row("PSS of all processes, MiB", *(sum(pss for pss, _ in one) for one in memory)),
