@@ -58,7 +58,7 @@ class Web:
         "addresses are known.",
     )
     max_connections: int = option(
-        128, "Connections served at a time; further ones are closed at once.", minimum=1
+        128, "Connections served at a time; further ones replace those that ask nothing.", minimum=1
     )
     max_connections_per_address: int = option(
         8, "Connections served at a time to one client address.", minimum=1

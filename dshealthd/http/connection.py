@@ -48,6 +48,7 @@ class Connection(RequestHandler):
     __slots__ = (
         "_answered",
         "_client",
+        "_evicted",
         "_gate",
         "_header_timeout",
         "_idle",
@@ -89,12 +90,16 @@ class Connection(RequestHandler):
         self.opening: asyncio.Task[None] | None = None
         """The listener's task that leads to `connection_made`, until then."""
         self._answered = answered
+        self._evicted = False
         self._idle = True
         self._timer: asyncio.TimerHandle | None = None
+        gate.awaits(client, self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start with the time for the first request's headers running."""
         self.opening = None
+        if self._client is None:
+            return  # it was evicted before; its task, cancelled, closes it
         if self.tls is not None and not self.tls.permits(transport.get_extra_info("peercert")):
             self._gate.refused[CloseReason.CERTIFICATE] += 1
             _abort(transport)
@@ -108,15 +113,16 @@ class Connection(RequestHandler):
         What trickles in later does not stretch it.
         """
         # Only from the first byte: an idle connection may wait for its next request much longer.
-        if data and self._idle and self._timer is None:
-            self._wake()
+        if data and self._idle and self._timer is None and self._client is not None:
+            self._gate.awaits(self._client, self)
             self._allow(self._header_timeout, CloseReason.HEADERS)
         super().data_received(data)
 
     def begin(self) -> None:
         """Note that an HTTP request's headers are complete and its handling starts."""
         self._idle = False
-        self._wake()
+        if self._client is not None:
+            self._gate.answers(self._client, self)
         self._allow(RESPONSE_PATIENCE * self._header_timeout, CloseReason.RESPONSE)
 
     async def finish_response(
@@ -158,26 +164,32 @@ class Connection(RequestHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Give the HTTP connection's place in the gate back."""
+        self._closed()
         self.release()
         super().connection_lost(exc)
 
     def release(self) -> None:
         """Give the HTTP connection's place in the gate back, if that has not been done."""
         self._stop_timer()
-        self._wake()
         if self._client is not None:
-            self._gate.release(self._client)
+            self._gate.leave(self._client, self)
             self._client = None
 
-    def give_way(self) -> None:
-        """Close this idle HTTP connection for another one of the same client."""
+    def evict(self) -> None:
+        """Close the HTTP connection in the middle of whatever it is at, and give its place back."""
         self.release()
-        if self.transport is not None:
+        self._evicted = True
+        if self.opening is not None:
+            self.opening.add_done_callback(self._closed)
+            # After the task has begun: one that has not would leave the socket open.
+            self._loop.call_soon(self.opening.cancel)
+        elif self.transport is not None:
             _abort(self.transport)
 
-    def _wake(self) -> None:
-        if self._client is not None:
-            self._gate.wake(self._client, self)
+    def _closed(self, _task: object = None) -> None:
+        if self._evicted:
+            self._evicted = False
+            self._gate.closing -= 1
 
     def _allow(self, seconds: float, otherwise: CloseReason) -> None:
         self._stop_timer()

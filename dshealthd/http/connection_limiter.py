@@ -11,8 +11,9 @@ import os
 import resource
 import socket
 import struct
-from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+import time
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from dshealthd.core.collector import counter, gauge
 
@@ -34,7 +35,8 @@ LIMIT = gauge(
 )
 REFUSED = counter(
     "dshealthd_web_connections_refused_total",
-    "Connections closed because they passed a limit of the server.",
+    "Connections closed because they passed a limit of the server; replaced: a newer one took "
+    "its place.",
     "reason",
 )
 METRICS = (OPEN, LIMIT, REFUSED)
@@ -46,6 +48,14 @@ Two Prometheus servers and a person.
 """
 DESCRIPTORS_KEPT = 32
 """Descriptors that connections leave to the collectors and their workers."""
+MAX_CLOSING = 16
+"""Evicted connections that may still have their descriptors."""
+MAX_KNOWN = 4096
+"""Clients remembered as known."""
+MOMENT = 0.25
+"""Seconds that a new connection has for its request before it gives way rather than idle ones."""
+SLOW = 1.0
+"""Seconds that an answer may take before its connection gives way."""
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -54,6 +64,7 @@ class CloseReason(enum.StrEnum):
 
     TOTAL = "connections"
     ADDRESS = "connections_of_address"
+    REPLACED = "replaced"
     DESCRIPTORS = "descriptors"
     HANDSHAKE = "tls_handshake"
     CERTIFICATE = "client_certificate"
@@ -108,30 +119,44 @@ class Reserve:
             pass
 
 
-class Idle(Protocol):
-    """A connection that waits for its client's next request."""
+class Evictable(Protocol):
+    """A connection that can give way."""
 
-    def give_way(self) -> None:
-        """Close the idle connection at once, and release its place in the gate."""
+    def evict(self) -> None:
+        """Close the connection at once, whatever it is at, and release its place in the gate."""
 
 
 class ConnectionLimiter:
     """Counts the open connections and says whether one more may come in.
 
-    A client at its limit gets in if one of its other connections is idle, which is then closed: a
-    browser keeps half a dozen open, and a second one behind the same address must not find the page
-    half loaded. When all places are taken, the client with the most connections gives up its
-    longest idle one for a client that has fewer. Those who hold connections without asking anything
-    can therefore not shut out who asks.
+    Where there is no place, another connection gives way, so that nobody can shut out those who ask
+    by holding connections, from however many addresses: every user of a machine has all of
+    127.0.0.0/8. A client at its limit gives up an idle one of its own (a browser keeps half a dozen
+    open, and a second one behind the same address must not find the page half loaded), or the one
+    whose request is awaited for longest. When all places are taken, these give way in turn: the one
+    whose request is awaited for longest, unless it has just come; the longest idle one of the
+    client with the most connections, for a client that has fewer; the one whose request is awaited
+    for longest; and the one that has been slow to take its answer for longest. Those of clients
+    that are not known, as they have not been answered lately, go first.
     """
+
+    answered_are_known: ClassVar[bool] = True
+    """Whether an answer, of whatever kind, makes its client a known one."""
 
     def __init__(self, limit: int, limit_per_address: int) -> None:
         """Admit at most `limit` connections at a time, `limit_per_address` of them from one client."""
         self.limit = limit
         self._limit_per_address = limit_per_address
         self._open: Counter[str] = Counter()
-        self._idle: dict[str, dict[Idle, None]] = {}
+        self._idle: dict[str, dict[Evictable, None]] = {}
+        self._awaiting: dict[Evictable, tuple[str, float]] = {}
+        """Those whose handshake or headers are to come, and since when; longest first."""
+        self._answering: dict[Evictable, tuple[str, float]] = {}
+        """Those whose request is being answered, likewise."""
+        self._known: OrderedDict[str, None] = OrderedDict()
         self.total = 0
+        self.closing = 0
+        """Evicted connections that may not have ended yet."""
         self.refused: Counter[CloseReason] = Counter(dict.fromkeys(CloseReason, 0))
 
     def keep_descriptors(self) -> None:
@@ -171,29 +196,97 @@ class ConnectionLimiter:
 
     def _make_room(self, client: str) -> None:
         """Close what gives way to a connection of `client`, if there is no place for it."""
-        if self._open[client] >= self._limit_per_address:
-            self._close_idle(client)
-        elif self.total >= self.limit:
-            # of equals the one idle for longest: the first, as `_idle` is in the order of resting
-            largest = max(self._idle, key=self._open.__getitem__, default=client)
-            if self._open[largest] > self._open[client]:
-                self._close_idle(largest)
-
-    def _close_idle(self, client: str) -> None:
-        """Close the connection of a client that is idle longest, if it has one."""
-        for connection in self._idle.get(client, ()):
-            connection.give_way()
+        if not self._may_evict(client):
             return
+        if self._open[client] >= self._limit_per_address:
+            own = (one for one, (whose, _) in self._awaiting.items() if whose == client)
+            self.evict(self._longest_idle(client) or next(own, None))
+        elif self.total >= self.limit:
+            self.evict(
+                self._awaited(MOMENT, known=False)
+                or self._idle_for(client)
+                or self._awaited(0.0, known=False)
+                or self._awaited(0.0, known=True)
+                or self._slow()
+            )
 
-    def rest(self, client: str, connection: Idle) -> None:
+    def _may_evict(self, client: str) -> bool:
+        """Tell whether another connection may give way to one of `client` now.
+
+        What was evicted still has its descriptor for a moment.
+        """
+        return self.closing < MAX_CLOSING or client in self._known
+
+    def evict(self, connection: Evictable | None) -> None:
+        """Close a connection for a newer one; nothing where there is none."""
+        if connection is not None:
+            self.refused[CloseReason.REPLACED] += 1
+            self.closing += 1
+            connection.evict()
+
+    def _idle_for(self, client: str) -> Evictable | None:
+        """Return the longest idle connection of the client that has most, if `client` has fewer."""
+        # of equals the one idle for longest: the first, as `_idle` is in the order of resting
+        largest = max(self._idle, key=self._open.__getitem__, default=client)
+        return self._longest_idle(largest) if self._open[largest] > self._open[client] else None
+
+    def _awaited(self, seconds: float, *, known: bool) -> Evictable | None:
+        """Return the connection whose request has been awaited for longest, and for so many seconds
+        at least, of those whose client is known or is not.
+        """
+        now = time.monotonic()
+        for connection, (client, since) in self._awaiting.items():
+            if now - since < seconds:
+                break
+            if (client in self._known) == known:
+                return connection
+        return None
+
+    def _slow(self) -> Evictable | None:
+        """Return the connection whose answer takes longest, if it takes long."""
+        for connection, (_, since) in self._answering.items():
+            return connection if time.monotonic() - since >= SLOW else None
+        return None
+
+    def _longest_idle(self, client: str) -> Evictable | None:
+        return next(iter(self._idle.get(client, ())), None)
+
+    def rest(self, client: str, connection: Evictable) -> None:
         """Note that a connection of `client` is idle from now on."""
+        self._wake(client, connection)
         self._idle.setdefault(client, {})[connection] = None
+        if self.answered_are_known:
+            self.know(client)
 
-    def wake(self, client: str, connection: Idle) -> None:
-        """Note that a connection of `client` is idle no longer."""
-        connections = self._idle.get(client, {})
-        connections.pop(connection, None)
-        if not connections:
+    def know(self, client: str) -> None:
+        """Remember a client as known; the one that was known for longest is forgotten for it."""
+        self._known[client] = None
+        self._known.move_to_end(client)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+
+    def awaits(self, client: str, connection: Evictable) -> None:
+        """Note that a handshake or headers on a connection of `client` are awaited from now on."""
+        self._wake(client, connection)
+        self._awaiting[connection] = client, time.monotonic()
+
+    def answers(self, client: str, connection: Evictable) -> None:
+        """Note that a request on a connection of `client` is answered from now on."""
+        self._wake(client, connection)
+        self._answering[connection] = client, time.monotonic()
+
+    def leave(self, client: str, connection: Evictable) -> None:
+        """Take a connection of `client` back from the limits."""
+        self._wake(client, connection)
+        self.release(client)
+
+    def _wake(self, client: str, connection: Evictable) -> None:
+        """Forget what a connection of `client` was at."""
+        self._awaiting.pop(connection, None)
+        self._answering.pop(connection, None)
+        idle = self._idle.get(client, {})
+        idle.pop(connection, None)
+        if not idle:
             self._idle.pop(client, None)
 
     def release(self, client: str) -> None:

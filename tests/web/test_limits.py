@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import re
 import resource
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.config import Web
-from dshealthd.http.connection_limiter import ConnectionLimiter, client_of
+from dshealthd.http.connection_limiter import MOMENT, SLOW, ConnectionLimiter, client_of
+from tests.flood import flooding
 from tests.stopwatch import Stopwatch
 from tests.web.serving import (
     Served,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 REFUSED = "dshealthd_web_connections_refused_total"
 PLACES = Web().max_connections_per_address
+UNFINISHED = b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nab"
 REQUEST = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -55,6 +58,12 @@ def connections(
             with contextlib.suppress(ConnectionError):
                 opened.append(stack.enter_context(served.connect(sources[number % len(sources)])))
         yield opened
+
+
+def in_progress(served: Served) -> int:
+    """Return how many requests the server is answering."""
+    assert served.server is not None
+    return len(served.server._gate._answering)
 
 
 def is_refused(served: Served, source: str) -> bool:
@@ -143,12 +152,16 @@ def test_idle_connection_is_kept_and_its_next_request_is_timed() -> None:
 
 
 def test_connections_of_one_address_are_bounded() -> None:
-    """A ninth connection of one address is closed at once and counted.
+    """Where eight requests of one address are being answered, its next connection is closed at once
+    and counted.
 
     Other addresses are served, and so is the first one later.
     """
     with serving() as served:
-        with connections(served, 8, ("127.0.0.3",)):
+        with connections(served, 8, ("127.0.0.3",)) as opened:
+            for connection in opened:
+                connection.sendall(UNFINISHED)
+            eventually(lambda: in_progress(served) == 8)
             assert is_refused(served, "127.0.0.3")
             assert served.metric(REFUSED, "connections_of_address") == 1
             assert served.ask("/-/healthy", source="127.0.0.4")[0].status == 200
@@ -183,8 +196,73 @@ def test_idle_connections_of_many_addresses_do_not_shut_out_a_scrape() -> None:
         assert served.metric(REFUSED, "connections") == 0
 
 
+def test_silent_connections_of_many_addresses_do_not_shut_out_a_scrape() -> None:
+    """Who holds connections and says nothing, from all of 127.0.0.0/8, gives way to who asks.
+
+    A kept connection of who has asked stays.
+    """
+    addresses = tuple(f"127.0.2.{number}" for number in range(1, 33))
+    with (
+        serving(max_connections=32, header_timeout=60.0) as served,
+        served.connect("127.0.0.3") as scraper,
+    ):
+        scraper.sendall(REQUEST)
+        assert answered(scraper) == 200
+        with connections(served, 31, addresses):
+            eventually(lambda: served.metric("dshealthd_web_connections") == 32)
+            time.sleep(2 * MOMENT)
+            for number in range(1, 21):
+                assert served.ask("/-/healthy", source=f"127.0.3.{number}")[0].status == 200
+            scraper.sendall(REQUEST)
+            assert answered(scraper) == 200
+            assert served.metric(REFUSED, "connections") == 0
+            assert served.metric(REFUSED, "replaced") >= 1
+
+
+def test_half_sent_requests_of_many_addresses_do_not_shut_out_a_scrape() -> None:
+    """Nor does who asks once, and begins another request that never ends."""
+    addresses = tuple(f"127.0.2.{number}" for number in range(1, 33))
+    with (
+        serving(max_connections=32, header_timeout=60.0) as served,
+        connections(served, 32, addresses) as opened,
+    ):
+        for connection in opened:
+            connection.sendall(REQUEST)
+            assert answered(connection) == 200
+            connection.sendall(b"GET /metr")
+        time.sleep(2 * MOMENT)
+        for number in range(1, 21):
+            assert served.ask("/-/healthy", source=f"127.0.3.{number}")[0].status == 200
+        assert served.metric(REFUSED, "connections") == 0
+
+
+def test_unfinished_requests_of_many_addresses_do_not_shut_out_a_scrape() -> None:
+    """Nor does who is never done with what it asks."""
+    addresses = tuple(f"127.0.2.{number}" for number in range(1, 33))
+    with (
+        serving(max_connections=32, header_timeout=60.0) as served,
+        connections(served, 32, addresses) as opened,
+    ):
+        for connection in opened:
+            connection.sendall(UNFINISHED)
+        eventually(lambda: in_progress(served) == 32)
+        time.sleep(SLOW)
+        for number in range(1, 21):
+            assert served.ask("/-/healthy", source=f"127.0.3.{number}")[0].status == 200
+        assert served.metric(REFUSED, "connections") == 0
+
+
+def test_silent_connection_makes_room_for_its_own_address() -> None:
+    """A program that fills its address's places does not keep `dshealthd status` out."""
+    with serving(header_timeout=60.0) as served, connections(served, 8, ("127.0.0.3",)):
+        eventually(lambda: served.metric("dshealthd_web_connections") == 8)
+        assert served.ask("/-/healthy", source="127.0.0.3")[0].status == 200
+        assert served.metric(REFUSED, "connections_of_address") == 0
+
+
 def test_connections_are_bounded_altogether() -> None:
-    """Beyond web.max_connections no connection is served, whatever its address.
+    """Beyond web.max_connections requests that are being answered no connection is served, whatever
+    its address.
 
     When one ends, the next is.
     """
@@ -192,7 +270,9 @@ def test_connections_are_bounded_altogether() -> None:
         serving(max_connections=5) as served,
         connections(served, 5, ("127.0.0.3", "127.0.0.4")) as opened,
     ):
-        eventually(lambda: served.metric("dshealthd_web_connections") == 5)
+        for connection in opened:
+            connection.sendall(UNFINISHED)
+        eventually(lambda: in_progress(served) == 5)
         assert is_refused(served, "127.0.0.5")
         assert served.metric(REFUSED, "connections") == 1
         opened[0].close()
@@ -280,9 +360,38 @@ def test_flood_of_connections_takes_nothing_from_others() -> None:
         _, body = served.ask("/metrics", source="127.0.0.2")
     assert max(latencies) < 1.0
     assert max(descriptors) <= 100 + 128
-    refused = re.search(rb'refused_total\{reason="connections_of_address"\} (\S+)', body)
-    assert refused is not None
-    assert float(refused[1]) > 9000
+    refused = re.findall(
+        rb'refused_total\{reason="(?:connections_of_address|replaced)"\} (\S+)', body
+    )
+    assert sum(map(float, refused)) > 9000
+
+
+def test_flood_from_many_addresses_takes_nothing_from_others() -> None:
+    """3,000 stalling connections from 400 addresses, as any user of the machine can open them.
+
+    The server keeps within its cap, and new connections of another client are answered.
+    """
+    latencies: list[float] = []
+    descriptors: list[int] = []
+    failed: list[str] = []
+    with server_process() as (served, pid):
+        assert served.ask("/metrics", source="127.0.0.2")[0].status == 200
+        end = time.monotonic() + 200
+        with flooding(served.port, 400) as tried:
+            while (len(latencies) < 50 or tried() < 3000) and time.monotonic() < end:
+                watch = Stopwatch(os.getpid(), pid)
+                try:
+                    assert served.ask("/metrics", source="127.0.0.2")[0].status == 200
+                except (OSError, http.client.HTTPException) as error:
+                    failed.append(repr(error))
+                else:
+                    latencies.append(watch.seconds())
+                descriptors.append(len(os.listdir(f"/proc/{pid}/fd")))
+                time.sleep(0.02)
+    assert len(latencies) >= 50
+    assert len(failed) <= 0.02 * len(latencies), failed
+    assert max(latencies) < 1.0
+    assert max(descriptors) <= 100 + 128
 
 
 def test_connections_leave_descriptors_to_the_collectors() -> None:

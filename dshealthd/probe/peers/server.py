@@ -169,7 +169,6 @@ class PeerServer:
         yield LIMIT(float(self._gate.limit))
         for closed, count in self._gate.refused.items():
             yield CLOSED(float(count), closed)
-        yield CLOSED(float(self._gate.evicted), "replaced")
         for (method, result), count in self._requests.items():
             yield REQUESTS(float(count), method, result)
         for reason, count in self._guard.refused.items():

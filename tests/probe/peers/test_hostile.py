@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
-import resource
 import socket
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +17,7 @@ import pytest
 from dshealthd.probe.peers.connection import MAX_UNPROVED
 from dshealthd.probe.peers.contract import MAX_BODY, PeerError, RequestClaim
 from dshealthd.probe.peers.credentials import Credentials, Secrets
+from tests.flood import flooding
 from tests.probe.peering import (
     ECHO,
     KEY,
@@ -44,64 +42,17 @@ from tests.probe.peers.test_calls import BODY
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from dshealthd.probe.options import PeerOptions
     from dshealthd.probe.peers.client import PeerClient
-
-STARTS = (
-    b"",
-    b"POST /peer/v1/echo HTTP/1.1\r\nHost: ",
-    b"\x16\x03\x01\x02\x00\x01",
-    os.urandom(200),
-)
 
 
 @pytest.fixture
 def key(tmp_path: Path) -> Path:
     """The key file of all nodes."""
     return secret(tmp_path, "key", KEY)
-
-
-@contextlib.contextmanager
-def flooding(port: int, sources: int) -> Iterator[Callable[[], int]]:
-    """Open connections that stall, from so many addresses in all, in four threads, until the end.
-
-    Yield what counts them.
-    """
-    stop = threading.Event()
-    tried = [0] * 4
-
-    def flood(number: int) -> None:
-        with contextlib.ExitStack() as held:
-            for turn in itertools.count():
-                if stop.is_set():
-                    return
-                tried[number] = turn
-                try:
-                    source = (f"127.0.{1 + number}.{1 + turn % (sources // 4)}", 0)
-                    connection = held.enter_context(
-                        socket.create_connection(("127.0.0.1", port), PATIENT, source)
-                    )
-                    connection.sendall(STARTS[turn % len(STARTS)])
-                except OSError:
-                    continue
-                if turn % 400 == 399:
-                    held.close()
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
-    threads = [threading.Thread(target=flood, args=(number,)) for number in range(4)]
-    try:
-        for thread in threads:
-            thread.start()
-        yield lambda: sum(tried)
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(PATIENT)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def options_of(kind: str, tmp_path: Path) -> tuple[dict[str, Any], PeerOptions]:
