@@ -157,6 +157,24 @@ def test_stalled_handshake_ends(tmp_path: Path, keys: Path, start: bytes) -> Non
         assert served.metric(REFUSED, "tls_handshake") == 1
 
 
+def test_stalled_handshakes_do_not_shut_out_a_client(tmp_path: Path, keys: Path) -> None:
+    """Connections that never begin or end their handshake give way, and are closed."""
+    config = configured(tmp_path, keys, "")
+    with (
+        serving(config_file=config, max_connections=8, header_timeout=60.0) as served,
+        contextlib.ExitStack() as stack,
+    ):
+        stalled = [
+            stack.enter_context(served.connect(f"127.0.2.{number}")) for number in range(1, 9)
+        ]
+        for connection in stalled[4:]:
+            connection.sendall(b"\x16\x03\x01\x02\x00\x01")
+        eventually(lambda: served.metric("dshealthd_web_connections") == 8)
+        assert is_served(served, client(keys))
+        assert closed_after(stalled[0]) < 2.5
+        assert served.metric(REFUSED, "replaced") == 1
+
+
 def test_headers_are_timed_inside_tls(tmp_path: Path, keys: Path) -> None:
     """After its handshake a client's headers are timed as without TLS."""
     with serving(config_file=configured(tmp_path, keys, ""), header_timeout=1.5) as served:
