@@ -248,6 +248,8 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="liars-")))
         wanted = [case for case in cases(arguments.cases) if case[2] in arguments.strategies]
         started = []
+        logs = arguments.logs or folder
+        logs.mkdir(parents=True, exist_ok=True)
         for kind in arguments.credentials:
             for nodes in sorted({nodes for nodes, _, _ in wanted}):
                 prepared(folder / f"{kind}-{nodes}", kind, nodes)
@@ -260,7 +262,6 @@ def main() -> None:
                     *("--minutes", str(arguments.minutes), "--period", str(arguments.period)),
                     *("--case", str(place), *case),
                 ]
-                logs = arguments.logs or folder
                 log = stack.enter_context((logs / f"{place.name}.log").open("w"))
                 process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
                 started.append((case, stack.enter_context(process)))
