@@ -257,17 +257,28 @@ raise MemoryError
 """
 
 
+def processes(directory: Path, *pids: int) -> Path:
+    """Return a view of /proc with these processes alone: other tests have ranks too."""
+    for name in (*filter(str.isalpha, os.listdir("/proc")), *map(str, pids)):
+        (directory / name).symlink_to(f"/proc/{name}")
+    return directory
+
+
 def test_a_real_agent_follows_a_real_rank(tmp_path: Path) -> None:
     """The rank's own standard error, as a file: the cause is on /metrics a moment after its end."""
     environment = {**os.environ, **TORCH, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    config = "[collectors.job_logs]\nstandard_streams = true\n"
+    (view := tmp_path / "proc").mkdir()
     with (
         (tmp_path / "rank.log").open("w") as log,
-        running(tmp_path, config) as agent,
         subprocess.Popen(
             [sys.executable, "-c", JOB], stdin=subprocess.PIPE, stdout=log, stderr=log,
             env=environment,
         ) as rank,
+        running(
+            tmp_path,
+            f'[path]\nprocfs = "{processes(view, rank.pid)}"\n'
+            "[collectors.job_logs]\nstandard_streams = true\n",
+        ) as agent,
     ):  # fmt: skip
         agent.wait(lambda scrape: scrape.value("dshealthd_job_log_files", state="followed"), 60)
         assert rank.stdin is not None
