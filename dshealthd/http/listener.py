@@ -146,7 +146,12 @@ class Listener:
             accepted.settimeout(0)
             # Made at once: the gate must know what it admitted before the next one is looked at, and
             # while the certificates' files are.
-            connection = self._connect(client)
+            try:
+                connection = self._connect(client)
+            except BaseException:
+                self._gate.release(client)
+                accepted.close()
+                raise
             opening = self._hand_on(accepted, client, connection)
             connection.opening = task = asyncio.get_running_loop().create_task(opening)
             self._tasks.add(task)

@@ -31,6 +31,8 @@ from tests.web.serving import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dshealthd.http.connection import Connection
+
 REFUSED = "dshealthd_web_connections_refused_total"
 PLACES = Web().max_connections_per_address
 UNFINISHED = b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nab"
@@ -280,6 +282,24 @@ def test_connections_are_bounded_altogether() -> None:
         opened[0].close()
         eventually(lambda: served.metric("dshealthd_web_connections") == 4)
         assert served.ask("/-/healthy", source="127.0.0.5")[0].status == 200
+
+
+def test_connection_that_cannot_be_made_gives_its_place_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where there is no memory for a connection, it is closed and takes no place from then on."""
+
+    def without_memory(_client: str) -> Connection:
+        raise MemoryError
+
+    with serving(max_connections=1) as served:
+        assert served.server is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(served.server._listener, "_connect", without_memory)
+            with served.connect() as connection:
+                closed_after(connection)
+        assert served.metric("dshealthd_web_connections") == 0
+        assert served.ask("/-/healthy")[0].status == 200
 
 
 def test_client_that_does_not_read_is_closed() -> None:
