@@ -7,6 +7,10 @@ leaves it out, so that the others are read. It is tried again after a back-off, 
 unkillable worker ends. A worker that fails without having named a part takes all its collectors
 down until its own back-off is over.
 
+A signal that only others send says nothing of the part: the kernel frees memory, an operator
+clears up. The first one at a part costs a new worker, which reads the part again; a second one,
+before the part has answered, counts as its crash, as it may be the part that takes the memory.
+
 Several parts may hang at once, and each may take its deadline until that is certain. The others do
 not wait for it: a worker that has been silent at a part for `PATIENCE` is left there until the
 deadline, another one reads the rest, and *scouts*, processes of their own, find out side by side
@@ -18,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import signal
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -73,6 +78,8 @@ SCOUTS = 8
 """Scouts of one worker at a time: the GPUs of a node; some 30 MiB each, for seconds."""
 SLOW_FOR = 600.0
 """Seconds for which a part that answered late, but in time, is waited for until its deadline."""
+OTHERS_SIGNALS = frozenset({-signal.SIGKILL, -signal.SIGTERM})
+"""Return codes of a worker that somebody else ended: no crash raises these signals."""
 
 
 @dataclass
@@ -137,6 +144,8 @@ class Supervisor:
         self._memory: dict[str, Any] = {}
         self._retried = ""
         """The one part under quarantine that the worker itself tries again in this sweep."""
+        self._killed_at: set[str] = set()
+        """Where somebody else has ended a worker since it last answered; "" is no part."""
         self._trouble: _Quarantine | None = None
         self._starts = 0
         self._failures: Counter[Reason] = Counter()
@@ -154,7 +163,7 @@ class Supervisor:
         pending = list(names)
         self._retried = self._due()
         hung = ""
-        # Ends: each turn answers all, leaves out one more part, or gives up.
+        # Ends: each turn answers all, excuses or leaves out one more part, or gives up.
         while pending:
             try:
                 self._check_usable()
@@ -166,6 +175,8 @@ class Supervisor:
             except Broken as broken:
                 if broken.process is not None and broken.process is self._process:
                     self._process = None
+                if await self._excused(broken):
+                    continue
                 # A worker that is stuck at a part which it was told to leave out would be stuck
                 # there again.
                 if broken.part and broken.part not in self._blocked():
@@ -324,6 +335,7 @@ class Supervisor:
         )
         if self._retried in done["touched"]:
             self._quarantine.pop(self._retried, None)
+        self._killed_at.difference_update(done["touched"], [""])
         self._memory = dict(done.get("memory", self._memory))
         for news in done["news"]:
             self._tell(news)
@@ -416,6 +428,8 @@ class Supervisor:
                 if broken.process is not None:
                     await self._end(broken.process, broken)
                 self._postpone(part)
+            elif await self._excused(broken):
+                self._postpone(part)
             else:
                 await self._give_up(broken)
             return None
@@ -442,7 +456,8 @@ class Supervisor:
         if ended and code is not None:
             detail = f"worker {self.name} {child.how_ended(code)} at {silent.part}"
             silent.reason, silent.detail = Reason.CRASHED, detail
-        await self._give_up(silent)
+        if not await self._excused(silent):
+            await self._give_up(silent)
 
     def _answered(self, part: str, took: float) -> None:
         """Note that a part answered a scout, or a worker left at it, within so many seconds."""
@@ -472,6 +487,24 @@ class Supervisor:
             self._stuck.append(process)
         self._failures[broken.reason] += 1
         return killed
+
+    async def _excused(self, broken: Broken) -> bool:
+        """Tell whether the worker was ended by somebody else, for the first time at its part.
+
+        It is replaced then, and nothing is under quarantine.
+        """
+        process = broken.process
+        excused = (
+            process is not None
+            and broken.reason is Reason.CRASHED
+            and process.child.code in OTHERS_SIGNALS
+            and broken.part not in self._killed_at
+        )
+        if process is not None and excused:
+            self._killed_at.add(broken.part)
+            await self._end(process, broken)
+            log.warning("worker %s replaced: %s; read again", self.name, broken.detail)
+        return excused
 
     async def _give_up(self, broken: Broken) -> None:
         """Kill the worker, and put what it hung at, or the worker itself, under quarantine."""

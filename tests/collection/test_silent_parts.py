@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -177,5 +178,42 @@ def test_a_scout_tries_again(play: Callable[..., None]) -> None:
         result = await bench.sweep()
         assert values(result) == {"a": 7.0, "b": before}
         assert not result.faults
+
+    play(scene, Backoff(0.1, 0.2))
+
+
+def test_27_worker_killed_at_the_part_where_it_was_left(
+    play: Callable[..., None], tmp_path: Path
+) -> None:
+    """By somebody else: the part is read again, and not called crashed."""
+
+    async def scene(bench: Patient) -> None:
+        slow = bench.deadline / 2
+        write(bench, a=f"ended {tmp_path}/once {signal.SIGKILL} {slow}", b="value 2")
+        assert reasons(await bench.sweep()) == {"a": Reason.WAITING}
+        await bench.until(lambda: not bench.supervisor._aside)
+        result = await bench.sweep()
+        assert values(result) == {"a": 1.0, "b": 2.0}
+        assert not result.faults
+        assert bench.metric(REPLACED, "crashed") == 1
+
+    play(scene)
+
+
+def test_27_scout_killed(play: Callable[..., None], tmp_path: Path) -> None:
+    """By somebody else: its part stays under quarantine for what it did, and is tried again."""
+
+    async def scene(bench: Patient) -> None:
+        write(bench, a="hang", b="value 2")
+        await bench.sweep()
+        await bench.until(lambda: bench.metric(REPLACED, "timeout") == 1)
+        write(bench, a=f"ended {tmp_path}/once", b="value 2")
+        while not bench.metric(REPLACED, "crashed"):
+            assert {*reasons(await bench.sweep()).values()} == {Reason.TIMEOUT}
+            await asyncio.sleep(0.05)
+        while reasons(result := await bench.sweep()):
+            assert reasons(result) == {"a": Reason.TIMEOUT}
+            await asyncio.sleep(0.05)
+        assert values(result) == {"a": 1.0, "b": 2.0}
 
     play(scene, Backoff(0.1, 0.2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -326,7 +327,9 @@ def test_27_memory_without_a_part(play: Callable[..., None]) -> None:
 
 
 def test_27_worker_killed_for_its_memory(play: Callable[..., None]) -> None:
-    """The kernel's OOM killer ends a worker at a part by SIGKILL: crashed, with the others read."""
+    """The kernel's OOM killer ends each worker at a part by SIGKILL: the second time the part has
+    crashed, with the others read.
+    """
 
     async def scene(bench: Bench) -> None:
         bench.script.write_text("a value 1\nb kill\n")
@@ -334,8 +337,49 @@ def test_27_worker_killed_for_its_memory(play: Callable[..., None]) -> None:
         assert values(result) == {"a": 1.0}
         assert reasons(result) == {"b": Reason.CRASHED}
         assert "SIGKILL" in result.faults[0].detail
+        assert bench.metric(STARTS) == 3
+        assert bench.hung == ["obstinate"]
 
     play(scene, hangs=False)
+
+
+@pytest.mark.parametrize("part", ["b", "-"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_27_worker_ended_by_somebody_else(
+    play: Callable[..., None], tmp_path: Path, number: int, part: str
+) -> None:
+    """One that is killed once says nothing of the part at which it was, nor of its collector: the
+    same sweep reads both, again and again.
+    """
+
+    async def scene(bench: Bench) -> None:
+        for time_ in range(3):
+            bench.script.write_text(
+                f"a value 1\n{part} ended {tmp_path}/{time_} {number}\nc value 2\n"
+            )
+            result = await bench.sweep()
+            assert not result.faults
+            assert result.outcome is CollectionOutcome.OK
+            assert {"a": 1.0, "c": 2.0}.items() <= values(result).items()
+            assert bench.metric(REPLACED, "crashed") == time_ + 1
+        assert not bench.hung
+
+    play(scene, backoff=LONG, hangs=False)
+
+
+def test_27_worker_killed_between_two_sweeps(play: Callable[..., None]) -> None:
+    """Nothing of the node is down for it."""
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text("a pid\n")
+        for _ in range(3):
+            worker = int(values(await bench.sweep())["a"])
+            os.kill(worker, signal.SIGKILL)
+            result = await bench.sweep()
+            assert not result.faults
+            assert values(result)["a"] != worker
+
+    play(scene, backoff=LONG, hangs=False)
 
 
 def test_failure_without_a_part(play: Callable[..., None]) -> None:

@@ -63,10 +63,13 @@ class Obstinate(Collector):
             if action == "pid":
                 yield VALUE(float(os.getpid()), part)
             else:
-                yield VALUE(float(arguments[0] if arguments and action != "wait" else 1.0), part)
+                yield VALUE(
+                    float(arguments[0] if arguments and action not in {"wait", "ended"} else 1.0),
+                    part,
+                )
 
 
-def act(action: str, argument: str = "") -> None:
+def act(action: str, argument: str = "", number: str = "9", seconds: str = "0") -> None:
     """Do one thing."""
     match action:
         case "hang":
@@ -80,6 +83,10 @@ def act(action: str, argument: str = "") -> None:
             os.kill(os.getpid(), signal.SIGSEGV)
         case "hog":
             bytearray(int(argument))
+        case "ended" if not os.path.exists(argument):  # by somebody else, once
+            os.close(os.open(argument, os.O_CREAT))
+            time.sleep(float(seconds))
+            os.kill(os.getpid(), int(number))
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "exit":

@@ -55,6 +55,10 @@ SHORT = {**LONG, **dict.fromkeys(STAGES[2:], DEADLINE)}
 """For what goes wrong once the ranks have met, which may take its time on a busy machine."""
 SLOW = {**LONG, **dict.fromkeys(STAGES[2:], 4.0)}
 STEPS = ((8, 5), (4096, 5))
+WAITED_IN_VAIN = {"deadline", "ended_early", "connection_lost"}
+"""Reasons of ranks that wait for another: each has its own deadline, and which is over first is
+chance; a rank that was ended at its deadline closes its connections to the others.
+"""
 
 
 class Scene:
@@ -391,7 +395,7 @@ def test_stopped(scene: Scene) -> None:
             "stopped",
             stage,
         ), results
-        assert results[0].reason in {"deadline", "ended_early"}, results
+        assert results[0].reason in WAITED_IN_VAIN, results
         assert late(results) == (1,)
 
 
@@ -418,9 +422,8 @@ def test_hang_in_collective(scene: Scene) -> None:
     had.
     """
     results = scene.play("", "", "collective:6:hang", "", deadlines=SHORT)
-    assert all(result.outcome in {Outcome.HUNG, Outcome.INCONCLUSIVE} for result in results), (
-        results
-    )
+    assert results[2].outcome in {Outcome.HUNG, Outcome.INCONCLUSIVE}, results
+    assert {result.reason for result in results} <= WAITED_IN_VAIN, results
     assert late(results) == (2,)
     assert results[2].entered == 6
 
@@ -575,7 +578,7 @@ def test_stranger(scene: Scene) -> None:
     assert "deadline" in reasons, (
         results
     )  # and the first to be ended by it takes the others' connections with it
-    assert reasons <= {"deadline", "ended_early", "connection_lost"}, results
+    assert reasons <= WAITED_IN_VAIN, results
 
 
 def test_nothing_inherited(scene: Scene) -> None:
