@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import re
 from collections import defaultdict
@@ -48,6 +47,7 @@ class Series:
 
     def __init__(self, samples: Iterable[Sample]) -> None:
         """Index `samples` by the names of their metrics without `dshealthd_`."""
+        _names.turn()
         by_metric: defaultdict[Metric, list[Sample]] = defaultdict(list)
         for sample in samples:
             by_metric[sample[0]].append(sample)
@@ -61,7 +61,7 @@ class Series:
         A name that begins with `process_` is the agent's own, and stands for itself.
         """
         for metric, values, value in self._with(name, labels):
-            yield Point(_labels(metric.dimensions, values), value)
+            yield Point(_names.of(metric.dimensions, values), value)
 
     def _with(self, name: str, labels: Mapping[str, str | Collection[str]]) -> Iterable[Sample]:
         """Return the samples of `dshealthd_NAME` with these labels, which are not named yet."""
@@ -129,12 +129,39 @@ class Series:
         return [point for point in found if _COMPARE[match["compare"]](point.value, limit)]
 
 
-@functools.lru_cache(maxsize=1024)
-def _labels(dimensions: tuple[str, ...], values: tuple[str, ...]) -> Mapping[str, str]:
-    """Name the values of labels. A series has the same ones at the next moment, and to name them is
-    40 % of judging. A node of eight GPUs has 500 that a rule takes; more would be those of the past.
+class _Names:
+    """Labels by name of the series that rules took at this moment and at the one before.
+
+    A series has the same ones at the next moment, and to name them is 40 % of judging; those of
+    jobs that have ended go at once.
     """
-    return MappingProxyType(dict(zip(dimensions, values, strict=True)))
+
+    def __init__(self) -> None:
+        """Nothing is named yet."""
+        self._now: dict[tuple[tuple[str, ...], tuple[str, ...]], Mapping[str, str]] = {}
+        self._before = self._now
+
+    def turn(self) -> None:
+        """Begin the next moment."""
+        self._now, self._before = {}, self._now
+
+    def of(self, dimensions: tuple[str, ...], values: tuple[str, ...]) -> Mapping[str, str]:
+        """Name a series' values of labels."""
+        key = dimensions, values
+        named = self._now.get(key)
+        if named is None:
+            named = self._before.get(key)
+            if named is None:
+                named = MappingProxyType(dict(zip(dimensions, values, strict=True)))
+            self._now[key] = named
+        return named
+
+    def __len__(self) -> int:
+        """Return how many series are named."""
+        return len(self._now | self._before)
+
+
+_names = _Names()
 
 
 def _matches(text: str, how: str, value: str) -> bool:
