@@ -26,9 +26,11 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probing]:
     """Four nodes whose rounds are collectives with gloo.
 
     A round takes nearly a second on two cores, and one and a half beside other work: an epoch must
-    have room for a confirmation too, which waits until others have ended theirs.
+    have room for a confirmation too, which waits until others have ended theirs. One that hangs
+    takes nearly nine: in three whole epochs, after which each pair meets again, its node would meet
+    the same one time and again.
     """
-    with Probing(tmp_path_factory.mktemp("full"), 4, period=3.0) as lab:
+    with Probing(tmp_path_factory.mktemp("full"), 4, period=3.5) as lab:
         yield begun(namespaced(lab))
 
 
