@@ -85,10 +85,10 @@ def suffer(made: Node, record: Record, entry: dict[str, Any], dice: random.Rando
 
 def until_well(made: Node, record: Record) -> None:
     """Wait until all GPUs and collectors are up, and note the agent's state."""
-    end = time.monotonic() + RECOVER
+    since, end = time.time(), time.monotonic() + RECOVER
     while True:
         scrape = record.look(made.agent, set())
-        if scrape is not None and is_quiet(scrape):
+        if scrape is not None and is_quiet(scrape, since):
             record.rest(made.agent, scrape)
             return
         if time.monotonic() > end:

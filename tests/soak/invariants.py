@@ -37,12 +37,19 @@ DEVICE_COLLECTORS = frozenset(
 """Those that run as shipped; a simulated GPU has the source of each of them."""
 
 
-def is_quiet(scrape: Scrape) -> bool:
+def is_quiet(scrape: Scrape, since: float = 0.0) -> bool:
     """Return whether every GPU is up with samples, and every collector is up.
 
     Only such moments are compared: after the driver was away, `gpu` is up some 10 s before the
     collectors with longer intervals, and without their series any later moment looks like growth.
+
+    The GPUs must have been read from Unix time `since` on, the end of the last fault: what a
+    collection meets that began before may bring a GPU down later.
     """
+    read = scrape.value("dshealthd_collector_last_success_timestamp_seconds", collector="gpu")
+    took = scrape.value("dshealthd_collector_duration_seconds", collector="gpu")
+    if read is None or took is None or read - took < since:
+        return False
     collectors = scrape.series.get("dshealthd_collector_up", {})
     up = {dict(labels)["collector"] for labels, value in collectors.items() if value == 1}
     return (

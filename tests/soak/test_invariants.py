@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -24,9 +25,20 @@ LIMIT = round(1200 * (1 + MAX_SERIES_GROWTH))
 """Series that may be shown at the end of a soak whose reference moment has 1,200."""
 
 
-def text(*, down: tuple[str, ...] = (), unread: tuple[str, ...] = ()) -> str:
-    """Return what a node says whose GPUs are all up, with these collectors down or not yet read."""
-    lines = ['dshealthd_worker_stuck{worker="device"} 0']
+def text(
+    *, down: tuple[str, ...] = (), unread: tuple[str, ...] = (), read: float | None = None
+) -> str:
+    """Return what a node says whose GPUs are all up, with these collectors down or not yet read.
+
+    `read` is the Unix time at which a collection of GPUs ended that took 2 s; a minute from now if
+    not given.
+    """
+    at = time.time() + 60 if read is None else read
+    lines = [
+        'dshealthd_worker_stuck{worker="device"} 0',
+        f'dshealthd_collector_last_success_timestamp_seconds{{collector="gpu"}} {at}',
+        'dshealthd_collector_duration_seconds{collector="gpu"} 2',
+    ]
     for gpu in range(GPUS):
         lines.append(f'dshealthd_gpu_up{{gpu="{gpu}"}} 1')
         lines.append(f'dshealthd_gpu_power_watts{{gpu="{gpu}"}} 70')
@@ -67,6 +79,18 @@ def test_gpu_is_not_well(line: str, instead: str) -> None:
     """A GPU that is down, unknown or without samples, or a stuck worker, is a fault that lasts."""
     assert line in text()
     assert not is_quiet(Scrape(text().replace(line, instead), 0.0))
+
+
+def test_gpus_were_read_before_the_fault_was_over() -> None:
+    """What the collection that was under way then met may bring a GPU down afterwards.
+
+    A soak took a GPU whose calls had taken seconds for down without a fault, in the next one.
+    """
+    end = time.time()
+    for read, quiet in ((end - 5, False), (end + 1, False), (end + 3, True)):
+        assert is_quiet(Scrape(text(read=read), 0.0), end) is quiet
+    unread = text().replace("dshealthd_collector_last_success", "other")
+    assert not is_quiet(Scrape(unread, 0.0), end)
 
 
 class ScriptedAgent:
