@@ -7,9 +7,9 @@ leaves it out, so that the others are read. It is tried again after a back-off, 
 unkillable worker ends. A worker that fails without having named a part takes all its collectors
 down until its own back-off is over.
 
-A signal that only others send says nothing of the part: the kernel frees memory, an operator
-clears up. The first one at a part costs a new worker, which reads the part again; a second one,
-before the part has answered, counts as its crash, as it may be the part that takes the memory.
+A worker killed from outside (by the OOM killer, by an operator) says nothing about the part it was
+at. The first time, a new worker reads that part again in the same sweep; a second time, before the
+part has answered, counts as a crash at the part, as reading it may be what takes the memory.
 
 Several parts may hang at once, and each may take its deadline until that is certain. The others do
 not wait for it: a worker that has been silent at a part for `PATIENCE` is left there until the
@@ -78,8 +78,8 @@ SCOUTS = 8
 """Scouts of one worker at a time: the GPUs of a node; some 30 MiB each, for seconds."""
 SLOW_FOR = 600.0
 """Seconds for which a part that answered late, but in time, is waited for until its deadline."""
-OTHERS_SIGNALS = frozenset({-signal.SIGKILL, -signal.SIGTERM})
-"""Return codes of a worker that somebody else ended: no crash raises these signals."""
+KILLED_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM})
+"""Return codes of a worker that somebody else killed: no crash raises these signals."""
 
 
 @dataclass
@@ -145,7 +145,9 @@ class Supervisor:
         self._retried = ""
         """The one part under quarantine that the worker itself tries again in this sweep."""
         self._killed_at: set[str] = set()
-        """Where somebody else has ended a worker since it last answered; "" is no part."""
+        """Parts at which a worker was killed from outside and that have not answered since; "" where
+        it was at none.
+        """
         self._trouble: _Quarantine | None = None
         self._starts = 0
         self._failures: Counter[Reason] = Counter()
@@ -489,15 +491,15 @@ class Supervisor:
         return killed
 
     async def _excused(self, broken: Broken) -> bool:
-        """Tell whether the worker was ended by somebody else, for the first time at its part.
+        """Tell whether the worker was killed from outside, for the first time at its part.
 
-        It is replaced then, and nothing is under quarantine.
+        It is ended then, and nothing goes under quarantine.
         """
         process = broken.process
         excused = (
             process is not None
             and broken.reason is Reason.CRASHED
-            and process.child.code in OTHERS_SIGNALS
+            and process.child.code in KILLED_FROM_OUTSIDE
             and broken.part not in self._killed_at
         )
         if process is not None and excused:
