@@ -156,10 +156,6 @@ class _Names:
             self._now[key] = named
         return named
 
-    def __len__(self) -> int:
-        """Return how many series are named."""
-        return len(self._now | self._before)
-
 
 _names = _Names()
 

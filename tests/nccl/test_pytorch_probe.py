@@ -185,8 +185,7 @@ def test_peer_is_lost(plan: str, reason: str, node: Node) -> None:
         lost = job("", f"stage:sizes:{plan}", deadlines=SHORT)
         results = await play(pool, lost, note)
         assert results[1].reason == reason, results
-        # Whose deadline is over first is chance; the one ended by it takes the connection along.
-        assert results[0].reason in {"deadline", "ended_early", "connection_lost"}, results
+        assert results[0].outcome in {Outcome.HUNG, Outcome.INCONCLUSIVE}, results
         node.gpus(training.FREE)
         results = await play(pool, job("", ""))
         assert [result.outcome for result in results] == [Outcome.OK] * 2, results
@@ -204,8 +203,7 @@ def test_peer_never_joins(plan: str, reason: str, node: Node) -> None:
         lost = job("", f"stage:init:{plan}", deadlines={**LONG, Stage.INIT: 15.0})
         results = await play(pool, lost)
         assert results[1].reason == reason, results
-        # Whose deadline is over first is chance; the one ended by it takes the connection along.
-        assert results[0].reason in {"deadline", "ended_early", "connection_lost"}, results
+        assert results[0].outcome in {Outcome.HUNG, Outcome.INCONCLUSIVE}, results
         results = await play(pool, job("", ""))
         assert [result.outcome for result in results] == [Outcome.OK] * 2, results
 

@@ -422,8 +422,11 @@ def test_hang_in_collective(scene: Scene) -> None:
     had.
     """
     results = scene.play("", "", "collective:6:hang", "", deadlines=SHORT)
-    assert results[2].outcome in {Outcome.HUNG, Outcome.INCONCLUSIVE}, results
-    assert {result.reason for result in results} <= WAITED_IN_VAIN, results
+    assert all(
+        result.outcome in {Outcome.HUNG, Outcome.INCONCLUSIVE}
+        or (result.rank != 2 and result.reason == "connection_lost")
+        for result in results
+    ), results
     assert late(results) == (2,)
     assert results[2].entered == 6
 
