@@ -75,7 +75,7 @@
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define STARTS(text, prefix) (strncmp(text, prefix, sizeof(prefix) - 1) == 0)
 
-enum { MAX_GPUS = 16, MAX_MIGS = 8, MAX_LINKS = 36, MAX_ENTRIES = 4096, NAME = 96 };
+enum { MAX_GPUS = 16, MAX_MIGS = 8, MAX_LINKS = 36, MAX_ENTRIES = 4096, NAME = 96, SLOTS = 1024 };
 
 typedef unsigned int uint;
 typedef unsigned long long ull;
@@ -534,16 +534,39 @@ static int part_of(int gpu)
     return 0;
 }
 
+static size_t slot_of(const char *key)
+{
+    size_t hash = 14695981039346656037u; /* FNV-1a */
+    for (; *key; key++)
+        hash = (hash ^ (unsigned char)*key) * 1099511628211u;
+    return hash % SLOTS;
+}
+
+/* By hash: compared one after the other, keys took more CPU than all that a client does with their values. */
+static const struct default_value *default_value_of(const char *key)
+{
+    static const struct default_value *table[SLOTS];
+    static size_t filled;
+    size_t slot;
+    for (; filled < COUNT(DEFAULT_VALUES); filled++) {
+        for (slot = slot_of(DEFAULT_VALUES[filled].key); table[slot]; slot = (slot + 1) % SLOTS)
+            continue;
+        table[slot] = &DEFAULT_VALUES[filled];
+    }
+    for (slot = slot_of(key); table[slot]; slot = (slot + 1) % SLOTS)
+        if (strcmp(table[slot]->key, key) == 0)
+            return table[slot];
+    return NULL;
+}
+
 static const char *default_of(int gpu, const char *key)
 {
     int part = part_of(gpu);
     for (size_t i = 0; part == GB200 && i < COUNT(GB200_VALUES); i++)
         if (strcmp(GB200_VALUES[i][0], key) == 0)
             return GB200_VALUES[i][1];
-    for (size_t i = 0; i < COUNT(DEFAULT_VALUES); i++)
-        if (strcmp(DEFAULT_VALUES[i].key, key) == 0)
-            return DEFAULT_VALUES[i].parts[part == GB200 ? B200 : part];
-    return NULL;
+    const struct default_value *value = default_value_of(key);
+    return value ? value->parts[part == GB200 ? B200 : part] : NULL;
 }
 
 /* What the scenario or the part says: NULL or "" where it is to be worked out. */
