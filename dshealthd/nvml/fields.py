@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pynvml
 
@@ -25,6 +25,8 @@ _LAYOUT = struct.Struct("=IIqqIIQ")
 if _LAYOUT.size != ctypes.sizeof(pynvml.c_nvmlFieldValue_t):
     message = "pynvml's nvmlFieldValue_t has another size than NVML's"
     raise ImportError(message)
+_ANSWER = struct.Struct("=24xIIQ")
+"""The same, of what the driver answers: type, return code, value."""
 _AT_ONCE = 128
 """Fields in one call; drivers bound it by the number of fields that they know."""
 _UNTOUCHED = pynvml.NVML_ERROR_NOT_SUPPORTED
@@ -49,10 +51,24 @@ def decoded(kind: int, raw: int) -> float | None:
     return None
 
 
+class _Chunk(NamedTuple):
+    """Fields that are asked for in one call."""
+
+    positions: Sequence[int]
+    """Where each stands among the fields of its batch."""
+    array: Any
+    """What the driver is handed, and fills."""
+    answers: list[tuple[int, ...] | None]
+    """What the driver said of each the last time."""
+    values: list[float | None]
+    """And what that means."""
+
+
 class Batch:
     """Fields of one device that are read together.
 
-    What the device does not support is left out from the second reading on.
+    What the device does not support is left out from the second reading on, and what it answers as
+    before is not taken apart again.
     """
 
     def __init__(self, fields: Sequence[tuple[int, int]]) -> None:
@@ -65,16 +81,17 @@ class Batch:
         self._prepare(range(len(fields)) if self._function else ())
 
     def _prepare(self, wanted: Sequence[int]) -> None:
-        self._chunks: list[tuple[Sequence[int], Any]] = []
+        """Ask for the fields at these positions from now on."""
+        self._chunks: list[_Chunk] = []
         for start in range(0, len(wanted), _AT_ONCE):
             positions = wanted[start : start + _AT_ONCE]
             packed = b"".join(
                 _LAYOUT.pack(*self._fields[position], 0, 0, 0, _UNTOUCHED, 0)
                 for position in positions
             )
-            self._chunks.append(
-                (positions, (pynvml.c_nvmlFieldValue_t * len(positions)).from_buffer_copy(packed))
-            )
+            array = (pynvml.c_nvmlFieldValue_t * len(positions)).from_buffer_copy(packed)
+            nothing: list[None] = [None] * len(positions)
+            self._chunks.append(_Chunk(positions, array, [*nothing], [*nothing]))
 
     def read(self, handle: Any) -> tuple[list[float | None], int]:
         """Return a value or None for each NVML field, and the first return code that is a failure
@@ -83,30 +100,32 @@ class Batch:
         values: list[float | None] = [None] * len(self._fields)
         failure = 0
         unsupported: set[int] = set()
-        for positions, array in self._chunks:
-            code = self._function(handle, len(positions), array)
+        for chunk in self._chunks:
+            code = self._function(handle, len(chunk.positions), chunk.array)
             if code in codes.UNSUPPORTED:
-                unsupported.update(positions)
+                unsupported.update(chunk.positions)
             elif code:
                 return values, int(code)
             else:
-                for position, (_, _, _, _, kind, own, raw) in zip(
-                    positions, _LAYOUT.iter_unpack(array), strict=True
-                ):
-                    if own == 0:
-                        values[position] = decoded(kind, raw)
-                    elif own in codes.UNSUPPORTED:
-                        unsupported.add(position)
-                    elif own not in codes.NOTHING_NOW and (
-                        not failure or own in codes.OF_SESSION | codes.OF_DEVICE
-                    ):
-                        failure = own
+                for at, answer in enumerate(_ANSWER.iter_unpack(chunk.array)):
+                    if answer == chunk.answers[at]:
+                        continue  # as at the last reading, which most are
+                    kind, own, raw = chunk.answers[at] = answer
+                    chunk.values[at] = decoded(kind, raw) if own == 0 else None
+                    if own in codes.UNSUPPORTED:
+                        unsupported.add(chunk.positions[at])
+                    elif own and own not in codes.NOTHING_NOW:
+                        chunk.answers[at] = None  # told of at each reading
+                        if not failure or own in codes.OF_SESSION | codes.OF_DEVICE:
+                            failure = own
+                for position, value in zip(chunk.positions, chunk.values, strict=True):
+                    values[position] = value
         if unsupported:
             self._prepare(
                 [
                     position
-                    for positions, _ in self._chunks
-                    for position in positions
+                    for chunk in self._chunks
+                    for position in chunk.positions
                     if position not in unsupported
                 ]
             )

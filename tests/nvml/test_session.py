@@ -439,6 +439,36 @@ def test_failing_field(node: Node) -> None:
     assert seen.reasons() == {"gpu 3": Reason.UNKNOWN_ERROR}
 
 
+def test_field_that_fails_for_a_while(node: Node) -> None:
+    """It is reported at each sweep, its earlier value is not shown meanwhile, and comes back."""
+    node.collect()
+    node.simulator.set(3, "field_fail.82", 999)
+    for _ in range(2):
+        seen = node.collect("gpu")
+        assert not seen.values("gpu_temperature_celsius", sensor="memory", gpu="3")
+        assert seen.reasons() == {"gpu 3": Reason.UNKNOWN_ERROR}
+    node.simulator.unset(3, "field_fail.82")
+    seen = node.collect("gpu")
+    assert list(seen.values("gpu_temperature_celsius", sensor="memory", gpu="3").values()) == [48]
+    assert seen.reasons() == {}
+
+
+@pytest.mark.parametrize(("code", "reasons"), [(999, {"gpu 3": Reason.UNKNOWN_ERROR}), (3, {})])
+def test_all_fields_fail_for_a_while(node: Node, code: int, reasons: dict[str, Reason]) -> None:
+    """No value of before is shown while the call for them fails or is not supported."""
+    node.collect()
+    node.simulator.fault("fail", code, function="nvmlDeviceGetFieldValues", gpu=3)
+    for _ in range(2):
+        seen = node.collect("gpu", "ecc")
+        assert not seen.values("gpu_temperature_celsius", sensor="memory", gpu="3")
+        assert not seen.values("gpu_remapped_rows", gpu="3")
+        assert seen.reasons("gpu") == reasons
+    node.simulator.clear_faults()
+    node.simulator.set(3, "memory_temperature", 71)
+    seen = node.collect("gpu", advance=70.0)  # listed anew, and asked for all again
+    assert list(seen.values("gpu_temperature_celsius", sensor="memory", gpu="3").values()) == [71]
+
+
 def test_quarantined_gpu(node: Node) -> None:
     """A GPU at which an earlier worker hung is not touched, is down with that reason, and is read
     once the quarantine ends.
