@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Reason, Sample, counter, gauge
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import Format, Renderer
 from dshealthd.core.result import CollectionOutcome, Result, not_available
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class Latest:
     last_success: float | None = None
     """Unix time of the last success, in seconds."""
     errors: Counter[Reason] = field(default_factory=Counter)
-    text: dict[Format, str] = field(default_factory=dict)
-    """The samples as text, made at the first scrape that wants them."""
+    renderers: dict[Format, Renderer] = field(default_factory=dict)
+    """What writes the samples as text, in the formats that scrapes have asked for."""
 
     def expired(self, now: float) -> bool:
         """Tell whether the samples of a result are too old to be shown."""
@@ -102,6 +102,7 @@ class Snapshot:
         self._monotonic = monotonic
         self._wall = wall
         self._latest: dict[str, Latest] = {}
+        self._renderers: dict[Format, Renderer] = {}
         self._body: dict[Format, bytes] = {}
         self._fresh_until = 0.0
 
@@ -128,7 +129,6 @@ class Snapshot:
         latest = self._latest[name]
         latest.result = result
         latest.sampled = self._monotonic()
-        latest.text.clear()
         if result.outcome is CollectionOutcome.OK:
             latest.last_success = self._wall()
         if result.reason is not None:
@@ -150,13 +150,13 @@ class Snapshot:
         if now > self._fresh_until:
             self._body.clear()
         if format not in self._body:
-            parts = [render((*self.health(now), *extra()), format)]
+            own = self._renderers.setdefault(format, Renderer(format))
+            parts = [own.render((*self.health(now), *extra()))]
             for latest in self:
                 if latest.expired(now):
                     continue
-                if format not in latest.text:
-                    latest.text[format] = render(latest.result.samples, format)
-                parts.append(latest.text[format])
+                renderer = latest.renderers.setdefault(format, Renderer(format))
+                parts.append(renderer.render(latest.result.samples))
             parts.append(format.end)
             self._body[format] = "".join(parts).encode()
             # No scrape may be served from the cache beyond the moment at which the first result in

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from dshealthd.core.collector import Buckets, Metric, MetricKind, Sample
-from dshealthd.core.exposition import MAX_LABEL_LENGTH, Format, clean, negotiate, render
+from dshealthd.core.exposition import MAX_LABEL_LENGTH, Format, Renderer, clean, negotiate, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -140,6 +140,37 @@ def test_first_of_two_equal_series_counts() -> None:
     assert 'x{a="b"} 1.0' in text
 
 
+@given(st.lists(families(), min_size=2, max_size=4), st.data())
+def test_what_is_kept_does_not_show(scrapes: list[list[Sample]], data: st.DataObject) -> None:
+    """Scrape after scrape gives what a first one gives: other values, other series, other order."""
+    renderer = Renderer(Format.PROMETHEUS)
+    for drawn in scrapes:
+        samples = drawn
+        for _ in range(2):
+            assert renderer.render(samples) == render(samples, Format.PROMETHEUS)
+            samples = [
+                sample._replace(value=data.draw(st.floats(min_value=0) | st.just(math.nan)))
+                for sample in samples
+            ]
+        turned = data.draw(st.permutations(samples))
+        assert renderer.render(turned) == render(turned, Format.PROMETHEUS)
+        fewer = turned[: data.draw(st.integers(0, len(turned)))]
+        assert renderer.render(fewer) == render(fewer, Format.PROMETHEUS)
+
+
+def test_a_series_that_comes_twice_is_not_kept() -> None:
+    """The value of the first one is shown at later scrapes as well, and nothing else changes."""
+    metric = Metric("x", MetricKind.GAUGE, "X.", ("a",))
+    renderer = Renderer(Format.PROMETHEUS)
+    for value in (1.0, 3.0):
+        text = renderer.render([metric(value, "b"), metric(2 * value, "b"), metric(9.0, "c")])
+        assert text.splitlines()[1:] == [
+            "# TYPE x gauge",
+            f'x{{a="b"}} {value}',
+            'x{a="c"} 9.0',
+        ]
+
+
 class Job(str):
     """A label whose end can be noticed."""
 
@@ -149,11 +180,12 @@ class Job(str):
 def test_series_of_the_past_are_forgotten() -> None:
     """Jobs come and go for months: what is remembered are the series that there are now."""
     metric = Metric("x", MetricKind.GAUGE, "X.", ("job",))
+    renderer = Renderer(Format.PROMETHEUS)
     jobs = []
     for number in range(1000):
         job = Job(number)
         jobs.append(weakref.ref(job))
-        assert f'{{job="{number}"}} 1.0\n' in render([metric(1, job)], Format.PROMETHEUS)
+        assert f'{{job="{number}"}} 1.0\n' in renderer.render([metric(1, job)])
         del job
     assert len([job for job in jobs if job() is not None]) <= 1
 
