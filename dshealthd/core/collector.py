@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import bisect
 import enum
+import functools
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -126,6 +128,16 @@ class Sample(NamedTuple):
     value: float
 
 
+sample_of: Callable[[tuple[Metric, tuple[str, ...], float]], Sample] = functools.partial(
+    tuple.__new__, Sample
+)
+"""Makes a sample of a tuple of its three parts, for less than `Sample` takes: thousands are made."""
+series_of: Callable[[Sample], tuple[Metric, tuple[str, ...]]] = operator.itemgetter(0, 1)
+"""Tells which series a sample is of."""
+value_of: Callable[[Sample], float] = operator.itemgetter(2)
+"""Tells the value of a sample."""
+
+
 class Fault(NamedTuple):
     """One part of a source failed.
 
@@ -169,7 +181,7 @@ class Metric:
         if len(labels) != len(self.dimensions):
             message = f"{self.name} takes the labels {self.dimensions}, not {labels}"
             raise TypeError(message)
-        return Sample(self, labels, value)
+        return sample_of((self, labels, value))
 
 
 def gauge(name: str, help: str, *labels: str) -> Metric:

@@ -14,7 +14,7 @@ import os
 import struct
 from typing import TYPE_CHECKING, Any, Self
 
-from dshealthd.core.collector import Fault, Reason, Sample
+from dshealthd.core.collector import Fault, Reason, sample_of, series_of, value_of
 from dshealthd.core.result import CollectionOutcome, Result
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def frames(channel: socket.socket) -> Iterator[dict[str, Any]]:
 class Encoder:
     """Packs results in a worker.
 
-    A series is named once; from then on its number stands for it, until all are forgotten.
+    A series is named once; from then on its number stands for it, until all are forgotten. A result
+    with the series of the last one, in their order, is sent without numbers.
     """
 
     def __init__(self) -> None:
@@ -62,6 +63,8 @@ class Encoder:
         self._numbers: dict[tuple[Metric, tuple[str, ...]], int] = {}
         self._now: dict[str, int] = {}
         """How many series each collector had in its last result that did not fail."""
+        self._sent: dict[str, list[tuple[Metric, tuple[str, ...]]]] = {}
+        """The series of each collector's last result, in their order."""
 
     def pack(self, name: str, result: Result) -> bytes:
         """Return the frame of the wire that carries one collector's result."""
@@ -71,22 +74,27 @@ class Encoder:
         forget = len(numbers) > 2 * sum(self._now.values()) + _SPARE
         if forget:
             numbers.clear()
+            self._sent.clear()
         new: list[tuple[str, tuple[str, ...]]] = []
-        samples: list[float] = []  # number and value in turn
-        for metric, labels, value in result.samples:
-            number = numbers.get((metric, labels))
-            if number is None:
-                number = numbers[metric, labels] = len(numbers)
-                new.append((metric.name, labels))
-            samples.append(number)
-            samples.append(value)
+        sent: list[int] | None = None
+        series = [*map(series_of, result.samples)]
+        if series != self._sent.get(name):
+            self._sent[name] = series
+            sent = []
+            for one in series:
+                number = numbers.get(one)
+                if number is None:
+                    number = numbers[one] = len(numbers)
+                    new.append((one[0].name, one[1]))
+                sent.append(number)
         return pack(
             {
                 "result": name,
                 "outcome": result.outcome,
                 "forget": forget,
                 "series": new,
-                "samples": samples,
+                "numbers": sent,
+                "values": [*map(value_of, result.samples)],
                 "faults": result.faults,
                 "reason": result.reason,
                 "detail": result.detail,
@@ -103,6 +111,8 @@ class Decoder:
         """`metrics` is what each collector declares, by its name and the metric's."""
         self._metrics = metrics
         self._series: list[tuple[Metric, tuple[str, ...]]] = []
+        self._last: dict[str, tuple[tuple[Metric, ...], tuple[tuple[str, ...], ...]]] = {}
+        """Metrics and labels of each collector's last result, in the order of its samples."""
 
     def unpack(self, message: Mapping[str, Any]) -> Result:
         """Return the collector's result that a frame of the wire carries.
@@ -112,17 +122,21 @@ class Decoder:
         metrics, series = self._metrics[message["result"]], self._series
         if message["forget"]:
             series.clear()
+            self._last.clear()
         series += [(metrics[name], tuple(map(str, labels))) for name, labels in message["series"]]
         if len(series) > MAX_SERIES:
             excess = f"more than {MAX_SERIES} series"
             raise ValueError(excess)
-        numbers = iter(message["samples"])
+        if (numbers := message["numbers"]) is not None:
+            named = [series[number] for number in numbers]
+            self._last[message["result"]] = (
+                tuple(metric for metric, _ in named),
+                tuple(labels for _, labels in named),
+            )
+        last = self._last[message["result"]]
         return Result(
             outcome=CollectionOutcome(message["outcome"]),
-            samples=tuple(
-                Sample(series[number][0], series[number][1], float(value))
-                for number, value in zip(numbers, numbers, strict=True)
-            ),
+            samples=tuple(map(sample_of, zip(*last, map(float, message["values"]), strict=True))),
             faults=tuple(
                 Fault(str(part), Reason(reason), str(detail))
                 for part, reason, detail in message["faults"]
