@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import logging
 import os
 import signal
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd import config as configuration
 from dshealthd import logs
 from dshealthd.collection.scheduler import Scheduler
-from dshealthd.core import background, state_file, state_writer
+from dshealthd.core import background, garbage, state_file, state_writer
 from dshealthd.core.child import ErrorPipe, cause
 from dshealthd.core.collector import News
 from dshealthd.core.exposition import Format
@@ -159,7 +158,7 @@ class Agent:
         ]
         for each in beside:
             each.add_done_callback(_beside_ended)
-        gc.freeze()  # what start-up made stays; later collections look only at what is new
+        garbage.settled()
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

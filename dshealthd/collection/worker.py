@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 import logging
 import os
 import signal
@@ -34,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from dshealthd.collection import registry
-from dshealthd.core import wire
+from dshealthd.core import garbage, wire
 from dshealthd.core.collector import Collector, Context, Fault, News, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
@@ -95,7 +94,7 @@ def main(page: int, descriptor: int) -> None:
     collectors = {
         name: _collector(name, options, context) for name, options in hello["collectors"].items()
     }
-    gc.freeze()  # what is imported stays; later collections look only at what a sweep makes
+    garbage.settled()
     channel.sendall(wire.pack({"ready": os.getpid()}))
     for request in messages:
         context.sweep += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Reason
@@ -53,8 +54,9 @@ def series_of(snapshot: Snapshot, own: Iterable[Sample]) -> Series:
 
     `own` are the agent's own, those of the probes among them.
     """
-    samples = (sample for latest in snapshot for sample in snapshot.samples(latest))
-    return Series((*samples, *snapshot.health(), *own))
+    return Series(
+        itertools.chain(*(snapshot.samples(latest) for latest in snapshot), snapshot.health(), own)
+    )
 
 
 def judge(
