@@ -178,9 +178,10 @@ class _Inside(_WorkerGroup):
     async def collect(self, names: list[str], heard: frozenset[tuple[News, str]]) -> None:
         self._context.sweep += 1
         self._context.heard = heard
-        for name in names:
+        for number, name in enumerate(names):
+            if number:
+                await asyncio.sleep(0)  # a scrape may come between two collectors
             self._snapshot.put(name, attempt(self.collectors[name], self._context.monotonic))
-            await asyncio.sleep(0)  # a scrape may come between two collectors
 
     async def close(self) -> None:
         for collector in self.collectors.values():
