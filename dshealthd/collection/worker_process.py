@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.collection.channel import Channel
 from dshealthd.core import child, wire
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import News, Reason
@@ -61,14 +61,14 @@ class WorkerProcess:
     def __init__(
         self,
         name: str,
-        started: tuple[child.Child, asyncio.StreamReader, asyncio.StreamWriter, wire.ProgressPage],
+        started: tuple[child.Child, Channel, wire.ProgressPage],
         deadlines: Mapping[str, float],
         metrics: Mapping[str, Mapping[str, Metric]],
         monotonic: Callable[[], float],
     ) -> None:
         """Take what `start` made; `deadlines` and `metrics` are by collector."""
         self.name = name
-        self.child, self._reader, self._writer, self.progress = started
+        self.child, self._channel, self.progress = started
         self.decoder = wire.Decoder(metrics)
         self._deadlines = deadlines
         self._monotonic = monotonic
@@ -78,7 +78,8 @@ class WorkerProcess:
         self.ask(hello)
         try:
             async with time_limit(START_DEADLINE):
-                await self._frame()
+                while await self._frame() is None:
+                    await self._channel.changed()
         except TimeoutError as error:
             raise self._broken(
                 Reason.TIMEOUT, f"worker {self.name} was not ready within {START_DEADLINE:g} s"
@@ -86,7 +87,7 @@ class WorkerProcess:
 
     def ask(self, message: Mapping[str, Any]) -> None:
         """Send a frame to the worker process."""
-        self._writer.write(wire.pack(message))
+        self._channel.send(message)
 
     async def collect(
         self,
@@ -139,30 +140,30 @@ class WorkerProcess:
         Raises `Broken` when the worker stays at one part beyond its collector's deadline, and
         `Silent` when it stays there for longer than `patience` of collector and part, in seconds.
         """
-        frame = asyncio.ensure_future(self._frame())
-        try:
-            while True:
-                since, collector, part = self.progress.read()
-                deadline = self._deadlines.get(collector) or max(self._deadlines.values())
-                limit = min(patience(collector, part), deadline) if part else deadline
-                # Until the worker takes the request, the page still shows where the last one ended.
-                left = max(since, asked) + limit - self._monotonic()
-                # Even when time is up, an answer that is already there counts: it may be the agent
-                # that was stopped.
-                # In short steps: the page is shared memory, and nothing wakes the loop when the
-                # worker moves on to the next part, for which a deadline of its own begins.
-                await asyncio.wait({frame}, timeout=min(max(left, MOMENT), LOOK))
-                if frame.done():
-                    return frame.result()
-                # Read again, as it may have moved on during this last wait.
-                if left <= 0 and self.progress.read() == (since, collector, part):
-                    where = f" at {part}" if part else ""
-                    detail = f"no answer within {deadline:g} s{where}"
-                    if limit == deadline:
-                        raise self._broken(Reason.TIMEOUT, detail, collector, part)
-                    raise Silent(detail, self, collector, part, left + deadline - limit)
-        finally:
-            frame.cancel()
+        while True:
+            if (frame := await self._frame()) is not None:
+                return frame
+            since, collector, part = self.progress.read()
+            deadline = self._deadlines.get(collector) or max(self._deadlines.values())
+            limit = min(patience(collector, part), deadline) if part else deadline
+            # Until the worker takes the request, the page still shows where the last one ended.
+            left = max(since, asked) + limit - self._monotonic()
+            # Even when time is up, an answer that is already there counts: it may be the agent
+            # that was stopped.
+            # In short steps: the page is shared memory, and nothing wakes the loop when the
+            # worker moves on to the next part, for which a deadline of its own begins.
+            await self._channel.changed(min(max(left, MOMENT), LOOK))
+            if left > 0:
+                continue
+            if (frame := await self._frame()) is not None:
+                return frame
+            # Read again, as it may have moved on during this last wait.
+            if self.progress.read() == (since, collector, part):
+                where = f" at {part}" if part else ""
+                detail = f"no answer within {deadline:g} s{where}"
+                if limit == deadline:
+                    raise self._broken(Reason.TIMEOUT, detail, collector, part)
+                raise Silent(detail, self, collector, part, left + deadline - limit)
 
     def dismiss(self) -> None:
         """Have the worker process end before it touches another part."""
@@ -171,7 +172,7 @@ class WorkerProcess:
 
     def let_go(self) -> None:
         """Close the channel to the worker process: the order to stop."""
-        self._writer.close()
+        self._channel.close()
 
     async def retired(self) -> None:
         """End the worker process by closing its channel, after a second by SIGKILL.
@@ -186,16 +187,14 @@ class WorkerProcess:
         """Kill the worker process; False if it is still there after the deadline."""
         return await self.child.killed(KILL_DEADLINE)
 
-    async def _frame(self) -> dict[str, Any]:
-        """Return the worker's next frame; `Broken` when it ends, or sends what is no frame."""
+    async def _frame(self) -> dict[str, Any] | None:
+        """Return the worker's next frame; None where it has not arrived.
+
+        `Broken` when the worker has ended, or sent what is no frame.
+        """
         try:
-            (size,) = wire.LENGTH.unpack(await self._reader.readexactly(wire.LENGTH.size))
-            if size > wire.MAX_FRAME:
-                raise self._broken(
-                    Reason.MALFORMED, f"worker {self.name} sent a frame of {size} bytes"
-                )
-            message = json.loads(await self._reader.readexactly(size))
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            return self._channel.take()
+        except EOFError as error:
             _, collector, part = self.progress.read()
             where = f" at {part}" if part else ""
             raise self._broken(
@@ -205,12 +204,7 @@ class WorkerProcess:
                 part,
             ) from error
         except ValueError as error:
-            raise self._broken(
-                Reason.MALFORMED, f"worker {self.name} sent no JSON: {error}"
-            ) from error
-        if not isinstance(message, dict):
-            raise self._broken(Reason.MALFORMED, f"worker {self.name} sent no JSON object")
-        return message
+            raise self._broken(Reason.MALFORMED, f"worker {self.name} sent {error}") from error
 
     def _broken(self, reason: Reason, detail: str, collector: str = "", part: str = "") -> Broken:
         return Broken(reason, detail, self, collector, part)
@@ -224,7 +218,7 @@ class WorkerProcess:
 
 async def start(
     name: str, command: Sequence[str]
-) -> tuple[child.Child, asyncio.StreamReader, asyncio.StreamWriter, wire.ProgressPage]:
+) -> tuple[child.Child, Channel, wire.ProgressPage]:
     """Start a worker process; itself, both directions of its channel and its page. StartError."""
     what = f"worker {name}"
     with child.channel(what) as (ours, theirs):
@@ -242,8 +236,8 @@ async def start(
             # The worker has inherited its own; `progress` has mapped the memory already.
             os.close(page)
         try:
-            reader, writer = await child.streams(ours)
+            channel = await Channel.opened(ours)
         except asyncio.CancelledError:
             await started.killed(KILL_DEADLINE)
             raise
-    return started, reader, writer, progress
+    return started, channel, progress

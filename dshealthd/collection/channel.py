@@ -1,0 +1,113 @@
+"""The agent's end of a worker's channel: frames are sent, and taken as they arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from dshealthd.core import wire
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping
+
+_HELD = wire.LENGTH.size + wire.MAX_FRAME
+"""Bytes that wait to be taken, beyond which nothing more is read: one frame, or many small ones."""
+
+
+class Channel(asyncio.Protocol):
+    """Frames of the wire over a socket.
+
+    A protocol and no stream: most results have arrived when they are looked for, and to wait for
+    each in a task of its own takes more CPU than to unpack it.
+    """
+
+    _transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        """Have received nothing; `opened` connects it."""
+        self._received = bytearray()
+        self._ended = False
+        self._alarm: asyncio.Future[None] | None = None
+        """What `changed` waits for; None while nobody does."""
+
+    @classmethod
+    async def opened(cls, ours: socket.socket) -> Self:
+        """Return the channel over our end of a socket pair, which it closes."""
+        _, channel = await asyncio.get_running_loop().create_connection(cls, sock=ours)
+        return channel
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a frame to the worker."""
+        self._transport.write(wire.pack(message))
+
+    def take(self) -> dict[str, Any] | None:
+        """Return the message of the next frame; None where it has not arrived whole.
+
+        EOFError where none will come, ValueError for what is no frame, which says what it is.
+        """
+        if len(self._received) >= wire.LENGTH.size:
+            (size,) = wire.LENGTH.unpack_from(self._received)
+            if size > wire.MAX_FRAME:
+                message = f"a frame of {size} bytes"
+                raise ValueError(message)
+            end = wire.LENGTH.size + size
+            if len(self._received) >= end:
+                body = self._received[wire.LENGTH.size : end]
+                del self._received[:end]
+                self._transport.resume_reading()
+                return _message(body)
+        if self._ended:
+            raise EOFError
+        return None
+
+    async def changed(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - no exception
+        """Wait until something arrives on the channel or it ends, or for so many seconds."""
+        if self._ended:
+            return
+        loop = asyncio.get_running_loop()
+        self._alarm = loop.create_future()
+        timer = None if timeout is None else loop.call_later(timeout, self._ring)
+        try:
+            await self._alarm
+        finally:
+            self._alarm = None
+            if timer is not None:
+                timer.cancel()
+
+    def close(self) -> None:
+        """Close the channel: the order to stop."""
+        self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep what writes to the worker."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Keep what the worker wrote until it is taken."""
+        self._received += data
+        if len(self._received) > _HELD:
+            self._transport.pause_reading()
+        self._ring()
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - that it ended is all
+        """Note that nothing more will arrive."""
+        self._ended = True
+        self._ring()
+
+    def _ring(self) -> None:
+        if self._alarm is not None and not self._alarm.done():
+            self._alarm.set_result(None)
+
+
+def _message(body: bytearray) -> dict[str, Any]:
+    try:
+        message = json.loads(body)
+    except ValueError as error:
+        what = f"no JSON: {error}"
+        raise ValueError(what) from error
+    if not isinstance(message, dict):
+        what = "no JSON object"
+        raise ValueError(what)  # noqa: TRY004 - one error for all that is no frame
+    return message
