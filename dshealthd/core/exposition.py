@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import Metric, MetricKind, series_of, value_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from dshealthd.core.collector import Sample
 
@@ -71,20 +71,23 @@ class Renderer:
         series = [*map(series_of, samples)]
         values = [*map(value_of, samples)]
         if series != self._series:
-            self._arrange(series, values)
-        else:
-            lines, places = self._lines, self._places
-            for at, (before, now) in enumerate(zip(self._values, values, strict=True)):
-                if now != before:
-                    name = lines[places[at]].rpartition(" ")[0]
-                    lines[places[at]] = f"{name} {_written(now)}\n"
+            return "".join(self._arranged(series, values))
+        lines, places = self._lines, self._places
+        for at, (before, now) in enumerate(zip(self._values, values, strict=True)):
+            if now != before:
+                name = lines[places[at]].rpartition(" ")[0]
+                lines[places[at]] = f"{name} {_written(now)}\n"
         self._values = values
-        return "".join(self._lines)
+        return "".join(lines)
 
-    def _arrange(
-        self, series: list[tuple[Metric, tuple[str, ...]]], values: Sequence[float]
-    ) -> None:
-        """Write all lines, family by family, in the order in which these come first."""
+    def _arranged(
+        self, series: list[tuple[Metric, tuple[str, ...]]], values: list[float]
+    ) -> list[str]:
+        """Return all lines, family by family, in the order in which the families come first.
+
+        Keeps them for the next scrape unless a series is there twice, which is a defect: there is
+        no line for its second sample.
+        """
         names = {
             one: self._lines[place].rpartition(" ")[0]
             for one, place in zip(self._series, self._places, strict=True)
@@ -99,10 +102,11 @@ class Renderer:
                 places[at] = len(lines)
                 name = names.get(series[at]) or _series(metric, labels)
                 lines.append(f"{name} {_written(values[at])}\n")
-        # Where a series comes twice, a defect, lines and samples do not go together: not kept.
-        unique = len(lines) - len(families) == len(series)
-        self._series, self._places = (series, places) if unique else ([], [])
-        self._lines = lines
+        if len(lines) - len(families) == len(series):
+            self._series, self._values, self._places, self._lines = series, values, places, lines
+        else:
+            self._series, self._values, self._places, self._lines = [], [], [], []
+        return lines
 
 
 def render(samples: Iterable[Sample], format: Format) -> str:

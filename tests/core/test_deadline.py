@@ -164,7 +164,7 @@ def test_a_worker_that_was_ready_while_the_agent_was_stopped_is_ready(
     async def greeted(code: str, *, answers: bool) -> None:
         started = await worker_process.start("test", (sys.executable, "-S", "-c", code))
         worker = WorkerProcess("test", started, {}, {}, time.monotonic)
-        channel = started[2].get_extra_info("socket").fileno()
+        channel = started[1]._transport.get_extra_info("socket").fileno()
         try:
             if answers:
                 await stopped_until_readable(worker.greet({}), channel)

@@ -169,6 +169,7 @@ def test_a_series_that_comes_twice_is_not_kept() -> None:
             f'x{{a="b"}} {value}',
             'x{a="c"} 9.0',
         ]
+    assert not renderer.render([])
 
 
 class Job(str):
