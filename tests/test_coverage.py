@@ -57,7 +57,9 @@ def test_the_numbers_in_the_text() -> None:
     levels = Counter(level for _, _, _, level, _ in ROWS)
     injected = sum(levels[level] for level in INJECTED)
     of_commands = sum(levels[level] for level in OF_COMMANDS)
-    assert f"Alerts cover {len(ROWS) - of_commands} rows. Injected faults prove {injected} of" in TEXT
+    assert (
+        f"Alerts cover {len(ROWS) - of_commands} rows. Injected faults prove {injected} of" in TEXT
+    )
     assert f"{levels['webhook']} up to the webhook" in TEXT
     assert of_commands == 7
     for _, slug, _, level, _ in ROWS:
