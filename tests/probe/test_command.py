@@ -104,11 +104,11 @@ def test_no_torch() -> None:
         (("--kind", "pair"), "--kind: pair needs a hostfile, or members in the configuration"),
         (
             ("--hostfile", "/nonexistent"),
-            "probe.peer: between nodes their agents' key and address are needed",
+            "probe.peer: probes between nodes need the agents' key and address",
         ),
         (
             ("--kind", "local", "--hostfile", "/nonexistent"),
-            "--kind: local is of this machine alone",
+            "--kind: local probes this machine alone",
         ),
     ],
 )
@@ -206,7 +206,7 @@ def test_no_member(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with agents(tmp_path, 2) as members:
-            with pytest.raises(ConfigError, match="is none of the 1 members"):
+            with pytest.raises(ConfigError, match="is not one of the 1 members"):
                 await pairs.between(
                     config(members[0], NAMES[0]),
                     "test",

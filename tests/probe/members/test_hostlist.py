@@ -39,8 +39,8 @@ def test_expands_as_slurm_does(expression: str, names: tuple[str, ...]) -> None:
         ("", "names no node"),
         (" , ", "names no node"),
         ("gpu[1-3", '"gpu[1-3" has a bracket that is not closed'),
-        ("gpu1-3]", '"gpu1-3]" has nested brackets or one that was not opened'),
-        ("gpu[[1-2]]", '"gpu[[1-2]]" has nested brackets or one that was not opened'),
+        ("gpu1-3]", '"gpu1-3]" has nested brackets or an unmatched one'),
+        ("gpu[[1-2]]", '"gpu[[1-2]]" has nested brackets or an unmatched one'),
         ("gpu[]", '"" in "gpu[]" is neither a number nor a range of numbers'),
         ("gpu[1-]", '"1-" in "gpu[1-]" is neither a number nor a range of numbers'),
         ("gpu[a-c]", '"a-c" in "gpu[a-c]" is neither a number nor a range of numbers'),
@@ -48,14 +48,14 @@ def test_expands_as_slurm_does(expression: str, names: tuple[str, ...]) -> None:
             "gpu[\u0661-\u0662]",
             r'"\u0661-\u0662" in "gpu[\u0661-\u0662]" is neither a number nor a range of numbers',
         ),
-        ("gpu[5-1]", '"5-1" in "gpu[5-1]" runs backwards'),
-        ("gpu[1-3,2]", '"gpu2" is named twice'),
+        ("gpu[5-1]", '"5-1" in "gpu[5-1]" is a descending range'),
+        ("gpu[1-3,2]", '"gpu2" is a duplicate'),
         ("a/b", '"a/b" is not a valid node name'),
         ("-x", '"-x" is not a valid node name'),
-        ("gpu[0-999999999]", '"gpu[0-999999999]" makes more than 65536 names'),
+        ("gpu[0-999999999]", '"gpu[0-999999999]" expands to more than 65536 names'),
         (
             "a[0-9999]b[0-9999]c[0-9999]",
-            '"a[0-9999]b[0-9999]c[0-9999]" makes more than 65536 names',
+            '"a[0-9999]b[0-9999]c[0-9999]" expands to more than 65536 names',
         ),
         ("a" + "[1]" * 9, '"a[1][1][1][1][1][1][1][1][1]" has more than 8 brackets'),
     ],
@@ -115,7 +115,7 @@ def test_round_trip(parts: list[tuple[str, list[tuple[int, int, int]]]]) -> None
     if len(set(names)) == len(names):
         assert expand(text) == tuple(names)
     else:
-        with pytest.raises(HostlistError, match="named twice"):
+        with pytest.raises(HostlistError, match="is a duplicate"):
             expand(text)
 
 

@@ -20,9 +20,9 @@ from dshealthd.probe.members.membership import MembershipError
 if TYPE_CHECKING:
     from pathlib import Path
 
-NONE = "by name or by address; set name to the one that it is"
-TWO = "name: this node is more than one of the members"
-WHICH = "set name to the one that it is"
+NONE = "by name or address; set name to the right one"
+TWO = "name: this node matches more than one member"
+WHICH = "set name to the right one"
 
 
 @pytest.mark.parametrize(
@@ -51,18 +51,18 @@ def test_own_name(
 @pytest.mark.parametrize(
     ("names", "hostname", "addresses", "name", "reason"),
     [
-        (["a", "b"], "a", [], "c", 'name: "c" is none of the 2 members'),
+        (["a", "b"], "a", [], "c", 'name: "c" is not one of the 2 members'),
         (
             ["worker-1", "worker-2"],
             "ip-10-0-0-2",
             ["10.0.0.2"],
             "",
-            f'name: host "ip-10-0-0-2" is none of the 2 members, {NONE}',
+            f'name: host "ip-10-0-0-2" matches none of the 2 members {NONE}',
         ),
         (["gpu1.a", "gpu1.b"], "gpu1", [], "", f'{TWO} ("gpu1.a", "gpu1.b"); {WHICH}'),
         (["10.0.0.1", "fd00::1"], "x", ["10.0.0.1", "fd00::1"], "", f'{TWO} ("10.0.0.1", "fd00::1"); {WHICH}'),
-        (["gpu1.a"], "gpu1.b", [], "", f'name: host "gpu1.b" is none of the 1 members, {NONE}'),
-        (["10.0.0.1"], "10", [], "", f'name: host "10" is none of the 1 members, {NONE}'),
+        (["gpu1.a"], "gpu1.b", [], "", f'name: host "gpu1.b" matches none of the 1 members {NONE}'),
+        (["10.0.0.1"], "10", [], "", f'name: host "10" matches none of the 1 members {NONE}'),
     ],
 )  # fmt: skip
 def test_no_member(

@@ -188,7 +188,7 @@ def test_one_source() -> None:
     """
     for options in (MembershipOptions(), MembershipOptions(nodes=("a",), slurm="b")):
         with pytest.raises(
-            MembershipError, match="one of hostfile, nodes, dns, slurm says who they are"
+            MembershipError, match="set (only )?one of hostfile, nodes, dns, slurm$"
         ):
             load(options)
     errors = Errors()
@@ -208,7 +208,7 @@ def test_bad_list() -> None:
         parse_nodes(("a", "a b", "a", ""))
     assert error.value.errors == (
         'nodes: entry 2, "a b", is not a valid node name',
-        'nodes: entry 3, "a", is there twice',
+        'nodes: entry 3, "a", is a duplicate',
         'nodes: entry 4, "", is not a valid node name',
     )
 

@@ -96,18 +96,18 @@ SwitchName=s6 Switches=s6
         parse(text, "/etc/topology.conf")
     assert error.value.errors == (
         '/etc/topology.conf:1: "n[1-2" has a bracket that is not closed',
-        '/etc/topology.conf:3: "Nodes=n2" begins with none of SwitchName=, BlockName=, BlockSizes=',
-        '/etc/topology.conf:4: "s1" is defined in line 2 already',
+        '/etc/topology.conf:3: "Nodes=n2" does not begin with SwitchName=, BlockName= or BlockSizes=',
+        '/etc/topology.conf:4: "s1" is already defined in line 2',
         '/etc/topology.conf:5: "s2" has both nodes and switches',
         '/etc/topology.conf:6: "s3" has the switch "s9", which is not defined',
         (
-            '/etc/topology.conf:7: "SwitchName=s4    Color=blue" has color, which is no key of '
+            '/etc/topology.conf:7: "SwitchName=s4    Color=blue" has color, which is not a key of '
             "switchname"
         ),
-        '/etc/topology.conf:9: "a,b" is no name of a switch',
+        '/etc/topology.conf:9: "a,b" is not a valid switch name',
         '/etc/topology.conf:10: "SwitchName=s5 Nodes=n6 Nodes=n7" has Nodes twice',
         '/etc/topology.conf:11: "what is this" is not KEY=VALUE',
-        '/etc/topology.conf:12: "s6" is a switch of its own',
+        '/etc/topology.conf:12: "s6" lists itself as a switch below it',
     )
 
 
