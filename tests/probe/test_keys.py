@@ -91,7 +91,7 @@ def test_what_cannot_be_rotated(tmp_path: Path, capsys: pytest.CaptureFixture[st
     file.write_text("a" * 64 + "\n" + "b" * 64 + "\n")
     file.chmod(0o600)
     assert keys("rotate", file) == 1
-    assert "does not say which is the new one" in capsys.readouterr().err
+    assert "does not say which is new" in capsys.readouterr().err
     file.chmod(0o644)
     assert keys("rotate", file) == 1
     assert "it must be 0600" in capsys.readouterr().err

@@ -188,7 +188,7 @@ def test_one_source() -> None:
     """
     for options in (MembershipOptions(), MembershipOptions(nodes=("a",), slurm="b")):
         with pytest.raises(
-            MembershipError, match="set (only )?one of hostfile, nodes, dns, slurm$"
+            MembershipError, match=r"set (only )?one of hostfile, nodes, dns, slurm$"
         ):
             load(options)
     errors = Errors()

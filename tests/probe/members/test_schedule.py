@@ -258,7 +258,7 @@ def test_who_is_no_member_is_told_so() -> None:
 
     Neither are groups of one a schedule.
     """
-    with pytest.raises(ValueError, match=r"^x is no member$"):
+    with pytest.raises(ValueError, match=r"^x is not a member$"):
         group_of("x", ["a", "b"], {}, 0)
     with pytest.raises(ValueError, match=r"^a group has at least 2 members, not 1$"):
         groups(["a", "b"], {}, 0, 1)
