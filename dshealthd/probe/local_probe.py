@@ -72,7 +72,7 @@ async def local(
         if gpus and not about.get("cuda") and not reason:
             tell(
                 f"torch {about['torch']} is built without CUDA: "
-                f"{plural(gpus, 'GPU is', 'GPUs are')} not probed, probing two processes over loopback"
+                f"{plural(gpus, 'GPU is', 'GPUs are')} not probed, only two processes over loopback"
             )
             gpus = 0
         job = local_job(

@@ -175,7 +175,7 @@ class PolicyOptions:
     )
     window: str = option(
         "",
-        'Daily time window (UTC) outside of which rounds do not use the GPUs, such as "22:00-04:30". '
+        'Daily UTC time window outside of which rounds do not use the GPUs, such as "22:00-04:30". '
         "Empty: any time.",
     )
     duty_ratio: float = option(
@@ -295,7 +295,7 @@ class VerdictOptions:
 
     confirmations: int = option(
         4,
-        "Extra rounds that must be flagged, with at most one that is not, to make a part a suspect.",
+        "Extra rounds to be flagged, with at most one that is not, to make a part a suspect.",
         minimum=2,
     )
     told_ratio: float = option(

@@ -1,4 +1,4 @@
-"""The report of `dshealthd probe` for people: nccl-tests' table, a matrix of pairs, exit statuses."""
+"""The text report of `dshealthd probe`: nccl-tests' table, a matrix of pairs, exit statuses."""
 
 from __future__ import annotations
 

@@ -407,7 +407,7 @@ class SlotRunner:
         return (round for round in self._recent if round.epoch == epoch)
 
     def _paired(self, epoch: int) -> bool:
-        """Tell whether a round in the epoch's slot took place: not declined, the partner not gone."""
+        """Tell whether a round took place in the epoch: not declined, and the partner not gone."""
         return any(
             round.outcome is not Outcome.DECLINED and round.outcome not in _GONE
             for round in self._of(epoch)
@@ -493,7 +493,7 @@ class SlotRunner:
         self._ended(RoundReport(observation, plan, self._monotonic() - begin, led=True))
 
     def _ended(self, report: RoundReport) -> None:
-        """Process a finished round; one that failed because of absent members counts as declined."""
+        """Process a finished round; one that absent members made fail counts as declined."""
         observation = report.observation
         if observation.late and all(map(self._absences.absent, observation.late)):
             observation = replace(observation, outcome=Outcome.DECLINED, reason=MAINTENANCE)

@@ -39,7 +39,7 @@ LONGEST = 31 * 86400.0
 """Maximum seconds for which an announcement counts."""
 ABSENT = gauge(
     "dshealthd_probe_members_in_maintenance",
-    "Members that have announced to this agent that they are in maintenance; rounds leave them out.",
+    "Members that have announced their maintenance to this agent; rounds leave them out.",
 )
 METRICS = (ABSENT,)
 

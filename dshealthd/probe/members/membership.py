@@ -249,7 +249,7 @@ def _text(file: Path) -> str:
 
 
 class Watcher:
-    """A watch on the sources: they are due for a reload when a file changes or DNS is to be queried.
+    """A watch on the sources: a reload is due when a file has changed or DNS is to be queried.
 
     A check costs one stat(2) for each file.
     """

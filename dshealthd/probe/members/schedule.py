@@ -78,12 +78,12 @@ class Timetable:
 
     @property
     def inside(self) -> int:
-        """Epochs of the first kind until all members of each leaf have met; 0 without such epochs."""
+        """Epochs of the first kind until all members of each leaf have met; 0 if there are none."""
         return self._within.cycle if self._within in self._kinds else 0
 
     @property
     def across(self) -> int:
-        """Epochs of the second kind until all members of different leaves have met; 0 without any."""
+        """Epochs of the second kind until all members of different leaves have met; 0 if none."""
         return self._between.cycle if self._between in self._kinds else 0
 
     @property
@@ -243,7 +243,7 @@ class _Blocks:
 
 
 def _extras(alone: Sequence[Seat], turn: int) -> Iterator[list[Seat]]:
-    """Yield the extra pairs of members left over, and the single one that remains of an odd number."""
+    """Yield the extra pairs of members left over, and the single one left of an odd number."""
     count = len(alone)
     # Half a cycle ahead, so that a leaf left over as a whole does not repeat the pairs that it has
     # just had.

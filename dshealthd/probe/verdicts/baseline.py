@@ -191,7 +191,10 @@ class Baselines:
     """The baselines of all classes that this node has timed."""
 
     def __init__(self, options: BaselineOptions, stamp: str = "") -> None:
-        """`stamp` identifies the timed software; baselines of different software are not comparable."""
+        """`stamp` names the software that was timed (dshealthd, torch, CUDA).
+
+        Baselines of different software are not comparable.
+        """
         self._options = options
         self._stamp = stamp
         self._classes: dict[TimingClass, _Class] = {}
@@ -266,7 +269,7 @@ class Baselines:
         return Reading(seconds / usual, self._limit(series, sigma))
 
     def document(self) -> bytes:
-        """Return the baselines in the format that `load` reads: a checksum line, a line of classes."""
+        """Return the baselines as `load` reads them: a checksum line and a line of classes."""
         rows = [
             [
                 *series,

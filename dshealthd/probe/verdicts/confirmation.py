@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 CONFIRMATIONS = counter(
     "dshealthd_probe_confirmations_total",
-    "Extra rounds requested to confirm or clear a suspicion; dropped: over the limit per minute or queue full.",
+    "Extra rounds requested to confirm or clear a suspicion; dropped: too many in a minute, or the "
+    "queue was full.",
     "result",
 )
 METRICS = (CONFIRMATIONS,)

@@ -96,7 +96,10 @@ SwitchName=s6 Switches=s6
         parse(text, "/etc/topology.conf")
     assert error.value.errors == (
         '/etc/topology.conf:1: "n[1-2" has a bracket that is not closed',
-        '/etc/topology.conf:3: "Nodes=n2" does not begin with SwitchName=, BlockName= or BlockSizes=',
+        (
+            '/etc/topology.conf:3: "Nodes=n2" does not begin with SwitchName=, BlockName= or '
+            "BlockSizes="
+        ),
         '/etc/topology.conf:4: "s1" is already defined in line 2',
         '/etc/topology.conf:5: "s2" has both nodes and switches',
         '/etc/topology.conf:6: "s3" has the switch "s9", which is not defined',
