@@ -283,9 +283,9 @@ def _words(
 ) -> tuple[set[str], set[str]]:
     """Return the peers that report this node's problem about themselves, and those that deny it.
 
-    Only peers met in rounds that are `near` or not count, each with its last report. A peer that
-    finds itself well, but whose recent rounds with others were not mostly good, does not know yet
-    and is in neither set.
+    Only rounds inside the leaf count (`near`), or only those outside it, and only the last report
+    of each peer. A peer that finds itself well, but whose recent rounds with others were not mostly
+    good, does not know yet and is in neither set.
     """
     words: dict[str, bool | None] = {}
     for measurement in measurements:

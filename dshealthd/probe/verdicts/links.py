@@ -278,5 +278,5 @@ def calls_missing(pair: PeerSuspicion) -> int:
 
 
 def mostly_well(pair: PeerSuspicion) -> bool:
-    """Tell whether this node's rounds with others since the pair's first bad one were mostly good."""
+    """Tell whether rounds with others were mostly good since the pair's first bad one."""
     return pair.well > max(1, 2 * pair.ill)

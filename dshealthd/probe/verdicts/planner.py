@@ -201,7 +201,8 @@ def _for_pair(
 ) -> Iterator[ExtraRound]:
     """Plan a round for a suspected or accused pair.
 
-    Apart from rechecks, only after a good round with another peer has shown that this node is well.
+    Except for rechecks of an accused pair and the first echo again, a good round with another peer
+    must first have shown that this node is well.
     """
     me, track = state.peers.me, history.track
     kind = _kind(track, pair.first)

@@ -53,7 +53,7 @@ class Signal(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The part to report to peers if the signal is slow; empty if this node's score covers it."""
+        """The part to report to peers if the signal is slow; empty if the node's score covers it."""
         return self.part or (self.family if self.family == "light" else "")
 
     @property
@@ -228,7 +228,7 @@ class PeerSuspicion:
     since: Measurement | None
     """The first bad measurement after the last good one; None after a good one."""
     newest: Measurement
-    """The last bad measurement: it shows what is wrong now, even if an agent refused at start-up."""
+    """The last bad measurement: it shows what is wrong now, even if an agent first refused."""
     least: float
     """The lowest ratio of the bad measurements: chance makes some of them high, but not all."""
     bads: int = 1
