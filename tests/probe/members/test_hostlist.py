@@ -27,8 +27,8 @@ from dshealthd.probe.members.hostlist import MAX_NAMES, HostlistError, expand, i
     ],
 )
 def test_expands_as_slurm_does(expression: str, names: tuple[str, ...]) -> None:
-    """Ranges keep the width of their first number, several brackets multiply with the last one
-    fastest, empty items are nothing.
+    """Ranges keep the width of their first number, the last of several brackets varies fastest, and
+    empty items count as nothing.
     """
     assert expand(expression) == names
 
@@ -61,9 +61,9 @@ def test_expands_as_slurm_does(expression: str, names: tuple[str, ...]) -> None:
     ],
 )
 def test_says_what_is_wrong(expression: str, reason: str) -> None:
-    """Each way in which an expression is wrong has its message.
+    """Each kind of error in an expression has its message.
 
-    What is too much is refused before it is expanded.
+    An expression that is too large is rejected before it is expanded.
     """
     with pytest.raises(HostlistError) as error:
         expand(expression)
@@ -71,7 +71,7 @@ def test_says_what_is_wrong(expression: str, reason: str) -> None:
 
 
 def test_the_largest_expression() -> None:
-    """As many names as Slurm allows are expanded, and one more is not."""
+    """Slurm's maximum number of names is expanded, and one more is not."""
     assert len(expand(f"n[1-{MAX_NAMES}]")) == MAX_NAMES
     with pytest.raises(HostlistError):
         expand(f"n[1-{MAX_NAMES}],m")
@@ -90,7 +90,9 @@ def test_names(name: str) -> None:
     ["", "a b", "a/b", "a@b", "a\n", "é", "-rf", "..", "a=b", 'a"', "fe80::1%eth0", "A" * 254],
 )
 def test_no_names(name: str) -> None:
-    """What no host can be called, or would be ambiguous in a label or an argument, is no name."""
+    """Text that cannot be the name of a host, or would be ambiguous in a label or an argument, is
+    not a name.
+    """
     assert not is_name(name)
 
 
@@ -106,7 +108,7 @@ ITEMS = st.lists(
 
 @given(ITEMS)
 def test_round_trip(parts: list[tuple[str, list[tuple[int, int, int]]]]) -> None:
-    """What is written as ranges expands to the numbers that were written, in order."""
+    """Numbers written as ranges expand to the same numbers, in order."""
     text = "".join(f"{prefix}[{','.join(_range(*r) for r in ranges)}]" for prefix, ranges in parts)
     axes = [
         [prefix + number for r in ranges for number in _numbers(*r)] for prefix, ranges in parts
@@ -129,9 +131,7 @@ def _numbers(low: int, more: int, width: int) -> list[str]:
 
 @given(st.text(alphabet="gn019[]-, \t\n.:é/", max_size=40) | st.text(max_size=40))
 def test_garbage(text: str) -> None:
-    """Whatever is written gives names or HostlistError, never another exception, and all names are
-    usable.
-    """
+    """Any text gives names or HostlistError, never another exception, and all names are usable."""
     try:
         names = expand(text)
     except HostlistError:

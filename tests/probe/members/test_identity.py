@@ -1,4 +1,4 @@
-"""Which of the members this machine is."""
+"""Which member this machine is."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ WHICH = "set name to the right one"
 def test_own_name(
     names: list[str], hostname: str, addresses: list[str], name: str, expected: str
 ) -> None:
-    """The option, then the host's name, then its first label, then an address decide, whichever
-    comes first.
-    """
+    """The option, the host name, its first label, and an address decide in this order."""
     assert own_name(names, hostname, addresses, name) == expected
 
 
@@ -68,7 +66,9 @@ def test_own_name(
 def test_no_member(
     names: list[str], hostname: str, addresses: list[str], name: str, reason: str
 ) -> None:
-    """A machine that is no member, or could be two, is told so and how to say which it is."""
+    """A machine that is not a member, or could be two of them, gets an error that says how to
+    identify it.
+    """
     with pytest.raises(MembershipError) as error:
         own_name(names, hostname, addresses, name)
     assert error.value.errors == (reason,)
@@ -98,9 +98,8 @@ Local:
 
 
 def test_addresses_of_the_kernel() -> None:
-    """Only the machine's own addresses are taken.
-
-    No route, no broadcast address, no link-local one.
+    """Only the machine's own addresses are returned: no route, no broadcast and no link-local
+    address.
     """
     assert parse_fib_trie(FIB_TRIE) == ["10.0.0.7", "127.0.0.1"]
     assert parse_if_inet6(
@@ -113,7 +112,7 @@ def test_addresses_of_the_kernel() -> None:
 
 
 def test_local_addresses(tmp_path: Path) -> None:
-    """The loopback's addresses are left out, as every node has them.
+    """Loopback addresses are left out, as every node has them.
 
     A kernel without the files has no address.
     """
@@ -124,8 +123,8 @@ def test_local_addresses(tmp_path: Path) -> None:
 
 
 def test_local_addresses_of_this_machine() -> None:
-    """On a real kernel the addresses are those that ip(8) lists, or that can be bound where there
-    is no ip(8).
+    """On a real kernel the addresses are those that ip(8) lists, or that can be bound if there is
+    no ip(8).
     """
     mine = local_addresses(Host())
     for address in mine:

@@ -677,7 +677,7 @@ def silences(
 ) -> set[Suspect]:
     """Let peers in turn not answer, and answer at once when called again.
 
-    Return the accused.
+    Return who is accused meanwhile.
     """
     found: set[Suspect] = set()
     for name in names:
