@@ -152,7 +152,7 @@ def test_the_link_between_two_nodes_of_the_job_becomes_a_suspect(tmp_path: Path)
                     link in {(found["kind"], found["component"]) for found in agent.suspects}
                     for agent in (one, other)
                 ),
-                150.0,  # some epochs, in which time passes as the machine has it for the nodes
+                150.0,  # some epochs, whose length depends on how busy the machine is
             )
 
     run(scene())
@@ -206,7 +206,7 @@ def test_the_service_of_jobs_tells_of_a_hang(tmp_path: Path) -> None:
                 process.kill()
                 process.communicate()
 
-    asyncio.run(asyncio.wait_for(scene(), PATIENT))  # heartbeats look at the disk
+    asyncio.run(asyncio.wait_for(scene(), PATIENT))  # heartbeats access the disk
 
 
 def trained(service: Any) -> list[Any]:

@@ -130,7 +130,7 @@ def test_certificates_and_their_authority(tmp_path: Path) -> None:
         return replace(options, peer=peer)
 
     async def scene() -> None:
-        # Their certificates are good as of now.
+        # Their certificates are valid from now on.
         async with agents(tmp_path, PAIR, change=change, begin=time.time()) as members:
             await until(lambda: all(good(agent) for agent in members))
             for step in ("trust", "sign", "forget"):

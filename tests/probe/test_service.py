@@ -81,7 +81,7 @@ def test_every_pair_meets(tmp_path: Path) -> None:
                 assert agent.value("probe_up") == 1
                 assert agent.value("members") == 4
             assert len({agent.value("members_hash") for agent in members}) == 1
-            # Who leads is drawn anew in every epoch, and the leader is the one who measures.
+            # The leader is drawn anew in every epoch, and only the leader measures.
             leaders = [agent for agent in members if any(entry["led"] for entry in agent.rounds)]
             assert len(leaders) >= 2
             for agent in members:
@@ -187,7 +187,7 @@ def test_clock_off(tmp_path: Path) -> None:
                 )
             )
             await until(lambda: off.value("probe_clock_offset_seconds", "median") != 0)
-            # An offset is known to half of its echo's time, which is long while a machine is busy.
+            # An offset is known to within half the echo time, which is long on a busy machine.
             slowest = max(
                 agent.value("probe_round_trip_seconds", "max") for agent in (one, two, off)
             )

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from dshealthd.probe.verdicts.detector import Confirmation
 
 TIMES = {8: 0.0004, 1024: 0.0006, 65536: 0.0007}
-"""Usual seconds of an all-reduce, by its bytes; as four agents on two cores have them."""
+"""Usual seconds of an all-reduce by bytes, as measured with four agents on two cores."""
 LARGE, SLOWED = 65536, 0.0373
 BUSY, WAIT = 0.3, 0.001
-"""The share of timings that a wait for a CPU makes longer, and its mean in seconds."""
+"""Share of timings prolonged by a wait for a CPU, and the mean of that wait in seconds."""
 TRIALS, RIGHT = 24, 15
 
 

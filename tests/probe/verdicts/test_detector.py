@@ -35,12 +35,12 @@ class Answer:
 
     ratio: float = 1.0
     parts: str = PARTS
-    """Those that take so long; the others are as usual."""
+    """The parts whose timings have this ratio; the others are as usual."""
     outcome: Outcome = Outcome.OK
     stage: Stage = Stage.DONE
     late: tuple[str, ...] = ()
     told: dict[str, float] = field(default_factory=dict)
-    """Scores, besides a good one of every peer."""
+    """Scores in addition to a good one from every peer."""
     silent: bool = False
 
 
@@ -483,7 +483,7 @@ def test_slow_round_of_the_other_end_by_chance_makes_no_link_ambiguous() -> None
     scene.run(well, 3)
     peer = partner(scene)
     told = {f"{peer}--{ME}": SLOW, f"{peer}--c0": 1.0}
-    # As many bad rounds as it takes, in epochs in which the other end tells of one other.
+    # Enough bad rounds, in epochs in which the other end reports on one other member.
     assert scene.run(with_peer(peer, Answer(SLOW, told=told)), 6) == ()
     chance = Answer(SLOW, told={**told, f"{peer}--b0": SLOW})
     assert scene.run(with_peer(peer, chance)) == ()

@@ -36,11 +36,11 @@ USUAL, SLOWED = 0.001, 0.1
 KNOWN = 90
 """Epochs in which each node leads more than ENOUGH rounds."""
 NAMED = 15
-"""Epochs in which a slow node is named: it has to lead two rounds, and to confirm them."""
+"""Epochs until a slow node is accused: it has to lead two rounds, and to confirm them."""
 EXTRAS = 20
-"""Extra rounds of an epoch."""
+"""Maximum extra rounds per epoch."""
 WAIT = 0.15
-"""Seconds that agents without a CPU wait at most during an echo."""
+"""Maximum seconds that agents without a CPU wait during an echo."""
 
 
 class Company:
@@ -55,9 +55,9 @@ class Company:
         self.cut = False
         """Whether the two of PAIR cannot call each other."""
         self.untimed = 0.0
-        """Share of the times that do not count, as an agent waited for a CPU."""
+        """Share of times that do not count because an agent waited for a CPU."""
         self.bounded = False
-        """Whether bounds are known of those."""
+        """Whether bounds on those times are known."""
         self.led = dict.fromkeys(NAMES, 0)
         self._draws = random.Random(start)
         self._timetable = Timetable(NAMES, NO_LEAVES)
@@ -133,7 +133,7 @@ class Company:
                 echoes.append(Timing("echo", size, seconds, 0.0))
             elif self.bounded:
                 waited = WAIT * self._draws.random()
-                # Of a wait, what passes while the answer is still under way delays nothing.
+                # The part of a wait that passes while the answer is still in transit delays nothing.
                 delay = waited * self._draws.random()
                 least = max(0.0, seconds + delay - waited)
                 bounds.append(Bounds("echo", size, least, seconds + delay))

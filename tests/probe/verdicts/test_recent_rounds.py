@@ -44,7 +44,7 @@ def test_doubt_is_seconded_until_an_echo_is_timed() -> None:
     note(recent, 8, led=True, timings=2, ratio=40.0)
     assert recent.doubts(8) == []
     note(recent, 9, led=True)
-    assert recent.told(9)[1] == {"peer": 40.0}  # a time that did not count says nothing else
+    assert recent.told(9)[1] == {"peer": 40.0}  # a time that did not count changes nothing
 
 
 def asked(
@@ -75,7 +75,7 @@ def test_witness_calls_whom_another_cannot_call() -> None:
 @pytest.mark.parametrize(
     ("calls", "kind", "extra"),
     [
-        ({"other": HARD}, Kind.LIGHT, False),  # the schedule's round, which asks for nothing
+        ({"other": HARD}, Kind.LIGHT, False),  # a scheduled round, which asks for nothing
         ({"other": HARD}, Kind.PAIR, True),  # a collective that failed
         ({"other": HARD, "third": HARD}, Kind.LIGHT, True),  # its own fault, or a lie
         ({"me": HARD}, Kind.LIGHT, True),

@@ -63,7 +63,7 @@ def test_lossy_node_is_named_and_not_its_links(nodes: int, leaf: int, share: flo
     for _ in range(LOSSY_TRIALS):
         trial(made, lossy(made, share), metrics, rest=36)
     assert metrics.right >= LOSSY_RIGHT
-    assert set(metrics.wrong) <= {"link"}  # no healthy node, by a suspicion of long ago either
+    assert set(metrics.wrong) <= {"link"}  # no healthy node, not even by an old suspicion
     assert max(metrics.cleared) < float("inf")
 
 
