@@ -39,7 +39,7 @@ _OTHERS_RATIO = 4
 SLOW_MORE = 2
 """Flagged rounds that a slow link needs on top of `confirmations`.
 
-A suspicion of a link starts with a single flagged round already.
+It needs more because a suspicion of a link starts with a single flagged round.
 """
 _MOST = 12
 """Flagged rounds of a pair after which it is called ambiguous if its ends do not agree.
@@ -74,7 +74,7 @@ _DOUBTED = 16
 If the peer cannot be reached, that report may be older than the fault; it expires within the wait.
 """
 _HEARINGS = 4
-"""Witnesses to consult; a peer that none of so many can reach is called ambiguous, not dead."""
+"""Witnesses to consult; a peer on which so many settle nothing is called ambiguous, not dead."""
 _STALE = 6
 """Epochs without a round after which a suspicion of a peer is dropped."""
 _LEAF_GONE = 3

@@ -238,8 +238,8 @@ def _for_pair(
             yield ExtraRound(Confirmation((me, name), kind), Purpose.TELL_APART)
             return
     if speaks or pair.bads < HARD_BADS:
-        # More rounds of the pair add nothing. What is still missing is that both ends are well with
-        # others, which later epochs show.
+        # More than `enough` rounds of the pair add nothing. What is still missing then is that both
+        # ends are well with others, which later epochs show.
         enough = state.around.confirmations + SLOW_MORE if history.track.timed else HARD_BADS + 1
         if pair.bads < enough or pair.checked != state.epoch:
             yield again
@@ -256,7 +256,8 @@ def early(track: Signal, history: Mapping[Signal, SignalHistory]) -> bool:
     """Tell whether it is too early to decide on a signal.
 
     It is if other parts turned slow in the last round as well. By chance this part has become
-    suspicious one round before them, and it cannot be distinguished from the node yet.
+    suspicious one round before them: it cannot be told from the node yet, nor the node from its
+    leaf.
     """
     alike = [
         other

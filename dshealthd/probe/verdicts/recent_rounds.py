@@ -92,8 +92,8 @@ class RecentRounds:
         It asks by an echo outside the schedule. The schedule alone decides who calls whom, and
         nobody else may call that member for some epochs: it could be down, or only the path from
         one node to it. A peer that fails with several members is at fault itself, or lies to use up
-        this node's rounds. If a collective failed, it shows nothing that an agent answers an echo:
-        the peer then asks by a collective.
+        this node's rounds. If a collective failed, an answered echo shows nothing: the peer then asks
+        by a collective.
         """
         word = round.told.get(peer)
         silent = [name for name, ratio in word.calls.items() if ratio >= HARD] if word else []
