@@ -1,1 +1,1 @@
-"""Small collectives between nodes, and the verdict that names the slow or broken part."""
+"""Small collectives between nodes, and the verdicts that identify the slow or broken part."""

@@ -1,9 +1,8 @@
-"""The command `dshealthd probe`: this machine's GPUs among themselves, or pairs of a hostfile's
-nodes.
+"""The command `dshealthd probe`: probe this machine's GPUs among themselves, or pairs of nodes.
 
-The local probe needs nothing but an interpreter with torch: no configuration, no agent. Between
-nodes their agents do the work, by the peer API: each pair's first node is asked to lead a round,
-many pairs at a time and no node in two.
+The local probe needs only an interpreter with torch: no configuration, no agent. Between nodes the
+agents do the work: the command asks the first node of each pair, by the peer API, to lead a round.
+Many pairs run at a time, and no node is in two of them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 SIZES = (8, 1 << 10, 32 << 10, 1 << 20, 16 << 20, 64 << 20)
 SMALL = 1 << 20
 REPETITIONS, FEW = 20, 5
-"""Of sizes up to a mebibyte, and above."""
+"""Repetitions for sizes up to SMALL, and for larger ones."""
 _SIZE = re.compile(r"(\d{1,10})([KMG]?)")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -44,9 +43,9 @@ def probe(
     repetitions: int | None,
     as_json: bool,
 ) -> int:
-    """Run collectives now, print what they took and return the exit status, see `report.EXIT`.
+    """Run collectives now, print their timings and return the exit status; see `report.EXIT`.
 
-    ConfigError.
+    Raises ConfigError.
     """
     source = str(file) if file is not None else "command line"
     steps = parse_steps(size, repetitions, source)
@@ -60,7 +59,7 @@ def probe(
     else:
         if kind == "local":
             raise ConfigError(
-                source, ["--kind: local is of this machine alone; leave the hostfile out"]
+                source, ["--kind: local probes this machine alone; leave out the hostfile"]
             )
         document = asyncio.run(between(loaded, source, hostfile, Kind(kind or "pair"), steps, say))
         text = show_pairs
@@ -69,14 +68,14 @@ def probe(
 
 
 def say(text: str) -> None:
-    """Tell on standard error how far the command `probe` is."""
+    """Print progress of the command `probe` on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def parse_steps(
     sizes: str | None, repetitions: int | None, source: str
 ) -> tuple[tuple[int, int], ...]:
-    """Return bytes and repetitions from the flags of `probe`; ConfigError."""
+    """Return the sizes in bytes and their repetitions from the flags; raises ConfigError."""
     found = []
     for text in sizes.split(",") if sizes is not None else map(str, SIZES):
         match = _SIZE.fullmatch(text.strip().upper().removesuffix("B"))

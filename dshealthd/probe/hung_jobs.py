@@ -1,10 +1,11 @@
-"""Hung jobs' other nodes, which this one meets in light rounds at once.
+"""Immediate light rounds with the other nodes of a hung job.
 
-Where all ranks of a job on this node wait and nothing here explains it, the way to the job's other
-nodes is suspect, and the schedule may take many epochs until it comes to them. A light round is an
-echo between two agents: no GPU is touched. Which nodes those are, the members next to this one in
-the list say: launchers give a job nodes that follow each other, and each of its nodes looks, so
-that neighbours in the job meet. A member that does not answer is met too: its way may be the fault.
+If all ranks of a job on this node wait and nothing here explains it, the path to the job's other
+nodes is suspect. The schedule may take many epochs to reach them, so this node meets them at once
+in light rounds: echoes between two agents that touch no GPU. It finds those nodes by querying the
+members that follow it in the list: launchers give a job consecutive nodes, and each node of the job
+does the same, so neighbours in the job meet. It also meets a member that does not answer: the path
+to it may be at fault.
 """
 
 from __future__ import annotations
@@ -27,60 +28,60 @@ if TYPE_CHECKING:
 
 ROUNDS = counter(
     "dshealthd_probe_hang_rounds_total",
-    "Light rounds with the other nodes of a hung job that were begun at once; at most 4 a minute.",
+    "Immediate light rounds with the other nodes of a hung job; at most 4 a minute.",
 )
 METRICS = (ROUNDS,)
 
 PARTNERS = 4
-"""Nodes of a job that this node meets."""
+"""Maximum nodes that this node meets for one hang."""
 SILENT = 2
-"""Of these, members that do not answer: most of them are down for another reason."""
+"""Maximum unanswering members among them: most of those are down for another reason."""
 ASKED = 32
-"""Members that are asked for their jobs, in the order of the list from this node on."""
+"""Maximum members queried for their jobs, in list order starting after this node."""
 AT_ONCE = 8
-"""Calls at a time."""
+"""Concurrent calls."""
 ANSWER = 2.0
-"""Seconds for an answer, which takes some milliseconds."""
+"""Answer timeout in seconds; an answer usually takes some milliseconds."""
 GAP = 60.0
-"""Seconds from one hang to the next, whichever job has it: a user can have jobs hang at will."""
+"""Minimum seconds between two hangs, whatever their jobs: users can make jobs hang at will."""
 MAX_WAITING = 4
-"""Hangs that wait for their turn; those of more jobs at once have one cause."""
+"""Maximum queued hangs; if more jobs hang at once, they share one cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbourhood:
-    """The members as a node that is set up sees them."""
+    """The members, and how this node reaches them."""
 
     me: str
     names: Callable[[], Sequence[str]]
-    """All members in their order, this node among them."""
+    """All members in list order, including this node."""
     left_out: Callable[[str], bool]
-    """Whether a member is in maintenance, or accused already."""
+    """Tells whether a member is in maintenance or already accused."""
     ask: Callable[[str], Awaitable[Mapping[str, Any]]]
     """Returns the summary of a member; raises PeerError."""
     meet: Callable[[str], Awaitable[bool]]
-    """Has a light round with a member; whether it could be begun."""
+    """Runs a light round with a member; tells whether it could be started."""
 
 
 class HungJobs:
-    """The hangs for which this node is to meet others."""
+    """The hangs for which this node still has to meet other nodes."""
 
     def __init__(
         self, summary: Callable[[], Mapping[str, Any]], monotonic: Callable[[], float]
     ) -> None:
-        """`summary` is what this node tells of itself, its jobs among it."""
+        """`summary` returns what this node reports about itself, including its jobs."""
         self._summary = summary
         self._monotonic = monotonic
         self._hung: frozenset[str] = frozenset()
         self._seen: set[str] = set()
-        """Jobs of whose present hang this node has taken note."""
+        """Jobs whose current hang is already queued or handled."""
         self._waiting: list[str] = []
         self._added = asyncio.Event()
         self._free_at = float("-inf")
         self._rounds = 0
 
     def see(self, hangs: Iterable[Hang]) -> None:
-        """Take note of the hung jobs that are confirmed now: those that are not given are over."""
+        """Take the hangs that are confirmed now; those not given are over."""
         by_job = {hang.job: hang.reason for hang in hangs}
         self._hung = frozenset(by_job)
         self._seen &= self._hung
@@ -92,7 +93,7 @@ class HungJobs:
                 self._added.set()
 
     async def work(self, around: Neighbourhood) -> None:
-        """Meet the nodes of one hung job after the other, until cancelled."""
+        """Meet the nodes of one hung job after another, until cancelled."""
         while True:
             while not self._waiting:
                 self._added.clear()
@@ -107,7 +108,7 @@ class HungJobs:
                     self._rounds += 1
 
     def samples(self) -> Iterator[Sample]:
-        """Yield how many rounds there were with nodes of hung jobs."""
+        """Yield the number of rounds with nodes of hung jobs."""
         yield ROUNDS(float(self._rounds))
 
     def _is_all_here(self, job: str) -> bool:
@@ -119,7 +120,7 @@ class HungJobs:
         )
 
     async def _partners(self, job: str, around: Neighbourhood) -> list[str]:
-        """Return members to meet for a hung job: some that are silent, and some that have it."""
+        """Return the members to meet for a hung job: some that do not answer, some that run it."""
         names = list(around.names())
         if around.me not in names:
             return []

@@ -1,8 +1,8 @@
-"""`dshealthd keys`: makes the key file that all nodes share, and rotates it without a missed round.
+"""`dshealthd keys`: make the key file that all nodes share, and rotate it without a missed round.
 
-A node signs with the first key of its file and accepts each. A rotation therefore takes three
-files, each of which is brought to all nodes before the next is made: the new key is accepted, then
-it signs, then the old one is gone. The step stands in the file, as a comment.
+A node signs with the first key of its file and accepts every key in it. A rotation therefore takes
+three files, each distributed to all nodes before the next is made: the first accepts the new key,
+the second signs with it, the third drops the old one. A comment in the file records the step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT = Path("/etc/dshealthd/probe.key")
 KEY_BYTES = 32
-"""Of a new key, 256 bits; twice as many characters in the file."""
+"""Length of a new key, 256 bits; in the file it takes twice as many characters."""
 MAX_FILE = 4096
 STEPS = (
     "",
@@ -34,11 +34,14 @@ _STEP = re.compile(rb"^# rotation, step ([12]) of 3", re.MULTILINE)
 
 
 class KeysError(Exception):
-    """What was asked for cannot be done; the message says why."""
+    """The action is not possible; the message says why."""
 
 
 def keys(loaded: Config, action: str, file: str | None) -> int:
-    """Make, rotate or show the key file; exit status 1 says why not."""
+    """Make, rotate or show the key file and return the exit status.
+
+    On failure, print why and return 1.
+    """
     place = Path(file) if file is not None else loaded.probe.peer.key_file or DEFAULT
     try:
         {"new": new, "rotate": rotate, "show": show}[action](place)
@@ -50,15 +53,18 @@ def keys(loaded: Config, action: str, file: str | None) -> int:
 
 
 def new(place: Path) -> None:
-    """Make a key file with a new key. FileExistsError where there is one: it may be in use."""
+    """Make a key file with a new key.
+
+    Raises FileExistsError if there is one already: it may be in use.
+    """
     _write(place, [_key()], 0, os.O_EXCL)
     print(f"{place}: made")
     show(place)
-    print("Bring it to every node, owner root, mode 0600; then set probe.peer.key_file to it.")
+    print("Copy it to every node, owner root, mode 0600; then set probe.peer.key_file to its path.")
 
 
 def rotate(place: Path) -> None:
-    """Go one step further in a rotation of keys, or begin one."""
+    """Advance a key rotation by one step, or begin one."""
     found, step = _read(place)
     if len(found) == 1:
         after, step = [found[0], _key()], 1
@@ -67,18 +73,18 @@ def rotate(place: Path) -> None:
     elif step == 2:  # noqa: PLR2004 - of three steps
         after, step = [found[0]], 0
     else:
-        message = "holds two keys and does not say which is the new one; remove the other by hand"
+        message = "holds two keys and does not say which is new; remove the old one by hand"
         raise KeysError(message)
     _replace(place, after, step)
     show(place)
     if step:
-        print("Bring this file to every node, then run `dshealthd keys rotate` again.")
+        print("Copy this file to every node, then run `dshealthd keys rotate` again.")
     else:
-        print("Bring this file to every node; with that the rotation is done.")
+        print("Copy this file to every node to complete the rotation.")
 
 
 def show(place: Path) -> None:
-    """Say which keys a file holds, by fingerprints, which tell nothing of the keys."""
+    """Print the fingerprints of a file's keys, which reveal nothing about the keys themselves."""
     found, step = _read(place)
     for number, key in enumerate(found):
         role = "signs" if number == 0 else "is accepted"
@@ -92,7 +98,7 @@ def _key() -> bytes:
 
 
 def _read(place: Path) -> tuple[tuple[bytes, ...], int]:
-    """Return the keys of a key file, and the step of a rotation that it is in, else 0."""
+    """Return the keys of a file and its rotation step, 0 outside a rotation."""
     with os.fdopen(open_secret(place), "rb") as file:
         data = file.read(MAX_FILE)
     match = _STEP.search(data)
@@ -100,11 +106,11 @@ def _read(place: Path) -> tuple[tuple[bytes, ...], int]:
 
 
 def _replace(place: Path, keys: list[bytes], step: int) -> None:
-    """Replace a key file whole, with the owner that it had."""
+    """Replace a key file atomically, keeping its owner."""
     owner = os.stat(place)
     temporary = place.with_name(f".{place.name}.new")
     with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()  # of a rotation that was interrupted
+        temporary.unlink()  # left by an interrupted rotation
     try:
         _write(temporary, keys, step, os.O_EXCL)
         if (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
@@ -117,7 +123,7 @@ def _replace(place: Path, keys: list[bytes], step: int) -> None:
 
 
 def _write(place: Path, keys: list[bytes], step: int, flags: int) -> None:
-    """Write a key file that only its owner can read, and wait until it is on the disk."""
+    """Write a key file that only its owner can read, and wait until it is on disk."""
     lines = [b"# dshealthd: the key that all nodes share. Whoever has it speaks for any node."]
     if step:
         lines.append(f"# rotation, {STEPS[step]}".encode())

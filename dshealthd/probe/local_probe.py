@@ -1,4 +1,4 @@
-"""The local probe, of one machine: its GPUs among themselves, or its CPUs where it has none."""
+"""The local probe of one machine: its GPUs among themselves, or two processes if it has none."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ DEADLINES = {
     Stage.IMPORT: 120.0,
     **dict.fromkeys((Stage.STORE, Stage.INIT, Stage.WARM_UP, Stage.SIZES, Stage.VERIFY), 60.0),
 }
-"""Seconds for each stage of the local probe: nothing waits for it."""
+"""Timeout of each stage in seconds, generous because nothing else waits for the local probe."""
 
 
 def interpreter(loaded: Config) -> str:
-    """Return the interpreter to run the local probe's workers with.
+    """Return the interpreter for the local probe's workers.
 
-    The configured one, this one if it has torch, or the first python3.
+    The configured one, else this one if it has torch, else the first python3 in PATH.
     """
     if loaded.probe.python is not None:
         return str(loaded.probe.python)
@@ -49,7 +49,7 @@ def interpreter(loaded: Config) -> str:
 
 
 def count_gpus(host: Host) -> int:
-    """Return how many GPUs the local probe has; 0 where no driver is loaded for them."""
+    """Return the number of GPUs for the local probe; 0 if no driver is loaded for them."""
     if not os.path.exists(host.device("nvidiactl")):
         return 0
     try:
@@ -117,7 +117,7 @@ async def local(
 
 
 def slowest_timings(found: RoundResult) -> list[Any]:
-    """Return the local probe's slowest time of each collective, and each GPU's of its own steps."""
+    """Return the slowest timing of each collective, and every GPU's timings of its own steps."""
     slowest: dict[tuple[str, int], Any] = {}
     alone = []
     for timing in found.timings:
@@ -129,7 +129,7 @@ def slowest_timings(found: RoundResult) -> list[Any]:
 
 
 def checksums(entries: list[dict[str, Any]]) -> list[str]:
-    """Return what the local probe says of checksums: nothing with fewer than two GPUs."""
+    """Return the report lines on checksums; none with fewer than two GPUs."""
     if len(entries) < PAIR:
         return []
     if len({(entry["library"], entry["checksum"]) for entry in entries}) == 1:
@@ -141,7 +141,7 @@ def checksums(entries: list[dict[str, Any]]) -> list[str]:
 
 
 def failure(result: RankResult) -> dict[str, Any]:
-    """Return what became of one rank of the local probe."""
+    """Return the entry of one failed rank for the local probe's document."""
     return {
         "rank": result.rank,
         "outcome": result.outcome,
@@ -152,7 +152,7 @@ def failure(result: RankResult) -> dict[str, Any]:
 
 
 class StageReporter:
-    """Tells when all ranks have come to a stage."""
+    """A progress reporter: prints each stage once all ranks have reached it."""
 
     def __init__(self, ranks: int, sizes: int, tell: Callable[[str], None]) -> None:
         self._ranks, self._sizes, self._tell = ranks, sizes, tell
@@ -160,7 +160,7 @@ class StageReporter:
         self._counts: dict[tuple[int, Stage], int] = {}
 
     def __call__(self, rank: int, stage: Stage) -> None:
-        """Note that a rank has come to a stage; it comes to `sizes` once for each size."""
+        """Note that a rank has reached a stage; it reaches `sizes` once for each size."""
         time_of = self._counts[rank, stage] = self._counts.get((rank, stage), 0) + 1
         there = self._at[stage, time_of] = self._at.get((stage, time_of), 0) + 1
         if there == self._ranks:
@@ -176,8 +176,8 @@ def show_local(document: dict[str, Any]) -> str:
     ]
     if not document["gpus"] and document["timings"]:
         lines.append(
-            "# no GPU: processes on this machine over loopback, which says that the software "
-            "works and nothing of GPUs or links"
+            "# no GPU: processes on this machine over loopback, which shows that the software "
+            "works but says nothing about GPUs or links"
         )
     if document["timings"]:
         lines.append(report.table([report.timing_of(entry) for entry in document["timings"]]))
@@ -187,7 +187,7 @@ def show_local(document: dict[str, Any]) -> str:
     lines += [rank.format(**entry) for entry in document["failures"]]
     if document["reason"] in {"no_torch", "no_python"}:
         lines.append(
-            f"# {document['python']} cannot import torch: name the interpreter of the training "
+            f"# {document['python']} cannot import torch: set the interpreter of the training "
             "environment, such as --probe.python /opt/train/bin/python"
         )
     lines.append(

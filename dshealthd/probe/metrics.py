@@ -1,4 +1,4 @@
-"""The probes' metrics: what rounds came to, counted, and the last rounds for the page."""
+"""The probes' metrics: counts and timings of rounds, and the last rounds for the status page."""
 
 from __future__ import annotations
 
@@ -25,58 +25,57 @@ if TYPE_CHECKING:
 
 ROUNDS = counter(
     "dshealthd_probe_rounds_total",
-    "Rounds of probes that this node led or took part in, by how they ended.",
+    "Probe rounds that this node led or took part in, by outcome.",
     "kind",
     "outcome",
 )
 SKIPS = counter(
     "dshealthd_probe_skips_total",
-    "Rounds that were to use the GPUs and did not, here or at the other members, by reason; "
-    "most were light ones instead.",
+    "Rounds due to use the GPUs that did not, because of this node or another member, by reason; "
+    "most ran as light rounds instead.",
     "reason",
 )
 STARVED_ROUNDS = counter(
     "dshealthd_probe_starved_rounds_total",
-    "Rounds without a verdict, as a member got too little CPU to tell who was late; their outcome "
-    "is inconclusive.",
+    "Rounds without a verdict because a member got too little CPU to tell who was late; their "
+    "outcome is inconclusive.",
 )
 UNTIMED_ROUNDS = counter(
     "dshealthd_probe_untimed_rounds_total",
-    "Light rounds that this node led and that went well without a time, as the agent at one end "
-    "or the other waited for a CPU.",
+    "Successful light rounds led by this node that gave no time because the agent at either end "
+    "waited for a CPU.",
 )
 DURATION = histogram(
     "dshealthd_probe_duration_seconds",
-    "Time of a round from its invitation to its conclusion.",
+    "Duration of a round from invitation to conclusion.",
     "kind",
 )
 BANDWIDTH = gauge(
     "dshealthd_probe_bus_bandwidth_bytes_per_second",
-    "Bus bandwidth, as nccl-tests has it, of the last round with this operation; of its "
-    "slowest part. size: bytes of the payload.",
+    "Bus bandwidth, as defined by nccl-tests, of the slowest part in the last round with this "
+    "operation. size: payload bytes.",
     *("kind", "backend", "op", "size"),
 )
 OPERATION = gauge(
     "dshealthd_probe_operation_seconds",
-    "Median time of an operation in the last round with it; of its slowest part. size: bytes "
-    "of the payload.",
+    "Median time of the slowest part in the last round with this operation. size: payload bytes.",
     *("kind", "backend", "op", "size"),
 )
 ROUND_TRIP = gauge(
     "dshealthd_probe_round_trip_seconds",
-    "Time of an echo between agents, over the last light rounds that this node led.",
+    "Round-trip time of an echo between agents, over the last light rounds that this node led.",
     "statistic",
 )
 CLOCK_OFFSET = gauge(
     "dshealthd_probe_clock_offset_seconds",
-    "How far the clocks of the nodes met last are ahead of this one's; where most agree, "
+    "How far the clocks of the peers met most recently are ahead of this node's; if most agree, "
     "their median is this node's own error.",
     "statistic",
 )
 DISAGREES = gauge(
     "dshealthd_probe_peer_disagrees",
-    "1 while the last round with this member was declined because the two are set up "
-    "differently: clock, list of members, version.",
+    "1 if the last round with this member was declined because the two nodes differ in clock, "
+    "member list or version.",
     *("peer", "reason"),
 )
 SUSPECT = gauge(
@@ -87,15 +86,15 @@ SUSPECT = gauge(
 )
 CHECKSUM = gauge(
     "dshealthd_probe_checksum",
-    "Checksum of matrix products with fixed operands, of the last round among this node's GPUs; "
-    "the same number on all GPUs with the same library (which names part, driver, torch and cuBLAS). "
-    "Absent where the library promises no equal bits.",
+    "Checksum of matrix products with fixed operands, from the last round among this node's GPUs; "
+    "equal on all GPUs with the same library (which names part, driver, torch and cuBLAS). "
+    "Absent if the library does not guarantee bit-identical results.",
     "gpu",
     "library",
 )
 LAST = gauge(
     "dshealthd_probe_last_round_timestamp_seconds",
-    "Unix time at which the last round ended.",
+    "Unix time of the end of the last round.",
     "kind",
 )
 METRICS = (
@@ -117,22 +116,22 @@ METRICS = (
 BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 LAST_ROUNDS = 20
 MAX_SERIES = 64
-"""Kinds of timings that are kept: sizes of rounds on demand are others' choice."""
+"""Maximum number of operation series: other nodes choose the sizes of on-demand rounds."""
 SIZES = frozenset({0, len(PAYLOAD), *(size for size, _ in LATENCY + BANDWIDTH_STEPS)})
-"""Bytes of what the schedule asks for."""
+"""Payload bytes of scheduled rounds."""
 LATEST = 32
-"""Light rounds that round-trip times and offsets are of."""
+"""Round-trip times and clock offsets kept for their metrics."""
 MAX_DISAGREEING = 64
 
 Operation = tuple[str, str, str, str]
 
 
 class RoundMetrics:
-    """Counts reports."""
+    """Metrics of all rounds that this node has seen."""
 
     def __init__(self) -> None:
         self.rounds: deque[dict[str, Any]] = deque(maxlen=LAST_ROUNDS)
-        """The last rounds as the status document has them, newest last."""
+        """The last rounds in status-document form, newest last."""
         self._ended: Counter[tuple[str, str]] = Counter()
         self._skips: Counter[str] = Counter()
         self._starved = self._untimed = 0
@@ -145,11 +144,11 @@ class RoundMetrics:
         self._checksums: dict[str, Checksum] = {}
 
     def skip(self, reason: str) -> None:
-        """Count in the metrics a round that was not run."""
+        """Count a round that was not run as planned, by reason."""
         self._skips[reason] += 1
 
     def add(self, report: RoundReport, me: str) -> None:
-        """Count a round in the metrics."""
+        """Add a round to the metrics."""
         observation = report.observation
         kind = str(observation.kind)
         self._ended[kind, str(observation.outcome)] += 1
@@ -175,7 +174,7 @@ class RoundMetrics:
                 slowest[key] = timing
         for (op, size), timing in slowest.items():
             if not report.led and size not in SIZES:
-                continue  # a size of another member's choice would be a series of its choice
+                continue  # other members choose this size and must not create series here
             _keep(
                 self._timings, (kind, str(observation.backend), op, str(size)), timing, MAX_SERIES
             )
@@ -196,13 +195,13 @@ class RoundMetrics:
         self.rounds.append(_entry(report))
 
     def take_checksums(self, results: Iterable[RankResult]) -> None:
-        """Keep a round's checksums among this node's GPUs as metrics, none of earlier ones."""
+        """Replace the checksum metrics by those of a round among this node's GPUs."""
         self._checksums = {
             result.part: result.checksum for result in results if result.checksum is not None
         }
 
     def forget(self, names: Iterable[str]) -> None:
-        """Drop metrics that concern members other than `names`."""
+        """Drop the metrics of members that are not in `names`."""
         kept = set(names)
         for store in (self._offsets, self._disagreeing):
             for name in [name for name in store if name not in kept]:
@@ -239,7 +238,7 @@ class RoundMetrics:
 
 
 def _keep(store: OrderedDict[Any, Any], key: object, value: object, most: int) -> None:
-    """Put a value into the metrics' bounded dict, newest last."""
+    """Put a value into a dict bounded to `most` entries, newest last."""
     store[key] = value
     store.move_to_end(key)
     while len(store) > most:
@@ -247,7 +246,7 @@ def _keep(store: OrderedDict[Any, Any], key: object, value: object, most: int) -
 
 
 def _entry(report: RoundReport) -> dict[str, Any]:
-    """Return a round's metrics as the status document has them."""
+    """Return a round as it appears in the status document."""
     seen = report.observation
     return {
         "time": round(seen.at, 3),

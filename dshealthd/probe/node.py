@@ -1,4 +1,4 @@
-"""This node as rounds see it: name, members, clock, GPUs, workers, and what it tells of itself."""
+"""This node as rounds see it: name, members, clock, GPUs, workers, and its own scores."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 NO_PYTHON = "no_python"
 WARMING_UP = "warming_up"
 NO_CUDA = "no_cuda"
-"""The node has GPUs, and the torch of its environment is built without CUDA."""
+"""The node has GPUs, but its environment's torch is built without CUDA."""
 LIMITED = "rate_limited"
 PREPARATION = 60.0
-"""Seconds for the import of torch from a cold disk."""
+"""Timeout in seconds for importing torch from a cold disk."""
 
 
 class ThisNode:
-    """Answers what `round.Node` asks."""
+    """The implementation of `round.Node`."""
 
     def __init__(
         self,
@@ -64,23 +64,26 @@ class ThisNode:
         self._trouble = ""
 
     def membership(self) -> Membership:
-        """Return the members as this node believes them to be now."""
+        """Return the members as this node knows them now."""
         return self._local_membership.membership
 
     def epoch(self) -> int:
-        """Return the number of the epoch that it is for this node, by its clock."""
+        """Return the current epoch number by this node's clock."""
         return epoch_at(self._wall(), self._period)
 
     def gpus(self) -> int:
-        """Return how many GPUs this node has for a round."""
+        """Return the number of GPUs that this node has for a round."""
         return self._gpus.count()
 
     def scores(self) -> Scores:
-        """Return the scores that this node's judge tells peers."""
+        """Return the scores that this node's detector reports to peers."""
         return self._detector.scores()
 
     def objection(self, plan: RoundPlan) -> str:
-        """Return why no workers of this node may run for another node's plan now."""
+        """Return why this node's workers may not run another node's plan now, as a slug, or empty.
+
+        Counts an on-demand plan against the limit per minute.
+        """
         on_demand = plan.epoch == ON_DEMAND
         reason = self.obstacle(scheduled=not on_demand, asked=on_demand)
         if reason or not on_demand:
@@ -96,7 +99,7 @@ class ThisNode:
     def obstacle(self, *, scheduled: bool, asked: bool = False) -> str:
         """Return why this node may not take part in a round with workers now, as a slug.
 
-        Empty if it may. Where the pool only has to be prepared, that is begun.
+        Empty if it may. If the worker pool is not prepared yet, start preparing it.
         """
         if self._worker_pool is None:
             return NO_PYTHON
@@ -108,7 +111,7 @@ class ThisNode:
         return NO_CUDA if self._gpus.count() and not self._worker_pool.about.get("cuda") else ""
 
     async def close(self) -> None:
-        """Give up a preparation of this node's workers in progress."""
+        """Cancel preparation of the workers if it is in progress."""
         if self._preparing is not None:
             self._preparing.cancel()
             await asyncio.gather(self._preparing, return_exceptions=True)

@@ -1,7 +1,4 @@
-"""The observation of a round: the record of what it told about the parts that took part in it.
-
-The record that rounds make and verdicts are made from.
-"""
+"""The observation of a round: the record that rounds produce and verdicts are drawn from."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ class Kind(enum.StrEnum):
 
 
 class Stage(enum.StrEnum):
-    """How far a round came, in this order; where it stopped says what is broken."""
+    """How far a round got, in this order; the stage at which it stopped shows what is broken."""
 
     INVITE = "invite"
     IMPORT = "import"
@@ -42,15 +39,15 @@ class Outcome(enum.StrEnum):
 
     OK = "ok"
     DECLINED = "declined"
-    """A member took no part, with a reason (busy GPU, draining, another list of members, already
-    testing, closed window).
+    """A member refused to take part, with a reason (busy GPU, draining, different member list,
+    already testing, closed window).
     """
     UNREACHABLE = "unreachable"
     """No answer: packets are dropped, or the node is off."""
     REFUSED = "refused"
-    """The connection was refused or reset: the node is there, its agent or its port is not."""
+    """The connection was refused or reset: the node is up, but its agent or port is not."""
     UNAUTHORIZED = "unauthorized"
-    """The key, the certificate or the clock of one side is not accepted by the other."""
+    """One side does not accept the key, the certificate or the clock of the other."""
     HUNG = "hung"
     """A stage passed its deadline."""
     FAILED = "failed"
@@ -64,7 +61,7 @@ class Outcome(enum.StrEnum):
 
 
 class Op(enum.StrEnum):
-    """What is timed; the label `op`."""
+    """A timed operation; the label `op`."""
 
     ALL_REDUCE = "all_reduce"
     MATRIX_PRODUCT = "matrix_product"
@@ -74,8 +71,8 @@ class Op(enum.StrEnum):
 
 
 FLOOR = 1e-6
-"""Seconds below which nothing that is timed can end: some ten system calls, and the smallest
-collective or echo takes more."""
+"""Lower bound in seconds of every timing, about the cost of ten system calls: even the smallest
+collective or echo takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +91,12 @@ class Timing:
     For an all-reduce of n ranks, size / seconds · 2(n-1)/n.
     """
     part: str = ""
-    """The GPU index or adapter that was timed, where it is not the whole member."""
+    """GPU index or adapter that was timed; empty for the whole member."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Between which times that of one operation at one size lies."""
+    """Lower and upper bound on the time of one operation at one size."""
 
     op: str
     size: int
@@ -119,30 +116,30 @@ class Observation:
     backend: str
     """`nccl`, `gloo`, or `agent` for a light round."""
     members: tuple[str, ...]
-    """Names of the nodes that were meant to take part, root first."""
+    """Names of the nodes that should have taken part, root first."""
     outcome: Outcome
     stage: Stage
     timings: tuple[Timing, ...] = ()
     late: tuple[str, ...] = ()
-    """Members that had not come as far as the others when the round ended.
+    """Members that lagged behind the others when the round ended.
 
-    Where the outcome points, if it points anywhere.
+    They are the ones that the outcome implicates, if any.
     """
     reason: str = ""
-    """Bounded slug of a decline or error; free text does not belong here."""
+    """Slug of a decline or error, from a bounded set; never free text."""
     scores: tuple[tuple[str, float], ...] = ()
-    """Each member's own score as it told it in this round.
+    """Scores that the members reported in this round; `verdicts.signals` decodes them.
 
-    The median ratio to its baselines over its recent peers; 1 is usual.
+    A node's own score is the median ratio to its baselines over its recent peers; 1 is usual.
     """
     at: float = 0.0
     """Unix time in seconds of the round's end."""
     bounds: tuple[Bounds, ...] = ()
-    """Of times that are not known, as an agent waited for a CPU."""
+    """Bounds on times that are not known exactly because an agent waited for a CPU."""
 
 
 class Part(enum.StrEnum):
-    """What can be accused; the label `kind` of `dshealthd_suspect`."""
+    """A kind of part that can be accused; the label `kind` of `dshealthd_suspect`."""
 
     NODE = "node"
     GPU = "gpu"

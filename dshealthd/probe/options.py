@@ -20,34 +20,34 @@ _MINUTES = 60
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipOptions:
-    """Where the list of nodes comes from.
+    """Source of the list of nodes.
 
-    One source, or none, which leaves probes between nodes off.
+    At most one source; without one, probes between nodes are off.
     """
 
     hostfile: Path | None = option(
-        None, "DeepSpeed hostfile, the one that training is started with; re-read as it changes."
+        None, "DeepSpeed hostfile that training is started with; re-read when it changes."
     )
-    nodes: tuple[str, ...] = option([], "The nodes themselves, as their agents are reached.")
+    nodes: tuple[str, ...] = option(
+        [], "Explicit list of nodes, by the host names or addresses of their agents."
+    )
     dns: str = option(
         "",
-        "DNS name, such as a headless service: each of its addresses is a node, and the "
-        "addresses are the names. "
-        "IPv6 ones count only where there is no IPv4 one.",
+        "DNS name, such as a headless service: each of its addresses is a node, named by that "
+        "address. "
+        "IPv6 addresses count only if there is no IPv4 one.",
     )
-    dns_interval: Duration = option(
-        "1m", "How often the DNS name is looked up again.", minimum="1s"
-    )
+    dns_interval: Duration = option("1m", "Interval between lookups of the DNS name.", minimum="1s")
     slurm: str = option("", 'Slurm node list expression, such as "gpu[001-128,130],login1".')
     topology: Path | None = option(
         None,
-        "File in the form of Slurm's topology.conf that says which nodes share a leaf "
-        "switch; re-read as it changes.",
+        "File in the format of Slurm's topology.conf that says which nodes share a leaf "
+        "switch; re-read when it changes.",
     )
     name: str = option(
         "",
-        "Which of the nodes this one is, where neither its host name nor an address of its "
-        "interfaces tells.",
+        "Name of this node in the list, if neither its host name nor an address of its interfaces "
+        "identifies it.",
     )
 
     @property
@@ -56,7 +56,7 @@ class MembershipOptions:
         return tuple(name for name in ("hostfile", "nodes", "dns", "slurm") if getattr(self, name))
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield the options of the membership whose values cannot be used, and why."""
+        """Yield each membership option with an unusable value, and why."""
         if len(self.sources) > 1:
             yield (
                 self.sources[1],
@@ -69,62 +69,59 @@ class MembershipOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerOptions:
-    """How the agents of a cluster talk to each other."""
+    """Communication between the agents of a cluster."""
 
     listen_address: str = option(
         "",
-        'Address for the other nodes\' agents, "HOST:PORT"; the host is the address they '
-        "know this node by. Empty: no probes across nodes.",
+        'Address to serve the other agents on, "HOST:PORT"; HOST is the address by which they '
+        "know this node. Empty: no probes between nodes.",
     )
     key_file: Path | None = option(
         None,
-        "File with the key that all nodes share, of mode 0600: one key a line, at least 32 "
+        "File with the key that all nodes share, mode 0600: one key per line, at least 32 "
         "characters (openssl rand -hex 32). The first "
-        "signs, a second one is accepted too, for rotation; re-read as it changes. A name "
-        "without a slash is one of systemd's credentials.",
+        "signs; a second one is also accepted, for rotation. Re-read when it changes. A name "
+        "without a slash is a systemd credential.",
     )
     tls_cert_file: Path | None = option(
-        None, "Certificate of this node, for TLS 1.3 in both directions; re-read as it changes."
+        None, "Certificate of this node, for TLS 1.3 in both directions; re-read when it changes."
     )
     tls_key_file: Path | None = option(
-        None, "Its private key, of mode 0600, or the name of one of systemd's credentials."
+        None, "Its private key, mode 0600, or the name of a systemd credential."
     )
     tls_ca_file: Path | None = option(
         None, "Certificates of the authorities that sign the nodes' certificates."
     )
     tls_name: str = option(
         "{node}",
-        "Subject alternative name (DNS or URI) of a node's certificate; {node} is its name "
-        "among the members.",
+        "Subject alternative name (DNS or URI) of a node's certificate; {node} is its member name.",
     )
     check_addresses: bool = option(
         True,
-        "Whether a call must come from an address of the node that makes it. Without "
-        "certificates nothing else tells the nodes apart, "
-        "as all have the same key; off only where addresses are translated between nodes.",
+        "Whether a call must come from an address of the calling node. Without certificates "
+        "nothing else tells the nodes apart, "
+        "as all share one key; turn off only if addresses are translated between nodes.",
     )
     off_file: Path | None = option(
         Path("/run/dshealthd/probe.off"),
-        "While this file exists, calls of other nodes are declined.",
+        "While this file exists, calls from other nodes are declined.",
     )
     max_connections: int = option(
         48,
-        "Connections served at a time; further ones replace those that have not authenticated.",
+        "Connections served at a time; new ones replace those that have not authenticated.",
         minimum=2,
     )
     max_connections_per_address: int = option(8, "The same for one client address.", minimum=1)
     header_timeout: Duration = option(
         "5s",
-        "How long a caller may take for a TLS handshake, for headers and for a body.",
+        "Timeout for a caller's TLS handshake, headers and body, each.",
         minimum="100ms",
     )
-    calls_per_second: float = option(
-        200.0, "Calls that one node may make, in the long run.", minimum=1.0
-    )
-    burst: int = option(1000, "Calls that one node may make at once, after a pause.", minimum=1)
+    calls_per_second: float = option(200.0, "Sustained rate of calls from one node.", minimum=1.0)
+    burst: int = option(1000, "Calls that one node may make at once after a pause.", minimum=1)
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield the options of the peer API whose values cannot be used, and why."""
+        """Yield each option of the peer API with an unusable value, and why."""
         if self.listen_address:
             try:
                 host, _ = listen_address(self.listen_address)
@@ -156,7 +153,7 @@ class PeerOptions:
 
     @property
     def tls(self) -> bool:
-        """Whether connections to peers are configured to be protected with TLS."""
+        """Whether TLS is configured for connections to peers."""
         return None not in {self.tls_cert_file, self.tls_key_file, self.tls_ca_file}
 
     def certificate_name(self, node: str) -> str:
@@ -166,52 +163,52 @@ class PeerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
-    """When rounds may use the GPUs.
+    """Limits on when rounds may use the GPUs.
 
-    A round that may not becomes a light one: an echo between the agents, which touches none.
+    A round that may not use them becomes a light one: an echo between the agents that touches none.
     """
 
     gpus: Literal["idle", "always", "never"] = option(
         "idle",
-        "When rounds may use the GPUs: while no process computes on one of the node's, "
+        "When rounds may use the GPUs: while no process computes on any GPU of the node, "
         "always, or never. Unknown counts as busy.",
     )
     window: str = option(
         "",
-        'Daily time, in UTC, at which alone rounds may use the GPUs: "22:00-04:30". Empty: '
-        "at any time.",
+        'Daily UTC time window outside of which rounds do not use the GPUs, such as "22:00-04:30". '
+        "Empty: any time.",
     )
     duty_ratio: float = option(
         0.001,
-        "Share of the time that collectives of scheduled rounds may keep the GPUs occupied.",
+        "Share of time for which collectives of scheduled rounds may occupy the GPUs.",
         minimum=0.0,
         maximum=1.0,
     )
     on_demand_ratio: float = option(
         0.1,
-        "The same for rounds beside the schedule: where they have used up their share, this node "
-        "refuses those that other nodes ask for.",
+        "The same for rounds outside the schedule: once their share is used up, this node refuses "
+        "those that other nodes request.",
         minimum=0.0,
         maximum=1.0,
     )
     confirmations_per_minute: int = option(
-        6, "Extra rounds in a minute that confirm or clear a suspicion.", minimum=0, maximum=60
+        6, "Extra rounds per minute to confirm or clear a suspicion.", minimum=0, maximum=60
     )
     on_demand_per_minute: int = option(
         60,
-        "Rounds on GPUs in a minute that other nodes may ask for beside the scheduled ones: "
-        "confirmations, and `dshealthd probe`.",
+        "GPU rounds per minute that other nodes may request outside the schedule: confirmations "
+        "and `dshealthd probe`.",
         minimum=0,
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield the options of the policy on busy GPUs whose values cannot be used, and why."""
+        """Yield each option of the GPU policy with an unusable value, and why."""
         if self.window and self.minutes is None:
-            yield "window", f'"{self.window}" is not a time such as "22:00-04:30"'
+            yield "window", f'"{self.window}" is not a time window such as "22:00-04:30"'
 
     @property
     def minutes(self) -> tuple[int, int] | None:
-        """Begin and end of the configured window in minutes of the day; None without."""
+        """Begin and end of the configured window in minutes of the day; None without a window."""
         match = _WINDOW.fullmatch(self.window)
         if match is None:
             return None
@@ -225,27 +222,26 @@ class WorkerOptions:
 
     idle_timeout: Duration = option(
         "2m",
-        "How long the process that has imported torch is kept without a round; it holds some "
+        "Idle timeout of the fork server, the process that has imported torch; it holds some "
         "200 MiB.",
         minimum="1s",
     )
     library_path: str = option(
-        "", "LD_LIBRARY_PATH of the workers, where the training environment needs one."
+        "", "LD_LIBRARY_PATH of the workers, if the training environment needs one."
     )
     environment: tuple[str, ...] = option(
-        [], 'Further variables of the workers, such as "NCCL_IB_GID_INDEX=3".'
+        [], 'Additional environment variables of the workers, such as "NCCL_IB_GID_INDEX=3".'
     )
     interface: str = option(
-        "", "Network interface of the workers' traffic; the one with the peer address where empty."
+        "", "Network interface of the workers' traffic. Empty: the one with the peer address."
     )
     adapters: tuple[str, ...] = option(
         [],
-        'RDMA adapter next to each GPU, in the order of the GPUs, such as "mlx5_0:1"; where '
-        "empty NCCL chooses.",
+        'RDMA adapter nearest to each GPU, in GPU order, such as "mlx5_0:1". Empty: NCCL chooses.',
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield the options of the workers whose values cannot be used, and why."""
+        """Yield each worker option with an unusable value, and why."""
         for entry in self.environment:
             if re.fullmatch(r"[A-Z][A-Z0-9_]*=[ -~]*", entry) is None:
                 yield "environment", f'"{entry}" is not NAME=VALUE'
@@ -261,35 +257,34 @@ class WorkerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineOptions:
-    """When a timing is out of the usual."""
+    """Thresholds beyond which a timing is flagged."""
 
     slow_ratio: float = option(
         0.07,
-        "How much longer than usual, as a ratio, a timing takes at least to be flagged.",
+        "Minimum excess over the baseline, as a ratio, for a timing to be flagged.",
         minimum=0.01,
     )
     light_ratio: float = option(
         2.0,
-        "The same for echoes between agents, whose times depend on the load of both hosts.",
+        "The same for echoes between agents, which depend on the load of both hosts.",
         minimum=0.01,
     )
     deviations: float = option(
         3.5,
-        "How many standard deviations of its class above the usual a timing is at least to "
-        "be flagged.",
+        "Minimum excess over the baseline, in standard deviations of its class, for a timing to be "
+        "flagged.",
         minimum=2,
     )
     creep_ratio: float = option(
         0.05,
-        "How far the usual may rise above the lowest usual of this software.",
+        "How far a baseline may rise above its lowest value with this software, as a ratio.",
         minimum=0,
         maximum=1,
     )
     sibling_ratio: float = option(
         0.15,
-        "How far the usual of one GPU or rail may lie above the median of the others of its "
-        "node; a part that was slow from the beginning"
-        " is flagged by this.",
+        "How far the baseline of one GPU or rail may lie above the median of the others on its "
+        "node, as a ratio; this flags a part that was slow from the beginning.",
         minimum=0.02,
     )
 
@@ -300,43 +295,44 @@ class VerdictOptions:
 
     confirmations: int = option(
         4,
-        "Extra rounds that must be flagged, with at most one that is not, before a part becomes "
-        "a suspect.",
+        "Extra rounds to be flagged, with at most one that is not, to make a part a suspect.",
         minimum=2,
     )
     told_ratio: float = option(
         0.07,
-        "The own score, above 1, from which on a node takes a bad round on itself.",
+        "Excess of a node's own score over 1 from which it takes the blame for a bad round.",
         minimum=0.01,
     )
     hold_epochs: int = option(
-        4, "Epochs for which a suspicion of another node lasts without new evidence.", minimum=2
+        4, "Epochs for which another node stays accused without new evidence.", minimum=2
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOptions:
-    """Small collectives with the other nodes, which find the slow and broken ones.
+    """Small collectives between nodes that find slow and broken ones.
 
     Off until `members` and `peer` are set.
     """
 
     enabled: bool = option(
-        True, "Whether rounds are run; without, calls of other nodes are not answered either."
+        True, "Whether rounds run; if not, calls from other nodes are not answered either."
     )
     period: Duration = option(
         "10s",
-        "Length of an epoch, in which every node has one round; the same on all nodes.",
+        "Length of an epoch, in which every node has one round. Must be equal on all nodes.",
         minimum="1s",
     )
     python: Path | None = option(
         None,
-        "Interpreter of the training environment, which has torch; without, light rounds "
-        "only. Must not be writable by others.",
+        "Python interpreter of the training environment, with torch; without it, only light "
+        "rounds run. Must not be writable by others.",
     )
-    group_size: int = option(2, "Nodes in a round; the same on all nodes.", minimum=2, maximum=8)
+    group_size: int = option(
+        2, "Nodes in a round. Must be equal on all nodes.", minimum=2, maximum=8
+    )
     large_every: int = option(
-        6, "Every how many epochs the collectives include one of 64 MiB; 0 for never.", minimum=0
+        6, "Epochs between rounds that include a 64 MiB collective; 0 for never.", minimum=0
     )
     members: MembershipOptions = field(default_factory=MembershipOptions)
     peer: PeerOptions = field(default_factory=PeerOptions)
@@ -351,6 +347,6 @@ class ProbeOptions:
         return self.enabled and bool(self.members.sources) and bool(self.peer.listen_address)
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield the options of probes whose values cannot be used, and why."""
+        """Yield each probe option with an unusable value, and why."""
         if self.peer.listen_address and not self.members.sources:
-            yield "peer", "a listen address needs members: probe.members says nowhere who they are"
+            yield "peer", "a listen address needs members; probe.members has no source of them"

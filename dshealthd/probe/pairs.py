@@ -1,4 +1,4 @@
-"""Pairs of nodes, whose agents are asked to lead rounds with each other, many at a time."""
+"""Probes between pairs of nodes: ask their agents to lead rounds with each other."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from dshealthd.config import Config
 
 LEAD = 28.0
-"""Seconds for another agent to lead a round."""
+"""Timeout in seconds for another agent to lead a round."""
 TRIES = 4
-"""Times that a pair is tried while one of the two is in another round."""
+"""Maximum attempts for a pair while one of the two is in another round."""
 AT_ONCE = 64
-"""Pairs that are probed at a time."""
+"""Pairs probed at a time."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked of the agents."""
+    """A request to the agents."""
 
     kind: Kind
     steps: tuple[tuple[int, int], ...]
@@ -49,8 +49,9 @@ async def between(
     steps: tuple[tuple[int, int], ...],
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Have the agents of a hostfile's nodes, or of the configured members, probe each other, and
-    return the document; ConfigError.
+    """Have the agents of a hostfile's nodes, or of the configured members, probe each other.
+
+    Return the document. Raises ConfigError.
     """
     from pathlib import Path
 
@@ -65,8 +66,8 @@ async def between(
             source,
             [
                 (
-                    "probe.peer: between nodes their agents' key and address are needed: "
-                    "--config.file of an agent"
+                    "probe.peer: probes between nodes need the agents' key and address; "
+                    "set --config.file to an agent's configuration"
                 )
             ],
         )
@@ -89,7 +90,7 @@ async def between(
 
             async def pair(group: Sequence[str]) -> None:
                 async with limit:
-                    # This node's own agent takes no calls of its own name, so the other one leads.
+                    # This node's agent refuses calls from its own name, so the other node leads.
                     entry = await one(
                         client, tuple(sorted(group, key=lambda name: name == me)), ask
                     )
@@ -114,22 +115,22 @@ async def between(
 
 
 def own_place(loaded: Config, members: MembershipOptions) -> tuple[str, tuple[str, ...]]:
-    """Return this node's name among members, and all names, to ask for rounds of pairs.
+    """Return this node's name among the members, and all their names.
 
-    MembershipError. Reads files, and may wait for a name server.
+    Raises MembershipError. Reads files, and may wait for a name server.
     """
     names = load(members).names
     return own_name(names, hostname(), local_addresses(loaded.path.host), members.name), names
 
 
 def member_client(loaded: Config, me: str) -> PeerClient:
-    """Return a client that asks the agents of pairs as the node `me`; CredentialError."""
+    """Return a client that calls agents as the node `me`; raises CredentialError."""
     _, port = listen_address(loaded.probe.peer.listen_address)
     return PeerClient(loaded.probe.peer, me, lambda name: (name, port))
 
 
 async def one(client: PeerClient, members: tuple[str, ...], ask: Ask) -> dict[str, Any]:
-    """Have the first of a pair lead a round with the other."""
+    """Have the first member lead a round with the others, and return the entry of that round."""
     body = {
         "members": members,
         "kind": ask.kind,
@@ -159,7 +160,7 @@ async def one(client: PeerClient, members: tuple[str, ...], ask: Ask) -> dict[st
 
 
 def show_pairs(document: dict[str, Any]) -> str:
-    """Return the matrix of the pairs, and a line for each that is not well."""
+    """Return the matrix of the pairs, and a line for each pair with a problem."""
     cells: dict[frozenset[str], str] = {}
     largest = 0
     for entry in document["rounds"]:

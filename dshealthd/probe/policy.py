@@ -1,4 +1,4 @@
-"""The policy on busy GPUs: when rounds may use them, by collectors, window, and share of time."""
+"""The GPU policy: rounds may use GPUs depending on occupancy, daily window and share of time."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ WINDOW = "closed_window"
 BUSY = "busy_gpu"
 UNKNOWN = "gpu_unknown"
 RELEASED = "draining"
-"""An operator wants the driver free: the collectors of GPUs are off by their `release_file`."""
+"""An operator has released the driver: the `release_file` has turned the GPU collectors off."""
 DUTY = "duty"
 _MINUTE = 60
 _DAY = 24 * 60
 SAVED = 120.0
-"""Seconds whose share of GPU time can be used at once."""
+"""Seconds over which unused GPU time accumulates: at most their share can be spent at once."""
 
 
 class GpuOccupancy:
-    """The node's GPUs, as the collectors `gpu_processes` and `gpu_bus` saw them last."""
+    """The node's GPUs, as last seen by the collectors `gpu_processes` and `gpu_bus`."""
 
     def __init__(self, snapshot: Snapshot, monotonic: Callable[[], float]) -> None:
         self._snapshot = snapshot
@@ -36,17 +36,17 @@ class GpuOccupancy:
         self._rounds: list[tuple[float, float]] = []
 
     def used(self, begin: float, end: float) -> None:
-        """Note that workers of this node were on the GPUs between two times of the monotonic clock."""
+        """Note that this node's workers were on the GPUs between two monotonic times."""
         self._rounds = [*self._rounds[-15:], (begin, end)]
 
     def count(self) -> int:
-        """Return how many GPUs NVML told of; 0 where the policy knows of none."""
+        """Return the number of GPUs that NVML reported; 0 if unknown."""
         return len(self._processes() or {})
 
     def objection(self) -> str:
-        """Return why the GPUs count as busy, as a slug, or nothing.
+        """Return why the GPUs count as busy, as a slug, or empty.
 
-        What is not known counts as busy; a node without GPUs never is.
+        Unknown counts as busy; a node without GPUs is never busy.
         """
         latest = self._latest(gpu_processes.GpuProcesses.name)
         if latest is None or latest.sampled is None or latest.expired(self._monotonic()):
@@ -61,12 +61,12 @@ class GpuOccupancy:
             or expected not in {0, len(processes)}
         ):
             return UNKNOWN
-        # A sample that was taken during a round of our own has its worker on each GPU.
+        # A sample taken during one of our own rounds includes one of our workers on each GPU.
         own = any(begin <= latest.sampled <= end for begin, end in self._rounds)
         return BUSY if max(processes.values()) > own else ""
 
     def _expected(self) -> int | None:
-        """Return how many GPUs the bus has and occupancy should know; None if not known."""
+        """Return the number of GPUs on the bus, which occupancy must cover; None if unknown."""
         latest = self._latest(gpu_bus.GpuBus.name)
         if latest is None or latest.sampled is None or latest.expired(self._monotonic()):
             return None
@@ -99,7 +99,7 @@ class GpuOccupancy:
 
 
 class Account:
-    """GPU time that rounds may use: a share of the time that passes, saved up to a bound."""
+    """A budget of GPU time for rounds: it accrues as a share of elapsed time, up to a bound."""
 
     def __init__(self, ratio: float, monotonic: Callable[[], float]) -> None:
         self._ratio = ratio
@@ -107,16 +107,16 @@ class Account:
         self._balance = ratio * SAVED
         self._at = monotonic()
         self.used = 0.0
-        """Seconds used since the start, of the GPU used longest in each round."""
+        """Seconds used since the start, each round counted by the GPU that it used longest."""
 
     @property
     def open(self) -> bool:
-        """Whether the policy's account lets another round use the GPUs."""
+        """Whether the budget lets another round use the GPUs."""
         self._accrue()
         return self._balance > 0
 
     def spend(self, seconds: float) -> None:
-        """Take GPU time from the policy's account; one round may take it below nothing."""
+        """Take GPU time from the budget; a round may overdraw it."""
         self._accrue()
         self._balance -= seconds
         self.used += seconds
@@ -128,7 +128,7 @@ class Account:
 
 
 class Policy:
-    """Says whether a round may use the GPUs now."""
+    """The decision whether a round may use the GPUs now."""
 
     def __init__(
         self,
@@ -139,25 +139,25 @@ class Policy:
     ) -> None:
         self._options = options
         self._gpus = gpus
-        # Apart, so that rounds that a member asks for never use up the share of the schedule.
+        # Separate budgets, so that rounds requested by members never use up the schedule's share.
         self._scheduled = Account(options.duty_ratio, monotonic)
         self._on_demand = Account(options.on_demand_ratio, monotonic)
         self._wall = wall
 
     @property
     def used(self) -> float:
-        """GPU seconds used since the start, of the GPU used longest in each round."""
+        """GPU seconds used since the start, each round counted by the GPU that it used longest."""
         return self._scheduled.used + self._on_demand.used
 
     def spend(self, seconds: float, *, scheduled: bool) -> None:
-        """Count the GPU time of a round against the policy."""
+        """Charge a round's GPU time to its budget."""
         (self._scheduled if scheduled else self._on_demand).spend(seconds)
 
     def objection(self, *, scheduled: bool, asked: bool = False) -> str:
-        """Return why the policy keeps a round off the GPUs now, as a slug, or nothing.
+        """Return why the policy keeps a round off the GPUs now, as a slug, or empty.
 
-        Limited in their share of time are scheduled rounds, and those that another node has `asked`
-        for; not what this node needs to confirm a suspicion of its own.
+        The share of time limits scheduled rounds and those that another node has `asked` for, but
+        not the rounds that this node needs to confirm a suspicion of its own.
         """
         if self._options.gpus == "never":
             return NEVER
@@ -169,9 +169,9 @@ class Policy:
 
 
 def in_window(minutes: tuple[int, int] | None, now: float) -> bool:
-    """Tell whether the policy's daily window, in UTC, has a Unix time.
+    """Tell whether a Unix time lies in the policy's daily window, in UTC.
 
-    One that ends before it begins goes over midnight, an equal one is always.
+    A window that ends before it begins spans midnight; one with equal ends is always open.
     """
     if minutes is None:
         return True

@@ -1,12 +1,12 @@
-"""Reasons why rounds and calls come to nothing: all words for it, so that labels stay bounded.
+"""Every known reason for which rounds and calls fail, so that labels stay bounded.
 
-Reasons come from other nodes, and become labels of metrics. What is not among these is `other`.
+Other nodes send reasons, and reasons become metric labels. Any that is not in this list is `other`.
 """
 
 from __future__ import annotations
 
 OTHER = "other"
-"""What a peer says that this release does not know."""
+"""A reason from a peer that this release does not know."""
 
 REASONS = frozenset(
     {
@@ -100,5 +100,5 @@ REASONS = frozenset(
 
 
 def known(reason: str) -> str:
-    """Return a reason if it is one, `other` if it is not; nothing is no reason."""
+    """Return a known reason unchanged and `other` for an unknown one; empty stays empty."""
     return reason if not reason or reason in REASONS else OTHER

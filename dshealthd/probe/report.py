@@ -1,7 +1,4 @@
-"""The report of `dshealthd probe`: its results as people read them, tables and a matrix.
-
-Nccl-tests' table, a matrix of pairs, and exit statuses.
-"""
+"""The text report of `dshealthd probe`: nccl-tests' table, a matrix of pairs, exit statuses."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ WORST = (
     Outcome.DECLINED,
     Outcome.OK,
 )
-"""Of several outcomes the first of these counts."""
+"""Outcomes, worst first; the worst of several rounds counts."""
 ELEMENT = 4
 """Bytes of one float."""
 UNITS: Mapping[str, str] = {
@@ -47,18 +44,18 @@ UNITS: Mapping[str, str] = {
     "algbw": "bytes/s",
     "busbw": "bytes/s",
 }
-"""What the numbers of `fields` are in; tables have GB/s, as nccl-tests does."""
+"""Units of the numbers in `fields`; tables use GB/s like nccl-tests."""
 REDUCTIONS = frozenset({Op.ALL_REDUCE})
-"""Operations that reduce: they have an element type and a sum, and count for the average."""
+"""Operations that reduce: their rows show an element type and a sum, and count in the average."""
 
 
 def algorithm_bandwidth(timing: Timing) -> float:
-    """Return for the report the bytes per second of the payload, as nccl-tests has it."""
+    """Return the payload bytes per second, nccl-tests' algorithm bandwidth."""
     return timing.size / timing.seconds
 
 
 def fields(timing: Timing) -> dict[str, Any]:
-    """Return a timing for the report of `--json`, in `UNITS`."""
+    """Return a timing for the `--json` report, in `UNITS`."""
     return {
         "op": timing.op,
         "part": timing.part,
@@ -71,9 +68,9 @@ def fields(timing: Timing) -> dict[str, Any]:
 
 
 def table(timings: Iterable[Timing]) -> str:
-    """Return the report's table of timings in the columns and units of nccl-tests.
+    """Return the report's table of timings with nccl-tests' columns and units.
 
-    Microseconds, and 10^9 bytes per second.
+    Times are in microseconds, bandwidths in 10^9 bytes per second.
     """
     rows = list(timings)
     lines = [
@@ -94,15 +91,15 @@ def table(timings: Iterable[Timing]) -> str:
 
 
 def sums(outcome: Outcome) -> str:
-    """Report what became of the check of every sum, where nccl-tests counts its `#wrong`."""
+    """Return the line on the check of all sums, where nccl-tests counts its `#wrong`."""
     checked = {Outcome.OK: "0 OK", Outcome.CORRUPTED: "FAILED, sums are wrong"}
     return f"# Out of bounds values : {checked.get(outcome, 'not checked')}"
 
 
 def matrix(names: Sequence[str], cells: Mapping[frozenset[str], str], what: str) -> str:
-    """Return the report's square of what each pair came to.
+    """Return the report's matrix of the results of all pairs.
 
-    Rows and columns are numbered as the list below it.
+    Its rows and columns are numbered like the list below it.
     """
     width = max([len(str(len(names))), *map(len, cells.values()), 1]) + 2
     lines = [
@@ -119,12 +116,12 @@ def matrix(names: Sequence[str], cells: Mapping[frozenset[str], str], what: str)
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the outcome that counts for the report of several rounds."""
+    """Return the worst of several outcomes, which is the report's; `ok` if there are none."""
     return min(outcomes, key=WORST.index, default=Outcome.OK)
 
 
 def timing_of(entry: Mapping[str, Any]) -> Timing:
-    """Return the timing of a report's entry."""
+    """Return the timing in an entry made by `fields`."""
     (timing,) = timings_of(
         [
             {name: entry[name] for name in ("op", "size", "seconds", "part")}

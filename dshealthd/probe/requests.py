@@ -1,4 +1,4 @@
-"""Requests of members to this node: to take part in a round or lead one, and to tell of itself."""
+"""Members' requests to this node: take part in a round, lead one, or report on itself."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from dshealthd.probe.verdicts.detector import Detector
 
 MAX_LISTED = 64
-"""Members, or suspects, that an answer or the status names."""
+"""Maximum members or suspects listed in an answer or the status."""
 
 
 class Lead(Protocol):
-    """What leads a round."""
+    """A function that leads a round."""
 
     async def __call__(
         self,
@@ -37,11 +37,11 @@ class Lead(Protocol):
         kind: Kind | None = None,
         steps: tuple[tuple[int, int], ...] | None = None,
     ) -> RoundReport | None:
-        """Return what came of it; None where this node is in another one."""
+        """Return the report of the round; None if this node is in another one."""
 
 
 class PeerRequests:
-    """Answers the calls of other members, by method."""
+    """The handlers of other members' calls, by method."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class PeerRequests:
         self._status_page = status_page
 
     def handlers(self) -> Mapping[str, Handler]:
-        """Return what answers each method that members may request."""
+        """Return the handler of each method that members may call."""
         return {
             **self._rounds,
             "invite": self._invited,
@@ -79,15 +79,15 @@ class PeerRequests:
         }
 
     async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Take part in a round at another's request; while in maintenance only for a person."""
+        """Take part in another node's round; in maintenance, only in one on demand."""
         if body["epoch"] != ON_DEMAND:
-            self._absences.hear(sender, 0.0)  # who leads rounds of the schedule is in none
+            self._absences.hear(sender, 0.0)  # a leader of scheduled rounds is not in maintenance
             if self._absences.own_end():
                 raise Refusal(MAINTENANCE)
         return await self._rounds["invite"](sender, body)
 
     async def _asked(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Lead a round that a person at another node requests."""
+        """Lead a round requested by a person at another node."""
         members, kind = body["members"], body["kind"]
         if members[0] != self._me or len(set(members)) != len(members) or kind is Kind.LOCAL:
             raise Refusal(Decline.MALFORMED)

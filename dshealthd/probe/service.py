@@ -1,4 +1,4 @@
-"""The service of the probes: set up as configured, and anew where this node changes."""
+"""The probe service: set up from the configuration, and again when this node's name changes."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ log = logging.getLogger(__name__)
 
 UP = gauge(
     "dshealthd_probe_up",
-    "1 while probes with other nodes run, 0 while they cannot: no usable members, key or address.",
+    "1 while probes with other nodes run; 0 while the members, key or address are unusable.",
 )
 GPU_SECONDS = counter(
     "dshealthd_probe_gpu_seconds_total",
-    "Time for which collectives of probes kept each GPU occupied; by their own timing.",
+    "Time for which probe collectives kept each GPU occupied, by their own timing.",
 )
 SCORE = gauge(
     "dshealthd_probe_score_ratio",
-    "This node's own score: median ratio of its timings to what is usual, over its last "
+    "This node's own score: median ratio of its timings to their baselines over its recent "
     "peers; 1 is usual.",
 )
 METRICS = (UP, GPU_SECONDS, SCORE)
 
 RETRY = 5.0
-"""Seconds until the start is tried again."""
+"""Seconds between attempts to start."""
 
 
 SAVE_DEADLINE = 2.0
-"""Seconds for which a save is waited for; it takes some 20 ms, more on a slow disk."""
+"""Seconds to wait for a save; it takes some 20 ms, more on a slow disk."""
 
 
 class Setup(Exception):
@@ -72,7 +72,7 @@ class Setup(Exception):
 
 
 class ProbeService:
-    """Runs the probes of this node until it is closed."""
+    """The probes of this node, run until `close`."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class ProbeService:
         hostname: Callable[[], str] = hostname,
         waited: Callable[[], float | None] = starvation.waited,
     ) -> None:
-        """Prepare; nothing is read or opened before `start`.
+        """Prepare; `start` is the first to read or open anything.
 
-        `state` is the directory for what outlives the agent. `summary` is what this node tells
-        other members of itself, `status_page` a page of its status document. `waited` gives the
-        seconds for which the agent has waited for a CPU.
+        `state` is the directory for files that outlive the agent. `summary` returns what this node
+        reports about itself to other members, `status_page` a page of its status document. `waited`
+        returns the seconds that the agent has waited for a CPU.
         """
         self.options = options
         self._host = host
@@ -126,7 +126,7 @@ class ProbeService:
 
     @property
     def membership(self) -> Membership:
-        """The members as this agent believes them to be; LookupError while it does not know."""
+        """The members as this agent knows them; LookupError while it does not."""
         return self._local_membership.membership
 
     @property
@@ -135,17 +135,17 @@ class ProbeService:
         return self._local_membership.me
 
     def start(self) -> None:
-        """Begin to probe, if the configuration asks for it."""
+        """Start the probes if they are configured."""
         if self.options.wanted and self._task is None:
             self._task = asyncio.create_task(self._run(), name="probes")
             self._task.add_done_callback(self._fallen)
 
     def reload(self) -> None:
-        """Read the members that the service probes again."""
+        """Reread the list of members."""
         self._again.set()
 
     async def close(self) -> None:
-        """End all rounds of the probes' service and close what is open."""
+        """End all rounds and close everything that is open."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -154,7 +154,7 @@ class ProbeService:
             await self._worker_pool.close()
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics of the probes' service; none where they are not configured."""
+        """Yield the metrics of the probes; none if they are not configured."""
         if not self.options.wanted:
             return
         yield UP(float(self._running is not None))
@@ -176,7 +176,7 @@ class ProbeService:
             yield from self._worker_pool.samples()
 
     def status(self) -> dict[str, Any]:
-        """Return what the status document says of the probes' service."""
+        """Return the probes' section of the status document."""
         if not self.options.wanted:
             return {"state": "off"}
         running, known = self._running, self._local_membership.known
@@ -206,30 +206,30 @@ class ProbeService:
         return document
 
     def suspects(self) -> list[dict[str, str]]:
-        """Return what the service's probes suspect now."""
+        """Return the current suspects."""
         return [
             {"kind": suspect.part, "component": suspect.component, "reason": suspect.reason}
             for suspect in (() if self._running is None else self._running.detector.suspects())
         ]
 
     def see(self, hangs: Iterable[Hang]) -> None:
-        """Have the probes take note of the jobs that are hung on this node now; see `hung_jobs`."""
+        """Report the jobs that are hung on this node now to the probes; see `hung_jobs`."""
         self._hung_jobs.see(hangs)
 
     async def ask_summary(self, peer: str, deadline: float) -> dict[str, Any]:
-        """Return a member's summary. Raises PeerError; LookupError without the service's probes."""
+        """Return a member's summary. Raises PeerError; LookupError while probes are not running."""
         if self._running is None:
             raise LookupError(self._problem or "probes are starting")
         return await self._running.client.call(peer, "summary", {}, deadline)
 
     def _fallen(self, task: asyncio.Task[None]) -> None:
-        """Say that the probes have ended by a defect; the agent goes on without them."""
+        """Report that a defect has ended the probes; the agent continues without them."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._problem = f"ended by a defect: {error!r}"
             log.error("probe: %s", self._problem, exc_info=error)
 
     async def _run(self) -> None:
-        """Set the probes up, run them, and where that is not possible try again."""
+        """Set the probes up and run them; retry if setup fails."""
         while True:
             try:
                 running = await self._set_up()
@@ -302,7 +302,7 @@ class ProbeService:
         return running
 
     def _address(self) -> tuple[str, str]:
-        """Return this node's address in numbers and its interface, for probes; in a thread."""
+        """Return this node's numeric address and its interface for probes; call it in a thread."""
         host, _ = listen_address(self.options.peer.listen_address)
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
         address = str(ipaddress.ip_address(found))
@@ -321,10 +321,10 @@ class ProbeService:
                 lambda: baselines.load(file), "baselines", PREPARATION, BaselineError, OSError
             )
         except (BaselineError, OSError) as error:
-            log.warning("probe: what is usual is learnt anew: %s", error)
+            log.warning("probe: baselines start from scratch: %s", error)
 
     async def _save(self, baselines: Baselines) -> None:
-        """Have what is usual for the probes written, if it has changed; the disk may hang."""
+        """Write the baselines if they have changed; the disk may hang."""
         writer = self._writer
         if writer is None or not baselines.changed:
             return
@@ -338,4 +338,4 @@ class ProbeService:
             why = "the disk hangs" if writer.busy else str(writer.error or "")
         if why:
             baselines.changed = True
-            log.warning("probe: what is usual could not be kept: %s", why)
+            log.warning("probe: cannot save baselines: %s", why)

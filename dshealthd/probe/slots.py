@@ -1,9 +1,9 @@
 """The slots of one node: its rounds, epoch by epoch, scheduled and extra.
 
-Every epoch each node has one round, with the members that the schedule names. The GPUs are used
-where the policy lets them be; elsewhere the round is a light one. Of a group the first in the order
-of its epoch leads; where it stays silent for TAKE_OVER seconds the next one does. Who finds its
-partner gone looks for another one in the same epoch, so that the survivors of whatever happened are
+Each node has one round per epoch, with the members that the schedule assigns. The round uses the
+GPUs if the policy allows it, and is a light one otherwise. The first member in the group's order
+for the epoch leads; if it stays silent for TAKE_OVER seconds, the next one does. A node whose
+partner is gone looks for another one in the same epoch, so that the survivors of any failure are
 paired at once.
 """
 
@@ -61,37 +61,33 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TAKE_OVER = 2.0
-"""Seconds of silence after which the next member leads.
-
-A fifth of the period where that is shorter.
-"""
+"""Seconds of silence after which the next member leads, but at most a fifth of the period."""
 JITTER = 1.0
-"""Seconds over which the beginnings of the groups of an epoch are spread."""
+"""Seconds over which the groups of an epoch spread their starts, at most a fifth of the period."""
 SUBSTITUTES = 6
-"""Other members that are tried where the partner is gone."""
+"""Other members tried at a time if the partner is gone."""
 GONE_FOR = 3
 """Epochs for which a member that was gone is not tried as a substitute."""
 LOCAL_EVERY = 60
-"""Epochs between two scheduled rounds among the GPUs of one node."""
+"""Epochs between scheduled local rounds of one node."""
 SAVE_EVERY = 300.0
-"""Seconds between two times that baselines are written."""
+"""Seconds between saves of the baselines."""
 TRIES = 8
-"""Times in an epoch that its round is tried, while this node or another one is in an extra round.
-"""
+"""Attempts at an epoch's round while this node or another member is in an extra round."""
 BUSY_TRIES = 4
-"""Times that an extra round waits for the one in progress."""
+"""Attempts at an extra round while another round is in progress."""
 BUSY_WAIT = 1.5
-"""Seconds of each of these waits."""
+"""Seconds between these attempts."""
 _GONE = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED})
 
 
 class Renamed(Exception):
-    """This node is another one in the new list of members."""
+    """This node has another name in the new list of members."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeState:
-    """What outlives a change of this node's name, its address or its key."""
+    """State that outlives a change of this node's name, address or key."""
 
     options: ProbeOptions
     local_membership: LocalMembership
@@ -102,22 +98,22 @@ class ProbeState:
     worker_pool: WorkerPool | None
     metrics: RoundMetrics
     again: asyncio.Event
-    """Set where the members are to be read again."""
+    """Set to have the members reread."""
     save: Callable[[Baselines], Coroutine[Any, Any, None]]
     summary: Callable[[], dict[str, Any]]
-    """What this node tells of itself; see `fleet.summary`."""
+    """Returns what this node reports about itself; see `fleet.summary`."""
     status_page: Callable[[int], dict[str, Any]]
-    """A page of this node's status document; see `fleet.status_pages`."""
+    """Returns a page of this node's status document; see `fleet.status_pages`."""
     monotonic: Callable[[], float]
     wall: Callable[[], float]
     waited: Callable[[], float | None]
-    """Seconds for which this agent has waited for a CPU."""
+    """Returns the seconds that this agent has waited for a CPU."""
 
 
 class SlotRunner:
-    """The rounds of a node that is set up.
+    """All rounds of one node.
 
-    `confirmations` are the extra ones that its judge asks for.
+    `confirmations` are the extra ones that its detector asks for.
     """
 
     def __init__(
@@ -127,7 +123,7 @@ class SlotRunner:
         baselines: Baselines,
         address: tuple[str, str],
     ) -> None:
-        """`address` has this node's address in numbers and its interface."""
+        """`address` is this node's numeric address and its interface."""
         options = probe_state.options
         self.credentials = credentials
         self.baselines = baselines
@@ -214,15 +210,15 @@ class SlotRunner:
         self._names = membership.names
         self._gone: dict[str, int] = {}
         self._recent: deque[Observation] = deque(maxlen=2 * (TRIES + SUBSTITUTES))
-        """Scheduled rounds, also those that came to nothing."""
+        """Recent scheduled rounds, including those that came to nothing."""
         self._saved = self._monotonic()
 
     async def open(self) -> None:
-        """Open the listener before the first slot; OSError."""
+        """Open the listener before the first slot; raises OSError."""
         await self.server.start()
 
     async def close(self) -> None:
-        """Close everything that slots need, and keep what is usual."""
+        """Close everything that slots need, and save the baselines."""
         await self.rounds.close()
         await self.node.close()
         await self.server.close()
@@ -230,7 +226,7 @@ class SlotRunner:
         await self._save(self.baselines)
 
     async def run(self) -> None:
-        """Run a slot after the other; returns when this node has another name."""
+        """Run one slot after another; return when this node's name changes."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.confirmations.work(), name="confirmations")
@@ -240,10 +236,10 @@ class SlotRunner:
                 tasks.create_task(self._hung_jobs.work(self._neighbourhood()), name="hung jobs")
                 await self._epochs(tasks)
         except* Renamed:
-            log.warning("probe: this node is another one in the new list of members")
+            log.warning("probe: this node has another name in the new list of members")
 
     async def _epochs(self, tasks: asyncio.TaskGroup) -> None:
-        """Begin the slot of every epoch that this node's clock comes to; raises Renamed."""
+        """Start the slot of every epoch as this node's clock reaches it; raises Renamed."""
         period = self._options.period
         last = epoch_at(self._wall(), period)
         while True:
@@ -253,19 +249,20 @@ class SlotRunner:
                     await self._again.wait()
                     self._again.clear()
                     await self._look(again=True)
-            # Compared and not counted up: after a suspend, or where the clock was set, epochs that
-            # were missed are skipped, as the peers have had them already.
+            # Read from the clock, not counted up: after a suspend or a clock step the missed epochs
+            # are skipped, as the peers are already past them.
             epoch = epoch_at(self._wall(), period)
             if epoch != last:
                 last = epoch
                 await self._look()
-                # Not awaited: looking for a substitute may last into the next epoch, which must
-                # begin in time.
+                # Not awaited: the search for a substitute may last into the next epoch, which must
+                # start on time.
                 tasks.create_task(self._epoch(epoch), name=f"epoch {epoch}")
 
     async def _look(self, *, again: bool = False) -> None:
-        """Take over a new list of members between slots; raises Renamed for a new name of this
-        node.
+        """Apply a new list of members, if there is one.
+
+        Raises Renamed if it gives this node another name.
         """
         if await self._local_membership.look(again=again):
             if self._local_membership.me != self._me:
@@ -279,7 +276,7 @@ class SlotRunner:
             self._absences.forget(names)
 
     def _neighbourhood(self) -> Neighbourhood:
-        """Return the members, between slots, as those who look into a hung job see them."""
+        """Return the members as `HungJobs` sees them."""
         return Neighbourhood(
             self._me,
             lambda: self._local_membership.membership.names,
@@ -295,10 +292,10 @@ class SlotRunner:
         )
 
     async def _meet(self, name: str) -> bool:
-        """Have a light round with a member between slots at once; False where that cannot be.
+        """Run a light round with a member at once, outside the slots; return False if impossible.
 
-        All nodes of a job lead some at the same time, and each declines while it leads one: they
-        try again after times that differ.
+        All nodes of a job lead such rounds at the same time, and each declines calls while it leads
+        one: each node retries after a delay of its own.
         """
         for _ in range(TRIES):
             if self.credentials.off or self._absences.own_end():
@@ -310,11 +307,11 @@ class SlotRunner:
         return False
 
     def _others(self) -> list[str]:
-        """Return all members to have slots with: all but this node."""
+        """Return all members except this node."""
         return [name for name in self._local_membership.membership.names if name != self._me]
 
     async def _epoch(self, epoch: int) -> None:
-        """Have this node's round of the slot of an epoch."""
+        """Run this node's slot of an epoch."""
         if self._absences.own_end():
             self._metrics.skip(MAINTENANCE)
             return
@@ -323,8 +320,8 @@ class SlotRunner:
             await self._in_group(epoch, group)
         else:
             self._metrics.skip("resting")
-        # At a different epoch on each node, so that not every GPU of the cluster is busy in the
-        # same one.
+        # Each node has its own offset, so that not all GPUs of the cluster are busy in the same
+        # epoch.
         if self._gpus.count() and (epoch + _spread(self._me)) % LOCAL_EVERY == 0:
             await self._local(epoch)
         if self._monotonic() - self._saved > SAVE_EVERY:
@@ -342,7 +339,7 @@ class SlotRunner:
         if self.rounds.joined(epoch, group) or any(
             set(group) == set(round.members) for round in self._of(epoch)
         ):
-            return  # also the first one in the order: the others' clocks may be ahead of its own
+            return  # even the first in the order: the others' clocks may be ahead of its own
         if self.credentials.off:
             self._metrics.skip("switched_off")
             return
@@ -379,23 +376,23 @@ class SlotRunner:
             await self._substitute(epoch, group)
 
     async def _substitute(self, epoch: int, group: Sequence[str]) -> None:
-        """Find another partner for the slot, as the one that the schedule names is gone.
+        """Find another partner for the slot, as the scheduled one is gone.
 
-        Who is in another round now may have time later.
+        Retry members that are in another round now, as they may be free later.
         """
         others = [
             name
             for name in self._local_membership.membership.names
             if name not in group and not self._absences.absent(name)
         ]
-        # By an order that both ends share, so that of many survivors two choose each other.
+        # Both ends of a pair rank it alike, so that among many survivors two choose each other.
         others.sort(key=lambda name: _affinity(epoch, self._me, name))
         for _ in range(TRIES):
             for name in [
                 name for name in others if epoch - self._gone.get(name, -GONE_FOR) >= GONE_FOR
             ][:SUBSTITUTES]:
                 if self._paired(epoch) or epoch_at(self._wall(), self._options.period) != epoch:
-                    return  # another one has found this node, or it is too late
+                    return  # another member has found this node, or the epoch is over
                 report = await self._lead(epoch, (self._me, name))
                 if (
                     report is not None
@@ -406,11 +403,11 @@ class SlotRunner:
             await asyncio.sleep(self._options.period / TRIES)
 
     def _of(self, epoch: int) -> Iterator[Observation]:
-        """Yield the rounds that this node has had in a slot."""
+        """Yield this node's rounds in the slot of an epoch."""
         return (round for round in self._recent if round.epoch == epoch)
 
     def _paired(self, epoch: int) -> bool:
-        """Tell whether one of the slot's rounds came about."""
+        """Tell whether a round took place in the epoch: not declined, and the partner not gone."""
         return any(
             round.outcome is not Outcome.DECLINED and round.outcome not in _GONE
             for round in self._of(epoch)
@@ -423,9 +420,9 @@ class SlotRunner:
         kind: Kind | None = None,
         steps: tuple[tuple[int, int], ...] | None = None,
     ) -> RoundReport | None:
-        """Lead a round in this slot of the kind that is possible now.
+        """Lead a round of the kind that is possible now.
 
-        `kind` and `steps` are the schedule's where they are not given.
+        `kind` and `steps` default to the schedule's. Return None if this node is in another round.
         """
         gpus = self._gpus.count()
         plan = RoundPlan(
@@ -448,8 +445,10 @@ class SlotRunner:
         return await self.rounds.lead(plan.light() if reason else plan, reason)
 
     async def _confirm(self, confirmation: Confirmation) -> bool:
-        """Run an extra round between slots; False where this node was in another one for too long,
-        or a member is in maintenance.
+        """Run an extra round that the detector asked for.
+
+        Return False if this node was busy with another one for too long, or a member is in
+        maintenance.
         """
         if self._absences.own_end() or any(map(self._absences.absent, confirmation.members)):
             self.detector.withdraw(confirmation)
@@ -466,7 +465,7 @@ class SlotRunner:
         return False
 
     async def _local(self, epoch: int) -> None:
-        """Have a round in this slot among the GPUs of this node."""
+        """Run a local round, among the GPUs of this node."""
         gpus, begin = self._gpus.count(), self._monotonic()
         backend = Backend.NCCL if gpus else Backend.GLOO
         plan = RoundPlan(
@@ -494,7 +493,7 @@ class SlotRunner:
         self._ended(RoundReport(observation, plan, self._monotonic() - begin, led=True))
 
     def _ended(self, report: RoundReport) -> None:
-        """Take a slot's round into account; one that absent members have spoilt is declined."""
+        """Process a finished round; one that absent members made fail counts as declined."""
         observation = report.observation
         if observation.late and all(map(self._absences.absent, observation.late)):
             observation = replace(observation, outcome=Outcome.DECLINED, reason=MAINTENANCE)
@@ -511,7 +510,7 @@ class SlotRunner:
             )
         for name in observation.members:
             if name in observation.late and observation.outcome in _GONE:
-                # A round on demand has no epoch of its own.
+                # An on-demand round has no epoch of its own.
                 self._gone[name] = max(observation.epoch, self.node.epoch())
             else:
                 self._gone.pop(name, None)
@@ -532,16 +531,16 @@ class SlotRunner:
 
 
 def jitter(epoch: int, group: Iterable[str], period: float) -> float:
-    """Return how many seconds after a slot's begin a group starts.
+    """Return how many seconds into the epoch a group starts.
 
-    All its members know it, and no two groups need to agree.
+    All its members compute the same value, and groups need not agree with each other.
     """
     digest = hashlib.blake2b(f"{epoch}/{'/'.join(sorted(group))}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") / 2**32 * min(JITTER, period / 5)
 
 
 def _affinity(epoch: int, one: str, other: str) -> bytes:
-    """Return the order in which two members of a slot find each other: the same from both sides."""
+    """Return the sort key by which two members choose each other, the same from both sides."""
     return hashlib.blake2b(
         f"{epoch}/{'/'.join(sorted((one, other)))}".encode(), digest_size=8
     ).digest()
@@ -552,9 +551,9 @@ def _spread(name: str) -> int:
 
 
 def _kind(epoch: int, members: int, gpus: int) -> Kind:
-    """Return the kind of the round scheduled in a slot.
+    """Return the kind of an epoch's scheduled round.
 
-    Two epochs in a row have the same, so that it is run inside leaves and between them.
+    The kind stays the same for two epochs, so that it runs both inside leaves and between them.
     """
     if members > PAIR:
         return Kind.GROUP

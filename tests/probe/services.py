@@ -1,6 +1,6 @@
 """Several agents' probes in one event loop, each on an address of its own.
 
-127.0.0.N, all on the same port.
+The addresses are 127.0.0.N, all on the same port.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ NAMES = tuple(f"127.0.0.{number}" for number in range(21, 29))
 
 
 def snapshot(gpus: Mapping[str, float] | None = None) -> Snapshot:
-    """Return what the collectors saw: compute processes by GPU.
+    """Return what the collectors saw: the number of compute processes by GPU.
 
-    Without any, a machine without GPUs.
+    Without `gpus` it is a machine without GPUs.
     """
     shot = Snapshot(time.monotonic, time.time)
     for name in ("gpu_processes", "gpu_bus"):
@@ -63,9 +63,9 @@ def snapshot(gpus: Mapping[str, float] | None = None) -> Snapshot:
 
 
 class Clock:
-    """The time of all nodes, which does not pass while this process gets no CPU.
+    """The time of all nodes, which stands still while this process gets no CPU.
 
-    So an epoch is as long for them on a busy machine as on a quiet one.
+    So an epoch is as long for them on a busy machine as on an idle one.
     """
 
     def __init__(self, begin: float) -> None:
@@ -113,10 +113,7 @@ class Agent:
         return self.clock.now + self.clock_off
 
     def value(self, name: str, *labels: str) -> float:
-        """Return the sum of the series of a metric that begin with these labels.
-
-        0 where there are none.
-        """
+        """Return the sum of a metric's series that begin with these labels, 0 if there are none."""
         return sum(
             sample.value for sample in self.all(name) if sample.labels[: len(labels)] == labels
         )
@@ -129,12 +126,12 @@ class Agent:
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
-        """The last rounds, as the status document has them."""
+        """The last rounds, in status-document form."""
         return list(self.service.status()["rounds"])
 
     @property
     def suspects(self) -> list[dict[str, str]]:
-        """Whom it accuses."""
+        """The current suspects."""
         return list(self.service.status()["suspects"])
 
 
@@ -149,9 +146,9 @@ async def agents(
     clocks: Mapping[str, float] | None = None,
     begin: float = BEGIN,
 ) -> AsyncIterator[list[Agent]]:
-    """Run so many agents from a moment on.
+    """Run the given number of agents, from the time `begin` on.
 
-    They are started shortly after an epoch has begun, so that all have the next one.
+    They start shortly after an epoch has begun, so that all take part in the next one.
     """
     names, port, clock = NAMES[:count], free_port(), Clock(begin)
     started: list[Agent] = []
@@ -190,7 +187,7 @@ async def until(condition: Callable[[], object], seconds: float = PATIENT) -> No
 
 
 def set_maintenance(shot: Snapshot, end: float) -> None:
-    """Have the collector of a node say that it is in maintenance until then; 0 ends it."""
+    """Have a node's collector report maintenance until a time; 0 ends it."""
     shot.expect("maintenance", 1000.0)
     active = maintenance.ACTIVE(float(bool(end)))
     shot.put(

@@ -39,12 +39,12 @@ def dshealthd(*arguments: str, seconds: float = 120.0) -> subprocess.CompletedPr
 
 
 def run(scene: Coroutine[Any, Any, None]) -> None:
-    """Run a scene; the command is a process of its own, in which reading a hostfile blocks nobody."""
+    """Run a scene. Reading a hostfile blocks nobody, as the command is a process of its own."""
     asyncio.run(asyncio.wait_for(scene, 200))
 
 
 def test_local() -> None:
-    """Without any configuration it runs on this machine, tells its stages on standard error, and
+    """Without any configuration it runs on this machine, prints its stages on standard error, and
     prints nccl-tests' columns.
     """
     done = dshealthd("probe", "--size", "8,32K,1M", "--repetitions", "5")
@@ -86,7 +86,7 @@ def test_local_json() -> None:
 
 
 def test_no_torch() -> None:
-    """An interpreter without torch is a failure that names it, with its status; no traceback."""
+    """An interpreter without torch is reported by name, with an exit status and no traceback."""
     done = dshealthd("probe", "--probe.python", "/nonexistent/python")
     assert done.returncode == 1
     assert "# outcome: failed, no_python" in done.stdout
@@ -104,16 +104,16 @@ def test_no_torch() -> None:
         (("--kind", "pair"), "--kind: pair needs a hostfile, or members in the configuration"),
         (
             ("--hostfile", "/nonexistent"),
-            "probe.peer: between nodes their agents' key and address are needed",
+            "probe.peer: probes between nodes need the agents' key and address",
         ),
         (
             ("--kind", "local", "--hostfile", "/nonexistent"),
-            "--kind: local is of this machine alone",
+            "--kind: local probes this machine alone",
         ),
     ],
 )
 def test_bad_usage(flags: tuple[str, ...], message: str) -> None:
-    """What cannot be done is said in one line, with status 2."""
+    """A usage error is reported in one line, with status 2."""
     done = dshealthd("probe", *flags)
     assert done.returncode == 2
     assert message in done.stderr
@@ -136,8 +136,8 @@ def hostfile(directory: Path, names: tuple[str, ...]) -> str:
 
 
 def test_matrix(tmp_path: Path) -> None:
-    """Every pair of a hostfile is probed once through the agents, each result is told as it comes,
-    and the matrix names who is gone.
+    """Every pair of a hostfile is probed once through the agents, each result is printed as it
+    arrives, and the matrix shows who is gone.
     """
 
     async def scene() -> None:
@@ -178,7 +178,7 @@ def test_matrix(tmp_path: Path) -> None:
 
 
 def test_light_and_group_on_demand(tmp_path: Path) -> None:
-    """A light matrix touches no GPU and has no reason to excuse.
+    """A light matrix touches no GPU and gives no reason for that.
 
     A group is one round of all nodes.
     """
@@ -206,7 +206,7 @@ def test_no_member(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with agents(tmp_path, 2) as members:
-            with pytest.raises(ConfigError, match="is none of the 1 members"):
+            with pytest.raises(ConfigError, match="is not one of the 1 members"):
                 await pairs.between(
                     config(members[0], NAMES[0]),
                     "test",
@@ -220,7 +220,7 @@ def test_no_member(tmp_path: Path) -> None:
 
 
 def test_exit_statuses() -> None:
-    """Every outcome has a status of its own, none is that of bad usage, and of several the worst
+    """Every outcome has its own status, distinct from that of bad usage, and the worst of several
     counts.
     """
     assert set(report.EXIT) == set(Outcome) == set(report.WORST)
@@ -231,8 +231,8 @@ def test_exit_statuses() -> None:
 
 
 def test_gpus_alone_are_all_listed() -> None:
-    """In a local probe a collective has one line, the slowest rank's, and what a GPU does alone one
-    line for each GPU.
+    """A local probe lists each collective once, by its slowest rank, and each GPU's own steps once
+    per GPU.
     """
     timings = (
         *(

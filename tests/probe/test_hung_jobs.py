@@ -1,4 +1,4 @@
-"""Light rounds with the other nodes of a job that is hung: real agents, and a real rank."""
+"""Light rounds with the other nodes of a hung job: real agents, and a real rank."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def hang(job: str, reason: HangClass = HangClass.WAITING) -> Hang:
-    """Return a hang of which nothing else is known."""
+    """Return a hang with default details."""
     return Hang(job=job, reason=reason, culprits=(), ranks=(), since=0.0)
 
 
 def entry(job: str, ranks: int = 1, world_size: int = 4) -> dict[str, Any]:
-    """Return what a summary says of a job."""
+    """Return a job as it appears in a summary."""
     return {
         "job": job,
         "state": "hung",
@@ -48,12 +48,12 @@ def entry(job: str, ranks: int = 1, world_size: int = 4) -> dict[str, Any]:
 
 
 def unscheduled(options: ProbeOptions) -> ProbeOptions:
-    """Have no scheduled round within the test."""
+    """Keep scheduled rounds out of the test."""
     return replace(options, period=Duration(3600.0))
 
 
 def give_job(members: Iterable[Agent], job: str) -> None:
-    """Have agents say that they have ranks of a job."""
+    """Have agents report ranks of a job."""
     for agent in members:
         agent.summary["jobs"] = [entry(job)]
 
@@ -68,8 +68,9 @@ def led(agent: Agent) -> list[tuple[str, str]]:
 
 
 def test_the_nodes_of_a_hung_job_meet_at_once(tmp_path: Path) -> None:
-    """This node meets the others that have the job, by light rounds though the GPUs are idle, once
-    however often the hang is seen, and no other member.
+    """This node meets the others that have the job, and no other member.
+
+    It does so by light rounds though the GPUs are idle, and once however often the hang is seen.
     """
 
     async def scene() -> None:
@@ -114,8 +115,8 @@ def test_all_nodes_of_a_job_look_at_the_same_time(tmp_path: Path) -> None:
 
 
 def test_a_node_of_the_job_that_is_out_of_reach_is_met(tmp_path: Path) -> None:
-    """A node that does not even say whether it has the job is met too, as its way may be the fault:
-    the round is refused at both ends, without the schedule.
+    """A node that does not even answer whether it has the job is met too, as the path to it may be
+    at fault: the round is refused at both ends, outside the schedule.
     """
 
     async def scene() -> None:
@@ -134,7 +135,7 @@ def test_a_node_of_the_job_that_is_out_of_reach_is_met(tmp_path: Path) -> None:
 
 
 def test_the_link_between_two_nodes_of_the_job_becomes_a_suspect(tmp_path: Path) -> None:
-    """What the rounds of a hang find goes to the verdicts, as any other round does."""
+    """The results of a hang's rounds go to the verdicts like those of any other round."""
 
     async def scene() -> None:
         async with agents(tmp_path, 4) as members:
@@ -151,14 +152,14 @@ def test_the_link_between_two_nodes_of_the_job_becomes_a_suspect(tmp_path: Path)
                     link in {(found["kind"], found["component"]) for found in agent.suspects}
                     for agent in (one, other)
                 ),
-                150.0,  # some epochs, in which time passes as the machine has it for the nodes
+                150.0,  # some epochs, whose length depends on how busy the machine is
             )
 
     run(scene())
 
 
 def cut(agent: Agent, peer: str) -> None:
-    """Have an agent's calls to a peer come to a port on which nobody listens."""
+    """Redirect an agent's calls to a peer to a port on which nobody listens."""
     running = agent.service._running
     assert running is not None
     pool = running.client._pool
@@ -205,11 +206,11 @@ def test_the_service_of_jobs_tells_of_a_hang(tmp_path: Path) -> None:
                 process.kill()
                 process.communicate()
 
-    asyncio.run(asyncio.wait_for(scene(), PATIENT))  # heartbeats look at the disk
+    asyncio.run(asyncio.wait_for(scene(), PATIENT))  # heartbeats access the disk
 
 
 def trained(service: Any) -> list[Any]:
-    """Return the states of the ranks of each job that is known."""
+    """Return the states of the ranks of each known job."""
     return [states for states in service.hangs().jobs.values() if states]
 
 
@@ -224,7 +225,7 @@ class Clock:
 
 
 class Company:
-    """Members that answer as they are set to, and note who is asked and met."""
+    """Members that answer as configured, and record who is asked and met."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.names = names
@@ -235,7 +236,7 @@ class Company:
         self.met: list[str] = []
 
     def around(self, me: str) -> Neighbourhood:
-        """Return them as one of them sees them."""
+        """Return them as the `Neighbourhood` of one of them."""
         return Neighbourhood(
             me, lambda: self.names, self.left_out.__contains__, self.ask, self.meet
         )
@@ -254,7 +255,7 @@ class Company:
 
 
 def played(company: Company, watch: HungJobs, me: str, *, turns: int = 50) -> None:
-    """Let a node work on what it has seen, until it waits."""
+    """Let a node process the hangs that it has seen, until it waits."""
 
     async def scene() -> None:
         work = asyncio.create_task(watch.work(company.around(me)))
@@ -270,15 +271,15 @@ MANY = tuple(f"n{number:03d}" for number in range(100))
 
 
 def watching(own: Iterable[dict[str, Any]] = (), clock: Clock | None = None) -> HungJobs:
-    """Return what follows hangs, on a node that has these jobs."""
+    """Return the `HungJobs` of a node that has these jobs."""
     return HungJobs(lambda: {"jobs": list(own)}, clock or Clock())
 
 
 def test_few_are_asked_and_fewer_are_met() -> None:
-    """The members that follow in the list are asked, from its end on those at its beginning.
+    """The members that follow in the list are queried, wrapping around at its end.
 
-    Of those with the job the first ones are met, after those that do not answer; not who is
-    accused or in maintenance.
+    Members that do not answer are met first, then the first ones with the job, but no accused
+    member and none in maintenance.
     """
     company = Company(MANY)
     company.jobs = dict.fromkeys(MANY, "run-1")
@@ -295,8 +296,8 @@ def test_few_are_asked_and_fewer_are_met() -> None:
 
 
 def test_hangs_that_need_no_rounds() -> None:
-    """A hang that a rank here explains, one of a job that is all on this node, and one that is over
-    by the time it would be looked into, ask nobody.
+    """Nobody is queried for a hang that a rank here explains, for one of a job that is all on this
+    node, and for one that is over before its turn.
     """
     company = Company(MANY)
     watch = watching([entry("run-2", ranks=8, world_size=8)])
@@ -309,7 +310,9 @@ def test_hangs_that_need_no_rounds() -> None:
 
 
 def test_a_job_that_hangs_again_and_again_is_looked_into_once_a_minute() -> None:
-    """What a user can have happen at will is bounded, and the hang of another job has its turn."""
+    """A user can cause hangs at will, so their rate is bounded; the hang of another job gets its
+    turn.
+    """
     company, clock = Company(MANY), Clock()
     watch = watching(clock=clock)
     watch.see([hang("run-1")])
@@ -330,7 +333,7 @@ def test_a_job_that_hangs_again_and_again_is_looked_into_once_a_minute() -> None
 
 
 def test_a_node_that_is_no_member_asks_nobody() -> None:
-    """The list of members may have changed since."""
+    """A node that is not in the list queries nobody: the list may have changed since."""
     company = Company(MANY)
     watch = watching()
     watch.see([hang("run-1")])
@@ -339,7 +342,7 @@ def test_a_node_that_is_no_member_asks_nobody() -> None:
 
 
 def test_the_time_is_the_monotonic_clock() -> None:
-    """A first hang waits for nothing."""
+    """The first hang does not have to wait."""
     company = Company(MANY[:3])
     watch = HungJobs(lambda: {"jobs": []}, time.monotonic)
     watch.see([hang("run-1")])

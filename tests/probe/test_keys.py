@@ -1,4 +1,4 @@
-"""`dshealthd keys`: key files that the peer API takes, and a rotation that locks nobody out."""
+"""`dshealthd keys`: key files that the peer API accepts, and a rotation that locks nobody out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_new(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_new_replaces_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file that is there, or a link in its place, stays as it is."""
+    """An existing file, or a link in its place, is not replaced."""
     file = tmp_path / "probe.key"
     keys("new", file)
     before = file.read_bytes()
@@ -56,9 +56,9 @@ def test_new_replaces_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_rotate(tmp_path: Path) -> None:
-    """At each step, nodes with this file and nodes with the one before accept each other.
+    """At each step, nodes with this file and nodes with the previous one accept each other.
 
-    A node signs with its first key and accepts all that it has.
+    A node signs with its first key and accepts every key in its file.
     """
     file = tmp_path / "probe.key"
     keys("new", file)
@@ -77,7 +77,7 @@ def test_rotate(tmp_path: Path) -> None:
 
 
 def test_rotate_goes_on_after_an_interruption(tmp_path: Path) -> None:
-    """What a rotation that was killed left behind is in nobody's way."""
+    """Leftovers of an interrupted rotation do not stop the next one."""
     file = tmp_path / "probe.key"
     keys("new", file)
     (tmp_path / ".probe.key.new").write_text("half")
@@ -91,7 +91,7 @@ def test_what_cannot_be_rotated(tmp_path: Path, capsys: pytest.CaptureFixture[st
     file.write_text("a" * 64 + "\n" + "b" * 64 + "\n")
     file.chmod(0o600)
     assert keys("rotate", file) == 1
-    assert "does not say which is the new one" in capsys.readouterr().err
+    assert "does not say which is new" in capsys.readouterr().err
     file.chmod(0o644)
     assert keys("rotate", file) == 1
     assert "it must be 0600" in capsys.readouterr().err
@@ -100,7 +100,7 @@ def test_what_cannot_be_rotated(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Fingerprints tell the same key on another node, and what each key is for."""
+    """Fingerprints identify a key across nodes, and each key has its role."""
     file = tmp_path / "probe.key"
     keys("new", file)
     keys("rotate", file)

@@ -1,4 +1,4 @@
-"""Members in maintenance: they are left out of rounds, and nobody accuses them."""
+"""Members in maintenance: rounds leave them out, and nobody accuses them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def met(agent: Agent, name: str, since: float) -> bool:
-    """Tell whether a node has had a round with another one that began after a time."""
+    """Tell whether a node has had a round with another one that started after a time."""
     return any(
         name in entry["members"] and entry["outcome"] == "ok" and entry["time"] > since + PERIOD
         for entry in agent.rounds
@@ -28,7 +28,7 @@ def absent(agent: Agent) -> float:
 
 
 def test_a_member_in_maintenance_is_left_out(tmp_path: Path) -> None:
-    """Nobody meets it or accuses it, not even when its agent ends; the others go on in pairs."""
+    """Nobody meets or accuses it, even when its agent ends; the others continue in pairs."""
 
     async def scene() -> None:
         shot = snapshot()
@@ -60,7 +60,7 @@ def test_a_member_in_maintenance_is_left_out(tmp_path: Path) -> None:
 
 
 def test_it_takes_part_again(tmp_path: Path) -> None:
-    """When its maintenance ends it tells the others, and has rounds with them as before."""
+    """When its maintenance ends, it announces that to the others and has rounds with them again."""
 
     async def scene() -> None:
         shot = snapshot()
@@ -77,7 +77,7 @@ def test_it_takes_part_again(tmp_path: Path) -> None:
 
 
 def test_who_leads_a_round_is_in_none(tmp_path: Path) -> None:
-    """A word that outlives its reason, as of an agent that started anew, ends with its next call."""
+    """An outdated announcement, as from an agent that has restarted, lapses with its next call."""
 
     async def scene() -> None:
         async with agents(tmp_path, 2) as (one, other):
@@ -91,7 +91,7 @@ def test_who_leads_a_round_is_in_none(tmp_path: Path) -> None:
 
 
 def test_a_member_that_vanishes_without_a_word_is_accused(tmp_path: Path) -> None:
-    """The same without maintenance accuses it: the first test can fail."""
+    """Without maintenance the member is accused, which shows that the first test can fail."""
 
     async def scene() -> None:
         async with agents(tmp_path, 4) as members:

@@ -28,7 +28,7 @@ from tests.probe.services import snapshot
 
 
 def policy(shot: Snapshot, clock: Time | None = None, **given: str) -> Policy:
-    """Return a policy over what the collectors saw."""
+    """Return a policy over what the collectors last saw."""
     options = PolicyOptions(**given)  # type: ignore[arg-type] # options by name
     return Policy(options, GpuOccupancy(shot, time.monotonic), clock or Time(), time.time)
 
@@ -42,14 +42,12 @@ def test_idle() -> None:
 
 
 def test_no_gpus_is_idle() -> None:
-    """A node without GPUs has none that could be busy."""
+    """A node without GPUs is never busy."""
     assert policy(snapshot()).objection(scheduled=True) == ""
 
 
 def test_unknown_counts_as_busy() -> None:
-    """A collector that fails, that is off, that has not run yet, or that misses a GPU leaves the
-    GPUs alone.
-    """
+    """If a collector fails, is off, has not run yet, or misses a GPU, rounds do not use the GPUs."""
     failing = snapshot({"0": 0})
     failing.put("gpu_processes", failed(Reason.TIMEOUT, "hangs"))
     off = snapshot({"0": 0})
@@ -64,16 +62,18 @@ def test_unknown_counts_as_busy() -> None:
 
 
 def test_released_gpus_are_not_used() -> None:
-    """Where an operator has the collectors of GPUs off, to unload the driver, no round takes them."""
+    """If an operator has turned the GPU collectors off to unload the driver, no round uses the
+    GPUs.
+    """
     shot = snapshot({"0": 0})
     shot.put("gpu_processes", not_available("released by /run/dshealthd/release-gpus"))
     assert policy(shot).objection(scheduled=True) == RELEASED
 
 
 def test_own_workers_do_not_count() -> None:
-    """A sample that was taken while this node's own workers ran has one process on each GPU.
+    """A sample taken while this node's own workers ran shows one process on each GPU.
 
-    A second one is somebody's.
+    A second process belongs to somebody else.
     """
     for processes, expected in ((1, ""), (2, BUSY)):
         shot = snapshot({"0": processes})
@@ -98,7 +98,7 @@ def test_own_workers_do_not_count() -> None:
 )
 def test_window(window: str, moment: str, inside: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """The window is daily and in UTC, begins with its first minute, ends before its last, and may
-    go over midnight.
+    span midnight.
     """
     now = datetime.fromisoformat(f"2026-03-01T{moment}:00").replace(tzinfo=UTC).timestamp()
     options = PolicyOptions(window=window)
@@ -113,14 +113,14 @@ def test_window(window: str, moment: str, inside: bool) -> None:  # noqa: FBT001
     "window", ["22-4", "24:00-04:00", "22:00-04:60", "22:00 04:00", "٢٢:00-04:00"]
 )
 def test_bad_window(window: str) -> None:
-    """What is no window is named."""
+    """An invalid window is reported with its value."""
     assert [key for key, _ in PolicyOptions(window=window).check()] == ["window"]
 
 
 def test_duty() -> None:
     """Scheduled rounds use at most their share of GPU time.
 
-    One that was expensive is paid off by light ones. On demand is free of it.
+    Light rounds pay off an expensive one. On-demand rounds are exempt.
     """
     clock = Time()
     ratio = PolicyOptions().duty_ratio
@@ -139,8 +139,8 @@ def test_duty() -> None:
 
 
 def test_what_others_ask_for() -> None:
-    """A member that orders one round after the other gets a share of the GPUs' time, and takes
-    nothing from the schedule, nor from what this node itself wants to confirm.
+    """A member that requests round after round gets a share of the GPU time, at no cost to the
+    schedule or to this node's own confirmations.
     """
     clock = Time()
     ratio = PolicyOptions().on_demand_ratio

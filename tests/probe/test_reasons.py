@@ -1,4 +1,4 @@
-"""Reasons that come from other nodes become labels: they are a closed list."""
+"""Reasons from other nodes become labels, so they are a closed list."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROBE = Path(node.__file__).parent
 
 
 def written() -> Iterator[str]:
-    """Yield the reasons that stand in the source as text."""
+    """Yield the reasons that appear in the source as text."""
     for file in PROBE.rglob("*.py"):
         for found in ast.walk(ast.parse(file.read_text())):
             match found:
@@ -49,7 +49,7 @@ def written() -> Iterator[str]:
 
 
 def test_every_reason_of_ours_is_known() -> None:
-    """What this release says itself arrives as it was said."""
+    """Every reason that this release sends is in the list."""
     ours = {
         *Rejection,
         *(value for name, value in vars(Decline).items() if name.isupper()),
@@ -69,7 +69,7 @@ def test_every_reason_of_ours_is_known() -> None:
 
 @pytest.mark.parametrize(("said", "read"), [("", ""), ("busy_gpu", "busy_gpu"), ("gpu_7", OTHER)])
 def test_unknown_reasons_are_other(said: str, read: str) -> None:
-    """Wherever a peer gives a reason."""
+    """An unknown reason becomes `other` wherever a peer gives one."""
     assert known(said) == read
     assert schema.loads(f'{{"refusal":"{said}"}}'.encode(), REFUSAL)["refusal"] == read
     for record in (RANK, SUSPECT):
@@ -77,13 +77,13 @@ def test_unknown_reasons_are_other(said: str, read: str) -> None:
 
 
 def test_operations_are_a_closed_list() -> None:
-    """A peer cannot make up what it has timed."""
+    """A peer cannot invent timed operations."""
     with pytest.raises(schema.SchemaError, match="op"):
         TIMING.fields["op"].read("all_reduce_7", "op")
 
 
 def test_series_are_bounded() -> None:
-    """A member that declines for a thousand reasons makes one series of them."""
+    """A member that declines for a thousand reasons creates one series."""
     metrics = RoundMetrics()
     plan = RoundPlan(
         round="x", epoch=1, kind=Kind.LIGHT, backend=Backend.AGENT, members=("a", "b"), digest=""
@@ -99,7 +99,7 @@ def test_series_are_bounded() -> None:
 
 
 def test_sizes_that_others_choose_are_no_series() -> None:
-    """Rounds on demand that others lead, each of another size, add no series; our own do."""
+    """On-demand rounds that others lead, each of another size, add no series; our own do."""
     metrics = RoundMetrics()
     plan = RoundPlan(
         round="x", epoch=-1, kind=Kind.PAIR, backend=Backend.GLOO, members=("b", "a"), digest=""

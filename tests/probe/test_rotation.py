@@ -1,4 +1,6 @@
-"""Keys and certificates are replaced while agents probe each other, and no round fails by it."""
+"""Keys and certificates are replaced while agents probe each other, and no round fails because of
+it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ PAIR = 2
 
 
 def put(source: Path, target: Path) -> None:
-    """Replace a file whole, as what distributes files does."""
+    """Replace a file atomically, like tools that distribute files."""
     new = target.with_name(f"{target.name}.new")
     shutil.copyfile(source, new)
     new.chmod(0o600)
@@ -34,12 +36,12 @@ def put(source: Path, target: Path) -> None:
 
 
 def good(agent: Agent) -> float:
-    """Return how many rounds of an agent went well."""
+    """Return the number of an agent's successful rounds."""
     return agent.value("probe_rounds_total", "light", "ok")
 
 
 def secrets(agent: Agent) -> Secrets:
-    """Return what is in force at an agent."""
+    """Return the credentials that an agent uses."""
     running = agent.service._running
     assert running is not None
     return running.credentials.secrets
@@ -47,7 +49,9 @@ def secrets(agent: Agent) -> Secrets:
 
 @contextlib.asynccontextmanager
 async def changing(members: list[Agent], agent: Agent) -> AsyncIterator[None]:
-    """Let an agent see that its files have changed, and require that all have good rounds then."""
+    """Let an agent notice that its files have changed, and require that all have good rounds
+    afterwards.
+    """
     old = secrets(agent)
     yield
     await until(lambda: secrets(agent) is not old)
@@ -56,7 +60,7 @@ async def changing(members: list[Agent], agent: Agent) -> AsyncIterator[None]:
 
 
 def require_no_failure(members: list[Agent]) -> None:
-    """Require that every round went well, that no call was refused, and every file was good."""
+    """Require that every round succeeded, no call was refused, and every file was good."""
     for agent in members:
         rounds = {
             sample.labels: sample.value
@@ -71,7 +75,8 @@ def require_no_failure(members: list[Agent]) -> None:
 
 
 def test_key(tmp_path: Path) -> None:
-    """`keys rotate` three times, each file on one node seconds before the other: no round fails.
+    """`keys rotate` three times, with each file on one node seconds before the other: no round
+    fails.
 
     After that nobody accepts the first key.
     """
@@ -95,9 +100,9 @@ def test_key(tmp_path: Path) -> None:
 
 
 def test_certificates_and_their_authority(tmp_path: Path) -> None:
-    """Certificates of a given authority, then those of its successor: no round fails.
+    """Certificates of one authority are replaced by those of its successor: no round fails.
 
-    The successor is trusted first, then signs, then the old authority goes; node by node.
+    Node by node, the successor is trusted, then signs, then the old authority is removed.
     """
     issued = tmp_path / "issued"
     issued.mkdir()
@@ -125,7 +130,7 @@ def test_certificates_and_their_authority(tmp_path: Path) -> None:
         return replace(options, peer=peer)
 
     async def scene() -> None:
-        # Their certificates are good as of now.
+        # Their certificates are valid from now on.
         async with agents(tmp_path, PAIR, change=change, begin=time.time()) as members:
             await until(lambda: all(good(agent) for agent in members))
             for step in ("trust", "sign", "forget"):

@@ -1,6 +1,6 @@
 """The probes of several agents together.
 
-Who meets whom in each epoch, what is exported of it, and what happens when agents go.
+Who meets whom in each epoch, what they export of it, and what happens when agents go.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def partners(agent: Agent, epoch: int) -> list[str]:
-    """Return whom a node met in rounds of an epoch that went well."""
+    """Return the nodes that a node met in successful rounds of an epoch."""
     found = [
         entry for entry in agent.rounds if entry["epoch"] == epoch and entry["outcome"] == "ok"
     ]
@@ -39,9 +39,7 @@ def partners(agent: Agent, epoch: int) -> list[str]:
 
 
 def epochs(members: Sequence[Agent]) -> list[int]:
-    """Return the epochs in which all of these nodes have had a round that went well, first one
-    first.
-    """
+    """Return the epochs in which all of these nodes have had a successful round, in order."""
     return sorted(
         set.intersection(
             *(
@@ -57,9 +55,10 @@ def epochs(members: Sequence[Agent]) -> list[int]:
 
 
 def test_every_pair_meets(tmp_path: Path) -> None:
-    """Four nodes have one round an epoch, all in pairs, each pair in one of three epochs.
+    """Four nodes have one round per epoch, all in pairs, and each pair meets in one of three
+    epochs.
 
-    Nothing is accused, no GPU is asked for.
+    Nothing is accused, no GPU is used.
     """
 
     async def scene() -> None:
@@ -82,7 +81,7 @@ def test_every_pair_meets(tmp_path: Path) -> None:
                 assert agent.value("probe_up") == 1
                 assert agent.value("members") == 4
             assert len({agent.value("members_hash") for agent in members}) == 1
-            # Who leads is drawn anew in every epoch, and the leader is the one who measures.
+            # The leader is drawn anew in every epoch, and only the leader measures.
             leaders = [agent for agent in members if any(entry["led"] for entry in agent.rounds)]
             assert len(leaders) >= 2
             for agent in members:
@@ -93,8 +92,8 @@ def test_every_pair_meets(tmp_path: Path) -> None:
 
 
 async def survive(members: Sequence[Agent]) -> None:
-    """End all agents but the last two at once, and require that those have found each other by the
-    end of the next epoch.
+    """End all agents but the last two at once, and require that those two have found each other by
+    the end of the next epoch.
     """
     await until(lambda: len(epochs(members)) >= 1)
     *gone, one, two = members
@@ -107,8 +106,8 @@ async def survive(members: Sequence[Agent]) -> None:
 
 
 def test_half_the_agents_gone(tmp_path: Path) -> None:
-    """When half of the agents end at once, the survivors have found each other by the end of the
-    next epoch, and say who is gone.
+    """If half of the agents end at once, the survivors find each other by the end of the next
+    epoch, and report who is gone.
     """
 
     async def scene() -> None:
@@ -125,7 +124,7 @@ def test_half_the_agents_gone(tmp_path: Path) -> None:
 
 
 def test_most_agents_gone(tmp_path: Path) -> None:
-    """Of many that are gone none keeps the last two from finding each other."""
+    """However many are gone, the last two find each other."""
 
     async def scene() -> None:
         async with agents(tmp_path, 8) as members:
@@ -135,7 +134,7 @@ def test_most_agents_gone(tmp_path: Path) -> None:
 
 
 def test_odd_one_rests(tmp_path: Path) -> None:
-    """Of three nodes one rests in every epoch, which is a skip with its reason."""
+    """Of three nodes one rests in every epoch, which counts as a skip with its reason."""
 
     async def scene() -> None:
         async with agents(tmp_path, 3) as members:
@@ -150,7 +149,7 @@ def test_odd_one_rests(tmp_path: Path) -> None:
 
 
 def test_busy_gpu(tmp_path: Path) -> None:
-    """A busy GPU is told as the reason of the light round, at both ends."""
+    """A busy GPU is reported as the reason of the light round at both ends."""
 
     async def scene() -> None:
         change = lambda options: replace(options, python=Path("/nonexistent/python"))  # noqa: E731
@@ -174,8 +173,8 @@ def test_busy_gpu(tmp_path: Path) -> None:
 
 
 def test_clock_off(tmp_path: Path) -> None:
-    """A node whose clock is 288 s ahead is declined for that, is named with the reason by the
-    others, and sees its own offset; no hang.
+    """A node whose clock is 288 s ahead is declined for that reason without a hang; the others
+    report it with the reason, and it sees its own offset.
     """
 
     async def scene() -> None:
@@ -188,7 +187,7 @@ def test_clock_off(tmp_path: Path) -> None:
                 )
             )
             await until(lambda: off.value("probe_clock_offset_seconds", "median") != 0)
-            # An offset is known to half of its echo's time, which is long while a machine is busy.
+            # An offset is known to within half the echo time, which is long on a busy machine.
             slowest = max(
                 agent.value("probe_round_trip_seconds", "max") for agent in (one, two, off)
             )
@@ -207,7 +206,9 @@ def test_clock_off(tmp_path: Path) -> None:
 
 
 def test_wrong_key(tmp_path: Path) -> None:
-    """A node with another key is accused as unauthorized by the others, who go on with each other."""
+    """A node with another key is accused as unauthorized by the others, which continue with each
+    other.
+    """
 
     async def scene() -> None:
         async with agents(tmp_path, 3, keys={NAMES[2]: OTHER_KEY}) as (one, two, wrong):
@@ -220,8 +221,8 @@ def test_wrong_key(tmp_path: Path) -> None:
 
 
 def test_members_differ(tmp_path: Path) -> None:
-    """A node with another list of members is told so, by the reason and by the hash that it
-    exports.
+    """A node with another list of members shows that by the reason of its rounds and by the hash
+    that it exports.
     """
 
     async def scene() -> None:
@@ -240,9 +241,9 @@ def test_members_differ(tmp_path: Path) -> None:
 
 
 def test_hostfile_is_read_again(tmp_path: Path) -> None:
-    """A hostfile that changes is taken over by the next epoch.
+    """A changed hostfile is applied by the next epoch.
 
-    One that is bad changes nothing but the metric and the detail.
+    A bad one changes only the metric and the detail.
     """
     hostfile = tmp_path / "hostfile"
 
@@ -273,8 +274,8 @@ def test_hostfile_is_read_again(tmp_path: Path) -> None:
 
 
 def test_waits_for_what_is_missing(tmp_path: Path) -> None:
-    """Without a usable key the probes are down with the reason, and begin by themselves when it is
-    there.
+    """Without a usable key the probes are down with the reason, and start by themselves once there
+    is one.
     """
 
     async def scene() -> None:
@@ -294,8 +295,8 @@ def test_waits_for_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_real_workers(tmp_path: Path) -> None:
-    """With an interpreter that has torch the rounds are collectives, and what they told is kept
-    over a restart.
+    """With an interpreter that has torch the rounds are collectives, and their baselines survive a
+    restart.
     """
 
     async def scene() -> None:
@@ -328,7 +329,7 @@ def test_real_workers(tmp_path: Path) -> None:
 
 
 def test_window_makes_all_rounds_light(tmp_path: Path) -> None:
-    """Outside of the maintenance window rounds are light ones."""
+    """Outside the policy's window all rounds are light."""
     later = BEGIN + 7200
     window = "-".join(time.strftime("%H:%M", time.gmtime(at)) for at in (later, later + 60))
 
@@ -347,7 +348,7 @@ def test_window_makes_all_rounds_light(tmp_path: Path) -> None:
 
 def test_starts_are_spread() -> None:
     """The groups of an epoch start at different moments within a second, and all members of a group
-    know theirs.
+    compute the same one.
     """
     moments = [jitter(7, (f"node{n}", f"node{n + 1}"), 10.0) for n in range(0, 1000, 2)]
     assert all(0 <= moment < JITTER for moment in moments)
@@ -356,9 +357,9 @@ def test_starts_are_spread() -> None:
 
 
 def test_in_the_agent(tmp_path: Path) -> None:
-    """A running agent with a section `probe` exports it and shows it in its status.
+    """A running agent with a section `probe` exports its metrics and shows it in its status.
 
-    Without, it shows that probes are off.
+    Without that section, the status shows that probes are off.
     """
     with running(tmp_path) as agent:
         assert json.loads(agent.get("/api/v1/status"))["probe"] == {"state": "off"}

@@ -1,1 +1,1 @@
-"""Who takes part in probes, which of them this node is, and who meets whom in which epoch."""
+"""The members that take part in probes, this node among them, and who meets whom in each epoch."""

@@ -1,8 +1,8 @@
-"""Absences of members in maintenance: this node, if its collector says so, and those that say so.
+"""Members in maintenance: this node, by its own collector, and the others, by their announcements.
 
-A node in maintenance tells every member until when, once, and whenever that changes. Until then the
-others neither call nor accuse it, also while its agent is gone. A member's word is about itself
-alone, and is forgotten as soon as that member begins a round.
+A node in maintenance announces the end time to every member, and again whenever that changes.
+Until then the others neither call nor accuse it, even while its agent is gone. A member can
+announce only its own absence, and the announcement lapses once that member leads a scheduled round.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAINTENANCE = "maintenance"
-"""The reason of a round that a member in maintenance declines, or is left out of."""
+"""The reason of a round that a member in maintenance declines or is left out of."""
 LOOK = 1.0
-"""Seconds between two looks whether there is something to tell: the node may go down soon."""
+"""Seconds between checks for something to announce; short, as the node may go down soon."""
 TELLING = 2.0
-"""Seconds for a member to take it."""
+"""Timeout in seconds of an announcement to one member."""
 AT_ONCE = 16
-"""Members that are told at a time."""
+"""Concurrent announcements."""
 TRIES = 3
-"""Times that a member is told that does not answer."""
+"""Attempts to notify a member that does not answer."""
 LONGEST = 31 * 86400.0
-"""Seconds for which a member's word counts at most."""
+"""Maximum seconds for which an announcement counts."""
 ABSENT = gauge(
     "dshealthd_probe_members_in_maintenance",
-    "Members that have told this agent that they are in maintenance, and are left out of rounds.",
+    "Members that have announced their maintenance to this agent; rounds leave them out.",
 )
 METRICS = (ABSENT,)
 
 
 class Absences:
-    """Who is in maintenance."""
+    """The members in maintenance."""
 
     def __init__(self, snapshot: Snapshot, wall: Callable[[], float]) -> None:
-        """Ask the collector `maintenance` of this node's own."""
+        """Take this node's own maintenance from the collector `maintenance` in `snapshot`."""
         self._snapshot = snapshot
         self._wall = wall
         self._ends: dict[str, float] = {}
         self._told: dict[str, float] = {}
-        """The end that each member has taken from this node."""
+        """The end of this node's maintenance that each member has acknowledged."""
 
     def own_end(self) -> float:
-        """Return when this node's own maintenance ends, 0 where it is in none."""
+        """Return the Unix time at which this node's maintenance ends, 0 outside maintenance."""
         try:
             latest = self._snapshot[maintenance.MaintenanceCollector.name]
         except KeyError:  # the collector is turned off
@@ -65,37 +65,37 @@ class Absences:
         return ends[0] if ends and ends[0] > self._wall() else 0.0
 
     def absent(self, name: str) -> bool:
-        """Whether a member has said that it is absent, in maintenance, now."""
+        """Tell whether a member has announced that it is in maintenance now."""
         end = self._ends.get(name)
         if end is not None and end <= self._wall():
             del self._ends[name]
         return name in self._ends
 
     def hear(self, name: str, end: float) -> None:
-        """Take a member's word about its absence; an end that has passed ends it."""
+        """Record a member's announcement; an end in the past means that its absence is over."""
         if end > self._wall():
             self._ends[name] = min(end, self._wall() + LONGEST)
         else:
             self._ends.pop(name, None)
 
     async def answer(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Answer the call of a member that tells of its maintenance."""
+        """Answer the call by which a member announces its maintenance."""
         self.hear(sender, body["end"])
         return {}
 
     def forget(self, names: Iterable[str]) -> None:
-        """Drop absences of members other than `names`."""
+        """Drop the absences of members that are not in `names`."""
         kept = set(names)
         for known in (self._ends, self._told):
             for name in known.keys() - kept:
                 del known[name]
 
     def samples(self) -> Iterator[Sample]:
-        """Yield how many members are absent."""
+        """Yield the number of absent members."""
         yield ABSENT(float(sum(map(self.absent, list(self._ends)))))
 
     async def keep_telling(self, peers: Peers, others: Callable[[], Iterable[str]]) -> None:
-        """Tell the other members of this node's maintenance, and of its end; for ever."""
+        """Announce this node's maintenance and its end to the other members, until cancelled."""
         failed: dict[str, int] = {}
         told = 0.0
         places = asyncio.Semaphore(AT_ONCE)
@@ -120,10 +120,8 @@ class Absences:
             try:
                 await peers.call(name, "absent", {"end": end}, TELLING)
             except PeerError as error:
-                log.debug(
-                    "probe: %s does not take that this node is in maintenance: %s", name, error
-                )
-                if error.outcome is not Outcome.FAILED:  # an agent that knows no such call
+                log.debug("probe: cannot announce this node's maintenance to %s: %s", name, error)
+                if error.outcome is not Outcome.FAILED:  # FAILED: its agent lacks this method
                     return False
             self._told[name] = end
             return True

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_NAMES = 65_536
-"""Most names that one expression may stand for; Slurm's own bound is the same."""
+"""Maximum number of names in one expression; Slurm's own limit is the same."""
 
 MAX_NAME = 253
 _MAX_DIGITS = 9
@@ -25,17 +25,17 @@ _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
 
 class HostlistError(ValueError):
-    """An expression that stands for no list of nodes.
+    """An invalid node list expression.
 
     The message says why, and quotes at most 60 characters of it.
     """
 
 
 def is_name(text: str) -> bool:
-    """Whether a list may hold this name: a host name or address of at most 253 ASCII characters.
+    """Tell whether a list may hold a name: a host name or address of at most 253 ASCII characters.
 
-    Names become labels, parts of `NODE/gpu3` and arguments of a resolver, so what no host can be
-    called is refused here once.
+    Names become labels, parts of `NODE/gpu3` and arguments of a resolver, so this one check rejects
+    whatever cannot be the name of a host.
     """
     return len(text) <= MAX_NAME and _NAME.fullmatch(text) is not None
 
@@ -43,11 +43,11 @@ def is_name(text: str) -> bool:
 def expand(expression: str, limit: int = MAX_NAMES) -> tuple[str, ...]:
     """Return the names of a host list, in its order.
 
-    Raises HostlistError, also when a name is given twice or none is.
+    Raises HostlistError, also for a duplicate name or an empty list.
 
-    Commas and white space separate items; an item may have several brackets, which multiply, the
-    last one running fastest. A range keeps the width of its first number: `[08-10]` is 08, 09, 10.
-    Nothing is expanded before its size is known.
+    Commas and white space separate items. An item may have several brackets, which multiply; the
+    last one varies fastest. A range keeps the width of its first number: `[08-10]` is 08, 09, 10.
+    No item is expanded before its size is known.
     """
     names: dict[str, None] = {}
     total = 0
@@ -55,7 +55,7 @@ def expand(expression: str, limit: int = MAX_NAMES) -> tuple[str, ...]:
         axes = _axes(item)
         total += math.prod(map(len, axes))
         if total > limit:
-            message = f"{quote(item)} makes more than {limit} names"
+            message = f"{quote(item)} expands to more than {limit} names"
             raise HostlistError(message)
         for parts in itertools.product(*axes):
             name = "".join(parts)
@@ -63,7 +63,7 @@ def expand(expression: str, limit: int = MAX_NAMES) -> tuple[str, ...]:
                 message = f"{quote(name)} is not a valid node name"
                 raise HostlistError(message)
             if name in names:
-                message = f"{quote(name)} is named twice"
+                message = f"{quote(name)} is a duplicate"
                 raise HostlistError(message)
             names[name] = None
     if not names:
@@ -73,12 +73,12 @@ def expand(expression: str, limit: int = MAX_NAMES) -> tuple[str, ...]:
 
 
 def quote(text: str) -> str:
-    """Return at most 60 characters of a host list that somebody wrote, in quotes and printable."""
+    """Return at most 60 characters of configured text, in quotes and printable."""
     return ascii(text if len(text) <= 60 else f"{text[:57]}...").replace("'", '"')  # noqa: PLR2004 - the documented length
 
 
 def _items(expression: str) -> list[str]:
-    """Split a host list at the commas and spaces outside of brackets."""
+    """Split a host list at commas and spaces outside brackets."""
     items, start, depth = [], 0, 0
     for position, character in enumerate(f"{expression},"):
         if character == "[":
@@ -86,7 +86,7 @@ def _items(expression: str) -> list[str]:
         elif character == "]":
             depth -= 1
         if depth not in (0, 1):
-            message = f"{quote(expression[start:])} has nested brackets or one that was not opened"
+            message = f"{quote(expression[start:])} has nested brackets or an unmatched one"
             raise HostlistError(message)
         if depth == 0 and (character == "," or character.isspace()):
             items.append(expression[start:position])
@@ -98,10 +98,7 @@ def _items(expression: str) -> list[str]:
 
 
 def _axes(item: str) -> list[_Numbers | tuple[str]]:
-    """Return, for each stretch of a host list's item, the texts that may stand there.
-
-    Literal text is one choice.
-    """
+    """Return the choices of text for each segment of an item; literal text is a single choice."""
     parts = _BRACKETS.split(item)
     if len(parts) // 2 > _MAX_BRACKETS:
         message = f"{quote(item)} has more than {_MAX_BRACKETS} brackets"
@@ -110,7 +107,7 @@ def _axes(item: str) -> list[_Numbers | tuple[str]]:
 
 
 class _Numbers:
-    """The numbers of one pair of brackets, written out only when they are asked for."""
+    """The numbers of one pair of brackets, generated on iteration."""
 
     def __init__(self, text: str, item: str) -> None:
         self._ranges: list[tuple[int, int, int]] = []
@@ -126,7 +123,7 @@ class _Numbers:
                 )
                 raise HostlistError(message)
             if int(last) < int(low):
-                message = f"{quote(part)} in {quote(item)} runs backwards"
+                message = f"{quote(part)} in {quote(item)} is a descending range"
                 raise HostlistError(message)
             self._ranges.append((int(low), int(last), len(low)))
 

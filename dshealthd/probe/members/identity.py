@@ -1,4 +1,4 @@
-"""The identity of this machine: which of the members it is, by its name and addresses."""
+"""The identity of this machine: which member it is, by its name and addresses."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def own_name(
 ) -> str:
     """Return the member that this machine is.
 
-    Raises MembershipError where it is none, or more than one.
+    Raises MembershipError if it is none of them, or more than one.
 
-    In this order, the first that tells: `name`, when it is set; a member called as the host; one
-    that is the host's first label or whose first label the host's name is, in either case of
-    letters; a member that is one of `addresses`, those of the machine's interfaces. No name is
-    looked up: that may take seconds, and the answer may be another network's.
+    The first of these that matches decides: `name`, if set; the member with exactly the host name;
+    members that equal the host name or its first label, or whose first label is the host name,
+    ignoring case; members among `addresses`, those of the machine's interfaces. No name is
+    looked up: a lookup may take seconds, and its answer may belong to another network.
     """
     if name:
         if name in names:
             return name
-        raise MembershipError([f"name: {quote(name)} is none of the {len(names)} members"])
+        raise MembershipError([f"name: {quote(name)} is not one of the {len(names)} members"])
     if hostname in names:
         return hostname
     own = {address for address in map(_address, addresses) if address is not None}
@@ -43,19 +43,19 @@ def own_name(
         raise MembershipError(
             [
                 (
-                    f"name: this node is more than one of the members ({several}); set name to "
-                    "the one that it is"
+                    f"name: this node matches more than one member ({several}); set name to "
+                    "the right one"
                 )
             ]
         )
-    message = f"name: host {quote(hostname)} is none of the {len(names)} members, by name or by address; set name to the one that it is"
+    message = f"name: host {quote(hostname)} matches none of the {len(names)} members by name or address; set name to the right one"
     raise MembershipError([message])
 
 
 def _same_host(member: str, hostname: str) -> bool:
-    """Whether two names identify one host: equal, or one the first label of the other.
+    """Tell whether two names identify one host: they are equal, or one is the other's first label.
 
-    Two long names that differ are two hosts.
+    Two different long names are two hosts.
     """
     if _address(member) is not None:
         return False
@@ -73,9 +73,9 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def local_addresses(host: Host) -> tuple[str, ...]:
-    """Return the addresses that identify this machine: its interfaces', without the loopback's.
+    """Return the addresses of this machine's interfaces, except loopback.
 
-    Empty where the kernel does not tell.
+    Empty if the kernel does not provide them.
 
     Source: `/proc/net/fib_trie` and `/proc/net/if_inet6` of this network namespace.
     """
@@ -83,7 +83,7 @@ def local_addresses(host: Host) -> tuple[str, ...]:
     for file, parse in (("net/fib_trie", parse_fib_trie), ("net/if_inet6", parse_if_inet6)):
         try:
             found += parse(read(host.proc(file), 1 << 24))
-        except OSError:  # no IPv6, or a kernel without it: then there is no address of that kind
+        except OSError:  # IPv6 is off, or the kernel lacks it: there are no such addresses
             continue
     return tuple(
         address for address in dict.fromkeys(found) if not ipaddress.ip_address(address).is_loopback
@@ -91,10 +91,7 @@ def local_addresses(host: Host) -> tuple[str, ...]:
 
 
 def parse_fib_trie(text: str) -> list[str]:
-    """Return the IPv4 addresses that identify this machine: its own in a routing trie.
-
-    Leaves with a `/32 host LOCAL` line.
-    """
+    """Return this machine's IPv4 addresses: the routing trie's leaves with `/32 host LOCAL`."""
     found, leaf = [], ""
     for line in text.splitlines():
         words = line.split()
@@ -106,9 +103,9 @@ def parse_fib_trie(text: str) -> list[str]:
 
 
 def parse_if_inet6(text: str) -> list[str]:
-    """Return the IPv6 addresses of interfaces that identify this machine.
+    """Return the IPv6 addresses of this machine's interfaces.
 
-    A link-local one is left out, as it means nothing without its interface.
+    Link-local ones are left out: they mean nothing without their interface.
     """
     found = []
     for line in text.splitlines():

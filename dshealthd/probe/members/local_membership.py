@@ -1,6 +1,6 @@
-"""The local membership: the members as this agent believes them to be, and which of them it is.
+"""The local membership: the members as this agent knows them, and which of them it is.
 
-Read again as the files change, or when told to.
+Reread when a file changes, a DNS lookup is due, or the caller demands it.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MEMBERS = gauge("dshealthd_members", "Nodes that take part in probes, as this agent believes.")
+MEMBERS = gauge("dshealthd_members", "Nodes that take part in probes, in this agent's member list.")
 HASH = gauge(
     "dshealthd_members_hash",
-    "Hash, below 2^48, of the list of nodes with their slots and leaves; agents that differ "
-    "in it have no rounds.",
+    "Hash, below 2^48, of the member list with slots and leaves; agents with different hashes "
+    "run no rounds with each other.",
 )
 OK = gauge(
     "dshealthd_members_last_reload_successful",
-    "1 if the list of nodes could be used when last read; 0 while the previous list is kept.",
+    "1 if the member list was usable when last read; 0 while the previous list is kept.",
 )
 METRICS = (MEMBERS, HASH, OK)
 
 DEADLINE = 10.0
-"""Seconds for reading the files or for DNS."""
+"""Timeout in seconds for reading the files or for DNS."""
 
 
 class LocalMembership:
-    """Loads the members and tells when they change."""
+    """The members of one agent, reloaded when their source changes."""
 
     def __init__(
         self,
@@ -59,14 +59,14 @@ class LocalMembership:
         self._watcher: Watcher | None = None
         self._membership: Membership | None = None
         self.me = ""
-        """Which of the members this node is; empty before the first list that could be used."""
+        """This node's name among the members; empty before the first usable list."""
         self.timetable = Timetable((), {})
         self.errors: tuple[str, ...] = ()
-        """What is wrong with the list as it was read last."""
+        """Errors in the list as last read."""
 
     @property
     def membership(self) -> Membership:
-        """The members; LookupError before the first list that could be used."""
+        """The members; LookupError before the first usable list."""
         if self._membership is None:
             message = "the members are not known yet"
             raise LookupError(message)
@@ -74,13 +74,11 @@ class LocalMembership:
 
     @property
     def known(self) -> bool:
-        """Whether there is a list of members."""
+        """Whether there has been a usable list of members."""
         return self._membership is not None
 
     async def look(self, *, again: bool = False) -> bool:
-        """Read the members if their list has changed, or `again`; tell whether another one is in
-        force now.
-        """
+        """Read the members if their source has changed, or if `again`; tell whether they differ."""
         try:
             found = await background.call(
                 lambda: self._load(again=again), "members", DEADLINE, MembershipError, OSError
@@ -116,20 +114,20 @@ class LocalMembership:
         return True
 
     def samples(self) -> Iterator[Sample]:
-        """Yield what is known of the members."""
+        """Yield the metrics of the members."""
         if self._membership is not None:
             yield MEMBERS(float(len(self._membership.members)))
             yield HASH(float(self._membership.digest_number))
         yield OK(float(not self.errors))
 
     def _load(self, *, again: bool) -> tuple[Membership, str] | None:
-        """Return the members and which one this node is, or None where nothing has changed.
+        """Return the members and this node's name among them, or None if nothing has changed.
 
-        In a thread.
+        Call it in a thread.
         """
         if self._watcher is None:
             self._watcher = Watcher(self._options, self._monotonic)
-        # After an error always: what was wrong may have been a name server, which changes no file.
+        # Always reread after an error: it may have been a name server's, which changes no file.
         elif not self._watcher.changed() and not again and not self.errors:
             return None
         membership = load(self._options)
@@ -141,12 +139,12 @@ class LocalMembership:
         if errors != self.errors:
             log.error(
                 "probe: members not usable%s:\n%s",
-                ", those before stay in force" if self.known else "",
+                ", keeping the previous ones" if self.known else "",
                 "\n".join(errors),
             )
         self.errors = errors
 
 
 def hostname() -> str:
-    """Return what this machine calls itself, to be found among the members."""
+    """Return this machine's host name, by which it finds itself among the members."""
     return socket.gethostname()

@@ -1,4 +1,4 @@
-"""The membership of probes, from its source: a hostfile, a list, a DNS name, a Slurm node list."""
+"""The members of probes, loaded from a hostfile, a list, a DNS name or a Slurm node list."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ if TYPE_CHECKING:
 _MAX_BYTES = 1 << 23
 _MAX_SLOTS_DIGITS = 6
 
-# DeepSpeed's own pattern (launcher/runner.py, _parse_hostfile): what follows the digits is not
-# looked at, and neither is it here.
+# DeepSpeed's own pattern (launcher/runner.py, _parse_hostfile): it ignores whatever follows the
+# digits.
 _HOSTFILE_LINE = re.compile(r"(\S+)\s+slots=(\d+)")
 
 
 class MembershipError(Exception):
-    """Members that cannot be told; `errors` has one line for each thing that is wrong, `FILE:LINE:
-    reason` where it is in a file.
+    """The members cannot be determined.
+
+    `errors` has one line for each problem, `FILE:LINE: reason` for one in a file.
     """
 
     def __init__(self, errors: Iterable[str]) -> None:
@@ -49,19 +50,19 @@ class Member:
 
     name: str
     slots: int | None = None
-    """GPUs that training may use there, where the source tells."""
+    """GPUs that training may use there, if the source says so."""
 
 
 @dataclass(frozen=True)
 class Membership:
-    """The nodes, as one agent believes them to be."""
+    """All members, as one agent knows them."""
 
     members: tuple[Member, ...]
     """Sorted by name."""
     leaves: Mapping[str, str]
     """The leaf switch of each member, "" where unknown."""
     source: str
-    """Where the list comes from, for people."""
+    """Source of the list, in words for people."""
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
@@ -70,9 +71,7 @@ class Membership:
 
     @functools.cached_property
     def digest(self) -> str:
-        """12 hexadecimal digits that differ where two memberships differ in a name, its slots or
-        its leaf. The source does not count.
-        """
+        """12 hexadecimal digits of a hash of names, slots and leaves. The source does not count."""
         rows = [
             [member.name, member.slots, self.leaves.get(member.name, "")] for member in self.members
         ]
@@ -88,19 +87,19 @@ def load(
     options: MembershipOptions,
     resolve: Callable[..., Iterable[tuple[Any, ...]]] = socket.getaddrinfo,
 ) -> Membership:
-    """Return the members that the configured source names, and their leaves.
+    """Return the members listed by the configured source, with their leaves.
 
-    Raises MembershipError with all that is wrong.
+    Raises MembershipError with all errors.
 
-    `resolve` is called as `socket.getaddrinfo`, for a DNS name only. Reads files and may wait for
-    DNS: not for an event loop.
+    `resolve` is called like `socket.getaddrinfo`, for a DNS name only. Reads files and may wait for
+    DNS: do not call it in an event loop.
     """
     if len(options.sources) != 1:
         raise MembershipError(
             [
                 (
-                    f"members: {'only one' if options.sources else 'one'} of hostfile, nodes, "
-                    "dns, slurm says who they are"
+                    f"members: set {'only one' if options.sources else 'one'} of hostfile, nodes, "
+                    "dns, slurm"
                 )
             ]
         )
@@ -127,7 +126,7 @@ def load(
 def _members(
     options: MembershipOptions, resolve: Callable[..., Iterable[tuple[Any, ...]]]
 ) -> tuple[tuple[Member, ...], str]:
-    """Return the members in their source's order, and the source in words."""
+    """Return the members in the order of their source, and the source in words."""
     if options.hostfile is not None:
         return parse_hostfile(
             _text(options.hostfile), str(options.hostfile)
@@ -145,11 +144,11 @@ def _members(
 def parse_hostfile(text: str, place: str) -> tuple[Member, ...]:
     """Return the members of a DeepSpeed hostfile, in its order.
 
-    Raises MembershipError; `place` is the file's name in its lines.
+    Raises MembershipError; `place` is the name of the file in its lines.
 
-    Read as DeepSpeed's runner reads it: `NAME slots=COUNT`, whatever follows; blank lines and lines
-    that begin with `#` are skipped; a host given twice is an error, and so is a file without any.
-    Beyond that a name has to be one that a host can have.
+    Parsed like DeepSpeed's runner does: `NAME slots=COUNT`, anything after it ignored; blank lines
+    and lines that begin with `#` are skipped; a duplicate host is an error, and so is a file
+    without any host. In addition, each name must be valid for a host.
     """
     errors: list[str] = []
     lines: dict[str, int] = {}
@@ -173,7 +172,7 @@ def parse_hostfile(text: str, place: str) -> tuple[Member, ...]:
     if not members and not errors:
         errors.append(f"{place}: names no host")
     if len(members) > MAX_NAMES:
-        errors.append(f"{place}: has {len(members)} hosts; at most {MAX_NAMES} are taken")
+        errors.append(f"{place}: has {len(members)} hosts; the maximum is {MAX_NAMES}")
     if errors:
         raise MembershipError(errors)
     return tuple(members)
@@ -182,7 +181,7 @@ def parse_hostfile(text: str, place: str) -> tuple[Member, ...]:
 def parse_nodes(names: Iterable[str]) -> tuple[Member, ...]:
     """Return the members of an explicit list, in its order.
 
-    Raises MembershipError for a name that is none or is there twice.
+    Raises MembershipError for an invalid or duplicate name.
     """
     errors: list[str] = []
     seen: dict[str, None] = {}
@@ -190,29 +189,29 @@ def parse_nodes(names: Iterable[str]) -> tuple[Member, ...]:
         if not is_name(name):
             errors.append(f"nodes: entry {position}, {quote(name)}, is not a valid node name")
         elif name in seen:
-            errors.append(f"nodes: entry {position}, {quote(name)}, is there twice")
+            errors.append(f"nodes: entry {position}, {quote(name)}, is a duplicate")
         seen[name] = None
     if len(seen) > MAX_NAMES:
-        errors.append(f"nodes: has {len(seen)} entries; at most {MAX_NAMES} are taken")
+        errors.append(f"nodes: has {len(seen)} entries; the maximum is {MAX_NAMES}")
     if errors:
         raise MembershipError(errors)
     return tuple(map(Member, seen))
 
 
 def _addresses(name: str, resolve: Callable[..., Iterable[tuple[Any, ...]]]) -> tuple[str, ...]:
-    """Return the addresses of a DNS name that stands for the members.
+    """Return the addresses of a DNS name, each of which is a member.
 
-    Those of one family, so that a node with both is one member.
+    They are of one family, so that a node with both is one member.
 
-    No address is turned back into a name: a resolver without the reverse zone takes seconds for
-    each, and what it says need not be what the node calls itself.
+    There is no reverse lookup: a resolver without the reverse zone takes seconds for each address,
+    and its answer need not be the node's own name.
     """
     try:
         answers = list(resolve(name, None, type=socket.SOCK_STREAM))
     except (
         OSError,
         UnicodeError,
-    ) as error:  # UnicodeError: an empty or too long label, from the IDNA codec
+    ) as error:  # UnicodeError: from the IDNA codec, for an empty or overlong label
         raise MembershipError([f"dns: {quote(name)} cannot be resolved: {error}"]) from error
     found = [
         ipaddress.ip_address(answer[4][0])
@@ -233,9 +232,7 @@ def _addresses(name: str, resolve: Callable[..., Iterable[tuple[Any, ...]]]) -> 
 
 
 def _text(file: Path) -> str:
-    """Return what a members' file says. Raises MembershipError, with the line where it is not
-    UTF-8.
-    """
+    """Return the text of a file; raises MembershipError, with the line that is not UTF-8."""
     try:
         if not stat.S_ISREG(os.stat(file).st_mode):
             raise MembershipError([f"{file}: is not a regular file"])
@@ -252,9 +249,9 @@ def _text(file: Path) -> str:
 
 
 class Watcher:
-    """Says when a source should be loaded again: a file has changed, or a DNS name is due.
+    """A watch on the sources: a reload is due when a file has changed or DNS is to be queried.
 
-    Costs one stat(2) for each file.
+    A check costs one stat(2) for each file.
     """
 
     def __init__(self, options: MembershipOptions, monotonic: Callable[[], float]) -> None:
@@ -267,10 +264,10 @@ class Watcher:
         self._seen = signatures(self._files)
 
     def changed(self) -> bool:
-        """Whether the members' sources changed since the last call that said so, or the beginning.
+        """Tell whether a reload is due since this last returned True, or since the beginning.
 
-        Call it before `load`, never after: a change in between is then seen the next time instead
-        of being lost.
+        Call it before `load`, never after: a change between the two is then seen by the next call
+        and not lost.
         """
         now, current = self._monotonic(), signatures(self._files)
         due = self._interval is not None and now - self._looked >= self._interval

@@ -1,24 +1,28 @@
-"""The schedule: who meets whom in which epoch, a pure function of members, leaves and number.
+"""The schedule: who meets whom in each epoch, a pure function of members, leaves and epoch number.
 
 Even epochs group members of one leaf, odd epochs members of different leaves. With a single leaf,
-or without a topology, every epoch is of the first kind; with one member in each leaf every epoch is
-of the second.
+or without a topology, every epoch is of the first kind; with one member on each leaf, every epoch
+is of the second.
 
-Promise, extra pairs aside, for as long as the members stay the same: two members of one leaf meet
-at least once in any `Timetable.inside` epochs of the first kind, and none of a leaf meet again
-before all of it have met; two members of different leaves meet exactly once in any
-`Timetable.across` epochs of the second kind. So any two meet within `Timetable.cycle` epochs. For
-pairs and l leaves of at most m members `inside` is m - 1 and `across` (l - 1)·m, or m and l·m where
-m or l is odd. Where leaves are so unequal that l·m is more than twice the number n of members,
-`across` is n - 1 (n where odd) instead, and then counts pairs inside a leaf too.
+While the members stay the same, the schedule guarantees (extra pairs aside):
 
-Extra pairs carry no promise: who has no partner in an epoch (odd numbers, unequal leaves) is paired
-with somebody else who has none, of the same leaf first. For pairs, at most one member of all rests
-in an epoch, and only where their number is odd.
+- Two members of one leaf meet at least once in any `Timetable.inside` epochs of the first kind, and
+  no two of a leaf meet again before all of it have met.
+- Two members of different leaves meet exactly once in any `Timetable.across` epochs of the second
+  kind.
+- So any two members meet within `Timetable.cycle` epochs.
 
-Groups of more than two have at most the size asked for. No pair may repeat, and with fewer than
-size² members full groups would have to repeat one in the second round already, so there the groups
-are smaller: four of sixteen at a time, never eight of sixteen.
+For pairs and l leaves of at most m members, `inside` is m - 1 and `across` is (l - 1)·m, or m and
+l·m if m or l is odd. If the leaves are so unequal that l·m is more than twice the number n of
+members, `across` is n - 1 (n if odd) instead, and these epochs include pairs inside a leaf.
+
+Extra pairs carry no guarantee: a member without a partner in an epoch (odd numbers, unequal leaves)
+is paired with another such member, preferably of the same leaf. With pairs, at most one member of
+all rests in an epoch, and only if their number is odd.
+
+Groups of more than two have at most the requested size. No pair may repeat, and with fewer than
+size² members full groups would have to repeat one already in the second round. Groups are smaller
+then: of sixteen members, groups of four, never of eight.
 """
 
 from __future__ import annotations
@@ -35,15 +39,15 @@ if TYPE_CHECKING:
 PAIR = 2
 
 Seat = tuple[int, int]
-"""Number of a block (a leaf, as a rule) and the position of a member in it."""
+"""Number of a block (usually a leaf), and the position of a member in it."""
 
 
 class Timetable:
-    """The groups of every epoch for one list of members.
+    """The groups of every epoch for one list of members; immutable.
 
-    Making it sorts the members; after that the group of one member costs O(size), for one without a
-    partner O(members of its leaf), and for the one in each leaf that finds none there either
-    O(members). Not changed once made.
+    Creating it sorts the members. After that, finding the group of one member costs O(size), for
+    one without a partner O(members of its leaf), and for the one on each leaf that finds none there
+    either O(members).
     """
 
     def __init__(self, names: Iterable[str], leaves: Mapping[str, str], size: int = PAIR) -> None:
@@ -59,8 +63,8 @@ class Timetable:
         self._within = _Blocks(blocks, size, across=False)
         self._between = _Blocks(blocks, size, across=True)
         if len(blocks) * largest > 2 * count:
-            # Leaves so unequal that most would wait for the largest: that everybody meets everybody
-            # takes less time, at the price of pairs inside a leaf in these epochs too.
+            # The leaves are so unequal that most would wait for the largest. It takes less time to
+            # have everybody meet everybody, at the price of pairs inside a leaf in these epochs.
             self._between = _Blocks(
                 [[name] for block in blocks for name in block], size, across=True
             )
@@ -74,70 +78,64 @@ class Timetable:
 
     @property
     def inside(self) -> int:
-        """Scheduled epochs of the first kind until all members of each leaf have met.
-
-        0 if there are none of it.
-        """
+        """Epochs of the first kind until all members of each leaf have met; 0 if there are none."""
         return self._within.cycle if self._within in self._kinds else 0
 
     @property
     def across(self) -> int:
-        """Scheduled epochs of the second kind until all members of different leaves have met.
-
-        0 if there are none of it.
-        """
+        """Epochs of the second kind until all members of different leaves have met; 0 if none."""
         return self._between.cycle if self._between in self._kinds else 0
 
     @property
     def cycle(self) -> int:
-        """Epochs of the schedule within which any two members meet."""
+        """Epochs within which any two members meet."""
         return len(self._kinds) * max(self.inside, self.across)
 
     def groups(self, epoch: int) -> tuple[tuple[str, ...], ...]:
-        """Return all groups scheduled in an epoch, each sorted.
+        """Return all groups of an epoch, each sorted; members in none of them rest.
 
-        Who is in none rests. Costs O(members · size).
+        Costs O(members · size).
         """
         blocks, turn = self._turn(epoch)
         return tuple(sorted(blocks.groups(turn)))
 
     def group_of(self, me: str, epoch: int) -> tuple[str, ...]:
-        """Return the scheduled group of one member, sorted and with itself; empty when it rests.
+        """Return the group of one member, sorted and including itself; empty if it rests.
 
-        Raises ValueError for who is no member.
+        Raises ValueError if `me` is not a member.
         """
         blocks, turn = self._turn(epoch)
         return blocks.group_of(me, turn)
 
     def _turn(self, epoch: int) -> tuple[_Blocks, int]:
-        """Return the kind of a scheduled epoch, and how many of that kind there were before it."""
+        """Return the blocks for an epoch's kind, and how many epochs of that kind precede it."""
         return self._kinds[epoch % len(self._kinds)], epoch // len(self._kinds)
 
 
 def groups(
     names: Iterable[str], leaves: Mapping[str, str], epoch: int, size: int = PAIR
 ) -> tuple[tuple[str, ...], ...]:
-    """Return all groups scheduled in an epoch; see Timetable. The order of `names` is no matter."""
+    """Return all groups of an epoch; see Timetable. The order of `names` does not matter."""
     return Timetable(names, leaves, size).groups(epoch)
 
 
 def group_of(
     me: str, names: Iterable[str], leaves: Mapping[str, str], epoch: int, size: int = PAIR
 ) -> tuple[str, ...]:
-    """Return the group of one member in an epoch of the schedule, () when it rests.
+    """Return the group of one member in an epoch, () if it rests.
 
-    See Timetable, which to keep is cheaper than this.
+    Keeping a Timetable is cheaper than calling this repeatedly.
     """
     return Timetable(names, leaves, size).group_of(me, epoch)
 
 
 def root_order(group: Iterable[str], epoch: int) -> tuple[str, ...]:
-    """Return the members in the order in which they are root of this epoch of the schedule.
+    """Return a group in the order in which its members lead in this epoch.
 
-    The next takes over where one is silent.
+    If one is silent, the next takes over.
 
-    Highest random weight over (epoch, name): even over members and epochs, and who is missing
-    changes nothing for the others.
+    The order is by highest random weight over (epoch, name): uniform over members and epochs, and
+    a missing member does not change the order of the others.
     """
     return tuple(
         sorted(
@@ -152,9 +150,10 @@ def root_order(group: Iterable[str], epoch: int) -> tuple[str, ...]:
 
 
 def epoch_at(unix_seconds: float, period: float) -> int:
-    """Return the number of the schedule's epoch of a moment.
+    """Return the number of the epoch that contains a moment.
 
-    Epochs are `period` seconds long and are counted from 1970. ValueError if not above 0.
+    Epochs are `period` seconds long, counted from 1970. Raises ValueError if `period` is not above
+    0.
     """
     if not period > 0:
         message = f"an epoch lasts longer than 0 s, not {period}"
@@ -163,12 +162,12 @@ def epoch_at(unix_seconds: float, period: float) -> int:
 
 
 class _Blocks:
-    """Members by block, met either inside the blocks or across them."""
+    """Members by block, and their groups, either inside the blocks or across them."""
 
     def __init__(self, blocks: Sequence[Sequence[str]], size: int, *, across: bool) -> None:
         largest = max(map(len, blocks), default=0)
         if across and largest > 1:
-            # More leaves at once than members in each make no more full groups.
+            # Taking more leaves at once than there are members on each fills no more groups.
             size = max(PAIR, min(size, largest))
         self._blocks = blocks
         self._size = size
@@ -185,10 +184,10 @@ class _Blocks:
         )
 
     def group_of(self, me: str, turn: int) -> tuple[str, ...]:
-        """Return the scheduled group of one member, () when it rests."""
+        """Return the group of one member, () if it rests."""
         seat = self._seats.get(me)
         if seat is None:
-            message = f"{me} is no member"
+            message = f"{me} is not a member"
             raise ValueError(message)
         group = self._met(seat, turn)
         if len(group) < PAIR:
@@ -198,7 +197,7 @@ class _Blocks:
         return self._named(group) if len(group) >= PAIR else ()
 
     def groups(self, turn: int) -> Iterator[tuple[str, ...]]:
-        """Yield every scheduled group once."""
+        """Yield every group once."""
         for block, members in enumerate(self._blocks):
             for position in range(len(members)):
                 group = self._met((block, position), turn)
@@ -208,7 +207,7 @@ class _Blocks:
         yield from self._pairs(self._remainder(turn), turn)
 
     def _met(self, seat: Seat, turn: int) -> list[Seat]:
-        """Return the group that the schedule promises a member: itself alone where it has none."""
+        """Return the group that the schedule guarantees a member, itself alone if there is none."""
         block, position = seat
         if not self._across:
             count = len(self._blocks[block])
@@ -218,27 +217,25 @@ class _Blocks:
             ]
         facing = design(block, len(self._blocks), self._size, turn % self._block_rounds)
         shift = turn // self._block_rounds % self._shifts
-        # Member c + t·shift of the t-th block: two blocks of a group meet in every combination once
-        # while the shift runs through its values, as the difference of their t has an inverse in
-        # this modulus.
+        # A group takes member c + t·shift of its t-th block. While the shift runs through its
+        # values, two blocks meet in every combination exactly once, as the difference of their t
+        # has an inverse in this modulus.
         start = position - facing.index(block) * shift
         met = [(other, (start + t * shift) % self._shifts) for t, other in enumerate(facing)]
         return [(other, place) for other, place in met if place < len(self._blocks[other])]
 
     def _alone(self, block: int, turn: int) -> list[Seat]:
-        """Return the members of a block to which the schedule promises no group."""
+        """Return the members of a block to which the schedule guarantees no group."""
         seats = [(block, position) for position in range(len(self._blocks[block]))]
         return [seat for seat in seats if len(self._met(seat, turn)) < PAIR]
 
     def _remainder(self, turn: int) -> list[Seat]:
-        """Return the members, at most one in a block, for which the schedule finds no partner in
-        their own block either.
-        """
+        """Return the members, at most one per block, that find no extra partner in their block."""
         blocks = (self._alone(block, turn) for block in range(len(self._blocks)))
         return [group[0] for alone in blocks for group in _extras(alone, turn) if len(group) < PAIR]
 
     def _pairs(self, alone: Sequence[Seat], turn: int) -> Iterator[tuple[str, ...]]:
-        """Yield the scheduled pairs of those left over, each once."""
+        """Yield the extra pairs of members left over, each once."""
         return (self._named(pair) for pair in _extras(alone, turn) if len(pair) == PAIR)
 
     def _named(self, group: Sequence[Seat]) -> tuple[str, ...]:
@@ -246,10 +243,10 @@ class _Blocks:
 
 
 def _extras(alone: Sequence[Seat], turn: int) -> Iterator[list[Seat]]:
-    """Yield the scheduled pairs of those left over, and the one that is left of an odd number."""
+    """Yield the extra pairs of members left over, and the single one left of an odd number."""
     count = len(alone)
-    # Half a cycle ahead, so that a leaf that is left over as a whole does not repeat the pairs that
-    # it has just made.
+    # Half a cycle ahead, so that a leaf left over as a whole does not repeat the pairs that it has
+    # just had.
     turn = (turn + count // 2) % rounds(count, PAIR)
     for position in range(count):
         pair = design(position, count, PAIR, turn)
@@ -258,8 +255,9 @@ def _extras(alone: Sequence[Seat], turn: int) -> Iterator[list[Seat]]:
 
 
 def rounds(count: int, size: int) -> int:
-    """Return in how many scheduled rounds of groups of at most `size` every two of `count` have
-    met, by `design`; 1 where one group holds all.
+    """Return the number of turns after which every two of `count` have met by `design`.
+
+    Groups have at most `size` members; 1 if one group holds all.
     """
     if count <= size:
         return 1
@@ -271,14 +269,14 @@ def rounds(count: int, size: int) -> int:
 
 
 def design(position: int, count: int, size: int, turn: int) -> list[int]:
-    """Return the scheduled group, sorted, of one of `count` positions in turn 0 … `rounds` - 1.
+    """Return the sorted group of one of `count` positions in turn 0 … `rounds` - 1.
 
-    No two meet twice in these.
+    No two positions meet twice in these turns.
 
-    Pairs by the circle method. Larger groups as lines through a grid of `width` rows and n columns,
-    one slope in each turn, as in an affine plane: two lines of different slope share one point at
-    most if n has no factor below the number of rows. After all n slopes only the members of each
-    row have not met; the rows go through the same again.
+    Pairs use the circle method. Larger groups are lines through a grid of `width` rows and n
+    columns, one slope per turn, as in an affine plane: two lines of different slope share at most
+    one point if n has no factor below the number of rows. After all n slopes, only members of the
+    same row have not met; each row then goes through the same procedure.
     """
     if count <= size:
         return list(range(count))
@@ -303,10 +301,10 @@ def design(position: int, count: int, size: int, turn: int) -> list[int]:
 
 
 def _circle(position: int, count: int, turn: int) -> list[int]:
-    """Return the scheduled pair of a position in a turn, one position alone where the count is odd.
+    """Return the pair of a position in a turn; if the count is odd, one position is alone.
 
-    Positions whose sum is the turn, modulo an odd number, meet; the one that would meet itself
-    meets the last one, or rests.
+    Two positions meet if their sum equals the turn, modulo an odd number. The position that would
+    meet itself meets the last one, or rests.
     """
     modulus = count - 1 if count % 2 == 0 else count
     if position == modulus:
@@ -319,9 +317,7 @@ def _circle(position: int, count: int, turn: int) -> list[int]:
 
 
 def _width(count: int, size: int) -> int:
-    """Return the largest scheduled group, up to `size`, that can be made of so many without
-    repeating a pair at once.
-    """
+    """Return the largest group size, up to `size`, that does not repeat a pair right away."""
     return size if count >= size * size else max(PAIR, math.isqrt(count))
 
 
@@ -335,7 +331,7 @@ def widest(count: int, size: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def coprime_modulus(least: int, width: int) -> int:
-    """Return the smallest number from `least` on without a common factor with 2 … `width` - 1."""
+    """Return the smallest number >= `least` that shares no factor with any of 2 … `width` - 1."""
     factors = math.lcm(*range(1, width))
     return next(
         number for number in itertools.count(max(least, 1)) if math.gcd(number, factors) == 1

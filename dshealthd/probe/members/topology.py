@@ -1,11 +1,11 @@
-"""The topology: which nodes share a leaf switch, by Slurm's `topology.conf`, as tree or as blocks.
+"""The topology: which nodes share a leaf switch, from Slurm's `topology.conf`, tree or blocks.
 
     SwitchName=leaf1 Nodes=gpu[001-032]
     SwitchName=leaf2 Nodes=gpu[033-064]
     SwitchName=spine Switches=leaf[1-2]
 
-Source: topology.conf(5). Of the tree only its leaves are used; what is above them is checked and
-otherwise left alone.
+Source: topology.conf(5). Only the leaves of the tree are used; the levels above are checked and
+then ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dshealthd.probe.members.hostlist import MAX_NAMES, HostlistError, expand, q
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-_MAX_LINKS = 8 * MAX_NAMES  # what a file may write out in all: a node for each of eight rails
+_MAX_LINKS = 8 * MAX_NAMES  # limit of a whole file: each node once for each of eight rails
 
 _KEYS = {
     "switchname": ("nodes", "switches", "linkspeed"),
@@ -33,9 +33,9 @@ _FIELD = re.compile(r'([A-Za-z]+)=(?:"([^"]*)"|([^\s"]*))(?=\s|$)\s*')
 
 
 class TopologyError(Exception):
-    """A topology file that cannot be used.
+    """An unusable topology file.
 
-    `errors` has one `FILE:LINE: reason` for each thing that is wrong.
+    `errors` has one `FILE:LINE: reason` for each problem.
     """
 
     def __init__(self, errors: Iterable[str]) -> None:
@@ -49,16 +49,16 @@ class Switch:
 
     name: str
     nodes: tuple[str, ...]
-    """Nodes of a leaf switch or a block; none for a switch above."""
+    """Nodes of a leaf switch or a block; empty for a switch above the leaves."""
     switches: tuple[str, ...]
-    """The switches below."""
+    """The switches directly below."""
     line: int
 
 
 def parse(text: str, place: str) -> tuple[Switch, ...]:
-    """Return the switches and blocks that a topology file lists.
+    """Return the switches and blocks of a topology file.
 
-    Raises TopologyError; `place` is the file's name in its lines.
+    Raises TopologyError; `place` is the name of the file in its lines.
     """
     errors: list[tuple[int, str]] = []
     found: dict[str, Switch] = {}
@@ -78,14 +78,14 @@ def parse(text: str, place: str) -> tuple[Switch, ...]:
             errors.append(
                 (
                     number,
-                    f"{quote(switch.name)} is defined in line {found[switch.name].line} already",
+                    f"{quote(switch.name)} is already defined in line {found[switch.name].line}",
                 )
             )
             continue
         found[switch.name] = switch
     for switch in found.values():
         for child in switch.switches:
-            # A name on a bad line is one fault, not two.
+            # A name defined on a bad line is one error, not two.
             if child not in found and child not in spoilt:
                 errors.append(
                     (
@@ -94,7 +94,7 @@ def parse(text: str, place: str) -> tuple[Switch, ...]:
                     )
                 )
             elif child == switch.name:
-                errors.append((switch.line, f"{quote(child)} is a switch of its own"))
+                errors.append((switch.line, f"{quote(child)} lists itself as a switch below it"))
     if errors:
         raise TopologyError(f"{place}:{number}: {reason}" for number, reason in sorted(errors))
     if not found:
@@ -103,11 +103,11 @@ def parse(text: str, place: str) -> tuple[Switch, ...]:
 
 
 def leaves(switches: Iterable[Switch], names: Iterable[str]) -> dict[str, str]:
-    """Return each name's leaf switch in the topology, "" where it does not know it.
+    """Return each name's leaf switch, "" if the topology does not know it.
 
-    A node on several leaf switches, as with one rail for each adapter, has the leaf `a+b`: nodes on
-    the same ones share it. Where a list writes `gpu1.example.org` and the topology `gpu1`, or the
-    reverse, the first label decides if it is the only such one.
+    A node on several leaf switches, for example one for each rail, has the leaf `a+b`, which it
+    shares with nodes on the same switches. If the member list has `gpu1.example.org` and the
+    topology `gpu1`, or the reverse, the first label decides, provided that it is unique.
     """
     homes: dict[str, list[str]] = {}
     for switch in switches:
@@ -124,18 +124,18 @@ def leaves(switches: Iterable[Switch], names: Iterable[str]) -> dict[str, str]:
 def _by_label(name: str, joined: Mapping[str, str], short: Mapping[str, str]) -> str:
     """Return the leaf switch by the first label of a node's name.
 
-    Of a long name in a file of short ones, or of a short name in a file of long ones.
+    For a long name in a file of short ones, or a short name in a file of long ones.
     """
     first, dot, _ = name.partition(".")
-    if dot:  # an address has no label, and two long names that differ are two nodes
+    if dot:  # an address has no labels, and two different long names are two nodes
         return joined.get(first, "") if not first.isdecimal() else ""
     return short.get(name, "")
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the number of its first line and the text of each logical line of a topology file.
+    """Yield each logical line of a topology file: the number of its first line, and its text.
 
-    No comment, a backslash at the end goes on.
+    Comments are removed; a backslash at the end continues the line.
     """
     pending, start = "", 0
     for number, raw in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
@@ -151,26 +151,26 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _switch(line: str, number: int, limit: int) -> Switch | None:
-    """Return the switch of a topology line, None for a line without one.
+    """Return the switch that a topology line defines, None if it defines none.
 
-    HostlistError says what is wrong.
+    Raises HostlistError, which says what is wrong.
     """
     fields = _fields(line)
     if not fields:
         return None
     kind = next(iter(fields))
     if kind not in _KEYS:
-        message = f"{quote(line)} begins with none of SwitchName=, BlockName=, BlockSizes="
+        message = f"{quote(line)} does not begin with SwitchName=, BlockName= or BlockSizes="
         raise HostlistError(message)
     strange = [key for key in fields if key != kind and key not in _KEYS[kind]]
     if strange:
-        message = f"{quote(line)} has {', '.join(strange)}, which is no key of {kind}"
+        message = f"{quote(line)} has {', '.join(strange)}, which is not a key of {kind}"
         raise HostlistError(message)
     if kind == "blocksizes":
         return None
     name = fields[kind]
     if _SWITCH.fullmatch(name) is None or any(character in name for character in ',[]"='):
-        message = f"{quote(name)} is no name of a switch"
+        message = f"{quote(name)} is not a valid switch name"
         raise HostlistError(message)
     if "nodes" in fields and "switches" in fields:
         message = f"{quote(name)} has both nodes and switches"
@@ -182,9 +182,9 @@ def _switch(line: str, number: int, limit: int) -> Switch | None:
 
 
 def _fields(line: str) -> dict[str, str]:
-    """Return the fields of a topology line by their keys in lower case.
+    """Return the fields of a topology line by lower-case key.
 
-    HostlistError where it is no list of KEY=VALUE.
+    Raises HostlistError if the line is not a list of KEY=VALUE.
     """
     fields: dict[str, str] = {}
     position = 0

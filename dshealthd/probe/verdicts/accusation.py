@@ -1,4 +1,4 @@
-"""Accusations: the names for what cases have found, which part of this node it is."""
+"""Accusations: which part of this node, or its leaf, the decided investigations implicate."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 AMBIGUOUS = "ambiguous"
 FABRIC = "fabric"
-"""The component of an accusation that fits every leaf."""
+"""The component of an accusation that applies to every leaf."""
 LOCAL = "local"
 _WAIT = 60.0
-"""Seconds in which a local round should have come: it is asked for in each slot of 10 s."""
+"""Seconds within which a local round should have run: one is requested in each 10 s slot."""
 _OWN = {Cause.SELF, Cause.UNCLEAR}
 
 Verdicts = dict[Signal, tuple[Cause, str]]
-"""Cause and reason of the cases that are decided."""
+"""Cause and reason of each decided investigation."""
 
 
 def accusations(
     me: str, leaf: str, history: Mapping[Signal, SignalHistory], verdicts: Verdicts, now: float
 ) -> Iterator[Suspect]:
-    """Yield what this node says of itself and of its leaf.
+    """Yield the accusations of this node, its parts and its leaf.
 
-    The larger part where it explains the smaller ones.
+    A larger part is accused in place of the smaller ones that it explains.
     """
     wide = {
         track: verdict
@@ -73,12 +73,12 @@ def accusations(
 
 
 def nic(node: str, part: str) -> str:
-    """Return the name for an accused adapter: its own, or by the GPU that it is nearest to."""
+    """Return an adapter's component name: by its own name, or by the index of its nearest GPU."""
     return f"{node}/nic{part}" if part.isdecimal() else f"{node}/{part}"
 
 
 def waits_for_home(history: Mapping[Signal, SignalHistory], verdicts: Verdicts, now: float) -> bool:
-    """Tell whether a local round is needed to tell an adapter from its GPU."""
+    """Tell whether a local round is needed to distinguish an adapter's fault from its GPU's."""
     return any(
         cause is Cause.SELF
         and track.part
@@ -91,9 +91,9 @@ def waits_for_home(history: Mapping[Signal, SignalHistory], verdicts: Verdicts, 
 def _parts(
     own: Verdicts, history: Mapping[Signal, SignalHistory], family: str, *, same: bool
 ) -> dict[str, tuple[Cause, str]] | None:
-    """Return the accused parts of the local rounds (`same`) or of the others.
+    """Return the parts accused by rounds of `family` (`same`), or by all other rounds.
 
-    None if they are so many that it is the node.
+    None if so many are accused or above the usual that the node as a whole is at fault.
     """
     known = {track.part for track in history if track.part and (track.family == family) is same}
     accused = {
@@ -116,11 +116,10 @@ def _parts(
 
 
 def _gpu_is_well(part: str, history: Mapping[Signal, SignalHistory], now: float) -> bool | None:
-    """Tell whether local rounds since the case was opened found the GPU behind an adapter as usual;
-    None while that is not known.
+    """Tell whether local rounds since the investigation was opened cleared an adapter's GPU.
 
-    False when it cannot be known: the local round was refused, or the GPU has not been timed often
-    enough to know its usual.
+    None while that is not known. False if it cannot be known: the local round was refused, or none
+    has given a result within `_WAIT` seconds, as when the GPU has no baseline yet.
     """
     investigations = [
         entry.investigation

@@ -1,9 +1,9 @@
-"""The baseline, what is usual for this node: median and deviation of every class of timing.
+"""Baselines, what is usual for this node: median and deviation of every class of timing.
 
-A class is learnt over days, not from the round at hand: a slow leaf slows all of a round. What was
-flagged is not learnt, and the median that values are compared with may creep up by a few per cent
-only, so that a part which grows slower by a little each day is not accepted. It comes down at once
-where the part has become faster, as no fault makes it so.
+A class is learnt over days, not from the current round: a slow leaf slows a whole round. Flagged
+timings are not learnt. The reference that timings are compared with may creep up by only a few per
+cent, so that a part that gets a little slower each day does not pass as usual. It comes down at
+once if the part becomes faster, as no fault does that.
 """
 
 from __future__ import annotations
@@ -27,48 +27,47 @@ if TYPE_CHECKING:
     from dshealthd.probe.options import BaselineOptions
 
 KEPT = 256
-"""Values of a class; with SPACING these are 64 hours."""
+"""Maximum values of a class; with SPACING they span 64 hours."""
 SPACING = 900.0
-"""Seconds between two values that are kept, once there are FILL."""
+"""Minimum seconds between two kept values, once a class has FILL of them."""
 FILL = 64
 ENOUGH = 16
-"""Values from which on a class is judged by its own.
+"""Minimum values for a class to be judged by its own baseline.
 
-Its median is then known to a third of sigma.
+Its median is then known to within a third of sigma.
 """
 RECENT = 8
-"""Values in a row that tell that a part has become faster.
+"""Consecutive values that show that a part has become faster.
 
-A minute and a half at a period of 10 s.
+They take a minute and a half at a period of 10 s.
 """
 MAX_CLASSES = 2048
-"""Classes of one node. 8 rails, 4 sizes, on one leaf and across, are 64; others add a few dozen."""
+"""Maximum classes of one node. 8 rails, 4 sizes, on one leaf and across: 64; a few dozen others."""
 _TO_SIGMA = 1.4826
-"""Standard deviations in a median absolute deviation of the normal distribution."""
+"""Ratio of standard deviation to median absolute deviation in a normal distribution."""
 _LEAST_SIBLINGS = 3
-"""Other parts of the node whose median says what is usual for one: of two, one may be slow."""
+"""Minimum other parts of the node whose median can judge one part: of two, one may be slow."""
 _SMALL = 6.0
-"""A deviation from n values is taken (1 + 6/n) times.
+"""A deviation estimated from n values is multiplied by 1 + 6/n.
 
 It and the median are themselves uncertain.
 """
 _FASTER = 0.03
-"""Share by which recent values must lie below the median to take its place."""
+"""Minimum share by which recent values must lie below the median to replace it."""
 _IMPLAUSIBLE = 4.0
-"""A value so many times below the median is not learnt: no repair makes a class so much faster.
+"""A value this many times below the median is not learnt: no repair makes a class so much faster.
 
-Where it is true, several peers see it, and `_Class` starts afresh with them.
+If it is real, rounds with several peers confirm it, and `_Class` restarts from those values.
 """
 ANCHOR_KEPT = 15 * 86400.0
-"""Seconds after which the lowest median is looked for anew.
+"""Seconds after which the search for the lowest median restarts.
 
-What it was before counts as long again.
-
-So what was wrong once does not count for good, and a part may creep by `creep_ratio` in a month.
+The lowest of the preceding period counts for as long again. So one wrong value does not count
+forever, and a part may creep by `creep_ratio` in a month.
 """
 _FORMAT = 2
 _OUTDATED = frozenset({1})
-"""Files with times that peers had told, which are not believed."""
+"""Formats whose files contain times reported by peers, which are not trusted."""
 _MOST_BYTES = 1 << 24
 _FIELDS = 12
 
@@ -84,23 +83,23 @@ class TimingClass(NamedTuple):
     width: int
     """Nodes in the round."""
     far: bool
-    """Whether they are on several leaves: more hops, another time."""
+    """Whether the nodes are on several leaves: more hops, different times."""
 
 
 class Reading(NamedTuple):
-    """A timing in terms of its class."""
+    """A timing relative to its class."""
 
     ratio: float
     limit: float
-    """The ratio from which on it is flagged."""
+    """The ratio from which the timing is flagged."""
 
 
 class BaselineError(Exception):
-    """A file that cannot be used; it has been moved to `*.bad`."""
+    """An unusable file; it has been moved to `*.bad`."""
 
 
 class _OutdatedError(Exception):
-    """A file of an earlier format, whose values are not to be used."""
+    """A file of an earlier format, whose values must not be used."""
 
 
 class _Class:
@@ -133,7 +132,7 @@ class _Class:
         self.anchor = anchor
         """The lowest median of many values since `anchored`."""
         self.earlier = earlier
-        """The lowest in the time before that."""
+        """The lowest median of the period before that."""
         self.anchored = anchored
         self.median = self.sigma = 0.0
         self.reference = self.limit = 0.0
@@ -145,15 +144,15 @@ class _Class:
         return len(self.values) >= ENOUGH
 
     def learn(self, value: float, at: float, peers: Iterable[str]) -> bool:
-        """Take a value into the baseline if it is time to; tell whether anything has changed."""
+        """Add a value to the baseline if one is due; tell whether anything has changed."""
         self.recent.append((value, frozenset(peers)))
         if self.known and len(self.recent) == RECENT and self._faster():
             self.values = deque((seconds for seconds, _ in self.recent), KEPT)
             self.anchor = self.earlier = math.inf
         elif self.known and value * _IMPLAUSIBLE < self.median:
             return False
-        # Earlier than the last value: the clock was ahead, and waiting until it catches up may take
-        # years.
+        # `at < kept_at`: the clock was ahead at the last value, and waiting for it to catch up may
+        # take years.
         elif len(self.values) < FILL or at - self.kept_at >= SPACING or at < self.kept_at:
             self.values.append(value)
         else:
@@ -163,9 +162,9 @@ class _Class:
         return True
 
     def _faster(self) -> bool:
-        """Tell whether nearly all recent values are below what the baseline calls chance.
+        """Tell whether nearly all recent values are faster than the baseline's chance explains.
 
-        And no single peer has a share in all of them, unless all concern this node alone.
+        No single peer may have taken part in all of them; values of this node alone have no peers.
         """
         limit = self.median * (1 - max(_FASTER, 2 * self.sigma))
         fast = [peers for value, peers in self.recent if value < limit]
@@ -176,38 +175,38 @@ class _Class:
         spread = _median([abs(value - self.median) for value in self.values])
         self.sigma = _TO_SIGMA * spread / self.median * (1 + _SMALL / len(self.values))
         if len(self.values) >= FILL:
-            # Below 0 the clock was set back; starting a new stretch is the safe side, as `earlier`
-            # still counts.
+            # Below 0 the clock was set back. Starting a new period is then safe, as `earlier` still
+            # counts.
             if not 0 <= self.kept_at - self.anchored < ANCHOR_KEPT:
                 self.earlier, self.anchor, self.anchored = self.anchor, math.inf, self.kept_at
             self.anchor = min(self.anchor, self.median)
 
     @property
     def lowest(self) -> float:
-        """The baseline's lowest median of the last ANCHOR_KEPT to twice that."""
+        """The lowest median of a stretch between ANCHOR_KEPT and twice that long."""
         return min(self.anchor, self.earlier)
 
 
 class Baselines:
-    """The usual of every class that this node has timed."""
+    """The baselines of all classes that this node has timed."""
 
     def __init__(self, options: BaselineOptions, stamp: str = "") -> None:
-        """`stamp` names the software that was timed (torch, NCCL, driver).
+        """`stamp` names the software that was timed (dshealthd, torch, CUDA).
 
-        What another software needed is not compared with.
+        Baselines of different software are not comparable.
         """
         self._options = options
         self._stamp = stamp
         self._classes: dict[TimingClass, _Class] = {}
         self._families: dict[TimingClass, dict[str, _Class]] = {}
         self.changed = False
-        """Whether there is something that `document` has not given."""
+        """Whether there are changes since the last `document`."""
 
     def __len__(self) -> int:
         return len(self._classes)
 
     def ratio(self, series: TimingClass, seconds: float) -> Reading | None:
-        """Return a timing by its class's baseline; None if too little is known to judge."""
+        """Return a timing relative to its class's baseline; None if too little is known."""
         known = self._classes.get(series)
         if known is None or not known.known:
             return self._prior(series, seconds)
@@ -218,7 +217,7 @@ class Baselines:
     ) -> None:
         """Learn a timing of a round in which nothing was wrong; `at` is Unix time.
 
-        `peers` took part in it. What no transport can do is not learnt.
+        `peers` took part in the round. A timing below what any transport can do is not learnt.
         """
         if not FLOOR <= seconds < math.inf:
             return
@@ -237,7 +236,7 @@ class Baselines:
         return new
 
     def _siblings(self, series: TimingClass) -> list[_Class]:
-        """Return the same class's baselines of the node's other parts, where enough are known."""
+        """Return the same class's baselines of the node's other parts, if enough are known."""
         family = self._families.get(series._replace(part=""), {})
         siblings = [
             other for part, other in family.items() if part != series.part and part and other.known
@@ -245,7 +244,7 @@ class Baselines:
         return siblings if series.part and len(siblings) >= _LEAST_SIBLINGS else []
 
     def _refer(self, series: TimingClass, known: _Class) -> None:
-        """Work out the baseline that values of a class are compared with."""
+        """Compute a class's reference, which timings are compared with, and its limit."""
         known.reference = min(known.median, known.lowest * (1 + self._options.creep_ratio))
         if siblings := self._siblings(series):
             known.reference = min(
@@ -259,8 +258,9 @@ class Baselines:
         return 1 + max(floor, self._options.deviations * sigma)
 
     def _prior(self, series: TimingClass, seconds: float) -> Reading | None:
-        """Judge a part that is new by the other parts of its node, with the tolerance that their
-        differences ask for.
+        """Judge a part without a baseline by the other parts of its node.
+
+        The tolerance allows for the differences between them.
         """
         if not (siblings := self._siblings(series)):
             return None
@@ -269,7 +269,7 @@ class Baselines:
         return Reading(seconds / usual, self._limit(series, sigma))
 
     def document(self) -> bytes:
-        """Return the baselines that `load` reads: a line with a checksum, and one with classes."""
+        """Return the baselines as `load` reads them: a checksum line and a line of classes."""
         rows = [
             [
                 *series,
@@ -295,11 +295,11 @@ class Baselines:
         )
 
     def load(self, path: Path) -> bool:
-        """Take over an earlier agent's baselines; False if there are none, or they are of other
-        software.
+        """Load the baselines of an earlier run; return False if none are usable.
 
-        Raises BaselineError, with the file moved to `*.bad`, if it makes no sense, and OSError if
-        it cannot be read. Call it in a thread.
+        There may be none, or they are of other software or an outdated format. Raises BaselineError
+        if the file is corrupt, having moved it to `*.bad`, and OSError if it cannot be read. Call
+        it in a thread.
         """
         try:
             stamp, classes = _parse(state_file.read_in_child(str(path), _MOST_BYTES).decode())
@@ -308,13 +308,13 @@ class Baselines:
         except (ValueError, RecursionError) as error:
             bad = f"{path}.bad"
             state_file.set_aside_in_child(str(path))
-            message = f"{path}: {error}; moved to {bad}, and what is usual is learnt anew"
+            message = f"{path}: {error}; moved to {bad}"
             raise BaselineError(message) from error
         if stamp != self._stamp:
             return False
         for series, known in classes.items():
             self._put(series, known)
-        # After all are in place: a class is compared with its siblings too.
+        # Only after all are in place: a class is compared with its siblings too.
         for series, known in classes.items():
             self._refer(series, known)
         return True
@@ -327,7 +327,7 @@ def _median(values: Iterable[float]) -> float:
 
 
 def _pack(values: Iterable[float]) -> str:
-    # Single precision is far finer than a timing repeats, and halves the file.
+    # Single precision is far finer than the repeatability of a timing, and halves the file.
     return base64.b64encode(array("f", values).tobytes()).decode()
 
 
@@ -336,17 +336,17 @@ def _checksum(body: bytes) -> str:
 
 
 def _parse(content: str) -> tuple[str, dict[TimingClass, _Class]]:
-    """Return stamp and classes of a baseline's file; ValueError says what is wrong with it."""
+    """Return the stamp and classes of a baseline file; raise ValueError if it is invalid."""
     head, _, body = content.partition("\n")
     body = body.removesuffix("\n")
     header = json.loads(head)
     if isinstance(header, dict) and header.get("format") in _OUTDATED:
         raise _OutdatedError
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
-        message = f"not a file of baselines of format {_FORMAT}"
+        message = f"not a baseline file of format {_FORMAT}"
         raise ValueError(message)
     if header.get("blake2b") != _checksum(body.encode()):
-        message = "the checksum is not that of the content"
+        message = "the checksum does not match the content"
         raise ValueError(message)
     document = json.loads(body)
     try:
@@ -357,14 +357,14 @@ def _parse(content: str) -> tuple[str, dict[TimingClass, _Class]]:
 
 
 def _row(row: list[Any]) -> tuple[TimingClass, _Class]:
-    """Return one class of the baseline; ValueError or TypeError if it is none."""
+    """Return one class of a baseline file; raise ValueError or TypeError if it is invalid."""
     if len(row) != _FIELDS:
         message = f"a class has {_FIELDS} fields, not {len(row)}"
         raise ValueError(message)
     *key, kept_at, anchor, earlier, anchored, packed = row
     values = array("f", base64.b64decode(packed, validate=True))
     if not values or not all(0 < value < math.inf for value in values):
-        message = f"{key} has values that are no times"
+        message = f"{key} has values that are not positive, finite times"
         raise ValueError(message)
     return TimingClass(*key), _Class(
         values,

@@ -1,6 +1,6 @@
-"""Confirmations: the extra rounds that a judge asks for, queued and run.
+"""Confirmations: the extra rounds that the detector asks for, queued and run.
 
-Run one after the other, at once, and never more than so many in a minute.
+They run immediately, one after another, within a limit per minute.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ if TYPE_CHECKING:
 
 CONFIRMATIONS = counter(
     "dshealthd_probe_confirmations_total",
-    "Extra rounds that a suspicion asked for; dropped: too many in a minute.",
+    "Extra rounds requested to confirm or clear a suspicion; dropped: too many in a minute, or the "
+    "queue was full.",
     "result",
 )
 METRICS = (CONFIRMATIONS,)
 
 MAX_PENDING = 8
-"""Rounds that wait; each takes some 1.5 s, so what comes later would be of the next slot."""
+"""Maximum queued rounds; each takes some 1.5 s, so any further one would run into the next slot."""
 MINUTE = 60.0
-"""Seconds in which `per_minute` rounds may begin."""
+"""Seconds within which at most `per_minute` rounds are accepted."""
 
 
 class Confirmations:
-    """A queue of extra rounds, each member list at most once in it."""
+    """A queue of extra rounds, without duplicates."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class Confirmations:
         run: Callable[[Confirmation], Coroutine[Any, Any, bool]],
         monotonic: Callable[[], float],
     ) -> None:
-        """`run` runs one and says whether it could."""
+        """`run` runs a round and returns whether it was possible."""
         self._per_minute = per_minute
         self._run = run
         self._monotonic = monotonic
@@ -50,7 +51,7 @@ class Confirmations:
         self._results: Counter[str] = Counter()
 
     def add(self, confirmations: Iterable[Confirmation]) -> tuple[Confirmation, ...]:
-        """Queue the confirmations that are asked for; return what is not run after all."""
+        """Queue confirmations; return those that were dropped."""
         dropped = []
         for confirmation in confirmations:
             if confirmation in self._pending:
@@ -65,17 +66,17 @@ class Confirmations:
         return tuple(dropped)
 
     async def work(self) -> None:
-        """Run the confirmations that are queued, one after the other, until cancelled."""
+        """Run the queued confirmations one after another, until cancelled."""
         while True:
             await self._added.wait()
             self._added.clear()
             while self._pending:
-                # It may be asked for again by what it comes to.
+                # Removed first: its own result may ask for it again.
                 confirmation = self._pending.popleft()
                 self._results["run" if await self._run(confirmation) else "not_possible"] += 1
 
     def samples(self) -> Iterator[Sample]:
-        """Yield how many confirmations were run, dropped, or not possible."""
+        """Yield the number of confirmations run, dropped, or not possible."""
         for result, count in self._results.items():
             yield CONFIRMATIONS(float(count), result)
 

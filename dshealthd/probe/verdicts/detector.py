@@ -1,10 +1,10 @@
-"""The detector of suspects: what one agent concludes from its own rounds, and what its peers tell.
+"""The detector: what one agent concludes from its own rounds and from its peers' reports.
 
-A part that is flagged in two of three scheduled rounds is suspect. Extra rounds with members that
-are known to be well confirm it, and then the cause that explains most is accused: the leaf, if the
-neighbours find the same of themselves; a rail, a GPU, or the node, if they do not; the link, if one
-pair is bad and both ends are well with others. Each agent accuses its own node and its own links;
-of others only those that cannot speak for themselves. Rounds that were declined or inconclusive
+A part that is flagged in two of three scheduled rounds becomes suspicious. Extra rounds with
+members known to be well confirm it. Then the cause that explains most is accused: the leaf, if the
+neighbours report the same about themselves; otherwise a rail, a GPU or the node; the link, if one
+pair is bad and both its ends are well with others. Each agent accuses its own node and its own
+links, and other nodes only if they cannot report for themselves. Declined and inconclusive rounds
 accuse nobody.
 """
 
@@ -55,22 +55,22 @@ if TYPE_CHECKING:
 __all__ = ["Confirmation", "Detector"]
 
 BUSY = "already_testing"
-"""The reason of a round that was declined for another one in progress."""
+"""The reason of a round that was declined because another one was in progress."""
 _CALM = 0.6
-"""The share of the way to the limit below which a timing counts as well.
+"""Share of the way from 1 to the limit below which a timing counts as good.
 
-What ends an accusation lies below what starts one.
+The threshold that ends an accusation is thus lower than the one that starts it.
 """
 _CLEARED = 3
-"""Good rounds in a row that clear."""
+"""Consecutive good rounds that clear a suspect."""
 _STEADY = 8
-"""The same where good rounds and bad ones took turns."""
+"""The same for an intermittent fault, where good rounds and bad ones alternate."""
 _PENDING = 30.0
-"""Seconds after which an extra round that was asked for and never came is given up."""
+"""Seconds after which an extra round that has not taken place is given up."""
 
 
 class Detector:
-    """The verdicts of one agent; nothing of them is kept over a restart but the baselines."""
+    """The verdicts of one agent; only the baselines survive a restart."""
 
     def __init__(
         self,
@@ -81,9 +81,10 @@ class Detector:
         wall: Callable[[], float],
         group_size: int = PAIR,
     ) -> None:
-        """`leaves` names every member, with "" where its leaf is not known.
+        """`leaves` has every member, with "" if its leaf is not known.
 
-        `wall` gives Unix time in seconds, `group_size` the nodes of a scheduled round.
+        `wall` returns Unix time in seconds; `group_size` is the number of nodes in a scheduled
+        round.
         """
         self._me = me
         self._baselines = baselines
@@ -101,16 +102,16 @@ class Detector:
             hold=options.hold_epochs,
         )
         self._pending: dict[frozenset[str], float] = {}
-        """Members of the extra rounds that are under way, and when they were asked for."""
+        """Members of the requested extra rounds, and the time of each request."""
         self._recent = RecentRounds(me, self._high)
         self._outages = Outages()
         self._epoch = -1
         self._scheduled: tuple[int, set[str]] = -1, set()
-        """The epoch of the last scheduled round that another node led, and with whom."""
+        """Epoch of the last scheduled round that another node led, and the peers met in it."""
         self._told: tuple[tuple[str, float], ...] | None = None
 
     def take_members(self, leaves: Mapping[str, str]) -> None:
-        """Take over a new list of members; those that are gone are no suspects."""
+        """Apply a new list of members; removed ones are no longer suspects."""
         self._peer_history.take_members(leaves)
         self._around = self._surroundings()
         self._links.keep(leaves)
@@ -132,21 +133,19 @@ class Detector:
         )
 
     def observe(self, observation: Observation) -> tuple[Confirmation, ...]:
-        """Take a round into account for suspects; return the extra round that is to be run at once,
-        if one is needed.
-        """
+        """Evaluate a round; return the extra round to run at once, if one is needed."""
         if self._me not in observation.members:
             return ()
         peers = tuple(member for member in observation.members if member != self._me)
-        # By members, whoever led: a round of the same pair that the peer began answers as much.
+        # Keyed by members, whoever led: a round of the same pair that the peer led tells as much.
         self._pending.pop(frozenset(observation.members), None)
         led = observation.members[0] == self._me
         scheduled = self._is_scheduled(observation, peers)
         if scheduled:
-            # Also where it is lower: the clock was wrong, and is not any more.
+            # Even if it is lower: the clock was wrong and has been corrected.
             self._epoch = observation.epoch
         if observation.outcome in {Outcome.DECLINED, Outcome.INCONCLUSIVE}:
-            # Of a round that another one led, its word alone says who else has declined.
+            # If another member led, only its word says who else declined: note the leader alone.
             who = peers if led else observation.members[:1]
             self._peer_history.declined(who, observation.at, busy=observation.reason == BUSY)
             if observation.outcome is Outcome.DECLINED and led:
@@ -155,8 +154,8 @@ class Detector:
                     self._recent.declined(peer, self._epoch)
                 self._told = None
             if not peers:
-                # Policy keeps the GPUs from the round that would tell an adapter from its GPU: a
-                # case that waits for it must be decided without.
+                # The policy denied the GPUs to the local round that distinguishes an adapter from
+                # its GPU: an investigation that waits for it must be decided without it.
                 self._refuse_home()
             return self._ask()
         told = decode_scores(observation, peers)
@@ -182,33 +181,33 @@ class Detector:
         return self._ask()
 
     def _is_scheduled(self, observation: Observation, peers: tuple[str, ...]) -> bool:
-        """Tell whether the schedule asked for a round, and not the member that led it.
+        """Tell whether the schedule asked for a round, rather than the member that led it.
 
-        Who else leads a round, or leads one again, has chosen this node: what it then sees is
-        evidence on the two of them alone.
+        A member that leads any other round, or leads one again, has chosen this node: the round is
+        evidence about the two of them only.
         """
         epoch = observation.epoch
         if epoch < 0 or not peers or observation.members[0] == self._me:
-            # Whom this node leads is its own choice, a substitute's too; only a choice of others
-            # can be aimed at it.
+            # This node itself chose whom to lead, even a substitute; only the choices of others can
+            # be aimed at it.
             return epoch >= 0
         if not self._peer_history.scheduled(observation.members, epoch):
             return False
         if observation.outcome is Outcome.DECLINED:
-            return True  # a member that is in another round tries again
+            return True  # the leader tries again if a member is in another round
         if self._scheduled[0] != epoch:
             self._scheduled = epoch, set()
         if self._scheduled[1] & set(peers):
             return False
-        # The first round with a peer in an epoch counts, so that it cannot add evidence by running
-        # more of them.
+        # Only the first round with a peer in an epoch counts, so that the peer cannot add evidence
+        # by leading more of them.
         self._scheduled[1].update(peers)
         return True
 
     def withdraw(self, confirmation: Confirmation) -> None:
-        """Note for the detector that an extra round is not run after all.
+        """Note that an extra round is not run after all.
 
-        The next round asks for what is then needed.
+        After the next observation the detector asks for what is needed then.
         """
         self._pending.pop(frozenset(confirmation.members), None)
 
@@ -218,7 +217,7 @@ class Detector:
                 history.investigation.home_refused = True
 
     def _reached(self, peers: Iterable[str]) -> None:
-        """Take back the suspicion of peers that cannot be reached: they have answered."""
+        """Drop the suspicion that peers are unreachable: they have answered."""
         for peer in peers:
             self._links.met(peer, self._epoch, well=True, led=True)
             if REACH in self._history:
@@ -229,9 +228,9 @@ class Detector:
     def _items(
         self, observation: Observation, round: ObservedRound
     ) -> Iterator[tuple[SignalHistory, Measurement]]:
-        """Yield what a round says to the detector on each track.
+        """Yield each of a round's measurements with the history of its signal.
 
-        Timings of rounds in which nothing is wrong are learnt.
+        Timings are learnt as usual if nothing in the round hints at a fault.
         """
         ok = observation.outcome is Outcome.OK
         hard = hard_track(observation)
@@ -244,7 +243,7 @@ class Detector:
         ):
             bad = not ok and track == hard
             if track == RUN and hard == REACH and not ok:
-                continue  # it did not come so far
+                continue  # the round did not get that far
             late = observation.late if track == RUN and bad else ()
             yield (
                 self._of(track),
@@ -268,7 +267,7 @@ class Detector:
             )
             track = Signal(family, observation.backend, op, size, part)
             measurement = self._timed(round, series, least, most)
-            # While too little is known to judge, there is nothing to keep a history of.
+            # No history is started before enough is known to judge.
             history = self._history.get(track) if measurement is None else self._of(track)
             is_exact, bad = least == most, False
             if measurement is not None and history is not None:
@@ -276,9 +275,9 @@ class Detector:
                 if is_exact or bad or measurement.good:
                     yield history, measurement
             if (
-                # Learn only where nothing hints at a fault: an extra round is run because something
-                # may be wrong, an open case may be a fault that does not flag each round, and a
-                # peer that is slow by its own account slows this timing as well.
+                # Learn only if nothing hints at a fault: an extra round runs because something may
+                # be wrong, an open investigation may concern a fault that does not flag every
+                # round, and a peer that is slow by its own account slows this timing too.
                 is_exact
                 and not bad
                 and not round.extra
@@ -290,8 +289,9 @@ class Detector:
     def _timed(
         self, round: ObservedRound, series: TimingClass, least: float, most: float
     ) -> Measurement | None:
-        """Return what a time between `least` and `most` seconds says; None if too little is known
-        to judge.
+        """Return the measurement of a time between `least` and `most` seconds.
+
+        None if too little is known to judge it.
         """
         low = self._baselines.ratio(series, least)
         high = low if least == most else self._baselines.ratio(series, most)
@@ -299,7 +299,7 @@ class Detector:
             return None
         return Measurement(
             round,
-            # Of what is possible, what is nearest to the usual.
+            # The possible ratio that is nearest to the usual.
             min(max(1.0, low.ratio), high.ratio),
             low.ratio >= low.limit,
             high.ratio < 1 + (high.limit - 1) * _CALM,
@@ -316,7 +316,7 @@ class Detector:
         return history
 
     def _note_outages(self, observation: Observation, round: ObservedRound) -> None:
-        """Note for the detector which peers were silent, which answered, save the self-accused."""
+        """Note which peers were silent and which answered, except those that accuse themselves."""
         if observation.outcome is Outcome.OK:
             self._outages.answered(round.peers, self._epoch)
         elif observation.outcome in SILENCES and hard_track(observation) == REACH:
@@ -333,7 +333,7 @@ class Detector:
         round: ObservedRound,
         found: list[tuple[SignalHistory, Measurement]],
     ) -> None:
-        """Keep for later suspicions who was met, and what is told about that to others."""
+        """Record the peers met, for later suspicions and for this node's reports to its peers."""
         well = not any(measurement.bad for _, measurement in found)
         for peer in round.peers:
             self._peer_history.met(peer, round.at, well=well)
@@ -348,9 +348,9 @@ class Detector:
     # What it means
 
     def _consider(self, round: ObservedRound) -> None:
-        """Open, decide and close cases of suspects."""
-        # Where packets are lost now and then, good rounds come between the bad ones and the window
-        # never makes a suspect: such a fault is counted apart.
+        """Open, decide and close investigations."""
+        # With occasional packet loss, good rounds come between the bad ones and the window never
+        # becomes suspicious: such a fault is counted separately, by its short outages.
         if REACH not in self._verdicts and self._outages.many(self._epoch, self._around.liars):
             reach = self._of(REACH)
             reach.investigation = Investigation.open(reach.window, round.at)
@@ -361,8 +361,8 @@ class Detector:
                     if history.pairs:
                         self._links.review(history, self._epoch)
                     continue
-                # Decided by later rounds only: those that opened the case were picked for being
-                # bad.
+                # Only later rounds decide: those that opened the investigation were selected for
+                # being bad.
                 history.investigation = Investigation.open(history.window, round.at)
                 continue
             cause = explain(history.investigation, track, self._around)
@@ -381,9 +381,9 @@ class Detector:
         self._links.expire(self._epoch)
 
     def _review(self, track: Signal, history: SignalHistory, cause: Cause) -> None:
-        """Clear a suspect, or correct what it is accused of."""
+        """Clear a suspect, or correct the accusation."""
         assert history.investigation is not None  # noqa: S101 - a verdict has a case
-        # A faulty uplink does not show inside the leaf, so good rounds there clear nothing.
+        # A faulty uplink does not affect rounds inside the leaf, so good ones there clear nothing.
         leaf_alone = self._verdicts[track][0] in {Cause.LEAF, Cause.FABRIC} and not any(
             i.bad and i.round.near for i in history.investigation.measurements
         )
@@ -396,7 +396,7 @@ class Detector:
         if len(telling) == enough and all(measurement.good for measurement in telling):
             history.forget()
             self._outages.forget()
-            history.pairs.clear()  # what was bad with others was this
+            history.pairs.clear()  # this fault explains the bad rounds with peers
             history.ended.clear()
             del self._verdicts[track]
         elif cause in {Cause.SELF, Cause.LEAF, Cause.FABRIC} and any(
@@ -408,15 +408,15 @@ class Detector:
             )
 
     def _ask(self) -> tuple[Confirmation, ...]:
-        """Return the extra round that the detector needs next, unless one is under way."""
+        """Return the extra round that the detector needs next, unless one is pending."""
         now = self._wall()
         self._pending = {
-            # The lower bound ends the wait too where the wall clock was set back.
+            # The lower bound also ends the wait if the wall clock was set back.
             members: at
             for members, at in self._pending.items()
             if 0 <= now - at < _PENDING
         }
-        # One at a time: what it shows decides whether another one is needed at all.
+        # One at a time: its result decides whether another one is needed at all.
         if self._pending:
             return ()
         state = PlanningInput(
@@ -439,7 +439,7 @@ class Detector:
         return (confirmation,)
 
     def _note_plan(self, planned: NextStep) -> None:
-        """Note what the detector asked for, so that it is not asked for again at once."""
+        """Record what was planned, so that it is not requested again at once."""
         for signal in planned.considered:
             if investigation := self._history[signal].investigation:
                 investigation.asked += 1
@@ -457,10 +457,10 @@ class Detector:
         elif step.purpose is Purpose.RECHECK and history.investigation is not None:
             history.investigation.checked = self._epoch
 
-    # What is told
+    # What is reported
 
     def suspects(self) -> tuple[Suspect, ...]:
-        """Return all suspects now: the accusations that stand."""
+        """Return all current suspects."""
         if (
             not self._verdicts
             and not self._links.gone
@@ -473,7 +473,7 @@ class Detector:
             )
         )
         own = any(suspect.part in {Part.NODE, Part.LEAF} for suspect in found)
-        # A node that is at fault finds all its links bad.
+        # A faulty node sees all its links bad, so they are not accused as well.
         if not own:
             found += accused_links(self._me, self._history.values())
         for track, (cause, _) in self._verdicts.items():
@@ -490,9 +490,9 @@ class Detector:
         )
 
     def score(self) -> float | None:
-        """Return this node's own score, the median of its parts' ratios over its recent peers.
+        """Return this node's own score: the median over its parts of their recent ratios.
 
-        None before the first round.
+        HARD if its rounds fail; None before the first round.
         """
         if any(
             track in self._verdicts or self._history[track].suspicious()
@@ -504,9 +504,9 @@ class Detector:
         return median(parts.values()) if parts else (1.0 if REACH in self._history else None)
 
     def scores(self) -> tuple[tuple[str, float], ...]:
-        """Return the detector's scores to tell in a round, for `Observation.scores` of all.
+        """Return the scores to report in a round, for `Observation.scores` of all its members.
 
-        The own score, slow parts, the ratios of the last pairs.
+        They are this node's own score, its slow parts and uplink, and the ratios of its last pairs.
         """
         if self._told is None:
             slow = {
@@ -526,7 +526,7 @@ class Detector:
         return self._told
 
     def _ratios(self) -> dict[str, float]:
-        """Return the ratio of every part that may be a suspect, the worst of its sizes."""
+        """Return each part's ratio, the worst over its operations and sizes, without echoes."""
         ratios: dict[str, float] = {}
         for track, history in self._history.items():
             if track.timed and track.family != "light" and (ratio := history.ratio()) is not None:
@@ -535,7 +535,7 @@ class Detector:
 
 
 def _times(observation: Observation) -> Iterator[tuple[str, int, str, float, float]]:
-    """Yield operation, size and part of each time of a round, and between which seconds it lies."""
+    """Yield operation, size and part of each time of a round, and its bounds in seconds."""
     for timing in observation.timings:
         yield timing.op, timing.size, timing.part, timing.seconds, timing.seconds
     for bounds in observation.bounds:

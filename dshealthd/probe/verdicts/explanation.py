@@ -1,7 +1,7 @@
-"""The explanation of a case's bad rounds: this node, its leaf, lying peers, or nothing yet.
+"""The explanation of an investigation's bad rounds: this node, its leaf, its peers, or nothing yet.
 
-Pure functions of the rounds of one case. The larger cause is tried first: where nearly all
-neighbours on the leaf say the same of themselves it is the leaf; where they do not, it is this
+Pure functions of the rounds of one investigation. The larger cause is tried first: if nearly all
+neighbours on the leaf report the same about themselves, it is the leaf; if they do not, it is this
 node, or the part of it that was timed.
 """
 
@@ -21,20 +21,23 @@ if TYPE_CHECKING:
 
 _CUT_OFF = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED})
 _MOST = 12
-"""Rounds of a case after which what cannot be told is called ambiguous."""
+"""Rounds of an investigation after which an undecided cause is called ambiguous."""
 _LEAST_FAR = 3
-"""Members of other leaves: more than may lie, as they alone make it the way out of the leaf."""
-_ALIKE = 1.15
-"""Largest ratio among bad rounds to the smallest that still counts as the same slowness.
+"""Members of other leaves that the leaf's uplink must fail with to be blamed.
 
-Jitter of 3 % at both ends of 4 rounds stays below it; spikes, of 1.2 to 3 by chance, do not.
+That is more than may lie, as they alone implicate the uplink.
+"""
+_ALIKE = 1.15
+"""Maximum ratio between the largest and the smallest bad ratio that counts as equally slow.
+
+Jitter of 3 % at both ends of 4 rounds stays below it; random spikes, by 1.2 to 3, do not.
 """
 _AGREED = 3
-"""Neighbours that say the same, to each one that does not."""
+"""Neighbours that must agree for each one that disagrees."""
 
 
 class Cause(enum.Enum):
-    """What is at the bottom of a case."""
+    """The cause of an investigation's bad rounds, or the round that is needed to find it."""
 
     NOTHING = "nothing"
     """It was chance, or is over."""
@@ -45,20 +48,23 @@ class Cause(enum.Enum):
     SELF = "self"
     LEAF = "leaf"
     FABRIC = "fabric"
-    """Everybody says the same: more than a leaf, or what is usual has changed everywhere."""
+    """Everybody reports the same: it is more than a leaf, or the usual has changed everywhere."""
     PEER = "peer"
-    """There is one peer only: it, the way to it, or this node."""
+    """Every bad round includes the only peer, or one of so few that they may lie.
+
+    It is these peers, the path to them, or this node.
+    """
     UNCLEAR = "unclear"
-    """This node or its leaf: the neighbours could not be heard."""
+    """This node or its leaf: the neighbours' reports do not settle it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a case is judged in."""
+    """The circumstances in which an investigation is judged."""
 
     me: str
     intra_leaf: int
-    """Other members on this node's leaf; 0 where the leaf is not known."""
+    """Other members on this node's leaf; 0 if the leaf is not known."""
     inter_leaf: int
     """Members elsewhere."""
     high: float
@@ -67,9 +73,9 @@ class Surroundings:
 
     @property
     def liars(self) -> int:
-        """How many other members may lie together without being believed in an explanation.
+        """How many other members may lie together without being believed.
 
-        Two where five others or more can contradict them; one of fewer; none where there is one.
+        Two among five others or more, one among two to four, none if there is only one.
         """
         others = self.intra_leaf + self.inter_leaf
         return 2 if others > 2 * 2 else 1 if others > 1 else 0
@@ -77,7 +83,7 @@ class Surroundings:
 
 @dataclass(slots=True)
 class _Count:
-    """The rounds of a case, counted."""
+    """The rounds of an investigation, counted."""
 
     bad: int = 0
     explained: int = 0
@@ -106,18 +112,18 @@ class _Count:
 
 
 def reason_of(measurements: Iterable[Measurement]) -> str:
-    """Return the most common reason among the bad items of a case."""
+    """Return the most common reason among the bad measurements."""
     return Counter(
         measurement.reason for measurement in measurements if measurement.bad
     ).most_common(1)[0][0]
 
 
 def explain(investigation: Investigation, track: Signal, around: Surroundings) -> Cause:
-    """Return the explanation of a case as far as its rounds tell it."""
+    """Return the cause of an investigation's bad rounds, as far as its rounds show it."""
     measurements = list(investigation.measurements)
     count = _Count.of(measurements)
     first = _Count.of(investigation.earlier)
-    # Chance makes a round slow but does not break it, so half as many failures are proof.
+    # Chance slows a round but does not break it, so half as many failures are proof.
     needed = around.confirmations if track.timed else (around.confirmations + 1) // 2
     cut_off = not track.timed and any(
         measurement.reason in _CUT_OFF
@@ -127,7 +133,7 @@ def explain(investigation: Investigation, track: Signal, around: Surroundings) -
     if track.timed and _alike((*investigation.earlier, *measurements)):
         needed -= 1
     if cut_off:
-        # Several may be gone at once; nobody else can say that it is they.
+        # Several peers may be gone at once, and nobody else can report that it is their fault.
         needed = around.confirmations
     if (
         around.known_leaf
@@ -136,8 +142,8 @@ def explain(investigation: Investigation, track: Signal, around: Surroundings) -
         and first.far_bad
     ):
         return _way_out(measurements, track, count, around, needed)
-    # A fault that comes and goes lets a round through now and then. Who answers at all is not cut
-    # off.
+    # An intermittent fault lets a round through now and then. A node that is cut off gets no answer
+    # at all.
     tolerated = 0 if cut_off else 1
     if count.good > tolerated:
         return Cause.NOTHING
@@ -147,7 +153,7 @@ def explain(investigation: Investigation, track: Signal, around: Surroundings) -
 
 
 def _alike(measurements: Iterable[Measurement]) -> bool:
-    """Tell whether a part is slow by the same ratio each time, as what chance has slowed is not."""
+    """Tell whether all bad rounds are slow by about the same ratio, unlike random spikes."""
     ratios = [measurement.ratio for measurement in measurements if measurement.bad]
     return max(ratios) <= _ALIKE * min(ratios)
 
@@ -155,15 +161,15 @@ def _alike(measurements: Iterable[Measurement]) -> bool:
 def _inward(
     investigation: Investigation, track: Signal, count: _Count, around: Surroundings, needed: int
 ) -> Cause:
-    """Tell leaf and node apart as explanation, when rounds are bad wherever they lead."""
+    """Distinguish leaf and node as the cause when rounds are bad inside and outside the leaf."""
     measurements = list(investigation.measurements)
-    # `asked` counts rounds that nobody was left for as well: without it such a case would stay open
-    # for ever.
+    # `asked` also counts rounds for which no peer was left: without it, such an investigation would
+    # stay open forever.
     spent = len(measurements) >= _MOST or investigation.asked >= 2 * _MOST
     if track.family not in {"local", "home"} and blamed_by_few(
         [*investigation.earlier, *measurements], around.liars
     ):
-        # So few members could have made all of these rounds bad: they are no proof against others.
+        # So few members could have made all these rounds bad: they prove nothing against others.
         return Cause.PEER if spent else _next(measurements, around)
     near_high, near_low = _words(measurements, track, around, near=True)
     far_high, far_low = _words(measurements, track, around, near=False)
@@ -171,7 +177,7 @@ def _inward(
         near_high
     ) >= _AGREED * len(near_low)
     if around.intra_leaf and agreed:
-        if around.inter_leaf and not far_low and (len(far_high) < 2 and not spent):  # noqa: PLR2004 - one alone may be ill itself
+        if around.inter_leaf and not far_low and (len(far_high) < 2 and not spent):  # noqa: PLR2004 - one alone may be faulty itself
             return Cause.MORE_FAR
         return Cause.FABRIC if len(far_high) > 1 and not far_low else Cause.LEAF
     if not around.known_leaf and len(far_high) >= _AGREED and not far_low:
@@ -203,14 +209,14 @@ def _way_out(
     around: Surroundings,
     needed: int,
 ) -> Cause:
-    """Explain rounds that are bad only where they leave the leaf."""
+    """Explain rounds that are bad only if they leave the leaf."""
     if count.far_good > 1 or (count.far_good and not track.timed):
         return Cause.NOTHING
     spent = len(measurements) >= _MOST
     peers = {
         peer for measurement in measurements if measurement.bad for peer in measurement.round.peers
     }
-    # Where few members are on other leaves, all of them together must be able to prove it.
+    # If there are few members on other leaves, all of them together must suffice as proof.
     if blamed_by_few(measurements, min(around.liars, around.inter_leaf - 1)):
         return Cause.PEER if spent else Cause.MORE_FAR
     if count.far_bad < needed or len(peers) < min(_LEAST_FAR, around.inter_leaf):
@@ -235,16 +241,16 @@ def _way_out(
 def blamed_by_few(measurements: Iterable[Measurement], liars: int) -> bool:
     """Tell whether `liars` members could have made all of these rounds bad between them.
 
-    Each round takes several peers into account: a liar can always bring an honest third along, so
-    what counts is the smallest set of peers of which every bad round had one.
+    Counting all peers of the bad rounds is not enough: a liar can bring an honest third member into
+    every round. What counts is the smallest set of peers of which every bad round includes one.
     """
     return _cover([entry.round.peers for entry in measurements if entry.bad], liars) is not None
 
 
 def blamed(investigation: Investigation, around: Surroundings) -> set[str]:
-    """Return the few peers that explain the bad rounds of a case.
+    """Return the few peers that explain the bad rounds of an investigation.
 
-    A single one may be chance.
+    A peer must be in more than one bad round, as a single one may be chance.
     """
     rounds = [
         entry.round.peers
@@ -256,11 +262,11 @@ def blamed(investigation: Investigation, around: Surroundings) -> set[str]:
 
 
 def _cover(rounds: Sequence[tuple[str, ...]], size: int) -> tuple[str, ...] | None:
-    """Return at most `size` names that explain all bad rounds, one each; None if there are none."""
+    """Return at most `size` names of which every round includes one; None if that is impossible."""
     if not rounds:
         return ()
-    # One peer of the first round must be in the cover, so only these are tried: at most (nodes of a
-    # round)^size steps, and `liars` is two at most.
+    # The cover must include a peer of the first round, so only these are tried: at most (nodes of a
+    # round)^size steps, and `liars` is at most two.
     for name in rounds[0] if size else ():
         rest = _cover([peers for peers in rounds if name not in peers], size - 1)
         if rest is not None:
@@ -275,17 +281,16 @@ def _agrees(word: PeerReport, track: Signal, high: float) -> bool:
 def _words(
     measurements: Iterable[Measurement], track: Signal, around: Surroundings, *, near: bool
 ) -> tuple[set[str], set[str]]:
-    """Return whose word supports an explanation of this node's bad rounds, and whose does not.
+    """Return the peers that report this node's problem about themselves, and those that deny it.
 
-    The last word of each counts.
-
-    Who finds itself well, and has had no more good rounds with others lately than bad ones, does
-    not know yet.
+    Only rounds inside the leaf count (`near`), or only those outside it, and only the last report
+    of each peer. A peer that finds itself well, but whose recent rounds with others were not mostly
+    good, does not know yet and is in neither set.
     """
     words: dict[str, bool | None] = {}
     for measurement in measurements:
-        # A neighbour's word tells the leaf from the node, that of one elsewhere the fabric from the
-        # leaf.
+        # A neighbour's report distinguishes the leaf from the node, a report from another leaf the
+        # fabric from the leaf.
         if measurement.round.near is near:
             for peer, told in measurement.round.told.items():
                 if told.node is not None:
@@ -297,7 +302,7 @@ def _words(
 
 
 def _next(measurements: Sequence[Measurement], around: Surroundings) -> Cause:
-    """Return on which side an explanation needs the next round: the one that was heard less."""
+    """Return the side that needs the next round: the one with fewer rounds so far."""
     near = sum(measurement.round.near for measurement in measurements)
     if not around.intra_leaf:
         return Cause.MORE_FAR

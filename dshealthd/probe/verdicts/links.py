@@ -1,6 +1,6 @@
-"""Links to peers with which rounds go badly: which are accused, of being slow or gone.
+"""Links to peers with which rounds go badly: when to accuse one of being slow or broken.
 
-The way to them, or they themselves where they cannot say so.
+The accused is the link, or the peer itself if it cannot report for itself.
 """
 
 from __future__ import annotations
@@ -20,107 +20,112 @@ if TYPE_CHECKING:
 
 SLOW = "slow"
 HARD_BADS = 2
-"""The first round that gave no time and one that was asked; then others are heard."""
+"""Failed rounds with a peer before others are consulted: the first one and a retry."""
 _CUT_BADS = 5
-"""Failed calls after which a way between two agents counts as cut, where no other end fails.
+"""Failed calls after which the path between two agents counts as cut, if both reach others.
 
-A node that loses half of its packets fails so many times in a row with one peer in 1 of 16 cases.
-Both ends count the calls of both, so the way is tried again in the time in which others are asked.
+A node that loses half of its packets fails this often in a row with one peer in 1 of 16 cases.
+Both ends count the calls of both, so the path is retried while others are being consulted.
 """
 _FLAPPING_BADS = 8
-"""The same where good calls came between them.
+"""The same if good calls came between the failed ones.
 
-A cut way lets none through; one that does flaps, or it is a node that loses packets.
+A cut path lets no call through; if some get through, the path flaps or a node loses packets.
 """
 _OTHERS = 3
-"""Good rounds with others that this node needs for that."""
+"""Minimum good rounds with others before this node blames the path."""
 _OTHERS_RATIO = 4
-"""And as many to each one that failed: otherwise it may be this node that loses packets."""
+"""Minimum good rounds with others for each bad one: otherwise this node may be losing packets."""
 SLOW_MORE = 2
-"""A link needs so many flagged rounds more than confirmations.
+"""Flagged rounds that a slow link needs on top of `confirmations`.
 
-Each single flagged round opens a case on one.
+It needs more because a suspicion of a link starts with a single flagged round.
 """
 _MOST = 12
-"""Flagged rounds of a pair after which it is called ambiguous, if the ends do not agree."""
-_EPOCHS = 2
-"""Epochs that are waited for that.
+"""Flagged rounds of a pair after which it is called ambiguous if its ends do not agree.
 
-Extra rounds follow each other at once, and it takes other epochs to hear others.
+It is called so only after a wait since the first of them, by the following constants.
+"""
+_EPOCHS = 2
+"""The wait in epochs for reports from others.
+
+Extra rounds follow each other at once, but others report only in other epochs.
 """
 _DISPUTES = 3
-"""Epochs in which the other end disagrees, after which a slow pair is called ambiguous.
+"""Epochs in which the other end must disagree for this short wait to apply to a slow pair.
 
 A single one may be chance: one of its rounds with others took longer.
 """
 _UNTOLD = 12
-"""The same where the other end has not yet timed this pair and others: two minutes of 10 s epochs.
+"""The wait while the other end has not yet timed this pair and others: two minutes of 10 s epochs.
 
 It times an echo only in rounds that it leads, and meets others only between the extra rounds.
 """
 _STARVED = 30
-"""The same where it has tried, and its echoes did not count as an agent waited for a CPU; and where
-echoes of others to it are slow too.
+"""The wait if the other end has tried to time an echo, but an agent waited for a CPU.
+
+Also the wait if others' echoes to the peer are slow too.
 """
 _UNHEARD = 4
-"""The same where nobody has told anything of the peer.
-
-Where packets are lost it takes longer until somebody does.
-"""
+"""The wait for any report about the peer; with packet loss it takes longer until one arrives."""
 _DOUBTED = 16
-"""The same where the peer said that a round with another failed too.
+"""The wait if the peer reported that a round with another member failed too.
 
-Of a peer that cannot be reached that may be older than what is wrong, and is forgotten by then.
+If the peer cannot be reached, that report may be older than the fault; it expires within the wait.
 """
 _HEARINGS = 4
-"""Witnesses that are asked; who is in reach of none of so many is ambiguous, not dead."""
+"""Witnesses to consult; a peer on which so many settle nothing is called ambiguous, not dead."""
 _STALE = 6
-"""Epochs after which a suspicion of a peer that was not followed up is dropped."""
+"""Epochs without a round after which a suspicion of a peer is dropped."""
 _LEAF_GONE = 3
-"""Members of a leaf that are gone, and none that is well, make it the leaf."""
+"""Members of a leaf that must be gone, with none of it well, to accuse the leaf."""
 
 
 class Links:
-    """What this node says of others: its links, and nodes that cannot speak for themselves."""
+    """This node's conclusions on its links, and on nodes that cannot report for themselves."""
 
     def __init__(
         self, peer_history: PeerHistory, *, high: float, confirmations: int, hold: int
     ) -> None:
-        """`high` is the ratio from which on a round counts as slow.
+        """`high` is the ratio from which a round counts as slow.
 
-        `hold` the epochs for which a node stays accused.
+        `hold` is the number of epochs for which a node stays accused without new evidence.
         """
         self._peer_history = peer_history
         self._high = high
         self._enough = confirmations + SLOW_MORE
         self._hold = hold
         self._gone: dict[str, tuple[Suspect, int]] = {}
-        """Other nodes, and the epoch of the last evidence."""
+        """Accused nodes: the accusation, and the epoch of the last evidence."""
         self._back: set[str] = set()
 
     @property
     def gone(self) -> frozenset[str]:
-        """Nodes whose links are gone and that are accused."""
+        """Nodes that are accused of being gone."""
         return frozenset(self._gone)
 
     @property
     def back(self) -> frozenset[str]:
-        """Accused nodes that have called since this node last failed to: links may be well again."""
+        """Accused nodes that have called since this node last failed to call them.
+
+        They may be well again.
+        """
         return frozenset(self._back)
 
     def suspects(self) -> list[Suspect]:
-        """Return the nodes, or their leaves, that are accused by their links."""
+        """Return the accusations of nodes that are gone, or of their leaves."""
         return [suspect for suspect, _ in self._gone.values()]
 
     def keep(self, names: Iterable[str]) -> None:
-        """Forget links to nodes that are no members."""
+        """Forget nodes that are not in `names`."""
         self._gone = {name: self._gone[name] for name in names if name in self._gone}
         self._back &= self._gone.keys()
 
     def met(self, name: str, epoch: int, *, well: bool, led: bool) -> None:
-        """Take back an accusation of a link, if the node has answered a call.
+        """Withdraw the accusation of a node that has answered a call.
 
-        Where it has called itself, that is still to be seen.
+        If the node itself called, whether it can be called is still to be verified. A failed call
+        of this node renews the accusation.
         """
         if name not in self._gone:
             return
@@ -134,7 +139,7 @@ class Links:
             self._gone[name] = self._gone[name][0], epoch
 
     def expire(self, epoch: int) -> None:
-        """Let go of old accusations of links: who meets the node now says what it is like."""
+        """Drop accusations that are too old; members that meet the node now will judge it anew."""
         self._gone = {
             name: (suspect, since)
             for name, (suspect, since) in self._gone.items()
@@ -143,10 +148,10 @@ class Links:
         self._back &= self._gone.keys()
 
     def review(self, history: SignalHistory, epoch: int) -> None:
-        """Decide on the links of a track's pairs, and drop what was not followed up."""
+        """Decide on a signal's suspected pairs, and drop those without recent rounds."""
         for peer, pair in list(history.pairs.items()):
             if history.track.timed and pair.accused and pair.reason == AMBIGUOUS:
-                self._weigh(history, pair, epoch)  # the other end may have told more by now
+                self._weigh(history, pair, epoch)  # the other end may have reported more by now
             if pair.accused:
                 continue
             if not 0 <= epoch - pair.touched <= _STALE:
@@ -154,16 +159,17 @@ class Links:
             elif history.track.timed:
                 self._weigh(history, pair, epoch)
             elif pair.bads >= HARD_BADS and epoch != pair.first.round.epoch:
-                # In the epoch of the first round, what others have met may be older than the fault.
+                # In the epoch of the first bad round, others' reports may predate the fault.
                 self._hear(history, pair, epoch)
 
     def _weigh(self, history: SignalHistory, pair: PeerSuspicion, epoch: int) -> None:
-        """Accuse the link of a slow pair, if both ends are well with others and both find the pair
-        slow.
+        """Accuse the link of a slow pair if both ends are well with others and find the pair slow.
+
+        If they keep disagreeing, accuse it as ambiguous.
         """
         if pair.bads < self._enough or not mostly_well(pair):
             return
-        # Of an echo only the leader knows the time: a member's word on it is that it was answered.
+        # Only the leader of an echo knows its time; the other end knows only that it answered.
         echo = history.track.family == Kind.LIGHT.value
         opinion = self._peer_history.opinion(pair.peer, calls=echo)
         agrees = (
@@ -177,7 +183,7 @@ class Links:
         if agrees and not slow and self._peer_history.verified_by_peers(pair.peer, high):
             pair.accuse(SLOW)
             return
-        if slow:  # it will find out itself, once it has led rounds
+        if slow:  # the peer will find that out itself, once it has led rounds
             wait = _STARVED
         elif opinion is not None and self._peer_history.tells_of_others(pair.peer):
             pair.dispute(epoch)
@@ -188,9 +194,7 @@ class Links:
             pair.accuse(AMBIGUOUS)
 
     def _hear(self, history: SignalHistory, pair: PeerSuspicion, epoch: int) -> None:
-        """Tell a peer that is gone from a link that is gone, by what it says itself, or what others
-        know of it.
-        """
+        """Distinguish a dead peer from a broken link, by the reports of the peer and of others."""
         if pair.since is None:
             return
         since, began = pair.since.round.at, pair.since.round.epoch
@@ -202,8 +206,9 @@ class Links:
             elif pair.bads >= _MOST and epoch > pair.first.round.epoch + _EPOCHS:
                 pair.accuse(AMBIGUOUS)
             return
-        # Who calls others may still be one that nobody can call. Who has been silent for long is no
-        # such one: whoever meets it will do.
+        # A peer that calls others may still be one that nobody can call, so others' own calls to it
+        # count first. A peer that has long been silent does not call anybody: then any round of
+        # others with it counts.
         known = self._peer_history.opinions(
             pair.peer, since, began, calls=True, timed=history.track != REACH
         )
@@ -222,8 +227,8 @@ class Links:
     def _is_link(self, pair: PeerSuspicion, known: Iterable[float], epoch: int) -> bool:
         """Tell whether calls fail between two ends that both reach others.
 
-        Where one end fails with others too, it is this end that loses packets: it finds that out
-        itself, by its outages or an investigation. `known` is what others tell of the peer.
+        If one end fails with others too, that end loses packets, and finds that out itself by its
+        outages or an investigation. `known` has the ratios that others report for the peer.
         """
         return (
             calls_missing(pair) == 0
@@ -234,9 +239,9 @@ class Links:
         )
 
     def _accuse(self, name: str, reason: str, since: float, epoch: int) -> None:
-        """Accuse a node, or the links to it, that others do not reach either.
+        """Accuse a node that others do not reach either.
 
-        Or its leaf, where several are gone and none is well.
+        If several nodes of its leaf are gone and none is well, accuse the leaf.
         """
         self._gone[name] = Suspect(Part.NODE, name, reason), epoch
         self._back.discard(name)
@@ -244,7 +249,7 @@ class Links:
         gone = [other for other in self._gone if self._peer_history.leaves.get(other) == leaf]
         if (
             leaf
-            # With its own leaf gone this node would be cut off itself, and could not know.
+            # If its own leaf were gone, this node would be cut off itself and could not know.
             and leaf != self._peer_history.leaf
             and len(gone) >= _LEAF_GONE
             and not self._peer_history.well(leaf, since)
@@ -254,7 +259,7 @@ class Links:
 
 
 def accused_links(me: str, every: Iterable[SignalHistory]) -> Iterator[Suspect]:
-    """Yield the links that are accused, named the same from both ends."""
+    """Yield the accused links, which have the same name at both ends."""
     for history in every:
         for pair in history.pairs.values():
             if pair.accused:
@@ -262,16 +267,16 @@ def accused_links(me: str, every: Iterable[SignalHistory]) -> Iterator[Suspect]:
 
 
 def link(one: str, other: str, reason: str) -> Suspect:
-    """Return the accusation of the link, or way, between two nodes."""
+    """Return the accusation of the link between two nodes."""
     return Suspect(Part.LINK, "--".join(sorted((one, other))), reason)
 
 
 def calls_missing(pair: PeerSuspicion) -> int:
-    """Return how many more failed calls it takes until the way to a peer can be to blame."""
+    """Return how many more failed calls are needed before the path to a peer can be blamed."""
     needed = _FLAPPING_BADS if pair.earlier or pair.goods else _CUT_BADS
     return max(0, needed - pair.bads - pair.earlier)
 
 
 def mostly_well(pair: PeerSuspicion) -> bool:
-    """Tell whether this node was well with others since the link was bad first."""
+    """Tell whether rounds with others were mostly good since the pair's first bad one."""
     return pair.well > max(1, 2 * pair.ill)

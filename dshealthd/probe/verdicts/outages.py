@@ -1,4 +1,4 @@
-"""Short outages of peers: no answer, and soon after one again, as where packets are lost."""
+"""Short outages of peers: one does not answer, and soon after it does, as with packet loss."""
 
 from __future__ import annotations
 
@@ -11,53 +11,52 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 INTERMITTENT = "intermittent"
-"""The reason of an accusation for them."""
+"""The reason of an accusation because of short outages."""
 SILENCES = frozenset({Outcome.UNREACHABLE, Outcome.HUNG})
-"""Not a refusal: an agent that is started anew refuses for a moment."""
+"""Outcomes that count as silence. A refusal does not: an agent refuses briefly when it restarts."""
 _SHORT = 3
-"""Epochs within which the peer answers again; a node that boots takes longer."""
+"""Epochs within which the peer must answer again; a node that boots takes longer."""
 _MEMORY = 16
 """Epochs for which a short outage counts."""
 _ENOUGH = 3
-"""Outages that make it this node; with more peers than may lie, so that they are not to blame."""
+"""Outages that put the blame on this node, if more peers are involved than may lie."""
 
 
 class Outages:
-    """The short outages that one node has met."""
+    """The short outages that one node has seen."""
 
     def __init__(self) -> None:
         self._silent: dict[str, tuple[int, int]] = {}
-        """Epoch in which each peer was silent first, and how many outages had ended by then."""
+        """Epoch in which each peer was first silent, and how many outages had ended by then."""
         self._ended: deque[tuple[int, str]] = deque(maxlen=_MEMORY)
         self._count = 0
 
     def silent(self, peers: Iterable[str], epoch: int) -> None:
-        """Note an outage: who gave no answer."""
+        """Note peers that did not answer: an outage begins."""
         for peer in peers:
             self._silent.setdefault(peer, (epoch, self._count))
 
     def answered(self, peers: Iterable[str], epoch: int) -> None:
-        """Note the end of an outage: who took part in a round."""
+        """Note peers that took part in a round: their outage, if any, ends."""
         for peer in peers:
             began, count = self._silent.pop(peer, (-_MEMORY, 0))
-            # One that began before another one had ended is the same: this node was cut off for a
-            # while.
+            # Overlapping outages count once: this node was cut off for a while.
             if 0 <= epoch - began <= _SHORT and count == self._count:
                 self._ended.append((epoch, peer))
                 self._count += 1
 
     def explained(self, peers: Iterable[str]) -> None:
-        """Leave out outages of peers that are known to be at fault themselves."""
+        """Drop the outages of peers that are known to be at fault themselves."""
         out = set(peers)
         for peer in out:
             self._silent.pop(peer, None)
         self._ended = deque((entry for entry in self._ended if entry[1] not in out), maxlen=_MEMORY)
 
     def many(self, epoch: int, liars: int) -> bool:
-        """Tell whether there were so many outages of late that it is this node.
+        """Tell whether there were so many recent outages that this node is to blame.
 
-        They must have come with more peers than the `liars` that may fall silent by intent, and
-        with two at least.
+        They must involve more peers than the `liars` that may fall silent on purpose, and at least
+        two.
         """
         while self._ended and not 0 <= epoch - self._ended[0][0] <= _MEMORY:
             self._ended.popleft()

@@ -1,4 +1,7 @@
-"""The history of peers, the members as one agent has met them: with whom to run an extra round."""
+"""The history of peers: rounds with and reports from the other members, as one agent knows them.
+
+It also chooses the members of extra rounds.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,22 @@ if TYPE_CHECKING:
     from dshealthd.probe.verdicts.signals import PeerReport
 
 _SHUNNED = 20.0
-"""Seconds in which a member that declined is not asked again."""
+"""Seconds for which a member that declined is not asked again."""
 _BUSY = 2.0
-"""The same for one that is in another round: it will soon be over."""
+"""The same for a member that is in another round, which will soon be over."""
 _RECENT = 60.0
-"""Seconds for which a round says that a member is well."""
+"""Seconds for which a good round shows that a member is well."""
 _ECHOES_KEPT = 4
-"""Epochs for which it counts that a peer timed a slow echo to this node.
+"""Epochs for which a peer's timing of an echo counts.
 
-A peer tells of it in the epoch after it too; what else is needed seldom comes in the same two.
+A peer reports it in that epoch and the next one; the other evidence seldom arrives in these two.
 """
 _LATELY = 16
-"""Epochs for which a member's word that it is at fault counts, as long as its outages do."""
+"""Epochs for which a member's report that it is at fault counts, as long as its outages do."""
 
 
 class _Word(NamedTuple):
-    """What a member has told last."""
+    """The last report of a member."""
 
     at: float
     epoch: int
@@ -37,29 +40,29 @@ class _Word(NamedTuple):
 
 
 class PeerHistory:
-    """What is known of the other members."""
+    """What this agent knows of the other members."""
 
     def __init__(self, me: str, leaves: Mapping[str, str], group_size: int = PAIR) -> None:
-        """`leaves` names every member, with "" where its leaf is not known."""
+        """`leaves` has every member, with "" if its leaf is not known."""
         self.me = me
         self._group_size = group_size
         self._declined: dict[str, float] = {}
         self._met: dict[str, tuple[float, bool]] = {}
         self._said: dict[str, _Word] = {}
         self._untimed: dict[str, int] = {}
-        """Peers that could not time an echo to this node, and the epoch in which they said so."""
+        """Peers that could not time an echo to this node, and the epoch of their last such report.
+        """
         self._called: dict[str, tuple[int, float]] = {}
-        """What peers told last of a call to this node that they timed, and in which epoch."""
+        """Each peer's last report of a timed call to this node: its epoch and the ratio."""
         self._uncalled: dict[str, int] = {}
-        """Members that another has failed to call, and the epoch in which it last said so."""
+        """Members that another has failed to call, and the epoch of the last such report."""
         self._called_by: dict[str, dict[str, tuple[int, float]]] = {}
-        """What others have told lately of calls to a member that they timed: by whose, the epoch
-        of that and the ratio.
+        """Others' recent reports of timed calls to a member, by member and caller: epoch and ratio.
         """
         self.take_members(leaves)
 
     def take_members(self, leaves: Mapping[str, str]) -> None:
-        """Take over a new list of members; the history of those that are gone is dropped."""
+        """Apply a new list of members and drop the history of removed ones."""
         self.leaves = dict(leaves)
         self.leaf = self.leaves.get(self.me, "")
         self._timetable = Timetable(self.leaves, self.leaves, self._group_size)
@@ -75,7 +78,7 @@ class PeerHistory:
             self._called,
             self._uncalled,
             self._called_by,
-        )  # type: ignore[assignment] # only keys go
+        )  # type: ignore[assignment] # only keys are removed
         for store in stores:
             for name in store.keys() - self.leaves.keys():
                 del store[name]
@@ -85,23 +88,23 @@ class PeerHistory:
         return bool(self.leaf) and all(self.leaves.get(name) == self.leaf for name in names)
 
     def scheduled(self, members: Iterable[str], epoch: int) -> bool:
-        """Tell whether the schedule has a round of just these members in an epoch."""
+        """Tell whether the schedule has a round of exactly these members in an epoch."""
         return set(self._timetable.group_of(self.me, epoch)) == set(members)
 
     def declined(self, names: Iterable[str], at: float, *, busy: bool = False) -> None:
-        """Note that peers cannot take part now; `busy`: as they are in another round."""
+        """Note that peers cannot take part now; `busy` if they are in another round."""
         self._declined.update(dict.fromkeys(names, at + (_BUSY if busy else _SHUNNED)))
 
     def shuns(self, name: str, now: float) -> bool:
-        """Tell whether a peer has declined lately, and is not to be asked yet."""
+        """Tell whether a peer has declined recently and must not be asked yet."""
         return 0 < self._declined.get(name, float("-inf")) - now <= _SHUNNED
 
     def met(self, name: str, at: float, *, well: bool) -> None:
-        """Note in the history how a round with a peer went."""
+        """Record how a round with a peer went."""
         self._met[name] = at, well
 
     def heard(self, name: str, at: float, epoch: int, told: PeerReport) -> None:
-        """Note in the history what a peer says of others."""
+        """Record a peer's report."""
         self._said[name] = _Word(at, epoch, told)
         call = told.calls.get(self.me)
         if call == UNTIMED:
@@ -122,18 +125,18 @@ class PeerHistory:
                 }
 
     def spoke(self, name: str, since: float) -> bool:
-        """Tell whether a peer in the history has told anything since that epoch."""
+        """Tell whether a peer has reported anything since a Unix time."""
         return name in self._said and self._said[name].at > since
 
     def opinions(
         self, name: str, since: float, epoch: int, *, calls: bool = False, timed: bool = False
     ) -> list[float]:
-        """Return the ratios that others have told since of their rounds with a member, with which
-        something is wrong since that epoch.
+        """Return the ratios of others' rounds with a member, reported since the Unix time `since`.
 
-        With `calls` only of those that they led, with `timed` only of those that say more than that
-        the member answers. They tell of the epoch before as well: in the first one after it, that
-        they were well with it may be older than what is wrong.
+        The member has been faulty since `epoch`. With `calls`, only rounds that the others led
+        count; with `timed`, only those that show more than that the member answers. Reports also
+        cover the epoch before: a good ratio that is heard up to one epoch after `epoch` may predate
+        the fault and is left out.
         """
         words = [
             (word.told.calls if calls else word.told.pairs, word.epoch)
@@ -148,8 +151,9 @@ class PeerHistory:
         return [ratio for ratio, heard in said if heard > epoch + 1 or unanswered([ratio])]
 
     def fails_with_others(self, name: str, epoch: int) -> bool:
-        """Tell whether a member has said lately that it is at fault itself, or that a round of its
-        own with others failed too.
+        """Tell whether a member's last report, if recent, blames itself or has a failed round.
+
+        The failed round must be with a member other than this node.
         """
         word = self._said.get(name)
         if word is None or not 0 <= epoch - word.epoch <= _LATELY:
@@ -159,31 +163,31 @@ class PeerHistory:
         )
 
     def uncalled(self, name: str, since: int) -> bool:
-        """Tell whether another member has said since an epoch that it could not call a member."""
+        """Tell whether another member has reported since an epoch that it could not call `name`."""
         return self._uncalled.get(name, -1) >= since
 
     def verified_by_peers(self, name: str, high: float) -> bool:
-        """Tell whether a member's last rounds with others were good, by what it told last.
+        """Tell whether a member's last rounds with others were mostly good, by its last report.
 
-        For a member on another leaf, only those rounds count that left its leaf too.
+        For a member on another leaf, only rounds that left its leaf count.
         """
         others = self._with_others(name)
         well = sum(value < high for value in others)
         return well > max(1, len(others) - well)
 
     def slow_for_others(self, name: str, high: float, epoch: int) -> bool:
-        """Tell whether another member has told lately that its own call to a member was slow."""
+        """Tell whether another member has recently reported a slow call of its own to a member."""
         return any(
             0 <= epoch - since <= _ECHOES_KEPT and ratio >= high
             for since, ratio in self._called_by.get(name, {}).values()
         )
 
     def tells_of_others(self, name: str) -> bool:
-        """Tell whether a member told last of enough rounds with others to be verified by them."""
+        """Tell whether a member's last report has enough rounds with others to verify it."""
         return len(self._with_others(name)) > 1
 
     def _with_others(self, name: str) -> list[float]:
-        """Return the ratios of a member's last rounds with others that count, as it told them."""
+        """Return the ratios in a member's last report of those rounds with others that count."""
         pairs: Mapping[str, float] = self._said[name].told.pairs if name in self._said else {}
         leaf = "" if self.near([name]) else self.leaves.get(name, "")
         return [
@@ -193,9 +197,9 @@ class PeerHistory:
         ]
 
     def opinion(self, name: str, *, calls: bool = False) -> float | None:
-        """Return what a peer told last of its rounds with this node.
+        """Return the ratio of a peer's rounds with this node by its last report, None without one.
 
-        With `calls` only of those that it led, and timed.
+        With `calls`, only rounds that it led and timed count.
         """
         if name not in self._said:
             return None
@@ -204,23 +208,23 @@ class PeerHistory:
         return None if calls and ratio == UNTIMED else ratio
 
     def timed_slow(self, name: str, high: float, epoch: int) -> bool:
-        """Tell whether the last call of a peer to this node that it timed was slow, and recent."""
+        """Tell whether a peer's last timed call to this node was slow and recent."""
         since, ratio = self._called.get(name, (epoch, 0.0))
         return ratio >= high and 0 <= epoch - since <= _ECHOES_KEPT
 
     def starves(self, name: str, epoch: int) -> bool:
-        """Tell whether a peer has lately had echoes to this node that did not count."""
+        """Tell whether a peer has recently been unable to time its echoes to this node."""
         return name in self._untimed and 0 <= epoch - self._untimed[name] <= _LATELY
 
     def well(self, leaf: str, since: float) -> bool:
-        """Tell whether a round with a peer of that leaf went well since."""
+        """Tell whether a round with a member of a leaf has gone well since a Unix time."""
         return any(
             good and at >= since and self.leaves.get(name) == leaf
             for name, (at, good) in self._met.items()
         )
 
     def witness(self, name: str, epoch: int, now: float) -> str | None:
-        """Return the peer that was to meet a member in that epoch, and so knows about it.
+        """Return the peer scheduled to meet a member in an epoch, which knows about it.
 
         None if nobody can be asked.
         """
@@ -232,12 +236,10 @@ class PeerHistory:
     def choose(
         self, *, near: bool, asked: Mapping[str, int], ill: Collection[str], now: float
     ) -> str | None:
-        """Return a peer for an extra round, by the history.
+        """Return a peer for an extra round, None if there is none.
 
-        One met lately and found well first, in an order of this node's own; None if there is none.
-
-        `asked` has how often each was asked: those that were least come first. Nobody of `ill` is
-        taken.
+        Peers that were asked least often by `asked` come first, then those recently found well, in
+        an order of this node's own. Nobody in `ill` is chosen.
         """
         best: tuple[int, bool, int, str] | None = None
         for name, leaf in self.leaves.items():
@@ -252,8 +254,8 @@ class PeerHistory:
             rank = (
                 asked.get(name, 0),
                 not (well and 0 <= now - at < _RECENT),
-                # Where many nodes turn suspect at once they must not all ask the same member. Not
-                # hash(), which differs from process to process.
+                # If many nodes become suspicious at once, they must not all ask the same member.
+                # Not hash(), which differs between processes.
                 zlib.crc32(f"{self.me}/{name}".encode()),
                 name,
             )
@@ -263,5 +265,5 @@ class PeerHistory:
 
 
 def unanswered(opinions: Iterable[float]) -> bool:
-    """Tell whether all that others say of a member is that it gives no answer."""
+    """Tell whether all of others' reports on a member are that it does not answer."""
     return all(value >= HARD for value in opinions)

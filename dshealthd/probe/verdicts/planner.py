@@ -1,7 +1,7 @@
-"""The planner of extra rounds: which is needed next, to confirm a suspicion or see it end.
+"""The planner of extra rounds: which one is needed next to confirm or clear a suspicion.
 
-Pure functions of what the detector knows: `plan` changes nothing, and says what the detector has to
-note where it asks for the round.
+Pure functions of what the detector knows: `plan` changes nothing, and returns what the detector has
+to record when it requests the round.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 _RECHECK = 3
-"""Epochs between two rounds that see whether an accused link or GPU has recovered."""
+"""Minimum epochs between rounds that check whether an accused link or GPU has recovered."""
 _ILL = 2
-"""Bad rounds with others after which a pair is left alone.
+"""Bad rounds with others beyond which no more rounds are run for a pair.
 
-It is not the pair, or not the pair alone.
+The fault is then not the pair's, or not the pair's alone.
 """
 _SIBLINGS = 2
-"""Other parts that turned slow in the last round, from which on it is too early to tell."""
+"""Other parts that turned slow in the last round that make it too early to decide."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,40 +52,40 @@ class Confirmation:
 
 
 class Purpose(enum.Enum):
-    """What an extra round is for, and so what is to be noted of it."""
+    """The purpose of an extra round, which determines what is recorded about it."""
 
     CONFIRM = "confirm"
-    """It adds to an open investigation."""
+    """Add to an open investigation."""
     RECHECK = "recheck"
-    """It sees whether the accused part of this node, or pair, has recovered."""
+    """Check an accused part of this node for recovery, or measure a suspected pair again."""
     TELL_APART = "tell_apart"
-    """It tells an adapter from its GPU, or this node from the pair: nothing is noted."""
+    """Distinguish an adapter from its GPU, or this node from the pair: nothing is recorded."""
     HEAR = "hear"
-    """It asks a witness what it knows of a peer."""
+    """Ask a witness what it knows of a peer."""
     SECOND = "second"
-    """It times an echo to a peer that found its own to this node slow, or calls one that another
+    """Time an echo to a peer that found its own to this node slow, or call one that another member
     cannot call.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class ExtraRound:
-    """An extra round, and what it is for."""
+    """An extra round and its purpose."""
 
     confirmation: Confirmation
     purpose: Purpose
     signal: Signal | None = None
     peer: str = ""
-    """The other end of the pair that it concerns; empty where it concerns this node."""
+    """The other end of the pair that it concerns; empty if it concerns this node."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """What is to be done next."""
+    """The next extra round, if any, and what was considered for it."""
 
     step: ExtraRound | None
     considered: tuple[Signal, ...]
-    """Open investigations that asked for a round, also where nobody was left to have it with."""
+    """Open investigations that asked for a round, even if no peer was left for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,39 +96,36 @@ class PlanningInput:
     history: Mapping[Signal, SignalHistory]
     verdicts: Verdicts
     gone: Collection[str]
-    """Members that are not worth asking."""
+    """Members that are accused of being gone."""
     back: Collection[str]
     """Those of them that have called since."""
     doubted: Collection[str]
-    """Peers that found their echoes to this node slow, or that another cannot call, which this node
-    has not called itself since.
-    """
+    """Peers that this node should call itself; see `RecentRounds.doubts`."""
     around: Surroundings
     epoch: int
     now: float
 
     @property
     def unreached(self) -> set[str]:
-        """Members with whom no round is planned: they did not answer when they were called last.
+        """Members that did not answer when last called.
 
-        Nothing else can be learnt of them now.
+        No round is planned with them, as nothing else can be learnt from them now.
         """
         pairs = self.history[REACH].pairs.values() if REACH in self.history else ()
         return {*self.gone, *(pair.peer for pair in pairs if pair.since is not None)}
 
 
 def plan(state: PlanningInput) -> NextStep:
-    """Return the extra round to plan that matters most, if one is needed."""
+    """Return the extra round that matters most, if one is needed."""
     considered: list[Signal] = []
-    # What is not decided yet comes first: extra rounds are limited, and an accusation that may be
-    # over does less harm than a fault that nobody knows of. Generators: only the first round is
-    # worked out.
+    # Undecided investigations come first: extra rounds are limited, and an outdated accusation does
+    # less harm than an unknown fault. These are generators, so only the first round is computed.
     step = next(_undecided(state, considered), None) or next(_others(state), None)
     return NextStep(step, tuple(considered))
 
 
 def _undecided(state: PlanningInput, considered: list[Signal]) -> Iterator[ExtraRound]:
-    """Yield extra rounds for open investigations; `considered` takes those that were come to."""
+    """Yield extra rounds for open investigations; add each one reached to `considered`."""
     for track, history in state.history.items():
         if (
             history.investigation
@@ -140,7 +137,7 @@ def _undecided(state: PlanningInput, considered: list[Signal]) -> Iterator[Extra
 
 
 def _others(state: PlanningInput) -> Iterator[ExtraRound]:
-    """Yield extra rounds for what is decided, and for pairs."""
+    """Yield extra rounds for decided investigations, and for pairs."""
     me = state.peers.me
     if waits_for_home(state.history, state.verdicts, state.now):
         yield ExtraRound(Confirmation((me,), Kind.LOCAL), Purpose.TELL_APART)
@@ -158,7 +155,7 @@ def _others(state: PlanningInput) -> Iterator[ExtraRound]:
         if not history.investigation:
             for pair in history.pairs.values():
                 yield from _for_pair(history, pair, state)
-    # Last: a peer that lies can ask for these, and must not use up what this node needs itself.
+    # Last: a lying peer can provoke these rounds, and must not use up those that this node needs.
     for name in state.doubted:
         is_member = name in state.peers.leaves
         if is_member and name not in state.unreached and not state.peers.shuns(name, state.now):
@@ -168,7 +165,7 @@ def _others(state: PlanningInput) -> Iterator[ExtraRound]:
 def _for_case(
     track: Signal, investigation: Investigation, state: PlanningInput
 ) -> Iterator[ExtraRound]:
-    """Plan a round with a reference not asked yet, on the side from which less is known."""
+    """Plan a round with a reference peer asked least so far, on the side that needs it."""
     me = state.peers.me
     if track.family in {LOCAL, OWN_NODE.family}:
         yield ExtraRound(Confirmation((me,), Kind.LOCAL), Purpose.CONFIRM, track)
@@ -185,14 +182,14 @@ def _for_case(
         for measurement in (*investigation.earlier, *investigation.measurements)
         for peer in measurement.round.peers
     )
-    # Where nobody on the side that is needed can be asked, a round with the other one still counts.
+    # If nobody on the needed side can be asked, a round with the other side still counts.
     met = Counter(peer for entry in investigation.measurements for peer in entry.round.peers)
     for near in (True, False) if cause is Cause.MORE_NEAR else (False, True):
         name = state.peers.choose(
             near=near, asked=asked, ill=accused | state.unreached, now=state.now
         )
-        # More rounds with the same peer prove nothing: it may be at fault itself. They would use up
-        # the minute's extra rounds while the others are busy for a moment.
+        # More rounds with the same peer prove nothing, as it may be at fault itself. They would use
+        # up the minute's extra rounds while the other peers are only busy for a moment.
         if name and met[name] < state.around.confirmations:
             asked_of = Confirmation((me, name), _kind(track, investigation.earlier[-1]))
             yield ExtraRound(asked_of, Purpose.CONFIRM, track)
@@ -202,7 +199,11 @@ def _for_case(
 def _for_pair(
     history: SignalHistory, pair: PeerSuspicion, state: PlanningInput
 ) -> Iterator[ExtraRound]:
-    """Plan a round with a peer: only when this node is known to be well, by one with another."""
+    """Plan a round for a suspected or accused pair.
+
+    Except for rechecks of an accused pair and the first echo again, a good round with another peer
+    must first have shown that this node is well.
+    """
     me, track = state.peers.me, history.track
     kind = _kind(track, pair.first)
     again = ExtraRound(Confirmation((me, pair.peer), kind), Purpose.RECHECK, track, pair.peer)
@@ -211,18 +212,18 @@ def _for_pair(
     ):
         return
     if pair.accused:
-        # Not below 0: a wall clock that was set back would stop the rechecks.
+        # The lower bound keeps the rechecks going if the wall clock was set back.
         if not 0 <= state.epoch - pair.checked < _RECHECK:
             yield again
         return
     if history.track == REACH and pair.bads < HARD_BADS and state.epoch == pair.first.round.epoch:
-        # An echo is cheap, and tells at once whether a packet was lost or none gets through.
+        # An echo is cheap and shows at once whether one packet was lost or none gets through.
         yield again
         return
-    # In the epoch of the first bad round, what others say of the peer may be older than the fault.
+    # In the epoch of the first bad round, others' reports on the peer may predate the fault.
     if not pair.later or pair.ill > _ILL or state.epoch == pair.first.round.epoch:
         return
-    # Others tell whether they can call it.
+    # If this node cannot call the peer, the others report whether they can.
     uncalled = history.track == REACH and pair.first.round.led and pair.bads >= HARD_BADS
     speaks = history.track.timed or (
         not uncalled
@@ -237,14 +238,14 @@ def _for_pair(
             yield ExtraRound(Confirmation((me, name), kind), Purpose.TELL_APART)
             return
     if speaks or pair.bads < HARD_BADS:
-        # More of the same says no more; what is missing then is that both ends are well with
-        # others, which other epochs tell.
+        # More than `enough` rounds of the pair add nothing. What is still missing then is that both
+        # ends are well with others, which later epochs show.
         enough = state.around.confirmations + SLOW_MORE if history.track.timed else HARD_BADS + 1
         if pair.bads < enough or pair.checked != state.epoch:
             yield again
     elif pair.hearings and (state.epoch <= pair.first.round.epoch + 1 or state.epoch == pair.heard):
-        # another epoch is needed: that they were well with it may be older than what is wrong,
-        # and nobody knows more by now
+        # Another epoch is needed: good reports by others may predate the fault, and nobody knows
+        # more by now.
         if history.track == REACH and calls_missing(pair):
             yield again
     elif name := state.peers.witness(pair.peer, state.epoch, state.now):
@@ -252,11 +253,11 @@ def _for_pair(
 
 
 def early(track: Signal, history: Mapping[Signal, SignalHistory]) -> bool:
-    """Tell whether an extra round is too early: other parts were slow in the last one too, and not
-    before.
+    """Tell whether it is too early to decide on a signal.
 
-    Chance has made this part suspect one round before them: it is too early to tell it from the
-    node, or the node from its leaf.
+    It is if other parts turned slow in the last round as well. By chance this part has become
+    suspicious one round before them: it cannot be told from the node yet, nor the node from its
+    leaf.
     """
     alike = [
         other
@@ -273,9 +274,9 @@ def early(track: Signal, history: Mapping[Signal, SignalHistory]) -> bool:
 
 
 def _kind(track: Signal, measurement: Measurement) -> Kind:
-    """Return the kind of the extra round that measures the same again, with two nodes.
+    """Return the kind of extra round, of two nodes, that repeats a measurement.
 
-    An echo where only reach is in question.
+    It is an echo if only reachability is in question.
     """
     if track == REACH:
         return Kind.LIGHT

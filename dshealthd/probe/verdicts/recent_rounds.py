@@ -1,7 +1,7 @@
-"""This node's recent rounds with each peer, as it tells its peers of them.
+"""This node's recent rounds with each peer, as it reports them to its peers.
 
-And the peers that it is to call itself: those that find their echoes to this node slow, and those
-that another cannot call.
+Also the doubted peers, which this node should call itself: those that find their echoes to this
+node slow, and those that another member cannot call.
 """
 
 from __future__ import annotations
@@ -17,33 +17,35 @@ if TYPE_CHECKING:
     from dshealthd.probe.verdicts.signals import Measurement, ObservedRound
 
 _MOST = 6
-"""Pairs that are told to peers, if they are of this epoch or the last one."""
+"""Maximum pairs reported to peers; only those of this epoch or the last one are."""
 _ECHO_TIMES = 2
-"""Times of an echo: empty, and with a payload."""
+"""Timings of a light round: an empty echo, and one with a payload."""
 _SECONDED = 3
-"""Epochs between two echoes that a peer's slow ones make this node time."""
+"""Minimum epochs between two calls of this node to a doubted peer."""
 
 
 class RecentRounds:
     """The last rounds of one node with others."""
 
     def __init__(self, me: str, high: float) -> None:
-        """`high` is the ratio from which on a round that peers tell of counts as slow."""
+        """`high` is the ratio from which a round reported by a peer counts as slow."""
         self._me = me
         self._high = high
         self._pairs: dict[str, tuple[int, float]] = {}
-        """The epoch and the ratio of the last round with each."""
+        """Epoch and ratio of the last round with each peer."""
         self._calls: dict[str, tuple[int, float]] = {}
-        """The same of those that this node led."""
+        """The same for rounds that this node led."""
         self._doubts: dict[str, int] = {}
-        """Peers whose echoes to this node are slow, by what they say, or that do not answer another
-        that asks, and the epoch of that.
+        """Doubted peers, and the epoch of the report that raised the doubt.
+
+        A peer reports its own echoes to this node as slow, or another member reports that a peer
+        does not answer.
         """
         self._seconded: dict[str, int] = {}
-        """The epoch in which this node called a peer for that."""
+        """The epoch in which this node called a peer because of a doubt."""
 
     def keep(self, names: Iterable[str]) -> None:
-        """Forget the doubts of nodes that are no members."""
+        """Forget the doubts about nodes that are not in `names`."""
         for store in (self._doubts, self._seconded):
             for peer in store.keys() - names:
                 del store[peer]
@@ -51,7 +53,7 @@ class RecentRounds:
     def note(
         self, round: ObservedRound, measurements: Sequence[Measurement], timings: int, epoch: int
     ) -> None:
-        """Note a round with one peer; `timings` of its measurements are times."""
+        """Record a round with one peer; `timings` is how many of its measurements are timings."""
         (peer,) = round.peers
         ratio = _ratio(round, measurements)
         _put(self._pairs, peer, epoch, ratio)
@@ -65,15 +67,15 @@ class RecentRounds:
             _put(self._calls, peer, epoch, UNTIMED)
 
     def _is_timed(self, peer: str, epoch: int) -> bool:
-        """Tell whether peers are still told a time of an echo to a peer."""
+        """Tell whether this node still reports a timing of its own echo to a peer."""
         since, ratio = self._calls.get(peer, (-1, UNTIMED))
         return UNTIMED < ratio < HARD and 0 <= epoch - since <= 1
 
     def _note_doubt(self, round: ObservedRound, peer: str, epoch: int) -> None:
-        """Note where a peer says that its echoes to this node are slow.
+        """Note a doubt if a peer reports that its echoes to this node are slow.
 
-        Of an echo only the leader knows the time, and a link is accused where both ends find it
-        slow.
+        Only the leader of an echo knows its time, and a link is accused only if both ends find it
+        slow, so this node has to time one itself.
         """
         word = round.told.get(peer)
         if (
@@ -85,12 +87,13 @@ class RecentRounds:
             self._doubts[peer] = epoch
 
     def _note_silence(self, round: ObservedRound, peer: str, epoch: int) -> None:
-        """Note whom a peer could not call that asks this node out of turn, as a witness.
+        """Note a doubt about the member that a peer could not call, if it asks for a witness.
 
-        Who may call whom is for the schedule to draw: a node that nobody else calls for some epochs
-        could be down, or only the way from one node to it. Who fails with several is at fault
-        itself, or a liar that would use up this node's rounds. That an agent answers says nothing
-        where it is a collective that failed: who asks for that does so by one.
+        It asks by an echo outside the schedule. The schedule alone decides who calls whom, and
+        nobody else may call that member for some epochs: it could be down, or only the path from
+        one node to it. A peer that fails with several members is at fault itself, or lies to use up
+        this node's rounds. If a collective failed, an answered echo shows nothing: the peer then asks
+        by a collective.
         """
         word = round.told.get(peer)
         silent = [name for name, ratio in word.calls.items() if ratio >= HARD] if word else []
@@ -99,14 +102,14 @@ class RecentRounds:
         (name,) = silent
         since, _ = self._calls.get(name, (-1, UNTIMED))
         if name != self._me and not 0 <= epoch - since <= 1:
-            # Names are what a peer says, and need not be those of members.
+            # Old doubts are dropped, as a peer may send any names, not just those of members.
             self._doubts = {
                 doubted: at for doubted, at in self._doubts.items() if 0 <= epoch - at <= 1
             }
             self._doubts[name] = epoch
 
     def doubts(self, epoch: int) -> list[str]:
-        """Return the peers that this node is to call now, for what they or others say."""
+        """Return the peers that this node should call now because of a doubt."""
         return [
             peer
             for peer, since in self._doubts.items()
@@ -115,20 +118,20 @@ class RecentRounds:
         ]
 
     def second(self, peer: str, epoch: int) -> None:
-        """Note that a peer is called for a doubt."""
+        """Note that this node calls a peer because of a doubt."""
         self._seconded[peer] = epoch
 
     def declined(self, peer: str, epoch: int) -> None:
-        """Note that a peer was busy, and so has answered a call.
+        """Note that a peer declined a call, and so has answered it.
 
-        If an echo was to be timed for a doubt, that is still to do.
+        An echo that should have been timed because of a doubt is still due.
         """
         self._seconded.pop(peer, None)
         if not self._is_timed(peer, epoch):
             _put(self._calls, peer, epoch, UNTIMED)
 
     def told(self, epoch: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the ratios of the recent rounds by peer, and of those that this node led."""
+        """Return the ratios to report by peer, of recent rounds and of those that this node led."""
         pairs, calls = (
             {peer: ratio for peer, (since, ratio) in store.items() if since >= epoch - 1}
             for store in (self._pairs, self._calls)
@@ -137,23 +140,23 @@ class RecentRounds:
 
 
 def _ratio(round: ObservedRound, measurements: Sequence[Measurement]) -> float:
-    """Return what peers are told of a round.
+    """Return the ratio of a round to report to peers.
 
-    The worst where any measurement is bad: they ask whether this pair has a fault.
+    The worst if any measurement is bad, as peers want to know whether this pair has a fault.
     """
     if bad := [measurement.ratio for measurement in measurements if measurement.bad]:
         return max(bad)
     if round.kind is Kind.LIGHT:
-        # An echo that takes a tenth longer than usual is well; peers compare what they are told
-        # with what a collective may differ.
+        # An echo that takes a tenth longer than usual is fine, but peers judge the ratio by the
+        # tolerance of collectives.
         return 1.0
-    # The highest of many good timings is high by chance.
+    # The highest of many good timings is high by chance, so the median counts.
     return sorted(measurement.ratio for measurement in measurements)[len(measurements) // 2]
 
 
 def _put(store: dict[str, tuple[int, float]], peer: str, epoch: int, ratio: float) -> None:
-    # A dict keeps the position of a key that is set again, and the pair met longest ago is the one
-    # to drop.
+    # A dict keeps the position of a key that is set again, but the first key must be the pair met
+    # longest ago, which is dropped.
     store.pop(peer, None)
     store[peer] = epoch, ratio
     if len(store) > _MOST:

@@ -1,6 +1,6 @@
-"""Signals: what a judge knows of each thing that rounds measure, and what suspects it.
+"""Signals: what the detector knows of each thing that rounds measure.
 
-The last rounds, and the cases that are open on them.
+The last rounds, the open investigations of this node, and the suspicions of peers.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 HARD = 1000.0
-"""The ratio of a round that gave no time at all."""
+"""The ratio of a failed round, which gave no time at all."""
 UNTIMED = 0.0
-"""What a node tells of a call that was declined, or answered while an agent waited for a CPU.
+"""The reported ratio of a call that was declined, or answered while an agent waited for a CPU.
 
-It says that the peer can be reached, and nothing of how long that takes.
+It shows that the peer can be reached, but not how long that takes.
 """
 WINDOW = 3
 SUSPECT = 2
-"""Flagged rounds among the last WINDOW that make a suspect."""
+"""Flagged rounds among the last WINDOW that make a signal suspicious."""
 KEPT = 16
-"""Rounds of a case that are looked at: the newest."""
+"""Maximum rounds of an investigation; the newest count."""
 FAR_BELOW = 4
-"""Times by which a bad ratio lies below a pair's, so that it is not what is wrong with the pair.
+"""Factor by which a bad ratio with others lies below a pair's, so as not to explain the pair's.
 
-Busy CPUs make collectives of any pair take several times as long; a slow link is named meanwhile
-only if it is slower by far.
+Busy CPUs make the collectives of all pairs take several times as long; meanwhile a slow link is
+accused only if it is slower by far.
 """
 _FLAPS = 36
-"""Epochs for which bad rounds with a peer are remembered that good ones followed.
+"""Epochs for which bad rounds with a peer are remembered after good ones ended the suspicion.
 
-Six minutes of 10 s epochs: a pair among 32 nodes meets once in five.
+Six minutes of 10 s epochs: a pair among 32 nodes meets once in five minutes.
 """
 _LEAF = "leaf"
 
 
 class Signal(NamedTuple):
-    """One thing that rounds measure: a timing of one part, or whether rounds end well at all."""
+    """One thing that rounds measure: a timing of one part, or whether rounds succeed at all."""
 
     family: str
-    """`fabric` for what crosses nodes, `local`, `light`; `reach` and `run` for how rounds end."""
+    """`fabric` for timings between nodes, `local`, `light`; `reach`, `run`, `home` for outcomes."""
     backend: str
     op: str
     size: int
@@ -53,57 +53,57 @@ class Signal(NamedTuple):
 
     @property
     def word(self) -> str:
-        """What a node says to peers where a signal is slow; empty where its score says so."""
+        """The part to report to peers if the signal is slow; empty if the node's score covers it."""
         return self.part or (self.family if self.family == "light" else "")
 
     @property
     def timed(self) -> bool:
-        """Whether the signal is a timing, which can be out of the usual by chance."""
+        """Whether the signal is a timing, which can be unusual by chance."""
         return self.family not in {REACH.family, RUN.family, OWN_NODE.family}
 
 
 REACH = Signal("reach", "", "", 0, "")
-"""Whether agents reach each other and accept each other."""
+"""Whether agents reach and accept each other."""
 RUN = Signal("run", "", "", 0, "")
 """Whether collectives between nodes complete, with the right sum."""
 OWN_NODE = Signal("home", "", "", 0, "")
-"""The same on the GPUs of one node."""
+"""Whether collectives among the GPUs of one node complete, with the right sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerReport:
-    """What one peer said in a round about itself and about the peers that it has just met."""
+    """A peer's report in a round: on itself, and on the peers that it has just met."""
 
     node: float | None = None
     """Its own score."""
     parts: frozenset[str] = frozenset()
     """Parts of its own that it finds slow."""
     uplink: bool = False
-    """Whether what leaves its leaf is slow for it, and what stays inside is not."""
+    """Whether its rounds are slow if they leave its leaf, and not if they stay inside."""
     pairs: Mapping[str, float] = field(default_factory=dict)
     """The ratios of its last rounds, by peer."""
     calls: Mapping[str, float] = field(default_factory=dict)
-    """The same of those that it led: a member that calls others may still be one that nobody can
-    call. UNTIMED where one was answered, and tells no time.
+    """The same for rounds that it led: a member that calls others may still be one that nobody can
+    call. UNTIMED for a call that was answered but gave no time.
     """
 
     def accuses_itself(self, track: Signal, high: float) -> bool:
-        """Tell whether a peer's report takes on itself what is wrong with a round."""
+        """Tell whether the peer takes the blame for a bad round of a signal."""
         if not track.timed:
             return self.node is not None and self.node >= HARD
         return (self.node is not None and self.node >= high) or track.word in self.parts
 
     def is_well(self, but: str, high: float) -> bool:
-        """Tell whether most rounds in a peer's report, with others `but` one, were good.
+        """Tell whether most rounds in the report, except those with `but`, were good.
 
-        True if it tells of none.
+        True if there are none.
         """
         rounds = [value < high for peer, value in self.pairs.items() if peer != but]
         return not rounds or 2 * sum(rounds) > len(rounds)
 
 
 def decode_scores(observation: Observation, peers: Iterable[str]) -> dict[str, PeerReport]:
-    """Return the signals' scores that the peers told in a round."""
+    """Return the peers' reports, decoded from a round's scores."""
     told: dict[str, PeerReport] = {}
     for peer in peers:
         node, parts, uplink, pairs, calls = None, set(), False, {}, {}
@@ -126,9 +126,9 @@ def decode_scores(observation: Observation, peers: Iterable[str]) -> dict[str, P
 def encode_scores(
     me: str, told: PeerReport, parts: Mapping[str, float], uplink: float
 ) -> tuple[tuple[str, float], ...]:
-    """Return the signals' scores that `decode_scores` understands.
+    """Return this node's report to its peers as scores, which `decode_scores` decodes.
 
-    What this node tells its peers in each round.
+    `parts` has the ratio of each slow part; `uplink` is the ratio of a slow uplink.
     """
     scores = [] if told.node is None else [(me, told.node)]
     scores += [(f"{me}/{part}", value) for part, value in parts.items()]
@@ -140,66 +140,70 @@ def encode_scores(
 
 @dataclass(frozen=True, slots=True)
 class ObservedRound:
-    """What all items of one observation share."""
+    """The properties that all measurements of one observation share."""
 
     epoch: int
-    """The epoch it was run in, also where it is an extra round."""
+    """The epoch in which it was run, even for an extra round."""
     at: float
     kind: Kind
     peers: tuple[str, ...]
     near: bool
-    """Whether all of it is on this node's leaf."""
+    """Whether all its members are on this node's leaf."""
     extra: bool
-    """Whether it was not in the schedule.
+    """Whether it was outside the schedule.
 
-    To be used for what it was run for, and not for what is usual.
+    It then serves the purpose for which it was run, and is not learnt as usual.
     """
     led: bool
-    """Whether this node has called the others, and not they this node."""
+    """Whether this node called the others, rather than being called."""
     told: Mapping[str, PeerReport]
 
     @property
     def unasked(self) -> bool:
-        """Whether a peer alone has asked for the observed round, not this node or the schedule."""
+        """Whether a peer alone requested the round, neither this node nor the schedule."""
         return self.extra and not self.led
 
 
 @dataclass(slots=True, eq=False)
 class Measurement:
-    """One measurement of a track."""
+    """One measurement of a signal."""
 
     round: ObservedRound
     ratio: float
     bad: bool
     good: bool
-    """Well within the usual: what ends an accusation. An item may be neither bad nor good."""
+    """Whether it is well within the usual, and so helps to end an accusation.
+
+    A measurement may be neither bad nor good.
+    """
     reason: str
     explained: bool = False
-    """Whether a peer takes it on itself."""
+    """Whether a peer takes the blame, or only others were late."""
     late: tuple[str, ...] = ()
     """Members that a collective waited for; the others are not to blame."""
 
 
 @dataclass(slots=True, eq=False)
 class Investigation:
-    """The suspicion that what is bad has to do with this node, its part or its leaf."""
+    """The suspicion that bad rounds are due to this node, its part or its leaf."""
 
     measurements: deque[Measurement]
-    """Since it was opened."""
+    """Those made since it was opened."""
     opened: float
     earlier: tuple[Measurement, ...]
-    """The items that opened it."""
+    """Those that opened it."""
     asked: int = 0
     decided: float = 0.0
     checked: int = -1
-    """The epoch of the last local round that was asked to see whether it is over."""
+    """The epoch of the last local round requested to check whether the fault is over."""
     home_refused: bool = False
-    """Whether a local round was asked since and declined."""
+    """Whether a local round has been declined since."""
 
     def admits(self, round: ObservedRound) -> bool:
-        """Tell whether an investigation counts a round: of those that a peer has asked for, one.
+        """Tell whether the investigation counts a round.
 
-        Else a peer could fill the investigation with rounds of its own.
+        Of the rounds that a peer alone requested, it counts one per peer: otherwise a peer could
+        fill the investigation with rounds of its own.
         """
         return not round.unasked or not any(
             entry.round.unasked and not set(round.peers).isdisjoint(entry.round.peers)
@@ -208,64 +212,65 @@ class Investigation:
 
     @classmethod
     def open(cls, window: Iterable[Measurement], at: float) -> Investigation:
-        """Open a case on the rounds that made the signal suspect."""
+        """Open an investigation on the rounds that made the signal suspicious."""
         return cls(deque(maxlen=KEPT), at, tuple(window))
 
 
 @dataclass(slots=True, eq=False)
 class PeerSuspicion:
-    """The suspicion that what is bad has to do with one peer, or the way to it."""
+    """The suspicion that bad rounds are due to one peer, or the path to it."""
 
     peer: str
     first: Measurement
+    """The bad measurement that raised it."""
     touched: int
-    """The epoch of the last item."""
+    """The epoch of the last measurement."""
     since: Measurement | None
-    """The first bad item after the last good one; None after a good one."""
+    """The first bad measurement after the last good one; None after a good one."""
     newest: Measurement
-    """The last bad item: it says what is wrong now, where an agent refused while it started."""
+    """The last bad measurement: it shows what is wrong now, even if an agent first refused."""
     least: float
-    """The lowest ratio of the bad items: chance makes some of them high, and not all."""
+    """The lowest ratio of the bad measurements: chance makes some of them high, but not all."""
     bads: int = 1
     earlier: int = 0
-    """Bad rounds of the suspicions before it, which good rounds ended."""
+    """Bad rounds of previous suspicions of this peer, which good rounds ended."""
     goods: int = 0
     accused: bool = False
     reason: str = ""
-    """Of the accusation."""
+    """The reason of the accusation."""
     later: int = 0
-    """Rounds with others since the first item that were good."""
+    """Good rounds with others since the first measurement."""
     well: int = 0
-    """Those of them that say something of the way to the peer.
+    """Those of them that say something about the path to the peer.
 
-    For one on another leaf, only what leaves the leaf does.
+    For a peer on another leaf, only rounds that leave the leaf do.
     """
     ill: int = 0
-    """Rounds with others that were bad."""
+    """Bad rounds with others since the first measurement."""
     hearings: int = 0
-    """Rounds with others that were asked to learn what they know of the peer."""
+    """Rounds with others requested to learn what they know of the peer."""
     heard: int = -1
     """The epoch of the last of them."""
     checked: int = -1
-    """The epoch of the last extra round that was asked."""
+    """The epoch of the last extra round requested for this pair."""
     disputes: int = 0
-    """Epochs in which the other end told of itself and did not bear the suspicion out."""
+    """Epochs in which the other end reported on itself but did not confirm the suspicion."""
     disputed: int = -1
     """The last of them."""
 
     def dispute(self, epoch: int) -> None:
-        """Note that the other end does not bear the suspicion of a peer out, once an epoch."""
+        """Note that the other end does not confirm the suspicion, at most once per epoch."""
         self.disputes += epoch != self.disputed
         self.disputed = epoch
 
     def accuse(self, reason: str) -> None:
-        """Make the suspicion of a peer an accusation."""
+        """Turn the suspicion into an accusation."""
         self.accused, self.reason = True, reason
 
 
 @dataclass(slots=True, eq=False)
 class SignalHistory:
-    """All about one track."""
+    """The recent rounds, the investigation and the suspected peers of one signal."""
 
     track: Signal
     window: deque[Measurement] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -275,22 +280,20 @@ class SignalHistory:
     investigation: Investigation | None = None
     pairs: dict[str, PeerSuspicion] = field(default_factory=dict)
     ended: dict[str, PeerSuspicion] = field(default_factory=dict)
-    """The last suspicion of each peer that good rounds have ended."""
+    """The last suspicion of each peer that good rounds ended."""
     _bads: int = 0
     _median: float | None = None
 
     def suspicious(self) -> bool:
-        """Tell whether the last rounds make the signal suspect."""
+        """Tell whether the last rounds make the signal suspicious."""
         return self._bads >= SUSPECT
 
     def uneasy(self) -> bool:
-        """Tell whether the signal's last rounds are above the usual, if not all so far that they
-        are flagged.
-        """
+        """Tell whether the signal's last rounds are above the usual, though not all flagged."""
         return sum(not measurement.good for measurement in self.window) >= SUSPECT
 
     def leaves_badly(self) -> bool:
-        """Tell whether the signal is bad in what leaves the leaf, and not in what stays inside."""
+        """Tell whether the signal is bad in rounds that leave the leaf, and not inside it."""
         return sum(measurement.bad for measurement in self.far) >= SUSPECT and not any(
             measurement.bad and measurement.round.near for measurement in self.window
         )
@@ -299,12 +302,12 @@ class SignalHistory:
         """Return the median of the signal's last rounds; None before the first."""
         if self._median is None and self.window:
             ordered = sorted(measurement.ratio for measurement in self.window)
-            # Of two values the lower: one bad round must not make a ratio.
+            # The lower of two values: one bad round must not decide the ratio.
             self._median = ordered[(len(ordered) - 1) // 2]
         return self._median
 
     def forget(self) -> None:
-        """Start the signal's history afresh, as what was found is over."""
+        """Start the signal's history afresh, as the fault is over."""
         self.investigation = None
         self.window.clear()
         self.far.clear()
@@ -315,7 +318,7 @@ class SignalHistory:
         self._bads = sum(measurement.bad for measurement in self.window)
 
     def add(self, measurement: Measurement, me: str, high: float) -> None:
-        """Put an item to the signal that it is evidence for."""
+        """Add a measurement as evidence to the window, the investigation and the pair."""
         told = measurement.round.told
         guilty = [
             peer
@@ -323,26 +326,27 @@ class SignalHistory:
             if peer in told and told[peer].accuses_itself(self.track, high)
         ]
         measurement.explained = measurement.bad and bool(guilty)
-        # Also for earlier rounds: it takes a peer some rounds to find itself at fault, and until
-        # then its bad rounds stood against this node.
+        # This covers earlier rounds too: a peer takes some rounds to find itself at fault, and
+        # until then its bad rounds counted against this node.
         if guilty:
             self._explain(guilty)
-        # Who was waited for is known, so the round says nothing against this node. Of several that
-        # were late, one may have kept the others, and no pair is blamed.
+        # The late members are known, so the round says nothing against this node. If several were
+        # late, one may have held up the others, so no pair is blamed.
         if measurement.late and me not in measurement.late:
             measurement.explained = True
             if len(measurement.late) == 1 and not guilty:
                 self._add_to_pair(measurement, measurement.late[0])
             return
         if not measurement.explained and (
-            # Extra rounds are run where something was bad: two of them would make a suspect out of
-            # a single chance. A local round involves nobody else, and none can be aimed by a peer.
+            # Extra rounds run where something was bad: two of them would turn a single chance event
+            # into a suspect. Local rounds count: they involve nobody else, and no peer can cause
+            # them.
             not measurement.round.extra or self.track.family in {"local", OWN_NODE.family}
         ):
             self.window.append(measurement)
             if not measurement.round.near:
                 self.far.append(measurement)
-        # This runs for every timing of every round; most change nothing.
+        # Checked first, as this runs for every timing of every round and most change nothing.
         if measurement.bad or self._bads:
             self._count()
         self._median = None
@@ -356,7 +360,7 @@ class SignalHistory:
             self._add_to_pair(measurement, measurement.round.peers[0])
 
     def _explain(self, guilty: list[str]) -> None:
-        """Take back from a signal what is now known to be a peer's."""
+        """Withdraw evidence that is now known to be the fault of peers."""
         for measurement in (
             *self.window,
             *(self.investigation.measurements if self.investigation else ()),
@@ -403,26 +407,26 @@ class SignalHistory:
             and pair.first.round.led
             and not measurement.round.led
         ):
-            return  # that it calls does not mean that it can be called
+            return  # a peer that calls is not necessarily one that can be called
         pair.touched = measurement.round.epoch
         if measurement.bad:
             pair.bads += 1
             pair.newest = measurement
             pair.least = min(pair.least, measurement.ratio)
-            # An accusation ends after good rounds in a row; a suspicion also where chance mixes
-            # them with bad ones.
+            # An accusation ends only after consecutive good rounds; a suspicion also if chance
+            # mixes in bad ones.
             pair.goods = 0 if pair.accused else pair.goods
             pair.since = pair.since or measurement
         elif measurement.good or not pair.accused:
             pair.goods += 1
             pair.since = None
-        # A single bad round may be chance, and one good round says so.
+        # A single bad round may be chance, so one good round refutes it.
         if pair.goods >= (2 if pair.bads > 1 else 1):
             self.ended[peer] = self.pairs.pop(peer)
 
 
 def hard_track(observation: Observation) -> Signal:
-    """Return the signal's track on which a round that did not end well is evidence."""
+    """Return the signal on which a failed round is evidence."""
     if observation.kind is Kind.LOCAL:
         return OWN_NODE
     unreached = {Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED}

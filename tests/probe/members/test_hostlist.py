@@ -27,8 +27,8 @@ from dshealthd.probe.members.hostlist import MAX_NAMES, HostlistError, expand, i
     ],
 )
 def test_expands_as_slurm_does(expression: str, names: tuple[str, ...]) -> None:
-    """Ranges keep the width of their first number, several brackets multiply with the last one
-    fastest, empty items are nothing.
+    """Ranges keep the width of their first number, the last of several brackets varies fastest, and
+    empty items count as nothing.
     """
     assert expand(expression) == names
 
@@ -39,8 +39,8 @@ def test_expands_as_slurm_does(expression: str, names: tuple[str, ...]) -> None:
         ("", "names no node"),
         (" , ", "names no node"),
         ("gpu[1-3", '"gpu[1-3" has a bracket that is not closed'),
-        ("gpu1-3]", '"gpu1-3]" has nested brackets or one that was not opened'),
-        ("gpu[[1-2]]", '"gpu[[1-2]]" has nested brackets or one that was not opened'),
+        ("gpu1-3]", '"gpu1-3]" has nested brackets or an unmatched one'),
+        ("gpu[[1-2]]", '"gpu[[1-2]]" has nested brackets or an unmatched one'),
         ("gpu[]", '"" in "gpu[]" is neither a number nor a range of numbers'),
         ("gpu[1-]", '"1-" in "gpu[1-]" is neither a number nor a range of numbers'),
         ("gpu[a-c]", '"a-c" in "gpu[a-c]" is neither a number nor a range of numbers'),
@@ -48,22 +48,22 @@ def test_expands_as_slurm_does(expression: str, names: tuple[str, ...]) -> None:
             "gpu[\u0661-\u0662]",
             r'"\u0661-\u0662" in "gpu[\u0661-\u0662]" is neither a number nor a range of numbers',
         ),
-        ("gpu[5-1]", '"5-1" in "gpu[5-1]" runs backwards'),
-        ("gpu[1-3,2]", '"gpu2" is named twice'),
+        ("gpu[5-1]", '"5-1" in "gpu[5-1]" is a descending range'),
+        ("gpu[1-3,2]", '"gpu2" is a duplicate'),
         ("a/b", '"a/b" is not a valid node name'),
         ("-x", '"-x" is not a valid node name'),
-        ("gpu[0-999999999]", '"gpu[0-999999999]" makes more than 65536 names'),
+        ("gpu[0-999999999]", '"gpu[0-999999999]" expands to more than 65536 names'),
         (
             "a[0-9999]b[0-9999]c[0-9999]",
-            '"a[0-9999]b[0-9999]c[0-9999]" makes more than 65536 names',
+            '"a[0-9999]b[0-9999]c[0-9999]" expands to more than 65536 names',
         ),
         ("a" + "[1]" * 9, '"a[1][1][1][1][1][1][1][1][1]" has more than 8 brackets'),
     ],
 )
 def test_says_what_is_wrong(expression: str, reason: str) -> None:
-    """Each way in which an expression is wrong has its message.
+    """Each kind of error in an expression has its message.
 
-    What is too much is refused before it is expanded.
+    An expression that is too large is rejected before it is expanded.
     """
     with pytest.raises(HostlistError) as error:
         expand(expression)
@@ -71,7 +71,7 @@ def test_says_what_is_wrong(expression: str, reason: str) -> None:
 
 
 def test_the_largest_expression() -> None:
-    """As many names as Slurm allows are expanded, and one more is not."""
+    """Slurm's maximum number of names is expanded, and one more is not."""
     assert len(expand(f"n[1-{MAX_NAMES}]")) == MAX_NAMES
     with pytest.raises(HostlistError):
         expand(f"n[1-{MAX_NAMES}],m")
@@ -90,7 +90,9 @@ def test_names(name: str) -> None:
     ["", "a b", "a/b", "a@b", "a\n", "é", "-rf", "..", "a=b", 'a"', "fe80::1%eth0", "A" * 254],
 )
 def test_no_names(name: str) -> None:
-    """What no host can be called, or would be ambiguous in a label or an argument, is no name."""
+    """Text that cannot be the name of a host, or would be ambiguous in a label or an argument, is
+    not a name.
+    """
     assert not is_name(name)
 
 
@@ -106,7 +108,7 @@ ITEMS = st.lists(
 
 @given(ITEMS)
 def test_round_trip(parts: list[tuple[str, list[tuple[int, int, int]]]]) -> None:
-    """What is written as ranges expands to the numbers that were written, in order."""
+    """Numbers written as ranges expand to the same numbers, in order."""
     text = "".join(f"{prefix}[{','.join(_range(*r) for r in ranges)}]" for prefix, ranges in parts)
     axes = [
         [prefix + number for r in ranges for number in _numbers(*r)] for prefix, ranges in parts
@@ -115,7 +117,7 @@ def test_round_trip(parts: list[tuple[str, list[tuple[int, int, int]]]]) -> None
     if len(set(names)) == len(names):
         assert expand(text) == tuple(names)
     else:
-        with pytest.raises(HostlistError, match="named twice"):
+        with pytest.raises(HostlistError, match="is a duplicate"):
             expand(text)
 
 
@@ -129,9 +131,7 @@ def _numbers(low: int, more: int, width: int) -> list[str]:
 
 @given(st.text(alphabet="gn019[]-, \t\n.:é/", max_size=40) | st.text(max_size=40))
 def test_garbage(text: str) -> None:
-    """Whatever is written gives names or HostlistError, never another exception, and all names are
-    usable.
-    """
+    """Any text gives names or HostlistError, never another exception, and all names are usable."""
     try:
         names = expand(text)
     except HostlistError:

@@ -1,4 +1,4 @@
-"""Which of the members this machine is."""
+"""Which member this machine is."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from dshealthd.probe.members.membership import MembershipError
 if TYPE_CHECKING:
     from pathlib import Path
 
-NONE = "by name or by address; set name to the one that it is"
-TWO = "name: this node is more than one of the members"
-WHICH = "set name to the one that it is"
+NONE = "by name or address; set name to the right one"
+TWO = "name: this node matches more than one member"
+WHICH = "set name to the right one"
 
 
 @pytest.mark.parametrize(
@@ -42,33 +42,33 @@ WHICH = "set name to the one that it is"
 def test_own_name(
     names: list[str], hostname: str, addresses: list[str], name: str, expected: str
 ) -> None:
-    """The option, then the host's name, then its first label, then an address decide, whichever
-    comes first.
-    """
+    """The option, the host name, its first label, and an address decide in this order."""
     assert own_name(names, hostname, addresses, name) == expected
 
 
 @pytest.mark.parametrize(
     ("names", "hostname", "addresses", "name", "reason"),
     [
-        (["a", "b"], "a", [], "c", 'name: "c" is none of the 2 members'),
+        (["a", "b"], "a", [], "c", 'name: "c" is not one of the 2 members'),
         (
             ["worker-1", "worker-2"],
             "ip-10-0-0-2",
             ["10.0.0.2"],
             "",
-            f'name: host "ip-10-0-0-2" is none of the 2 members, {NONE}',
+            f'name: host "ip-10-0-0-2" matches none of the 2 members {NONE}',
         ),
         (["gpu1.a", "gpu1.b"], "gpu1", [], "", f'{TWO} ("gpu1.a", "gpu1.b"); {WHICH}'),
         (["10.0.0.1", "fd00::1"], "x", ["10.0.0.1", "fd00::1"], "", f'{TWO} ("10.0.0.1", "fd00::1"); {WHICH}'),
-        (["gpu1.a"], "gpu1.b", [], "", f'name: host "gpu1.b" is none of the 1 members, {NONE}'),
-        (["10.0.0.1"], "10", [], "", f'name: host "10" is none of the 1 members, {NONE}'),
+        (["gpu1.a"], "gpu1.b", [], "", f'name: host "gpu1.b" matches none of the 1 members {NONE}'),
+        (["10.0.0.1"], "10", [], "", f'name: host "10" matches none of the 1 members {NONE}'),
     ],
 )  # fmt: skip
 def test_no_member(
     names: list[str], hostname: str, addresses: list[str], name: str, reason: str
 ) -> None:
-    """A machine that is no member, or could be two, is told so and how to say which it is."""
+    """A machine that is not a member, or could be two of them, gets an error that says how to
+    identify it.
+    """
     with pytest.raises(MembershipError) as error:
         own_name(names, hostname, addresses, name)
     assert error.value.errors == (reason,)
@@ -98,9 +98,8 @@ Local:
 
 
 def test_addresses_of_the_kernel() -> None:
-    """Only the machine's own addresses are taken.
-
-    No route, no broadcast address, no link-local one.
+    """Only the machine's own addresses are returned: no route, no broadcast and no link-local
+    address.
     """
     assert parse_fib_trie(FIB_TRIE) == ["10.0.0.7", "127.0.0.1"]
     assert parse_if_inet6(
@@ -113,7 +112,7 @@ def test_addresses_of_the_kernel() -> None:
 
 
 def test_local_addresses(tmp_path: Path) -> None:
-    """The loopback's addresses are left out, as every node has them.
+    """Loopback addresses are left out, as every node has them.
 
     A kernel without the files has no address.
     """
@@ -124,8 +123,8 @@ def test_local_addresses(tmp_path: Path) -> None:
 
 
 def test_local_addresses_of_this_machine() -> None:
-    """On a real kernel the addresses are those that ip(8) lists, or that can be bound where there
-    is no ip(8).
+    """On a real kernel the addresses are those that ip(8) lists, or that can be bound if there is
+    no ip(8).
     """
     mine = local_addresses(Host())
     for address in mine:

@@ -37,7 +37,7 @@ worker-10   slots=8   # the old one
 
 
 def answers(*addresses: str) -> Any:
-    """Return a resolver that knows these addresses, as `socket.getaddrinfo` answers."""
+    """Return a resolver that knows these addresses, in the format of `socket.getaddrinfo`."""
 
     def resolve(name: str, port: None, *, type: int) -> list[tuple[Any, ...]]:  # noqa: ARG001
         families = {True: socket.AF_INET6, False: socket.AF_INET}
@@ -47,9 +47,9 @@ def answers(*addresses: str) -> Any:
 
 
 def test_hostfile() -> None:
-    """A hostfile is read as DeepSpeed reads it.
+    """A hostfile is read like DeepSpeed does.
 
-    Comments, blank lines, any space, and whatever follows the count of slots.
+    That includes comments, blank lines, any space, and anything after the number of slots.
     """
     assert parse_hostfile(HOSTFILE, "hostfile") == (
         Member("worker-2", 8),
@@ -64,7 +64,7 @@ def test_hostfile() -> None:
 
 
 def test_every_bad_line_of_a_hostfile_is_named() -> None:
-    """All that is wrong is told at once, with file and line."""
+    """All errors are reported at once, with file and line."""
     text = "a slots=8\nb\na slots=8\nc slot=8\nd/e slots=8\nf slots=12345678\nslots=8\n# g\ng slots = 8\n"
     with pytest.raises(MembershipError) as error:
         parse_hostfile(text, "/job/hostfile")
@@ -87,9 +87,7 @@ def test_empty_hostfile() -> None:
 
 
 def test_load_hostfile_and_topology(tmp_path: Path) -> None:
-    """Members come sorted by name whatever their order in the file, each with its slots and its
-    leaf.
-    """
+    """Members are sorted by name whatever their order in the file, each with its slots and leaf."""
     (tmp_path / "hostfile").write_text(HOSTFILE)
     (tmp_path / "topology.conf").write_text("SwitchName=leaf1 Nodes=worker-[1-9]\n")
     membership = load(
@@ -102,10 +100,7 @@ def test_load_hostfile_and_topology(tmp_path: Path) -> None:
 
 
 def test_load_list_and_slurm() -> None:
-    """A list and a Slurm expression of the same nodes make the same members.
-
-    Neither tells the slots.
-    """
+    """A list and a Slurm expression of the same nodes give the same members, without slots."""
     listed = load(MembershipOptions(nodes=("login1", "gpu01", "gpu02")))
     assert listed.members == (Member("gpu01"), Member("gpu02"), Member("login1"))
     assert listed.leaves == {"gpu01": "", "gpu02": "", "login1": ""}
@@ -129,7 +124,7 @@ def test_load_dns() -> None:
 
 
 def test_dns_that_does_not_answer() -> None:
-    """A name that has no address, or whose server fails, is an error and not an empty list."""
+    """A name without addresses, or a failing name server, is an error and not an empty list."""
 
     def fail(*_: object, **__: object) -> list[tuple[Any, ...]]:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
@@ -147,7 +142,7 @@ def test_dns_that_does_not_answer() -> None:
 
 
 def test_errors_of_both_files_are_told_at_once(tmp_path: Path) -> None:
-    """A bad hostfile does not hide what is wrong with the topology."""
+    """A bad hostfile does not hide errors in the topology."""
     hosts, tree = tmp_path / "h", tmp_path / "t"
     hosts.write_text("a slots=8\nb\n")
     tree.write_bytes(b"SwitchName=s Nodes=a\n\xff\n")
@@ -164,8 +159,8 @@ def test_errors_of_both_files_are_told_at_once(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    """A missing file, a directory, a pipe that nobody writes to and a file without end are errors,
-    and none of them blocks.
+    """A missing file, a directory, a pipe without a writer and an endless file are errors, and none
+    of them blocks.
     """
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "long").open("wb") as file:
@@ -182,13 +177,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_one_source() -> None:
-    """None or several sources are an error.
+    """No source, or several, is an error.
 
-    The config names the key, and a name that none can have.
+    The error of the config names the key; an invalid node name is an error too.
     """
     for options in (MembershipOptions(), MembershipOptions(nodes=("a",), slurm="b")):
         with pytest.raises(
-            MembershipError, match="one of hostfile, nodes, dns, slurm says who they are"
+            MembershipError, match=r"set (only )?one of hostfile, nodes, dns, slurm$"
         ):
             load(options)
     errors = Errors()
@@ -203,19 +198,19 @@ def test_one_source() -> None:
 
 
 def test_bad_list() -> None:
-    """Every bad entry of a list is named by its position."""
+    """Every bad entry of a list is reported by its position."""
     with pytest.raises(MembershipError) as error:
         parse_nodes(("a", "a b", "a", ""))
     assert error.value.errors == (
         'nodes: entry 2, "a b", is not a valid node name',
-        'nodes: entry 3, "a", is there twice',
+        'nodes: entry 3, "a", is a duplicate',
         'nodes: entry 4, "", is not a valid node name',
     )
 
 
 def test_digest() -> None:
-    """The digest tells names, slots and leaves apart but not their order or source, and fits a
-    sample exactly.
+    """The digest depends on names, slots and leaves but not on their order or source, and a sample
+    holds it exactly.
     """
     one = Membership((Member("a", 8), Member("b", 8)), {"a": "s", "b": "s"}, "list")
     assert one.digest == Membership(one.members, {"b": "s", "a": "s"}, "hostfile").digest
@@ -232,14 +227,16 @@ def test_digest() -> None:
 
 
 def test_digest_is_the_same_in_every_version() -> None:
-    """Agents of different versions compare digests, so what goes into one does not change."""
+    """Agents of different versions compare digests, so the input of the digest never changes."""
     assert (
         Membership((Member("a", 8), Member("b")), {"a": "s", "b": ""}, "").digest == "10f1cdaba75a"
     )
 
 
 def test_watcher_of_files(tmp_path: Path) -> None:
-    """A change of either file is told once: content, a rename over it, its end and its return."""
+    """A change of either file is reported once: new content, a rename over it, its removal and its
+    return.
+    """
     hosts, tree = tmp_path / "h", tmp_path / "t"
     hosts.write_text("a slots=8\n")
     watcher = Watcher(MembershipOptions(hostfile=hosts, topology=tree), lambda: 0.0)
@@ -258,7 +255,7 @@ def test_watcher_of_files(tmp_path: Path) -> None:
 
 
 def test_watcher_of_dns() -> None:
-    """A DNS name is due again after its interval, and only then."""
+    """A DNS name is due again after its interval, and not before."""
     now = [0.0]
     watcher = Watcher(MembershipOptions(dns="a", dns_interval=Duration(60)), lambda: now[0])
     told = []
@@ -272,7 +269,7 @@ NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,8}(\.example)?", fullmatch=True)
 
 @given(st.dictionaries(NAMES, st.integers(0, 64), min_size=1, max_size=20), st.data())
 def test_hostfile_round_trip(slots: dict[str, int], data: st.DataObject) -> None:
-    """Members written as a hostfile come back, whatever blanks and comments stand between them."""
+    """Members written as a hostfile are read back, whatever blanks and comments are between them."""
     noise = st.sampled_from(["", "\n", "# x slots=1\n", "   \n", "\t# y\r\n"])
     space = st.sampled_from([" ", "\t", "   "])
     lines = [
@@ -289,7 +286,7 @@ PIECES = st.sampled_from(["a", " ", "slots=", "8", "\n", "#", "é", "\x00", "9" 
 
 @given(st.lists(PIECES, max_size=20).map("".join) | st.text(max_size=60))
 def test_garbage(text: str) -> None:
-    """Whatever a file or the config says gives members or MembershipError, never another exception."""
+    """Any text in a file or the config gives members or MembershipError, never another exception."""
     attempts: tuple[Callable[[], tuple[Member, ...]], ...] = (
         lambda: parse_hostfile(text, "f"),
         lambda: parse_nodes(text.split(" ")),
@@ -308,7 +305,7 @@ def test_garbage(text: str) -> None:
 @settings(deadline=None)  # waits for the disk
 @given(st.binary(max_size=60), st.binary(max_size=60))
 def test_garbage_in_files(hosts: bytes, tree: bytes) -> None:
-    """The same for the bytes of both files."""
+    """The same holds for any bytes in both files."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         (place / "h").write_bytes(hosts)

@@ -1,4 +1,4 @@
-"""Who meets whom in which epoch."""
+"""Who meets whom in each epoch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EPOCHS = st.integers(0, 1 << 40)
 
 
 def cluster(layout: list[int]) -> dict[str, str]:
-    """Return the leaf of each member of a cluster with so many members in each leaf."""
+    """Return the leaf of each member of a cluster with the given numbers of members per leaf."""
     return {
         f"gpu{leaf}-{index:03}": f"leaf{leaf}"
         for leaf, count in enumerate(layout)
@@ -43,7 +43,7 @@ def cluster(layout: list[int]) -> dict[str, str]:
 
 
 def met(timetable: Timetable, epochs: Iterable[int]) -> Counter[tuple[str, ...]]:
-    """Count how often any two are in one group in these epochs."""
+    """Count how often any two members are in one group in these epochs."""
     return Counter(
         pair
         for epoch in epochs
@@ -55,8 +55,8 @@ def met(timetable: Timetable, epochs: Iterable[int]) -> Counter[tuple[str, ...]]
 @settings(deadline=None)
 @given(st.integers(1, 60), st.integers(2, 9))
 def test_design_lets_every_two_meet_once(count: int, size: int) -> None:
-    """In the promised number of rounds any two positions are in one group exactly once, in groups
-    that agree and are not too large.
+    """In the guaranteed number of rounds, any two positions are in one group exactly once, and
+    groups are consistent and not too large.
     """
     shared: Counter[tuple[int, ...]] = Counter()
     for turn in range(rounds(count, size)):
@@ -84,7 +84,7 @@ def test_design_lets_every_two_meet_once(count: int, size: int) -> None:
     ],
 )
 def test_rounds(count: int, size: int, expected: int) -> None:
-    """Pairs take one round less than there are members, or as many where odd.
+    """Pairs take one round less than there are members, or as many if their number is odd.
 
     Squares of primes take the affine plane's number.
     """
@@ -104,9 +104,9 @@ def test_coprime_modulus(least: int, width: int) -> None:
 
 @given(LAYOUTS, SIZES, EPOCHS)
 def test_nobody_is_in_two_groups(layout: list[int], size: int, epoch: int) -> None:
-    """Groups are disjoint, sorted, of two members at least and of `size` at most.
+    """Groups are disjoint and sorted, and have from two to `size` members.
 
-    For pairs, one member of an odd number rests.
+    With pairs, one member of an odd number rests.
     """
     leaves = cluster(layout)
     made = groups(leaves, leaves, epoch, size)
@@ -126,7 +126,7 @@ def test_nobody_is_in_two_groups(layout: list[int], size: int, epoch: int) -> No
 def test_all_agents_compute_the_same(
     layout: list[int], size: int, epoch: int, shuffler: random.Random
 ) -> None:
-    """Each member finds itself in the group that everybody else puts it in, whatever the order in
+    """Each member finds itself in the group in which all others find it, whatever the order in
     which it read the members.
     """
     leaves = cluster(layout)
@@ -142,7 +142,7 @@ def test_all_agents_compute_the_same(
 @settings(deadline=None)  # some examples are many epochs long
 @given(LAYOUTS, SIZES, st.integers(0, 1 << 20))
 def test_every_two_meet_within_the_promise(layout: list[int], size: int, start: int) -> None:
-    """From any epoch on, `cycle` epochs are enough for every two members to have met."""
+    """From any epoch on, every two members meet within `cycle` epochs."""
     leaves = cluster(layout)
     timetable = Timetable(leaves, leaves, size)
     assert set(met(timetable, range(start, start + timetable.cycle))) == set(
@@ -153,9 +153,9 @@ def test_every_two_meet_within_the_promise(layout: list[int], size: int, start: 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(2, 6), st.integers(2, 8), st.integers(0, 1 << 20))
 def test_no_pair_repeats_until_all_have_met(number: int, count: int, start: int) -> None:
-    """With leaves of one even size and an even number of them there are no extra pairs.
+    """With an even number of leaves of one even size there are no extra pairs.
 
-    Each pair meets once in its cycle, in its kind.
+    Each pair meets once in its cycle, in an epoch of its kind.
     """
     leaves = cluster([2 * count] * (2 * (number // 2)))
     timetable = Timetable(leaves, leaves)
@@ -172,7 +172,7 @@ def test_no_pair_repeats_until_all_have_met(number: int, count: int, start: int)
 
 @given(LAYOUTS, st.integers(0, 1 << 20))
 def test_even_epochs_stay_inside_leaves(layout: list[int], half: int) -> None:
-    """In an even epoch only those that an odd leaf leaves over meet across leaves."""
+    """In an even epoch, only members left over by odd leaves meet across leaves."""
     leaves = cluster(layout)
     if len(layout) < 2 or max(layout) < 2:
         return
@@ -186,7 +186,7 @@ def test_even_epochs_stay_inside_leaves(layout: list[int], half: int) -> None:
 
 @given(LAYOUTS, SIZES, st.integers(0, 1 << 20))
 def test_odd_epochs_cross_leaves(layout: list[int], size: int, half: int) -> None:
-    """In an odd epoch a group has no two members of one leaf, but for pairs of those that find
+    """In an odd epoch no group has two members of one leaf, except pairs of members that find
     nobody across.
     """
     leaves = cluster(layout)
@@ -201,8 +201,8 @@ def test_odd_epochs_cross_leaves(layout: list[int], size: int, half: int) -> Non
     "leaves", [{}, dict.fromkeys("abcdefgh", "s"), {name: name for name in "abcdefgh"}]
 )
 def test_no_epoch_is_empty(leaves: dict[str, str], size: int) -> None:
-    """Without a topology, with one leaf, or with one member in each leaf, every epoch is of use and
-    all have met in one cycle.
+    """Without a topology, with one leaf, or with one member on each leaf, no epoch is wasted and
+    all meet in one cycle.
     """
     timetable = Timetable("abcdefgh", leaves, size)
     assert all(len(timetable.groups(epoch)) >= 2 for epoch in range(20))
@@ -211,7 +211,7 @@ def test_no_epoch_is_empty(leaves: dict[str, str], size: int) -> None:
 
 @given(LAYOUTS, st.data(), SIZES, EPOCHS)
 def test_survivors_pair_up(layout: list[int], data: st.DataObject, size: int, epoch: int) -> None:
-    """Whoever is left, two or more, at most one of them has nobody to meet."""
+    """Of any two or more survivors, at most one has no partner."""
     leaves = cluster(layout)
     survivors = data.draw(st.lists(st.sampled_from(sorted(leaves)), min_size=1, unique=True))
     busy = [name for group in groups(survivors, leaves, epoch, size) for name in group]
@@ -220,9 +220,9 @@ def test_survivors_pair_up(layout: list[int], data: st.DataObject, size: int, ep
 
 
 def test_a_leaf_without_a_partner_does_not_repeat_itself() -> None:
-    """With an odd number of leaves one has nobody to face in an odd epoch.
+    """With an odd number of leaves, one has no counterpart in an odd epoch.
 
-    It pairs inside, not as in the even epoch before.
+    It forms pairs inside, but not those of the even epoch before.
     """
     for count in (7, 8):
         leaves = cluster([count] * 3)
@@ -232,8 +232,8 @@ def test_a_leaf_without_a_partner_does_not_repeat_itself() -> None:
 
 
 def test_inside_counts_the_leaf_that_takes_longest() -> None:
-    """Eight members take more rounds of groups of three than nine, as without a repeated pair they
-    can only meet in pairs.
+    """Eight members take more rounds of groups of three than nine: without a repeated pair they can
+    meet only in pairs.
     """
     leaves = cluster([8, 9])
     timetable = Timetable(leaves, leaves, 3)
@@ -254,18 +254,18 @@ def test_one_member_rests() -> None:
 
 
 def test_who_is_no_member_is_told_so() -> None:
-    """A stranger has no group, which is not the same as resting.
+    """A name that is not a member raises an error, which differs from resting.
 
-    Neither are groups of one a schedule.
+    A group size of one is an error too.
     """
-    with pytest.raises(ValueError, match=r"^x is no member$"):
+    with pytest.raises(ValueError, match=r"^x is not a member$"):
         group_of("x", ["a", "b"], {}, 0)
     with pytest.raises(ValueError, match=r"^a group has at least 2 members, not 1$"):
         groups(["a", "b"], {}, 0, 1)
 
 
 def test_a_skewed_topology_takes_no_longer_than_meeting_everybody() -> None:
-    """One large leaf beside many of one node each does not make a cycle of leaves times members."""
+    """One large leaf beside many leaves of one node does not make a cycle of leaves times members."""
     leaves = cluster([60] + [1] * 30)
     timetable = Timetable(leaves, leaves)
     assert timetable.cycle <= 2 * len(leaves)
@@ -275,7 +275,7 @@ def test_a_skewed_topology_takes_no_longer_than_meeting_everybody() -> None:
 
 
 def test_schedule_is_the_same_in_every_version() -> None:
-    """Agents of different versions meet, so the schedule of given members does not change."""
+    """Agents of different versions meet, so the schedule of given members never changes."""
     leaves = cluster([3, 4])
     assert [groups(leaves, leaves, epoch) for epoch in (0, 1, 1_000_004)] == [
         (("gpu0-001", "gpu0-002"), ("gpu1-000", "gpu1-003"), ("gpu1-001", "gpu1-002")),
@@ -289,9 +289,9 @@ def test_schedule_is_the_same_in_every_version() -> None:
 
 
 def calls(work: Callable[[], object]) -> int:
-    """Count the functions that some work calls, built-in ones too.
+    """Count the function calls of some work, including built-in functions.
 
-    What it costs, on any machine.
+    This measures its cost on any machine.
     """
     count = 0
 
@@ -308,8 +308,8 @@ def calls(work: Callable[[], object]) -> int:
 
 
 def test_ten_thousand_members() -> None:
-    """A kept timetable answers at 10,000 members for what it costs at 320, and nobody pays for all
-    groups.
+    """A kept timetable with 10,000 members answers at the cost of one with 320, and no call
+    computes all groups.
     """
     few, many = cluster([32] * 10), cluster([32] * 312 + [16])
     small, large = Timetable(few, few), Timetable(many, many)
@@ -328,8 +328,8 @@ def test_ten_thousand_members() -> None:
 
 
 def test_roots_are_spread_evenly() -> None:
-    """Over many epochs every member of a group is root equally often, and every member takes over
-    equally often (χ², 99.9 %).
+    """Over many epochs, every member of a group leads equally often and takes over equally often
+    (χ², 99.9 %).
     """
     names = [f"gpu{index:02}" for index in range(16)]
     orders = [root_order(names, epoch) for epoch in range(8000)]
@@ -342,7 +342,9 @@ def test_roots_are_spread_evenly() -> None:
 
 
 def test_root_order_of_those_that_are_left() -> None:
-    """Who is missing changes nothing for the others, and the order of the group does not matter."""
+    """A missing member does not change the order of the others, and the order of the group does not
+    matter.
+    """
     names = ["a", "b", "c", "d", "e"]
     for epoch in range(50):
         order = root_order(names, epoch)
@@ -356,7 +358,7 @@ def test_root_order_of_those_that_are_left() -> None:
     [(0, 10, 0), (9.999, 10, 0), (10, 10, 1), (1.8e9, 10, 180_000_000), (-0.5, 1, -1)],
 )
 def test_epoch_at(seconds: float, period: float, epoch: int) -> None:
-    """Epochs are counted from 1970, so that agents agree without asking."""
+    """Epochs are counted from 1970, so that agents agree without communication."""
     assert epoch_at(seconds, period) == epoch
 
 

@@ -1,4 +1,4 @@
-"""Which nodes share a leaf switch, from files in the form of Slurm's topology.conf."""
+"""Which nodes share a leaf switch, from files in the format of Slurm's topology.conf."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SwitchName=s3 \\
 
 
 def test_tree() -> None:
-    """The tree form is read with comments, quotes, continued lines and keys in either case.
+    """The tree form may have comments, quotes, continued lines and keys in either case.
 
     Only leaves have nodes.
     """
@@ -44,7 +44,7 @@ def test_tree() -> None:
 
 
 def test_blocks() -> None:
-    """The block form counts as leaves too."""
+    """Blocks count as leaves too."""
     switches = parse(
         "BlockName=b1 Nodes=n[01-18]\nBlockName=b2 Nodes=n[19-36]\nBlockSizes=18\n", "t"
     )
@@ -52,15 +52,15 @@ def test_blocks() -> None:
 
 
 def test_rails() -> None:
-    """A node on several leaf switches shares a leaf with the nodes that are on the same ones, in
-    whichever order they stand.
+    """A node on several leaf switches shares a leaf with nodes on the same ones, whatever their
+    order.
     """
     switches = parse("SwitchName=r2 Nodes=a,b\nSwitchName=r1 Nodes=b,a,c\n", "t")
     assert leaves(switches, "abc") == {"a": "r1+r2", "b": "r1+r2", "c": "r1"}
 
 
 def test_long_and_short_names() -> None:
-    """A long name finds the file's short one and the reverse, unless that could be two nodes.
+    """A long name matches a short one in the file and the reverse, unless that is ambiguous.
 
     An address has no short name.
     """
@@ -74,9 +74,9 @@ def test_long_and_short_names() -> None:
 
 
 def test_every_bad_line_is_named() -> None:
-    """All that is wrong is told at once, with file and line.
+    """All errors are reported at once, with file and line.
 
-    A continued line counts by its first.
+    A continued line is reported by its first line.
     """
     text = """\
 SwitchName=s0 Nodes=n[1-2
@@ -96,29 +96,32 @@ SwitchName=s6 Switches=s6
         parse(text, "/etc/topology.conf")
     assert error.value.errors == (
         '/etc/topology.conf:1: "n[1-2" has a bracket that is not closed',
-        '/etc/topology.conf:3: "Nodes=n2" begins with none of SwitchName=, BlockName=, BlockSizes=',
-        '/etc/topology.conf:4: "s1" is defined in line 2 already',
+        (
+            '/etc/topology.conf:3: "Nodes=n2" does not begin with SwitchName=, BlockName= or '
+            "BlockSizes="
+        ),
+        '/etc/topology.conf:4: "s1" is already defined in line 2',
         '/etc/topology.conf:5: "s2" has both nodes and switches',
         '/etc/topology.conf:6: "s3" has the switch "s9", which is not defined',
         (
-            '/etc/topology.conf:7: "SwitchName=s4    Color=blue" has color, which is no key of '
+            '/etc/topology.conf:7: "SwitchName=s4    Color=blue" has color, which is not a key of '
             "switchname"
         ),
-        '/etc/topology.conf:9: "a,b" is no name of a switch',
+        '/etc/topology.conf:9: "a,b" is not a valid switch name',
         '/etc/topology.conf:10: "SwitchName=s5 Nodes=n6 Nodes=n7" has Nodes twice',
         '/etc/topology.conf:11: "what is this" is not KEY=VALUE',
-        '/etc/topology.conf:12: "s6" is a switch of its own',
+        '/etc/topology.conf:12: "s6" lists itself as a switch below it',
     )
 
 
 def test_empty_file() -> None:
-    """A file without a switch is an error: it cannot be what was meant."""
+    """A file without a switch is an error, as it cannot be intended."""
     with pytest.raises(TopologyError, match=r"^t: defines no switch$"):
         parse("# nothing yet\n", "t")
 
 
 def test_what_a_file_may_write_out_is_bounded() -> None:
-    """Many lines that each expand to the most allowed do not add up without end."""
+    """Many lines that each expand to the maximum cannot add up without limit."""
     with pytest.raises(TopologyError) as error:
         parse("\n".join(f"SwitchName=s{i} Nodes=n[1-65536]" for i in range(12)), "t")
     assert len(error.value.errors) == 4
@@ -130,7 +133,7 @@ def test_what_a_file_may_write_out_is_bounded() -> None:
     )
 )
 def test_round_trip(sizes: dict[str, int]) -> None:
-    """Nodes written below switches come back with the leaf they were written under."""
+    """Nodes written below switches are read back with the same leaf."""
     text = "".join(
         f"SwitchName={name} Nodes=n{index}-[01-{size:02}]\n"
         for index, (name, size) in enumerate(sizes.items())
@@ -165,7 +168,7 @@ WORDS = st.sampled_from(
 
 @given(st.lists(WORDS, max_size=30).map("".join) | st.text(max_size=60))
 def test_garbage(text: str) -> None:
-    """Whatever a file says gives switches or TopologyError, never another exception."""
+    """Any file content gives switches or TopologyError, never another exception."""
     try:
         switches = parse(text, "t")
     except TopologyError as error:

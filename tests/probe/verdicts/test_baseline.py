@@ -1,4 +1,4 @@
-"""What is usual: how it is learnt, what is not learnt, and the file it is kept in."""
+"""Baselines: what is learnt, what is not, and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ OPTIONS = BaselineOptions()
 
 
 def series(part: str = "", kind: str = "rail") -> TimingClass:
-    """Return a class that rails have."""
+    """Return a timing class of a rail."""
     return TimingClass(kind, "nccl", "all_reduce", 1 << 26, part, 2, far=False)
 
 
 def learnt(values: Iterable[float], *, part: str = "", stamp: str = "") -> Baselines:
-    """Return baselines that were told values ten seconds apart."""
+    """Return baselines that have learnt values ten seconds apart."""
     known = Baselines(OPTIONS, stamp)
     for number, value in enumerate(values):
         known.update(series(part), value, number * 10.0)
@@ -55,9 +55,9 @@ def jittered(usual: float, jitter: float, count: int, seed: int = 1) -> list[flo
 
 
 def test_too_few_values_judge_nothing() -> None:
-    """A class that was timed a few times only has no ratio.
+    """A class that has been timed only a few times has no ratio.
 
-    Nobody is accused on the ground of so little.
+    Nobody is accused on so little evidence.
     """
     known = learnt([1.0] * (ENOUGH - 1))
     assert known.ratio(series(), 5.0) is None
@@ -66,7 +66,7 @@ def test_too_few_values_judge_nothing() -> None:
 
 
 def test_ratio_is_to_the_median_and_the_limit_follows_the_deviation() -> None:
-    """Outliers do not move what is usual, and a class that varies more needs more to be flagged."""
+    """Outliers do not move the median, and a class that varies more has a higher limit."""
     calm, wild = learnt([*jittered(0.01, 0.01, 60), 0.03, 0.05]), learnt(jittered(0.01, 0.05, 60))
     reading, other = calm.ratio(series(), 0.02), wild.ratio(series(), 0.02)
     assert reading is not None
@@ -77,7 +77,7 @@ def test_ratio_is_to_the_median_and_the_limit_follows_the_deviation() -> None:
 
 
 def test_few_values_widen_the_limit() -> None:
-    """The same deviation counts for less where fewer values stand behind it."""
+    """The same deviation gives a higher limit if it is estimated from fewer values."""
     values = jittered(1.0, 0.05, 8) * 32
     few, many = learnt(values[:ENOUGH]).ratio(series(), 1.0), learnt(values).ratio(series(), 1.0)
     assert few is not None
@@ -86,9 +86,9 @@ def test_few_values_widen_the_limit() -> None:
 
 
 def test_values_span_days() -> None:
-    """Once there are enough, a value is kept every quarter of an hour.
+    """Once there are enough values, one is kept every quarter of an hour.
 
-    A bad hour is a sixtieth of what is known.
+    A bad hour is a sixtieth of them.
     """
     known = learnt([1.0] * FILL)
     for second in range(0, 3600, 10):
@@ -100,7 +100,7 @@ def test_values_span_days() -> None:
 
 
 def test_slow_drift_is_not_accepted() -> None:
-    """A part that grows slower by 1 % a day, never enough to be flagged at once, is flagged before
+    """A part that gets 1 % slower each day, never enough to be flagged at once, is flagged before
     it is 15 % slower.
     """
     known = learnt(jittered(1.0, 0.01, FILL))
@@ -119,7 +119,7 @@ def test_slow_drift_is_not_accepted() -> None:
 
 
 def test_faster_is_believed_at_once() -> None:
-    """After a repair what is usual comes down within minutes, and a fault is then seen against the
+    """After a repair the baseline comes down within minutes, and a later fault is judged by the
     better time.
     """
     known = learnt(jittered(1.3, 0.01, FILL))
@@ -132,8 +132,8 @@ def test_faster_is_believed_at_once() -> None:
 
 
 def test_new_part_is_judged_by_its_siblings() -> None:
-    """A rail that has not been timed yet is compared with the node's other rails, with a wider
-    tolerance; without three, not at all.
+    """A rail without a baseline is compared with the node's other rails, with a wider tolerance;
+    with fewer than three of them, not at all.
     """
     known = Baselines(OPTIONS)
     for part in "012":
@@ -147,7 +147,7 @@ def test_new_part_is_judged_by_its_siblings() -> None:
 
 
 def test_part_that_was_always_slow_is_found() -> None:
-    """A rail whose first value was slow already is held against its siblings, not against itself."""
+    """A rail that was slow from its first value is compared with its siblings, not with itself."""
     known = Baselines(OPTIONS)
     for number in range(FILL):
         for part in "0123":
@@ -159,12 +159,12 @@ def test_part_that_was_always_slow_is_found() -> None:
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
 def test_nonsense_is_not_learnt(value: float) -> None:
-    """A time that cannot be one leaves no trace."""
+    """An impossible time leaves no trace."""
     assert len(learnt([value])) == 0
 
 
 def test_file_keeps_what_was_learnt(tmp_path: Path) -> None:
-    """After a restart the same timing has the same ratio and limit."""
+    """After a restart the same timing gets the same ratio and limit."""
     known = learnt(jittered(0.01, 0.02, 100), stamp="torch 2.13")
     replace(tmp_path / "b", known.document(), durable=True)
     assert not known.changed
@@ -175,7 +175,7 @@ def test_file_keeps_what_was_learnt(tmp_path: Path) -> None:
 
 
 def test_other_software_starts_anew(tmp_path: Path) -> None:
-    """What another version of the stack needed is no measure for this one, and no file is no error."""
+    """Baselines of another software version are not used, and a missing file is not an error."""
     replace(tmp_path / "b", learnt([1.0] * 30, stamp="torch 2.12").document(), durable=True)
     again = Baselines(OPTIONS, "torch 2.13")
     assert not again.load(tmp_path / "b")
@@ -198,9 +198,7 @@ _GOOD = learnt([1.0] * 30).document()
 def test_bad_file_is_reported_and_set_aside(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
-    """Whatever is wrong with a file, it is named in the error, kept for a look, and nothing of it
-    is believed.
-    """
+    """A file that is bad in any way is reported by name, kept for inspection, and not used at all."""
     file = tmp_path_factory.mktemp("bad") / "b"
     file.write_bytes(content)
     known = Baselines(OPTIONS)
@@ -212,7 +210,7 @@ def test_bad_file_is_reported_and_set_aside(
 
 
 def test_file_with_a_right_checksum_and_wrong_content(tmp_path: Path) -> None:
-    """The checksum is no substitute for looking at what is inside."""
+    """A correct checksum does not replace validation of the content."""
     for classes in (
         [["rail"]],
         [["rail", "nccl", "x", 1, "", 2, False, 0, *[None] * 3, "AAAA"]],
@@ -244,7 +242,7 @@ while True:
 
 
 def test_survives_sigkill_at_any_point(tmp_path: Path) -> None:
-    """Whenever its writer is killed, the file is there and whole."""
+    """Whenever its writer is killed, the file is present and intact."""
     draw = random.Random(4)
     file = tmp_path / "b"
     for _ in range(8):
@@ -267,7 +265,7 @@ def test_survives_sigkill_at_any_point(tmp_path: Path) -> None:
 
 
 def test_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
-    """A file that cannot be written is an error of its own, and the old one stands."""
+    """A file that cannot be written raises an error, and the old one remains."""
     file = tmp_path / "b"
     replace(file, _GOOD, durable=True)
     (tmp_path / "b.new").mkdir()

@@ -1,5 +1,5 @@
-"""A slow link among four nodes whose CPUs are busy, so that any collective may take ten times as
-long as it does on free ones.
+"""A slow link among four nodes with busy CPUs, where any collective may take ten times as long as
+on idle ones.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from dshealthd.probe.verdicts.detector import Confirmation
 
 TIMES = {8: 0.0004, 1024: 0.0006, 65536: 0.0007}
-"""Usual seconds of an all-reduce, by its bytes; as four agents on two cores have them."""
+"""Usual seconds of an all-reduce by bytes, as measured with four agents on two cores."""
 LARGE, SLOWED = 65536, 0.0373
 BUSY, WAIT = 0.3, 0.001
-"""The share of timings that a wait for a CPU makes longer, and its mean in seconds."""
+"""Share of timings prolonged by a wait for a CPU, and the mean of that wait in seconds."""
 TRIALS, RIGHT = 24, 15
 
 
@@ -54,7 +54,7 @@ class BusyCompany(Company):
 
 
 def told(start: int) -> list[set[Suspect]]:
-    """Return whom anybody accuses in each of the first 15 epochs with the slow link."""
+    """Return who is accused by anybody in each of the first 15 epochs with the slow link."""
     company = BusyCompany(start)
     for _ in range(KNOWN):
         company.step()
@@ -63,8 +63,9 @@ def told(start: int) -> list[set[Suspect]]:
 
 
 def test_slow_link_is_named_although_all_are_slow() -> None:
-    """A link that is slower by far than what busy CPUs make slow is named alone in 15 of 24 trials,
-    and seldom called ambiguous. In the others an end takes itself for slow, or it takes longer.
+    """A link that is slower by far than busy CPUs make others is the only one accused in 15 of 24
+    trials, and seldom called ambiguous. In the other trials, one end finds itself slow, or it takes
+    longer.
     """
     right = Suspect(Part.LINK, "--".join(sorted(PAIR)), "slow")
     trials = [told(1000 * number) for number in range(1, TRIALS + 1)]

@@ -1,4 +1,4 @@
-"""Extra rounds are run one after the other, and whoever asks learns which are not."""
+"""Extra rounds run one after another, and the detector learns which of them are dropped."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ OTHER = Confirmation(("a", "c"), Kind.PAIR)
 
 
 def test_what_a_round_asks_for_is_run_after_it() -> None:
-    """The same members once more, asked for by the round in hand, are another round and not a
-    repetition of what is queued.
+    """If a running round asks for the same members again, that is another round and not a duplicate
+    of a queued one.
     """
     ran: list[Confirmation] = []
 
@@ -39,7 +39,9 @@ def test_what_a_round_asks_for_is_run_after_it() -> None:
 
 
 def test_what_is_dropped_is_returned() -> None:
-    """Beyond the number a minute nothing is queued, and the judge can be told so."""
+    """Rounds over the limit per minute are not queued, but returned so that the detector can be
+    notified.
+    """
 
     async def never(_confirmation: Confirmation) -> bool:
         raise AssertionError

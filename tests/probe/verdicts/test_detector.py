@@ -1,6 +1,6 @@
 """What one agent concludes from its own rounds.
 
-One judge, and a world that answers the rounds which it asks for.
+One detector, and a simulated world that answers the rounds that it asks for.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Answer:
 
     ratio: float = 1.0
     parts: str = PARTS
-    """Those that take so long; the others are as usual."""
+    """The parts whose timings have this ratio; the others are as usual."""
     outcome: Outcome = Outcome.OK
     stage: Stage = Stage.DONE
     late: tuple[str, ...] = ()
     told: dict[str, float] = field(default_factory=dict)
-    """Scores, besides a good one of every peer."""
+    """Scores in addition to a good one from every peer."""
     silent: bool = False
 
 
@@ -48,7 +48,7 @@ World = "Callable[[tuple[str, ...], Kind], Answer]"
 
 
 class Scene:
-    """One judge, its schedule, and a clock."""
+    """One detector, its schedule, and a clock."""
 
     def __init__(
         self, leaves: dict[str, str] | None = None, me: str = ME, parts: str = PARTS
@@ -79,7 +79,7 @@ class Scene:
     def round(
         self, members: Sequence[str], answer: Answer, *, extra: bool = False, kind: Kind = Kind.RAIL
     ) -> tuple[Confirmation, ...]:
-        """Let the judge see one round."""
+        """Let the detector observe one round."""
         self.now += 1
         peers = [member for member in members if member != self.me]
         op = "matrix_product" if kind is Kind.LOCAL else "all_reduce"
@@ -109,9 +109,9 @@ class Scene:
     def run(
         self, world: Callable[[tuple[str, ...], Kind], Answer], epochs: int = 1
     ) -> tuple[Suspect, ...]:
-        """Run scheduled rounds, and the extra ones that are asked for.
+        """Run scheduled rounds and the extra ones that are asked for.
 
-        Return what stands at the end.
+        Return the suspects at the end.
         """
         for _ in range(epochs):
             self.epoch += 1
@@ -149,18 +149,18 @@ def always(
 def with_peer(
     name: str, answer: Answer, others: Answer | None = None
 ) -> Callable[[tuple[str, ...], Kind], Answer]:
-    """A world in which rounds with one peer go another way than all others."""
+    """A world in which rounds with one peer go differently from all others."""
     return lambda peers, _: answer if name in peers else (others or Answer())
 
 
 def partner(scene: Scene) -> str:
-    """Return who is met next."""
+    """Return the next scheduled peer."""
     group = Timetable(scene.leaves, scene.leaves).group_of(scene.me, scene.epoch + 1)
     return next(name for name in group if name != scene.me)
 
 
 def test_health_is_quiet() -> None:
-    """Rounds as usual accuse nobody, ask for nothing, and give a score of 1."""
+    """Normal rounds accuse nobody, ask for nothing, and give a score of 1."""
     scene = Scene()
     assert scene.run(well, 20) == ()
     assert scene.asked == []
@@ -169,8 +169,8 @@ def test_health_is_quiet() -> None:
 
 
 def test_single_spike_is_looked_at_and_dropped() -> None:
-    """One slow round accuses nobody; the pair is run once more after the next good round, and that
-    is all.
+    """One slow round accuses nobody: the pair runs once more after the next good round, and that is
+    all.
     """
     scene = Scene()
     scene.run(well, 3)
@@ -181,9 +181,9 @@ def test_single_spike_is_looked_at_and_dropped() -> None:
 
 
 def test_slow_node_is_named_after_two_rounds_and_confirmation() -> None:
-    """Slow on all rails with everybody, while the neighbours are well.
+    """A node that is slow on all rails with everybody, while its neighbours are well, is accused.
 
-    The node, by references that are all others.
+    The confirming rounds are all with different peers.
     """
     scene = Scene()
     scene.run(well, 3)
@@ -197,8 +197,8 @@ def test_slow_node_is_named_after_two_rounds_and_confirmation() -> None:
 
 
 def test_cleared_when_it_is_over() -> None:
-    """Three good rounds in a row end an accusation, and one bad one after that does not bring it
-    back.
+    """Three consecutive good rounds end an accusation, and one bad round after that does not
+    restore it.
     """
     scene = Scene()
     scene.run(well, 3)
@@ -209,7 +209,9 @@ def test_cleared_when_it_is_over() -> None:
 
 
 def test_slow_rail_is_the_adapter_when_the_gpu_is_well() -> None:
-    """One rail is slow: a local round is asked for, and when the GPU is as usual it is the adapter."""
+    """If one rail is slow, a local round is requested; if that finds the GPU normal, the adapter is
+    accused.
+    """
     scene = Scene()
     scene.run(well, 3)
     assert scene.run(always(Answer(SLOW, "2")), 2) == (Suspect(Part.NIC, f"{ME}/nic2", "slow"),)
@@ -218,9 +220,7 @@ def test_slow_rail_is_the_adapter_when_the_gpu_is_well() -> None:
 
 
 def test_slow_gpu_explains_its_rail() -> None:
-    """Where the GPU is slow in local rounds too, it is the GPU, and the adapter is not accused
-    beside it.
-    """
+    """If the GPU is slow in local rounds too, the GPU is accused and the adapter is not."""
     scene = Scene()
     scene.run(well, 3)
     assert scene.run(always(Answer(SLOW, "2"), local=Answer(SLOW, "2")), 3) == (
@@ -229,7 +229,9 @@ def test_slow_gpu_explains_its_rail() -> None:
 
 
 def test_rail_without_local_round_is_ambiguous() -> None:
-    """Where the GPU cannot be looked at, adapter and GPU are not told apart, and that is said."""
+    """If the GPU cannot be probed, the accusation says that adapter and GPU cannot be
+    distinguished.
+    """
     scene = Scene()
     scene.run(well, 3)
     world = always(Answer(SLOW, "2"), local=Answer(outcome=Outcome.DECLINED))
@@ -251,8 +253,8 @@ def test_peer_that_takes_it_on_itself_explains_a_round() -> None:
 
 
 def test_slow_leaf_is_told_from_a_slow_node() -> None:
-    """Slow with everybody, and the neighbours find the same of themselves, members elsewhere do
-    not: the leaf.
+    """The leaf is accused if this node is slow with everybody, its neighbours report the same about
+    themselves, and members elsewhere do not.
     """
     scene = Scene()
     scene.run(well, 3)
@@ -266,8 +268,8 @@ def test_slow_leaf_is_told_from_a_slow_node() -> None:
 
 
 def test_slow_leaf_is_found_by_who_comes_later() -> None:
-    """An agent that starts when its neighbours know of it already comes to the same, by its rounds
-    with other leaves.
+    """An agent that starts when its neighbours already know of a slow leaf finds it too, by its
+    rounds with other leaves.
     """
     scene = Scene()
     world = scene.run(
@@ -281,7 +283,7 @@ def test_slow_leaf_is_found_by_who_comes_later() -> None:
 
 def test_everybody_slow_is_no_leaf() -> None:
     """If members of all leaves find themselves slow, it is more than a leaf, or the usual has
-    changed: ambiguous, by one name.
+    changed: the accusation is ambiguous and has one name.
     """
     scene = Scene()
     scene.run(well, 3)
@@ -299,7 +301,9 @@ def test_everybody_slow_is_no_leaf() -> None:
 
 
 def test_way_out_of_a_leaf() -> None:
-    """Well inside, slow with every other leaf, and the neighbours say the same: the leaf."""
+    """The leaf is accused if rounds inside it are normal, rounds with every other leaf are slow,
+    and the neighbours report the same.
+    """
     scene = Scene()
     scene.run(well, 4)
 
@@ -314,15 +318,15 @@ def test_way_out_of_a_leaf() -> None:
 
 
 def agreeing(me: str, peer: str, ratio: float) -> dict[str, float]:
-    """Return what a peer tells that finds the pair slow, and is well with others."""
+    """Return the scores of a peer that finds the pair slow and is well with others."""
     return {f"{peer}--{me}": ratio, f"{peer}--b0": 1.0, f"{peer}--c0": 1.0, f"{peer}--d3": 1.01}
 
 
 @pytest.mark.parametrize("me", ["a0", "a1", "d2"])
 def test_one_bad_pair_with_two_good_ends_is_a_link(me: str) -> None:
-    """Both ends are well with others and agree on the pair.
+    """The link is accused if both ends are well with others and agree on the pair.
 
-    The link, by the same name from either end; it is cleared by rechecks.
+    It has the same name at either end, and rechecks clear it.
     """
     scene = Scene(me=me)
     scene.run(well, 3)
@@ -336,9 +340,8 @@ def test_one_bad_pair_with_two_good_ends_is_a_link(me: str) -> None:
 
 
 def test_pair_that_only_one_end_finds_slow_is_ambiguous() -> None:
-    """The other end finds the pair as usual (it may have been slow since before its baseline).
-
-    Said, not guessed.
+    """If the other end finds the pair normal, as it may have been slow since before that end's
+    baseline, the accusation is ambiguous.
     """
     scene = Scene()
     scene.run(well, 3)
@@ -349,7 +352,7 @@ def test_pair_that_only_one_end_finds_slow_is_ambiguous() -> None:
 
 
 def test_ambiguous_pair_is_decided_once_the_other_end_agrees() -> None:
-    """The other end's baseline comes later than this one's: the accusation is corrected."""
+    """If the other end gets its baseline later than this one, the accusation is corrected then."""
     scene = Scene()
     scene.run(well, 3)
     peer = partner(scene)
@@ -359,9 +362,9 @@ def test_ambiguous_pair_is_decided_once_the_other_end_agrees() -> None:
 
 
 def test_pair_is_not_ambiguous_before_the_other_end_has_met_others() -> None:
-    """Extra rounds keep the other end from meeting others, so that nothing verifies it yet.
+    """While extra rounds keep the other end from meeting others, nothing verifies it.
 
-    That is not known, which differs from ends that disagree; it is said in the end.
+    Unknown is not the same as disagreement, so the pair is called ambiguous only in the end.
     """
     scene = Scene()
     scene.run(well, 3)
@@ -376,10 +379,10 @@ def test_pair_is_not_ambiguous_before_the_other_end_has_met_others() -> None:
 
 
 def echoes(scene: Scene, epochs: int, led: dict[str, float]) -> tuple[Suspect, ...]:
-    """Run light rounds of `a0` with a1, which are slow, and with a2 and a3, which are not.
+    """Run light rounds of `a0`: slow ones with a1, normal ones with a2 and a3.
 
-    Those with a1 are led by this node, so that a1 times none of them; `led` is what a1 tells of
-    rounds that it led itself.
+    This node leads those with a1, so that a1 times none of them; `led` is what a1 reports of rounds
+    that it led itself.
     """
     told = {f"a1--{ME}": 1.0, "a1--a2": 1.0, "a1--a3": 1.0, **led}
     for _ in range(epochs):
@@ -410,7 +413,7 @@ def echoes(scene: Scene, epochs: int, led: dict[str, float]) -> tuple[Suspect, .
 
 
 def four_that_know_their_echoes() -> Scene:
-    """Return the scene of a0 on an unknown leaf with a1, a2 and a3, with usual echoes of 1 ms."""
+    """Return a scene of a0 on an unknown leaf with a1, a2 and a3, with echo baselines of 1 ms."""
     scene = Scene(dict.fromkeys((ME, "a1", "a2", "a3"), ""))
     usual = TimingClass("light", "agent", "echo", 64, "", 2, far=True)
     for number in range(64):
@@ -419,7 +422,7 @@ def four_that_know_their_echoes() -> Scene:
 
 
 def test_echo_that_the_other_end_has_not_timed_is_not_ambiguous() -> None:
-    """Only the leader times an echo: that the other end has answered does not say it was fast."""
+    """Only the leader times an echo: that the other end answered does not mean that it was fast."""
     scene = four_that_know_their_echoes()
     assert echoes(scene, 8, {}) == ()
     found = echoes(scene, 1, {f"a1->{ME}": 50.0})
@@ -430,7 +433,9 @@ def test_echo_that_the_other_end_has_not_timed_is_not_ambiguous() -> None:
 def test_echo_that_the_other_end_never_finds_slow_is_ambiguous(
     led: dict[str, float], epochs: int
 ) -> None:
-    """Soon where the ends disagree, and in the end where the other one never leads a round."""
+    """The pair is called ambiguous soon if the ends disagree, and eventually if the other end never
+    leads a round.
+    """
     found = echoes(four_that_know_their_echoes(), epochs, led)
     assert found == (Suspect(Part.LINK, f"{ME}--a1", "ambiguous"),)
 
@@ -441,9 +446,7 @@ GONE = Answer(outcome=Outcome.UNREACHABLE, stage=Stage.INVITE, silent=True)
 def vanished(
     name: str, outcome: Outcome, opinion: float | None
 ) -> Callable[[tuple[str, ...], Kind], Answer]:
-    """A world in which one node does not answer this one, and in which others tell what they get
-    from it.
-    """
+    """A world in which one node does not answer this one, and others report their results with it."""
 
     def world(peers: tuple[str, ...], _: Kind) -> Answer:
         if name in peers:
@@ -458,7 +461,9 @@ def vanished(
 
 
 def test_cut_link_whose_other_end_had_failed_with_another() -> None:
-    """What the other end told last, before the link was cut, makes the link late, not ambiguous."""
+    """A failure with another member that the other end reported just before the link was cut delays
+    the accusation of the link, but does not make it ambiguous.
+    """
     scene = Scene()
     scene.run(well, 3)
     peer = partner(scene)
@@ -471,12 +476,14 @@ def test_cut_link_whose_other_end_had_failed_with_another() -> None:
 
 
 def test_slow_round_of_the_other_end_by_chance_makes_no_link_ambiguous() -> None:
-    """The other end agrees on the pair, and one of its two rounds with others was slow: once."""
+    """The link is not called ambiguous if the other end agrees on the pair and just one of its two
+    rounds with others was slow once.
+    """
     scene = Scene()
     scene.run(well, 3)
     peer = partner(scene)
     told = {f"{peer}--{ME}": SLOW, f"{peer}--c0": 1.0}
-    # As many bad rounds as it takes, in epochs in which the other end tells of one other.
+    # Enough bad rounds, in epochs in which the other end reports on one other member.
     assert scene.run(with_peer(peer, Answer(SLOW, told=told)), 6) == ()
     chance = Answer(SLOW, told={**told, f"{peer}--b0": SLOW})
     assert scene.run(with_peer(peer, chance)) == ()
@@ -486,9 +493,8 @@ def test_slow_round_of_the_other_end_by_chance_makes_no_link_ambiguous() -> None
 
 @pytest.mark.parametrize("outcome", [Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED])
 def test_node_that_nobody_reaches(outcome: Outcome) -> None:
-    """Neither this node nor the next that was to meet it gets an answer.
-
-    The node, with the reason.
+    """A node that answers neither this node nor the next scheduled peer is accused, with the
+    reason.
     """
     scene = Scene()
     scene.run(well, 3)
@@ -500,7 +506,9 @@ def test_node_that_nobody_reaches(outcome: Outcome) -> None:
 
 
 def test_node_that_others_reach_is_a_link() -> None:
-    """Another member had a good round with it since: the way there is broken, not the node."""
+    """If another member has had a good round with a node since, the path to it is broken, not the
+    node.
+    """
     scene = Scene()
     scene.run(well, 3)
     peer = partner(scene)
@@ -511,7 +519,9 @@ def test_node_that_others_reach_is_a_link() -> None:
 
 
 def test_a_link_has_the_reason_that_it_has_now() -> None:
-    """A peer that refused while its agent started, and whose way is cut then, is unreachable."""
+    """If a peer refuses calls while its agent starts and its path is then cut, the reason is
+    "unreachable".
+    """
     scene = Scene()
     scene.run(well, 3)
     peer = partner(scene)
@@ -521,9 +531,9 @@ def test_a_link_has_the_reason_that_it_has_now() -> None:
 
 
 def test_node_that_calls_others_is_a_link_after_a_while() -> None:
-    """Others were called by it since, and nobody has called it.
+    """A node has called others since, but nobody has called it.
 
-    Only when it stays silent towards this node is it the way there.
+    The link is accused only if the node stays silent towards this one.
     """
     scene = Scene()
     scene.run(well, 3)
@@ -538,7 +548,7 @@ def test_node_that_calls_others_is_a_link_after_a_while() -> None:
 
 
 def test_node_of_which_nobody_tells_is_ambiguous() -> None:
-    """No other word on it: node or link is not guessed."""
+    """Without any report on a peer, there is no guess whether it is the node or the link."""
     scene = Scene()
     scene.run(well, 3)
     peer = partner(scene)
@@ -548,7 +558,9 @@ def test_node_of_which_nobody_tells_is_ambiguous() -> None:
 
 
 def test_two_members_alone_cannot_tell_which_of_them_it_is() -> None:
-    """Without a third member it is neither: the rule `dshealthd:suspect:bad_end` asks Prometheus."""
+    """Without a third member neither end is accused: the rule `dshealthd:suspect:bad_end` asks
+    Prometheus.
+    """
     other = "n99"
     scene = Scene({ME: "", other: ""})
     assert scene.run(well, 3) == ()
@@ -559,9 +571,8 @@ def test_two_members_alone_cannot_tell_which_of_them_it_is() -> None:
 
 
 def test_node_that_calls_and_cannot_be_called() -> None:
-    """Calls to a node are refused, by others too.
-
-    Its own calls go well: the node, until a call to it goes well.
+    """A node that refuses all calls, those of others too, while its own calls succeed, is accused
+    until a call to it succeeds.
     """
     scene = Scene(dict.fromkeys(("a0", "a1", "a2", "a3"), ""))
     scene.run(well, 3)
@@ -597,9 +608,9 @@ def test_node_that_calls_and_cannot_be_called() -> None:
 
 
 def test_peer_that_comes_and_goes_and_then_stays_away() -> None:
-    """A node that answered now and then before it vanished is the node all the same.
+    """A node that answered now and then before it vanished is accused all the same.
 
-    What counts is the time since its last answer.
+    Only the time since its last answer counts.
     """
     scene = Scene()
     scene.run(well, 3)
@@ -616,9 +627,7 @@ def test_peer_that_comes_and_goes_and_then_stays_away() -> None:
 
 
 def test_who_refuses_is_not_asked_for_what_its_rounds_come_to() -> None:
-    """A peer whose rounds failed and who then refuses all calls is called a few times, and not
-    again and again.
-    """
+    """A peer whose rounds failed and that then refuses all calls is called only a few times."""
     scene = Scene()
     scene.run(well, 3)
     peer = partner(scene)
@@ -635,8 +644,8 @@ def test_who_refuses_is_not_asked_for_what_its_rounds_come_to() -> None:
 
 @pytest.mark.parametrize(("opinion", "part"), [(HARD, Part.NODE), (1.0, Part.LINK)])
 def test_who_declines_is_there(opinion: float, part: Part) -> None:
-    """A node that was accused of refusing calls, and now declines rounds for another reason, is not
-    accused any more.
+    """A node that was accused of refusing calls, and now declines rounds for another reason, is
+    cleared.
     """
     scene = Scene()
     scene.run(well, 3)
@@ -649,8 +658,8 @@ def test_who_declines_is_there(opinion: float, part: Part) -> None:
 
 
 def test_who_declines_has_answered() -> None:
-    """That a peer declined a call is told as an answer without a time; of a round that the peer
-    began, this node has called nobody.
+    """A call that a peer declined is reported as an answer without a time; a round that the peer
+    led is not a call by this node.
     """
     scene = Scene()
     scene.run(well)
@@ -666,7 +675,7 @@ def test_who_declines_has_answered() -> None:
 def silences(
     scene: Scene, names: Sequence[str], told: dict[str, float] | None = None
 ) -> set[Suspect]:
-    """Let peers in turn give no answer, and answer at once when they are asked again.
+    """Let peers in turn not answer, and answer at once when called again.
 
     Return who is accused meanwhile.
     """
@@ -685,9 +694,8 @@ def silences(
 
 
 def test_short_outages_with_several_peers_are_this_node() -> None:
-    """Three times a peer is silent and answers soon after, each time another one.
-
-    Packets of this node are lost.
+    """If three different peers in turn are silent and answer soon after, this node is losing
+    packets.
     """
     scene = Scene()
     scene.run(well, 3)
@@ -698,7 +706,7 @@ def test_short_outages_with_several_peers_are_this_node() -> None:
 
 
 def test_one_outage_with_everybody_is_not_intermittent() -> None:
-    """A node that was cut off for a moment does not go on to accuse itself when all answer again."""
+    """A node that was cut off for a moment does not accuse itself once all answer again."""
     scene = Scene(dict.fromkeys(("a0", "a1", "a2", "a3"), ""))
     scene.run(well, 3)
     scene.run(
@@ -713,9 +721,9 @@ def test_one_outage_with_everybody_is_not_intermittent() -> None:
 
 
 def test_short_outages_of_one_peer_are_not_this_node() -> None:
-    """With one peer only it is the peer or the way to it.
+    """With only one peer it is the peer or the path to it.
 
-    And a peer that takes them on itself does not count.
+    A peer that takes the blame for its outages does not count.
     """
     scene = Scene()
     scene.run(well, 3)
@@ -728,7 +736,7 @@ def test_short_outages_of_one_peer_are_not_this_node() -> None:
 
 
 def test_word_from_before_the_fault_is_not_believed() -> None:
-    """A good round that another member had with the node before it was lost says nothing.
+    """A good round of another member with a node before that node was lost is not evidence.
 
     No link is accused in the first epoch.
     """
@@ -740,10 +748,7 @@ def test_word_from_before_the_fault_is_not_believed() -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED])
 def test_everybody_unreachable_means_oneself(outcome: Outcome) -> None:
-    """Nobody answers, on this leaf or another.
-
-    This node is the one that is cut off, and it accuses nobody else.
-    """
+    """If nobody answers, on this leaf or another, this node is cut off and accuses nobody else."""
     scene = Scene()
     scene.run(well, 3)
     assert scene.run(always(Answer(outcome=outcome, stage=Stage.INVITE, silent=True)), 3) == (
@@ -754,7 +759,7 @@ def test_everybody_unreachable_means_oneself(outcome: Outcome) -> None:
 
 
 def test_only_other_leaves_unreachable_is_the_leaf() -> None:
-    """The neighbours answer and say the same, no other leaf does: the leaf is cut off."""
+    """If the neighbours answer and report the same, and no other leaf answers, the leaf is cut off."""
     scene = Scene()
     scene.run(well, 4)
 
@@ -767,7 +772,7 @@ def test_only_other_leaves_unreachable_is_the_leaf() -> None:
 
 
 def test_half_of_the_members_gone_accuses_none_of_the_living() -> None:
-    """With every second member dead, this one has some good rounds, and so is not cut off."""
+    """With every second member dead, this node still has some good rounds, so it is not cut off."""
     scene = Scene()
     scene.run(well, 6)
     dead = {name for number, name in enumerate(sorted(scene.leaves)) if number % 2}
@@ -795,8 +800,8 @@ def test_half_of_the_members_gone_accuses_none_of_the_living() -> None:
     ],
 )
 def test_collectives_that_end_badly_with_everybody(outcome: Outcome, stage: Stage) -> None:
-    """A hang, wrong data and an error are this node's if they happen with all peers, each under its
-    own name.
+    """Hangs, wrong data and errors are this node's fault if they happen with all peers; each has
+    its own reason.
     """
     scene = Scene()
     scene.run(well, 3)
@@ -808,7 +813,7 @@ def test_collectives_that_end_badly_with_everybody(outcome: Outcome, stage: Stag
 
 
 def test_hang_that_waits_for_the_peer_is_not_ours() -> None:
-    """Rounds in which the other end was late do not count against this one."""
+    """Rounds in which the other end was late do not count against this node."""
     scene = Scene()
     scene.run(well, 3)
 
@@ -821,7 +826,9 @@ def test_hang_that_waits_for_the_peer_is_not_ours() -> None:
 
 
 def test_wrong_data_with_one_peer_only_is_a_link() -> None:
-    """One pair gives wrong sums, both ends give right ones with others: the link, corrupted."""
+    """If one pair gives wrong sums and both its ends give right ones with others, the link is
+    accused as corrupted.
+    """
     scene = Scene()
     scene.run(well, 3)
     peer = partner(scene)
@@ -846,9 +853,9 @@ def test_local_rounds_that_end_badly() -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.DECLINED, Outcome.INCONCLUSIVE])
 def test_rounds_that_tell_nothing_accuse_nobody(outcome: Outcome) -> None:
-    """A declined or disturbed round is no evidence at all.
+    """A declined or disturbed round is not evidence.
 
-    A reference that declines is replaced by another.
+    A reference peer that declines is replaced by another.
     """
     scene = Scene()
     scene.run(well, 3)
@@ -866,8 +873,8 @@ def test_rounds_that_tell_nothing_accuse_nobody(outcome: Outcome) -> None:
 
 
 def test_one_peer_is_not_asked_for_ever() -> None:
-    """While the other peers are busy, the one that is not gets as many extra rounds as count, and
-    the others get theirs once they are free.
+    """While all peers but one are busy, that one gets no more extra rounds than count; the others
+    get theirs once they are free.
     """
     scene = Scene(dict.fromkeys(("a0", "a1", "a2", "a3"), ""))
     scene.run(well, 3)
@@ -884,9 +891,9 @@ def test_one_peer_is_not_asked_for_ever() -> None:
 
 
 def test_two_nodes_cannot_be_told_apart() -> None:
-    """With a single peer a slow round may be either end or the way between.
+    """With a single peer, a slow round may be due to either end or the path between.
 
-    Ambiguous, on the pair.
+    The pair is accused as ambiguous.
     """
     scene = Scene({"a0": "", "a1": ""})
     scene.run(well, 3)
@@ -897,14 +904,14 @@ def test_two_nodes_cannot_be_told_apart() -> None:
 
 
 def test_without_topology_no_leaf_is_named() -> None:
-    """Members without leaves: a slow node is still found."""
+    """A slow node is found even if no leaves are known."""
     scene = Scene(dict.fromkeys(FOUR_LEAVES, ""))
     scene.run(well, 3)
     assert scene.run(always(Answer(SLOW)), 2) == (Suspect(Part.NODE, ME, "slow"),)
 
 
 def test_whole_node_timings_name_the_node() -> None:
-    """Rounds that time nodes as a whole, not their rails, lead to the node."""
+    """Rounds that time nodes as a whole, not their rails, lead to an accusation of the node."""
     scene = Scene(parts="")
     scene.run(well, 3)
     assert scene.run(always(Answer(SLOW, parts="")), 1) == ()
@@ -912,9 +919,9 @@ def test_whole_node_timings_name_the_node() -> None:
 
 
 def test_without_baseline_nobody_is_accused() -> None:
-    """A node that has just started knows no usual.
+    """A node that has just started has no baselines.
 
-    Slow rounds are no evidence, while lost members are.
+    Slow rounds are not evidence then, but lost members are.
     """
     scene = Scene()
     scene.detector = Detector(
@@ -925,8 +932,8 @@ def test_without_baseline_nobody_is_accused() -> None:
 
 
 def test_baselines_learn_from_good_rounds_only() -> None:
-    """Flagged timings, extra rounds, and rounds with a peer that is slow by its own word are not
-    learnt, however long it lasts.
+    """Flagged timings, extra rounds, and rounds with a peer that reports itself slow are not
+    learnt, however long that lasts.
     """
     scene = Scene()
     scene.run(well, 3)
@@ -939,9 +946,9 @@ def test_baselines_learn_from_good_rounds_only() -> None:
 
 
 def test_slow_echo_is_no_accusation() -> None:
-    """The time of an echo between agents depends on the load of both hosts.
+    """Echo times between agents depend on the load of both hosts.
 
-    Half as long again is nothing.
+    One that takes half as long again is not flagged.
     """
     scene = Scene()
     for number in range(64):
@@ -972,7 +979,7 @@ def test_slow_echo_is_no_accusation() -> None:
 
 
 def test_members_that_leave_are_forgotten() -> None:
-    """An accusation of a node that is no longer a member goes with it."""
+    """The accusation of a node ends when it leaves the list of members."""
     scene = Scene()
     scene.run(well, 3)
     peer = partner(scene)
@@ -983,9 +990,9 @@ def test_members_that_leave_are_forgotten() -> None:
 
 
 def test_accusation_of_another_lapses() -> None:
-    """Who meets a lost node later accuses it then.
+    """This node's accusation of a lost node holds only for some epochs.
 
-    This node's own word holds for some epochs only.
+    After that, the members that meet the node accuse it.
     """
     scene = Scene({f"n{number:02}": f"leaf-{number // 16}" for number in range(64)}, me="n05")
     scene.run(well, 3)
@@ -996,7 +1003,7 @@ def test_accusation_of_another_lapses() -> None:
 
 
 def test_group_round_counts_for_all_in_it() -> None:
-    """A slow group is evidence on each of its members, and confirmed by pairs."""
+    """A slow group round is evidence about each of its members, and pairs confirm it."""
     scene = Scene()
     groups = [("a0", "b0", "c0"), ("a0", "b1", "c1")]
     for number in range(64):
@@ -1012,15 +1019,15 @@ def test_group_round_counts_for_all_in_it() -> None:
 
 
 def test_stranger_rounds_are_ignored() -> None:
-    """A round in which this node has no part says nothing to it."""
+    """A round without this node is ignored."""
     scene = Scene()
     assert scene.round(("b0", "b1"), Answer(outcome=Outcome.HUNG)) == ()
     assert scene.detector.score() is None
 
 
 def test_clock_that_jumped_back_stops_nothing() -> None:
-    """After a clock that was years ahead is put right, faults are found and accusations end as
-    before.
+    """After a clock that was years ahead is corrected, faults are found and accusations end as
+    usual.
     """
     scene = Scene()
     scene.now += 3e8
@@ -1038,7 +1045,7 @@ def test_clock_that_jumped_back_stops_nothing() -> None:
 
 
 def test_sizes_of_rounds_on_demand_leave_no_trace() -> None:
-    """What somebody asks for by hand is not learnt, and does not grow what is told or kept."""
+    """Sizes requested by hand are not learnt and add nothing to reports or state."""
     scene = Scene()
     scene.run(well, 3)
     before, told = len(scene.baselines), scene.detector.scores()
@@ -1054,7 +1061,7 @@ def test_sizes_of_rounds_on_demand_leave_no_trace() -> None:
 
 
 def test_withdrawn_round_is_asked_again() -> None:
-    """An extra round that could not be run does not hold up the next."""
+    """An extra round that could not be run does not hold up the next one."""
     scene = Scene()
     scene.run(well, 3)
     scene.run(always(Answer(SLOW)))

@@ -1,6 +1,6 @@
-"""Members that lie with valid credentials: what they make others say concerns the liars alone.
+"""Members that lie with valid credentials: the accusations that they cause concern only the liars.
 
-`bench/probe_liars.py` plays the same for longer, with more seeds.
+`bench/probe_liars.py` runs the same for longer, with more seeds.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ USUAL = 0.0004
     [(4, "frame"), (8, "frame"), (8, "silence"), (8, "poison"), (16, "collude")],
 )
 def test_liars_are_believed_of_themselves_alone(nodes: int, strategy: str) -> None:
-    """Nobody accuses a healthy node, GPU, NIC or leaf, or the link between two that do not lie."""
+    """Nobody accuses a healthy node, GPU, NIC or leaf, or the link between two honest members."""
     made = play(nodes, strategy, 6.0, 2)
     assert made.wrong() == set()
     assert strategy == "silence" or made.forged > 100
 
 
 def test_a_liar_is_seen() -> None:
-    """What a liar does to its victim shows, as something between the two of them."""
+    """A liar's effect on its victim is visible as a fault between the two of them."""
     made = play(8, "frame", 4.0, 2)
     (liar,) = (made.names[number] for number in made.liars)
     accused = {suspect.component for _, began, suspect, _ in made.log if began}
@@ -45,7 +45,7 @@ def test_a_liar_is_seen() -> None:
 
 
 def forged(scene: Scene, leader: str, outcome: Outcome, *others: str) -> None:
-    """Let a member lead a round of this node that nobody has asked for."""
+    """Let a member lead a round with this node that nobody asked for."""
     scene.now += 1
     scene.detector.observe(
         Observation(
@@ -62,7 +62,7 @@ def forged(scene: Scene, leader: str, outcome: Outcome, *others: str) -> None:
 
 @pytest.mark.parametrize("third", [(), ("c2",)], ids=["pairs", "with an honest third"])
 def test_rounds_that_others_lead_open_no_case(third: Sequence[str]) -> None:
-    """Two members lead one bad round after the other, also within groups: this node is well."""
+    """If two members lead bad round after bad round, even in groups, this node is not accused."""
     scene = Scene()
     scene.run(well, 3)
     for _ in range(10):
@@ -74,7 +74,7 @@ def test_rounds_that_others_lead_open_no_case(third: Sequence[str]) -> None:
 
 
 def test_an_honest_third_does_not_hide_the_liars() -> None:
-    """Bad rounds that the same two members took part in are not evidence against this node."""
+    """Bad rounds that all include the same two members are not evidence against this node."""
     scene = Scene()
     scene.run(well, 3)
 
@@ -94,14 +94,14 @@ def test_an_honest_third_does_not_hide_the_liars() -> None:
 
 
 def test_two_that_fall_silent_in_turns_are_not_this_node() -> None:
-    """Short outages with two members only may be their own doing."""
+    """Short outages of only two members may be their own doing."""
     scene = Scene()
     scene.run(well, 3)
     assert silences(scene, ("a1", "b2", "a1", "b2", "a1", "b2")) == set()
 
 
 def test_more_rounds_in_a_slot_do_not_teach() -> None:
-    """A member that leads one round after the other in the same slot teaches no timing."""
+    """A member that leads round after round in the same slot does not influence the baselines."""
     scene = Scene(dict.fromkeys(("a0", "a1", "a2", "a3"), ""), parts="")
     before = len(scene.baselines)
     for turn in range(40):
@@ -123,7 +123,7 @@ def test_more_rounds_in_a_slot_do_not_teach() -> None:
 
 
 def learned(values: Sequence[tuple[float, str]]) -> Baselines:
-    """Return baselines that know the usual time of an echo, and then learnt these."""
+    """Return baselines that know the usual time of an echo and have then learnt the given ones."""
     known = Baselines(BaselineOptions())
     for turn in range(64):
         known.update(ECHO, USUAL * (1 + 0.02 * (turn % 5 - 2)), turn * 10.0, (f"b{turn % 7}",))
@@ -133,7 +133,7 @@ def learned(values: Sequence[tuple[float, str]]) -> Baselines:
 
 
 def test_one_fast_peer_does_not_move_the_usual() -> None:
-    """Echoes of 2 µs with one member, for a quarter of a day, do not make this node slow."""
+    """Echoes of 2 µs with one member for a quarter of a day do not make this node slow."""
     known = learned([(2e-6, "b1")] * 24)
     reading = known.ratio(ECHO, USUAL)
     assert reading is not None
@@ -141,7 +141,7 @@ def test_one_fast_peer_does_not_move_the_usual() -> None:
 
 
 def test_faster_with_several_peers_is_learnt() -> None:
-    """A node that has become faster with everybody is compared with that from then on."""
+    """A node that has become faster with everybody is compared with the faster times from then on."""
     known = learned([(USUAL / 5, f"b{turn % 4}") for turn in range(24)])
     reading = known.ratio(ECHO, USUAL)
     assert reading is not None
@@ -150,7 +150,7 @@ def test_faster_with_several_peers_is_learnt() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-9, -1.0, float("inf"), float("nan")])
 def test_what_no_transport_can_do_is_not_learnt(seconds: float) -> None:
-    """Not even as the first of a class."""
+    """An impossibly short time is not learnt, not even as the first of a class."""
     known = Baselines(BaselineOptions())
     for turn in range(64):
         known.update(ECHO, seconds, float(turn))
@@ -158,7 +158,7 @@ def test_what_no_transport_can_do_is_not_learnt(seconds: float) -> None:
 
 
 def test_a_low_usual_is_forgotten() -> None:
-    """What was once learnt too low is not compared with for good: a month later it is over."""
+    """A value that was learnt too low does not count forever: a month later it is gone."""
     known = Baselines(BaselineOptions())
     day, slow = 86400.0, USUAL * 1.06
     for turn in range(64):
@@ -171,7 +171,7 @@ def test_a_low_usual_is_forgotten() -> None:
 
 
 def test_a_liar_does_not_take_away_references() -> None:
-    """A round that comes to nothing under another one's lead says nothing of the third in it."""
+    """A round that fails under a member's lead says nothing about the third member in it."""
     scene = Scene(dict.fromkeys(("a0", "a1", "a2"), ""))
     scene.run(well, 3)
     slow = Answer(ratio=1.3)
@@ -182,7 +182,7 @@ def test_a_liar_does_not_take_away_references() -> None:
 
 
 def test_peers_word_is_about_itself() -> None:
-    """A member that says of others that they give no answer convinces nobody who reaches them."""
+    """A member that reports others as unreachable convinces nobody who reaches them."""
     scene = Scene()
     said = {f"b1--{name}": 1000.0 for name in scene.leaves} | {
         f"b1->{name}": 1000.0 for name in scene.leaves

@@ -1,4 +1,4 @@
-"""What four agents conclude together from light rounds, of which only the leader knows the time."""
+"""What four agents conclude together from light rounds, in which only the leader knows the time."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ USUAL, SLOWED = 0.001, 0.1
 KNOWN = 90
 """Epochs in which each node leads more than ENOUGH rounds."""
 NAMED = 15
-"""Epochs in which a slow node is named: it has to lead two rounds, and to confirm them."""
+"""Epochs until a slow node is accused: it has to lead two rounds, and to confirm them."""
 EXTRAS = 20
-"""Extra rounds of an epoch."""
+"""Maximum extra rounds per epoch."""
 WAIT = 0.15
-"""Seconds that agents without a CPU wait at most during an echo."""
+"""Maximum seconds that agents without a CPU wait during an echo."""
 
 
 class Company:
-    """The agents, and the rounds that they have; `start` is the epoch with which they begin."""
+    """The agents and their rounds; `start` is the epoch with which they begin."""
 
     def __init__(self, start: int) -> None:
         self.epoch, self.now = start, 10.0 * start
@@ -55,9 +55,9 @@ class Company:
         self.cut = False
         """Whether the two of PAIR cannot call each other."""
         self.untimed = 0.0
-        """Share of the times that do not count, as an agent waited for a CPU."""
+        """Share of times that do not count because an agent waited for a CPU."""
         self.bounded = False
-        """Whether bounds are known of those."""
+        """Whether bounds on those times are known."""
         self.led = dict.fromkeys(NAMES, 0)
         self._draws = random.Random(start)
         self._timetable = Timetable(NAMES, NO_LEAVES)
@@ -73,7 +73,7 @@ class Company:
         }
 
     def step(self) -> None:
-        """Have the rounds of an epoch, and the extra ones that they ask for."""
+        """Run the rounds of an epoch and the extra ones that they ask for."""
         self.epoch += 1
         self.now = 10.0 * self.epoch
         groups = {frozenset(self._timetable.group_of(name, self.epoch)) for name in NAMES}
@@ -92,7 +92,7 @@ class Company:
             self._detectors[name].withdraw(extra)
 
     def told(self, epochs: int) -> list[set[Suspect]]:
-        """Return whom anybody accuses after each of the next epochs."""
+        """Return who is accused by anybody after each of the next epochs."""
         found = []
         for _ in range(epochs):
             self.step()
@@ -100,7 +100,7 @@ class Company:
         return found
 
     def suspects(self) -> set[Suspect]:
-        """Return whom anybody accuses."""
+        """Return who is accused by anybody."""
         return {found for detector in self._detectors.values() for found in detector.suspects()}
 
     def _round(self, leader: str, member: str, epoch: int) -> Iterator[tuple[str, Confirmation]]:
@@ -133,7 +133,7 @@ class Company:
                 echoes.append(Timing("echo", size, seconds, 0.0))
             elif self.bounded:
                 waited = WAIT * self._draws.random()
-                # Of a wait, what passes while the answer is still under way delays nothing.
+                # The part of a wait that passes while the answer is still in transit delays nothing.
                 delay = waited * self._draws.random()
                 least = max(0.0, seconds + delay - waited)
                 bounds.append(Bounds("echo", size, least, seconds + delay))
@@ -159,10 +159,11 @@ class Company:
 
 @pytest.mark.parametrize("start", [10_000 * number for number in range(1, 31)])
 def test_slow_node_is_named_whoever_leads(start: int) -> None:
-    """A node whose echoes are all slow is named in the end, and no link of it before or beside it.
+    """A node whose echoes are all slow is accused in the end, and none of its links before or
+    beside it.
 
-    Until it has led rounds it does not know, and tells that it has answered the others: what they
-    tell of their calls to it stands against that.
+    Until it has led rounds, it does not know and reports that it has answered the others: their
+    reports of slow calls to it stand against that.
     """
     company = Company(start)
     assert not any(company.told(KNOWN))
@@ -182,11 +183,12 @@ def test_slow_node_is_named_whoever_leads(start: int) -> None:
 def test_slow_link_is_named_whoever_leads_and_times(
     start: int, untimed: float, *, bounded: bool
 ) -> None:
-    """A link that is slow for what is large is named as slow, and nothing else, also where many
-    times do not count as agents wait for a CPU, and where one end leads all of its first meetings.
+    """A link that is slow for large payloads is accused as slow, and nothing else. This holds even
+    if many times do not count because agents wait for a CPU, and if one end leads all of its first
+    meetings.
 
-    That an echo whose time does not count was answered does not say that the link is well. Where
-    hardly any counts, their bounds do: beyond what is usual even without all waiting.
+    An answered echo whose time does not count does not show that the link is well. If hardly any
+    counts, their bounds do: beyond the usual even without all waiting.
     """
     company = Company(start)
     for _ in range(KNOWN):
@@ -200,8 +202,8 @@ def test_slow_link_is_named_whoever_leads_and_times(
 
 @pytest.mark.parametrize("start", [10_000 * number for number in range(1, 13)])
 def test_nodes_without_a_cpu_are_not_slow(start: int) -> None:
-    """Echoes that take a hundred times as long as agents wait for a CPU accuse nobody, and what is
-    learnt from those that count stays as it was.
+    """Echoes that take a hundred times as long because agents wait for a CPU accuse nobody, and the
+    baselines learnt from those that count do not change.
     """
     company = Company(start)
     for _ in range(KNOWN):
@@ -218,10 +220,10 @@ def test_nodes_without_a_cpu_are_not_slow(start: int) -> None:
 
 @pytest.mark.parametrize("start", [10_000 * number for number in range(1, 31)])
 def test_node_that_nobody_can_call_is_named_whoever_leads(start: int) -> None:
-    """A node that refuses all calls, and itself calls others, is named, and no link to it.
+    """A node that refuses all calls while it calls others is accused, and no link to it.
 
-    Who meets it may not be the one to call it, for epochs on end: a witness that is asked then calls
-    it out of turn.
+    For many epochs the members that meet it may not be the ones to call it: a witness that is asked
+    then calls it outside the schedule.
     """
     company = Company(start)
     for _ in range(KNOWN // 10):
@@ -235,7 +237,7 @@ def test_node_that_nobody_can_call_is_named_whoever_leads(start: int) -> None:
 
 @pytest.mark.parametrize("start", [10_000 * number for number in range(1, 31)])
 def test_cut_link_is_named_whoever_leads(start: int) -> None:
-    """Two nodes that refuse each other's calls, and nobody else's, are named as the link."""
+    """If two nodes refuse only each other's calls, their link is accused."""
     company = Company(start)
     for _ in range(KNOWN // 10):
         company.step()

@@ -1,4 +1,4 @@
-"""What others tell of a member, and for what it counts."""
+"""Reports of others on a member, and what they count for."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def history() -> PeerHistory:
 
 
 def test_answer_alone_says_nothing_of_collectives() -> None:
-    """That a member answered a witness counts for whether it can be reached, and not for a
-    collective that failed; that it did not answer counts for both.
+    """A member's answer to a witness counts for its reachability, but not for a collective that
+    failed; the lack of an answer counts for both.
     """
     known = history()
     known.heard("witness", 100.0, 10, PeerReport(calls={"peer": UNTIMED}))
@@ -24,8 +24,8 @@ def test_answer_alone_says_nothing_of_collectives() -> None:
 
 
 def test_who_could_not_be_called_by_others() -> None:
-    """Another's failed call to a member is remembered, also when it has gone well since, until the
-    member is none any more; a slow call is none, nor is one to this node.
+    """Another member's failed call is remembered, even after a good one, until the called node
+    leaves the members. A slow call does not count as failed, and neither does one to this node.
     """
     known = history()
     known.heard("witness", 100.0, 10, PeerReport(calls={"peer": HARD, "other": 50.0, "x": HARD}))
@@ -39,8 +39,9 @@ def test_who_could_not_be_called_by_others() -> None:
 
 
 def test_whom_others_find_slow() -> None:
-    """A slow call of another to a member is remembered for some epochs, or until that one tells of
-    a good one; a call that failed or was not timed is none, nor is one to this node or by it.
+    """Another member's slow call is remembered for some epochs, or until that member reports a good
+    one. A failed or untimed call does not count, and neither does one to this node or by the called
+    member.
     """
     known = history()
     known.heard("witness", 100.0, 10, PeerReport(calls={"peer": 20.0, "other": HARD, "me": 20.0}))

@@ -1,4 +1,4 @@
-"""What a node tells of its recent rounds, and whom it calls for its peers' doubts."""
+"""What a node reports of its recent rounds, and whom it calls because of its peers' doubts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ HIGH = 1.07
 def note(
     recent: RecentRounds, epoch: int, *, led: bool, timings: int = 0, ratio: float = 1.0
 ) -> None:
-    """Note an echo of `me` with `peer`, which says that its own to `me` take fifty times as long."""
+    """Record an echo of `me` with `peer`, which reports that its own to `me` take fifty times as
+    long.
+    """
     told = {} if led else {"peer": PeerReport(calls={"me": 50.0})}
     round = ObservedRound(
         epoch, 10.0 * epoch, Kind.LIGHT, ("peer",), near=False, extra=True, led=led, told=told
@@ -24,7 +26,7 @@ def note(
 
 
 def test_doubt_is_seconded_until_an_echo_is_timed() -> None:
-    """A peer's doubt is answered once in three epochs; a busy peer, or a time that does not count,
+    """A peer's doubt causes one call in three epochs; a busy peer, or a time that does not count,
     leaves it open.
     """
     recent = RecentRounds("me", HIGH)
@@ -42,13 +44,13 @@ def test_doubt_is_seconded_until_an_echo_is_timed() -> None:
     note(recent, 8, led=True, timings=2, ratio=40.0)
     assert recent.doubts(8) == []
     note(recent, 9, led=True)
-    assert recent.told(9)[1] == {"peer": 40.0}  # a time that did not count says nothing else
+    assert recent.told(9)[1] == {"peer": 40.0}  # a time that did not count changes nothing
 
 
 def asked(
     recent: RecentRounds, calls: dict[str, float], *, kind: Kind = Kind.LIGHT, extra: bool = True
 ) -> list[str]:
-    """Return whom this node is to call after a round in which `peer` tells of its `calls`."""
+    """Return whom this node should call after a round in which `peer` reports its `calls`."""
     told = {"peer": PeerReport(calls=calls)}
     round = ObservedRound(5, 50.0, kind, ("peer",), near=False, extra=extra, led=False, told=told)
     recent.note(round, [Measurement(round, 1.0, bad=False, good=True, reason="")], 0, 5)
@@ -56,7 +58,9 @@ def asked(
 
 
 def test_witness_calls_whom_another_cannot_call() -> None:
-    """A node that is asked for one that cannot be called calls it, if it has not done so lately."""
+    """A node that is asked as a witness calls the unreachable member, unless it has done so
+    recently.
+    """
     silent = {"other": HARD, "third": 1.0}
     assert asked(RecentRounds("me", HIGH), silent) == ["other"]
     knows = RecentRounds("me", HIGH)
@@ -71,7 +75,7 @@ def test_witness_calls_whom_another_cannot_call() -> None:
 @pytest.mark.parametrize(
     ("calls", "kind", "extra"),
     [
-        ({"other": HARD}, Kind.LIGHT, False),  # the schedule's round, which asks for nothing
+        ({"other": HARD}, Kind.LIGHT, False),  # a scheduled round, which asks for nothing
         ({"other": HARD}, Kind.PAIR, True),  # a collective that failed
         ({"other": HARD, "third": HARD}, Kind.LIGHT, True),  # its own fault, or a lie
         ({"me": HARD}, Kind.LIGHT, True),
@@ -79,12 +83,14 @@ def test_witness_calls_whom_another_cannot_call() -> None:
     ],
 )
 def test_what_is_no_reason_to_call(calls: dict[str, float], kind: Kind, *, extra: bool) -> None:
-    """A node calls nobody out of turn for what says nothing of one other, or cannot be seen so."""
+    """A node calls nobody outside the schedule if a report does not single out one other member, or
+    an echo would show nothing.
+    """
     assert asked(RecentRounds("me", HIGH), calls, kind=kind, extra=extra) == []
 
 
 def test_names_of_no_members_do_not_pile_up() -> None:
-    """Of the names that a peer tells those of the last epochs are kept."""
+    """Of all names in peers' reports, only those of the last epochs are kept."""
     recent = RecentRounds("me", HIGH)
     for epoch in range(100):
         told = {"peer": PeerReport(calls={f"name-{epoch}": HARD})}

@@ -1,6 +1,5 @@
-"""Many agents with the real schedule and verdicts, small and seeded.
-
-Who is named, how soon, and that nobody else is.
+"""Many agents with the real schedule and verdicts, small and seeded: who is accused, how soon, and
+that nobody else is.
 
 `bench/probe_simulator.py` measures the same at full size.
 """
@@ -35,8 +34,8 @@ def cluster(seed: int, jitter: float = 0.015, spikes: float = 0.005, **others: f
 
 @pytest.mark.parametrize("name", list(faults(Cluster(NODES, LEAF, Conditions(), 0))))
 def test_fault_is_named_and_nothing_else(name: str) -> None:
-    """Each fault is named for what and where it is within half a minute or so, nobody else is
-    accused, and it ends when the fault does.
+    """Each fault is accused as what and where it is within about half a minute, nobody else is, and
+    the accusation ends with the fault.
     """
     made, metrics = cluster(7), RoundMetrics()
     for _ in range(3):
@@ -53,10 +52,10 @@ LOSSY_TRIALS, LOSSY_RIGHT = 60, 51
 @pytest.mark.parametrize("share", [0.5, 0.7])
 @pytest.mark.parametrize(("nodes", "leaf"), [(4, 4), (8, 4)])
 def test_lossy_node_is_named_and_not_its_links(nodes: int, leaf: int, share: float) -> None:
-    """A node of whose rounds half or more fail, with whomever they are, is named as the node.
+    """A node of whose rounds half or more fail, with any peer, is accused as the node.
 
-    Within two minutes, in 51 of 60 trials, and nothing else is accused in any of these: in the
-    others one of its links failed by chance as a cut one does.
+    This happens within two minutes in 51 of 60 trials, in which nothing else is accused. In the
+    others, one of its links failed by chance like a cut one.
     """
     made, metrics = Cluster(nodes, leaf, Conditions(), 16), RoundMetrics()
     for _ in range(6):
@@ -64,13 +63,15 @@ def test_lossy_node_is_named_and_not_its_links(nodes: int, leaf: int, share: flo
     for _ in range(LOSSY_TRIALS):
         trial(made, lossy(made, share), metrics, rest=36)
     assert metrics.right >= LOSSY_RIGHT
-    assert set(metrics.wrong) <= {"link"}  # no healthy node, by a suspicion of long ago either
+    assert set(metrics.wrong) <= {"link"}  # no healthy node, not even by an old suspicion
     assert max(metrics.cleared) < float("inf")
 
 
 @pytest.mark.parametrize(("nodes", "leaf"), [(4, 4), (8, 4)])
 def test_cut_link_of_a_few_nodes_is_named(nodes: int, leaf: int) -> None:
-    """A cut link of few nodes, of which few can say that they reach its ends, is named in time."""
+    """A cut link among few nodes, of which few can report that they reach its ends, is accused in
+    time.
+    """
     made, metrics = Cluster(nodes, leaf, Conditions(), 15), RoundMetrics()
     for _ in range(6):
         made.step()
@@ -89,7 +90,7 @@ def test_noise_accuses_nobody(jitter: float, spikes: float) -> None:
 
 
 def test_worst_conditions_still_name_a_node() -> None:
-    """With 3 % jitter and 2 % spikes a node that takes 15 % longer is found within a minute."""
+    """With 3 % jitter and 2 % spikes, a node that takes 15 % longer is found within a minute."""
     made, metrics = cluster(9, 0.03, 0.02), RoundMetrics()
     for _ in range(4):
         trial(made, faults(made)["node 15 % slow"], metrics, epochs=10, rest=8)
@@ -98,7 +99,9 @@ def test_worst_conditions_still_name_a_node() -> None:
 
 
 def test_both_ends_of_a_link_say_the_same() -> None:
-    """The two agents of a bad pair accuse the link by one name, and neither accuses anything else."""
+    """Both agents of a bad pair accuse the link by the same name, and neither accuses anything
+    else.
+    """
     made = cluster(10)
     fault = faults(made)["link 30 % slow"]
     made.fault = fault
@@ -126,7 +129,7 @@ class Twice(Cluster):
 
 
 def test_two_faults_at_once_are_both_named() -> None:
-    """A slow node does not hide the slow adapter of another one."""
+    """A slow node does not hide the slow adapter of another node."""
     made = Twice(NODES, LEAF, Conditions(), 11)
     made.fault, made.second = Fault(Part.NODE, 1.3, 3), Fault(Part.NIC, 1.3, 20, rail=5)
     for _ in range(10):
