@@ -140,7 +140,7 @@ class Disk(Collector):
             raise NotAvailable(str(error)) from error
         except ValueError as error:
             raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error
-        # Forgetting absent disks means that a new disk under an old name is identified afresh.
+        # Absent disks are forgotten, so a new disk under an old name is identified again.
         self._identities = {
             name: self._identities[name] if name in self._identities else self._identity(name)
             for name in statistics

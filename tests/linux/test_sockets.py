@@ -101,7 +101,7 @@ def test_tcp_files_are_read_as_the_same_table() -> None:
 )
 def test_damaged_tcp_files_are_malformed(line: str) -> None:
     """A line that is no socket is an error that shows the line."""
-    with pytest.raises(ValueError, match="no socket"):
+    with pytest.raises(ValueError, match="not a socket"):
         list(parse_tcp(HEADER + line))
 
 
