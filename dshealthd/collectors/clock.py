@@ -71,10 +71,7 @@ class _Structure(ctypes.Structure):
         ("maxerror", ctypes.c_long),
         ("esterror", ctypes.c_long),
         ("status", ctypes.c_int),
-        (
-            "rest",
-            ctypes.c_char * 256,
-        ),  # larger than the rest of the struct, whatever the kernel writes
+        ("rest", ctypes.c_char * 256),  # larger than the rest of the kernel's struct
     )
 
 

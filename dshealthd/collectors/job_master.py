@@ -167,10 +167,7 @@ class JobMaster(Collector):
                 outcome = connect(
                     run.rendezvous["MASTER_ADDR"], _port(run), float(self.options.timeout)
                 )
-        except (
-            OSError,
-            ValueError,
-        ) as error:  # the process has ended, or its user may not be assumed
+        except (OSError, ValueError) as error:  # the process has ended, or access is denied
             reason = os_reason(error) if isinstance(error, OSError) else None
             if reason is not None and not isinstance(error, FileNotFoundError | ProcessLookupError):
                 yield Fault(part, reason, str(error))

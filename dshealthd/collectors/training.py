@@ -70,8 +70,8 @@ STAGE = gauge(
 INPUT_SECONDS = gauge(
     "dshealthd_job_input_seconds",
     "Time that a step of the rank waits for its input: moving average over ten steps, without "
-    "those with a marked pause. With CUDA, the device's wait, not the host's, if the input comes "
-    "between steps.",
+    "those with a marked pause. With CUDA, the device's wait rather than the host's, and only for "
+    "input between steps.",
     "job",
     "rank",
 )
