@@ -56,7 +56,7 @@ STATE = gauge(
     "other dead, as after a stop of more than a minute; the job may be healthy, and its answers "
     "are ignored until it restarts); failed; no_listener (no RAS yet); stranger (a process of "
     "another job has the address); disabled (NCCL_RAS_ENABLE); namespace (the job's network is "
-    "not the agent's); elsewhere (this node sees no rank 0, so another node queries). Not "
+    "not the agent's); elsewhere (this node sees no rank 0 of the job, so it does not query). Not "
     "queried: not_loaded (no process of the job has mapped NCCL yet); release_without_ras (before "
     "2.24); unsafe_release (2.26 to 2.28.6: answering can crash the job); unsafe_on_ipv6 (2.28.7 "
     "to 2.28.9 with an IPv6 bootstrap network); unknown_release (see ask_unknown_releases); "

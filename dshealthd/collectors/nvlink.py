@@ -116,7 +116,7 @@ _ERRORS = {
     "recovery": ("NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY", "NVML_NVLINK_ERROR_DL_RECOVERY"),
     "crc": ("NVML_FI_DEV_NVLINK_ERROR_DL_CRC", "NVML_NVLINK_ERROR_DL_CRC_FLIT"),
 }
-"""Up to NVLink 4: the field, and the counter of the older function that it replaces."""
+"""Up to NVLink 4: the field, and the counter of the function for drivers without the field."""
 _ERRORS_5 = {
     "receive": "NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS",
     # Not "recovery": GPUs that have both fields count only in this one.

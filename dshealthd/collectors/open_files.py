@@ -1,6 +1,6 @@
 """Open files and locked memory, and their limits.
 
-For the system, for the process closest to its limit, and for that process of each job.
+For the system, the process closest to its limit, and the process of each job closest to its limit.
 """
 
 from __future__ import annotations
