@@ -1,4 +1,4 @@
-"""One module per source of samples; each is found by being here.
+"""One module per source of samples; every module in this package is registered.
 
 See `dshealthd.core.collector` for what a module holds.
 """

@@ -1,8 +1,8 @@
-"""Clock synchronisation, as the kernel keeps it for NTP: adjtimex(2), which only reads here.
+"""Clock synchronisation, as the kernel keeps it for NTP, read with adjtimex(2).
 
-Where ntpd or systemd-timesyncd disciplines the clock through the kernel, the offset is what is
-still to be corrected. chrony steers the frequency by itself: with it the offset stays near 0, and
-the maximum error is what says how good the clock is.
+Under ntpd or systemd-timesyncd, which discipline the clock through the kernel, the offset is what
+remains to be corrected. chrony steers the frequency itself: its offset stays near 0, so judge the
+clock by the maximum error.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 SYNCHRONIZED = gauge(
     "dshealthd_clock_synchronized",
-    "1 if a time daemon keeps the clock synchronised, 0 if none does (STA_UNSYNC).",
+    "1 if a time daemon keeps the clock synchronised, 0 if not (STA_UNSYNC).",
 )
 OFFSET = gauge(
     "dshealthd_clock_offset_seconds",
-    "Offset that the kernel still corrects; absent while not synchronised.",
+    "Offset that the kernel has yet to correct; absent while not synchronised.",
 )
 MAXIMUM_ERROR = gauge(
     "dshealthd_clock_maximum_error_seconds",
-    "Bound of the clock's error; grows between updates; absent while not synchronised.",
+    "Upper bound of the clock's error, which grows between updates; absent while not synchronised.",
 )
 ESTIMATED_ERROR = gauge(
     "dshealthd_clock_estimated_error_seconds",
@@ -37,18 +37,19 @@ ESTIMATED_ERROR = gauge(
 )
 FREQUENCY = gauge(
     "dshealthd_clock_frequency_adjustment_ratio",
-    "By how much the clock is made to run faster than its oscillator: 1 is not at all.",
+    "Factor by which the kernel speeds the clock up relative to its oscillator; 1 is no "
+    "adjustment.",
 )
 
 _STA_UNSYNC = 0x0040
 _STA_NANO = 0x2000
 _TIME_ERROR = 5
 _PPM = 1e-6 / 65536
-"""`freq` counts parts per million in 16.16 fixed point."""
+"""`freq` is in parts per million, 16.16 fixed point."""
 
 
 class Timex(NamedTuple):
-    """What adjtimex(2) says; times in the units that it uses."""
+    """Result of adjtimex(2), with times in its own units."""
 
     state: int
     status: int
@@ -56,7 +57,7 @@ class Timex(NamedTuple):
     """Microseconds, or nanoseconds if the status has STA_NANO."""
     frequency: int
     maximum_error: int
-    """Microseconds, as the next one."""
+    """Microseconds, as is `estimated_error`."""
     estimated_error: int
 
 
@@ -70,7 +71,7 @@ class _Structure(ctypes.Structure):
         ("maxerror", ctypes.c_long),
         ("esterror", ctypes.c_long),
         ("status", ctypes.c_int),
-        ("rest", ctypes.c_char * 256),  # more than follows; the kernel writes what it has
+        ("rest", ctypes.c_char * 256),  # larger than the rest of the kernel's struct
     )
 
 
@@ -83,9 +84,9 @@ def _adjtimex() -> Callable[..., int]:
 
 
 def adjtimex() -> Timex:
-    """Ask the kernel for its clock; with no mode set it changes nothing and needs no privilege.
+    """Read the kernel's clock state; with no mode set this changes nothing and needs no privilege.
 
-    OSError where a filter of system calls refuses it.
+    OSError where a seccomp filter refuses the call.
     """
     structure = _Structure(modes=0)
     state = _adjtimex()(ctypes.byref(structure))
@@ -108,12 +109,12 @@ class Clock(Collector):
     def __init__(
         self, options: Any, context: Context, source: Callable[[], Timex] = adjtimex
     ) -> None:
-        """Keep how the kernel is asked; nothing is asked yet."""
+        """Keep the function that reads the clock; nothing is read yet."""
         super().__init__(options, context)
         self._source = source
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the clock's state; offset and errors only where they mean something."""
+        """Yield the clock's state; offset and errors only while synchronised."""
         timex = self._source()
         synchronized = timex.state != _TIME_ERROR and not timex.status & _STA_UNSYNC
         yield SYNCHRONIZED(float(synchronized))

@@ -1,7 +1,7 @@
-"""Requests of each local disk: how many, how long they took, and how many are under way.
+"""Requests of each local disk: number, latency, and requests in flight.
 
-From `/proc/diskstats` and `/sys/block`, which the kernel answers from memory: no disk is touched, so
-that one that hangs can be seen and cannot hang its reader.
+From `/proc/diskstats` and `/sys/block`. The kernel answers these from memory without touching a
+disk, so a hung disk shows up but cannot hang the collector.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 REQUESTS = counter(
     "dshealthd_disk_requests_total",
-    "Requests that the disk completed since boot, by operation (read, write); /proc/diskstats.",
+    "Requests completed by the disk since boot, by operation (read, write); /proc/diskstats.",
     "disk",
     "operation",
 )
 SECONDS = counter(
     "dshealthd_disk_request_seconds_total",
-    "Time that all these requests took together, waiting in the kernel's queue included; "
-    "/proc/diskstats, where it wraps at 2^32 ms.",
+    "Total time of these requests, including their wait in the kernel's queue; /proc/diskstats, "
+    "where it wraps at 2^32 ms.",
     "disk",
     "operation",
 )
@@ -48,26 +48,26 @@ BYTES = counter(
 )
 IN_FLIGHT = gauge(
     "dshealthd_disk_requests_in_flight",
-    "Requests that the disk has not answered yet; /proc/diskstats.",
+    "Requests not yet completed by the disk; /proc/diskstats.",
     "disk",
 )
 INFO = gauge(
     "dshealthd_disk_info",
-    "1; the model as the disk names itself, and whether it rotates. /sys/block.",
+    "1; the model that the disk reports, and whether it rotates. /sys/block.",
     "disk",
     "disk_model",
     "rotational",
 )
 LEFT_OUT = gauge(
-    "dshealthd_disks_left_out", "Disks that are not shown, as there are more than max_disks."
+    "dshealthd_disks_left_out", "Disks without series because there are more than max_disks."
 )
 
 _SECTOR = 512
-"""Bytes of a sector of `/proc/diskstats`, whatever the disk's own are."""
+"""Bytes per sector in `/proc/diskstats`, whatever the disk's own sector size."""
 _FIELDS = 12
-"""Of a line, up to the requests in flight; newer kernels have more."""
+"""Fields of a line up to the requests in flight; newer kernels append more."""
 _REMOVABLE = ("fd", "sr")
-"""Floppies and optical drives: they wait for a medium."""
+"""Floppies and optical drives, which wait for a medium."""
 
 
 class DiskStatistics(NamedTuple):
@@ -83,7 +83,7 @@ class DiskStatistics(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What a disk says of itself."""
+    """What a disk reports about itself."""
 
     model: str
     rotational: str
@@ -91,7 +91,7 @@ class Identity(NamedTuple):
 
 
 def parse_diskstats(text: str) -> dict[str, DiskStatistics]:
-    """Return the statistics of each block device by its name; partitions are among them.
+    """Return the statistics of each block device, including partitions, by name.
 
     ValueError if malformed.
     """
@@ -99,7 +99,7 @@ def parse_diskstats(text: str) -> dict[str, DiskStatistics]:
     for line in text.splitlines():
         fields = line.split()
         if len(fields) < _FIELDS:
-            message = f"no statistics of a disk: {line[:80]!r}"
+            message = f"not a line of disk statistics: {line[:80]!r}"
             raise ValueError(message)
         numbers = [int(field) for field in fields[3:_FIELDS]]
         found[fields[2]] = DiskStatistics(
@@ -110,28 +110,28 @@ def parse_diskstats(text: str) -> dict[str, DiskStatistics]:
 
 @dataclass(frozen=True, kw_only=True)
 class DiskOptions(CollectorOptions):
-    """How often disks are looked at, and how many."""
+    """How often disks are read, and how many."""
 
     interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
     max_disks: int = option(
-        32, "Disks that get series, in the order of their names.", minimum=1, maximum=1000
+        32, "Disks that get series, in order of their names.", minimum=1, maximum=1000
     )
 
 
 class Disk(Collector):
-    """Reads one file and, of a disk that is new, two more; cannot hang."""
+    """Reads one file, and two more for each new disk; cannot hang."""
 
     Options = DiskOptions
 
     def __init__(self, options: DiskOptions, context: Context) -> None:
-        """Look at nothing yet."""
+        """Start with no known disks."""
         super().__init__(options, context)
         self._identities: dict[str, Identity | None] = {}
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the requests of each disk.
 
-        Partitions, and what is made of disks (RAID, LVM, loop devices), are left out.
+        Partitions and devices built on disks (RAID, LVM, loop devices) are left out.
         """
         place = self.host.proc("diskstats")
         try:
@@ -140,7 +140,7 @@ class Disk(Collector):
             raise NotAvailable(str(error)) from error
         except ValueError as error:
             raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error
-        # A disk that comes back under a name that another had is read anew.
+        # Absent disks are forgotten, so a new disk under an old name is identified again.
         self._identities = {
             name: self._identities[name] if name in self._identities else self._identity(name)
             for name in statistics
@@ -164,17 +164,17 @@ class Disk(Collector):
             yield INFO(1, name, identity.model, identity.rotational)
 
     def _identity(self, name: str) -> Identity | None:
-        """Return what a local disk says of itself; None for what is none."""
+        """Return the identity of a local disk; None if the device is not a disk."""
         if name.startswith(_REMOVABLE):
             return None
         place = self.host.sys(f"block/{name.replace('/', '!')}")
-        if not os.path.isdir(f"{place}/device"):  # a partition, or made of disks
+        if not os.path.isdir(f"{place}/device"):  # a partition, or built on disks
             return None
         return Identity(_text(f"{place}/device/model"), _text(f"{place}/queue/rotational"))
 
 
 def _text(place: str) -> str:
-    """Return one line about a disk from sysfs; empty where the kernel has no such file for it."""
+    """Return a one-line sysfs attribute of a disk; empty if the kernel has no such file."""
     try:
         return " ".join(read(place, 128).split())
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Memory errors of GPUs, from NVML.
+"""GPU memory errors, from NVML.
 
-ECC counts, where they happened, and what was put out of use because of them.
+ECC error counts, their location, and the memory retired because of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _ID = ("gpu", "uuid")
 _COUNTERS = (
-    "the volatile counter starts with the driver, the aggregate one with the life of the GPU"
+    "the volatile counter starts when the driver loads, the aggregate one covers the GPU's lifetime"
 )
 ERRORS = counter(
     "dshealthd_gpu_ecc_errors_total",
@@ -30,79 +30,78 @@ ERRORS = counter(
 )
 LOCATED = counter(
     "dshealthd_gpu_ecc_location_errors_total",
-    "The same errors by where they happened: sram and dram, or each cache on older parts; "
-    f"{_COUNTERS}.",
+    f"The same errors by location: sram and dram, or each cache on older GPUs; {_COUNTERS}.",
     *_ID,
     *("location", "type", "counter"),
 )
 THRESHOLD = gauge(
     "dshealthd_gpu_sram_threshold_exceeded",
-    "1 once uncorrectable SRAM errors passed NVIDIA's limit for a replacement.",
+    "1 once uncorrectable SRAM errors exceed NVIDIA's threshold for replacing the GPU.",
     *_ID,
 )
 ROWS = gauge(
     "dshealthd_gpu_remapped_rows",
-    "Memory rows replaced by spare ones, by the type of error that led to it; Ampere and later.",
+    "Memory rows remapped to spare rows, by the type of error that caused it; Ampere and later.",
     *_ID,
     "type",
 )
 ROWS_PENDING = gauge(
     "dshealthd_gpu_remapped_rows_pending",
-    "1 while a row waits for the next GPU reset to be replaced.",
+    "1 while a row is waiting for the next GPU reset to be remapped.",
     *_ID,
 )
 ROWS_FAILED = gauge(
     "dshealthd_gpu_remapped_rows_failed",
-    "1 once a row could not be replaced: no spare is left, the GPU is to be exchanged.",
+    "1 once a row could not be remapped because no spare is left: replace the GPU.",
     *_ID,
 )
 ROWS_INACTIVE = gauge(
     "dshealthd_gpu_remapped_rows_inactive",
-    "Replacements of memory rows that are recorded and not in force, by the type of error that led "
-    "to them (NVML fields 301, 302); Blackwell, with recent drivers.",
+    "Row remappings that are recorded but not in effect, by the type of error that caused them "
+    "(NVML fields 301, 302); Blackwell, with recent drivers.",
     *_ID,
     "type",
 )
 REPAIR_PENDING = gauge(
     "dshealthd_gpu_repair_pending",
-    "1 while a memory channel or a TPC waits for the next GPU reset to be repaired; Hopper and later, "
-    "with recent drivers.",
+    "1 while a memory channel or a TPC is waiting for the next GPU reset to be repaired; Hopper "
+    "and later, with recent drivers.",
     *_ID,
 )
 UNREPAIRABLE = gauge(
     "dshealthd_gpu_memory_unrepairable",
-    "1 once the driver says that memory of the GPU cannot be repaired: it is to be exchanged. Recent "
-    "drivers.",
+    "1 once the driver reports that the GPU's memory cannot be repaired: replace the GPU. Recent "
+    "drivers only.",
     *_ID,
 )
 SRAM_UNITS = counter(
     "dshealthd_gpu_sram_unit_errors_total",
-    "Uncorrected SRAM errors in the life of the GPU by the unit that had them: l2, sm, pcie, "
-    "mcu (microcontrollers), other; only units that have had any.",
+    "Uncorrected SRAM errors over the GPU's lifetime, by unit: l2, sm, pcie, mcu "
+    "(microcontrollers), other; only units with errors.",
     *_ID,
     "unit",
 )
 INFOROM = gauge(
     "dshealthd_gpu_inforom_valid",
-    "1 if the driver can use the GPU's infoROM, which keeps its remapped rows and error counts, 0 if "
-    "that is corrupted: nvmlDeviceGetInforomConfigurationChecksum, once a minute.",
+    "1 if the GPU's infoROM, which stores its remapped rows and error counts, is usable, 0 if it "
+    "is corrupted; nvmlDeviceGetInforomConfigurationChecksum, once a minute.",
     *_ID,
 )
 BANKS = gauge(
     "dshealthd_gpu_row_remapper_exhausted_banks",
-    "Memory banks with few or no spare rows left (low and none of NVML's histogram). The next row "
-    "that fails in one without cannot be replaced. Absent while there is none.",
+    "Memory banks with few or no spare rows left (low and none of NVML's histogram). In a bank "
+    "with none, the next failing row cannot be remapped. Absent while there are no such banks.",
     *_ID,
 )
 PAGES = gauge(
     "dshealthd_gpu_retired_pages",
-    "Memory pages out of use for good, by the type of error that led to it; before Ampere.",
+    "Memory pages retired for good, by the type of error that caused it; before Ampere.",
     *_ID,
     "type",
 )
 PAGES_PENDING = gauge(
     "dshealthd_gpu_retired_pages_pending",
-    "1 while a page waits for the next GPU reset to be retired.",
+    "1 while a page is waiting for the next GPU reset to be retired.",
     *_ID,
 )
 
@@ -146,12 +145,12 @@ _ASKED = Fields(*_COUNTS.values(), *(field for field, _, _ in _REST))
 
 
 class Ecc(GpuCollector):
-    """Reads all counts in one call, those of SRAM and the spare rows in one each."""
+    """Reads most counts in one call, and SRAM counts and spare rows in one call each."""
 
     wakes_on = frozenset({News.GPU_ERROR, News.GPU_MEMORY})
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
-        """Yield the memory errors that the part counts; which that is depends on its generation."""
+        """Yield the memory errors that the GPU counts; which ones depends on its generation."""
         values = device.fields(_ASKED)
         for (place, kind, span), value in zip(_COUNTS, values, strict=False):
             if place == "total":
@@ -204,6 +203,6 @@ class Ecc(GpuCollector):
 
 
 def _sram(gpu: Gpu, labels: tuple[str, str], *counts: int) -> Iterator[Sample]:
-    """Yield the sum of ECC counts of SRAM, if all are known."""
+    """Yield the sum of SRAM ECC counts, if all are known."""
     if all(number(count) is not None for count in counts):
         yield LOCATED(sum(counts), *gpu.labels, "sram", *labels)

@@ -1,8 +1,8 @@
-"""Space and inodes of configured paths, and whether a small file can be written there, timed.
+"""Space and inodes of configured paths, and a timed write test of a small file.
 
 From `statvfs(2)` and by writing.
 
-A path on a file system that hangs costs its worker; the other paths are read by the next one.
+A path on a hung file system blocks its worker; the next worker reads the other paths.
 """
 
 from __future__ import annotations
@@ -34,59 +34,60 @@ if TYPE_CHECKING:
 
 SIZE = gauge(
     "dshealthd_filesystem_size_bytes",
-    "Size of the file system that the path is on; statvfs f_blocks.",
+    "Size of the file system that holds the path; statvfs f_blocks.",
     "path",
 )
 FREE = gauge(
     "dshealthd_filesystem_free_bytes",
-    "Space that users other than root can still fill; statvfs f_bavail.",
+    "Space available to users other than root; statvfs f_bavail.",
     "path",
 )
 FILES = gauge(
     "dshealthd_filesystem_files",
-    "Inodes of the file system, used and free; absent where it makes them as needed; f_files.",
+    "Inodes of the file system, used and free; absent if it creates them on demand. statvfs "
+    "f_files.",
     "path",
 )
 FILES_FREE = gauge(
     "dshealthd_filesystem_files_free",
-    "Inodes that users other than root can still use; statvfs f_favail.",
+    "Inodes available to users other than root; statvfs f_favail.",
     "path",
 )
 READ_ONLY = gauge(
     "dshealthd_filesystem_read_only",
-    "1 if it is mounted read-only or went read-only after an error, 0 if not; mountinfo.",
+    "1 if mounted read-only or remounted read-only after an error, 0 if not; mountinfo.",
     "path",
 )
 INFO = gauge(
     "dshealthd_filesystem_info",
-    "1; mountpoint is where the file system that the path is on is mounted: / for a path "
-    "whose own mount is missing.",
+    "1; mountpoint is where the file system that holds the path is mounted: / if the path's own "
+    "mount is missing.",
     "path",
     "mountpoint",
     "fstype",
 )
 WRITABLE = gauge(
     "dshealthd_path_writable",
-    "1 if the last write test of this path passed, 0 if it failed or hangs. Only for paths "
+    "1 if the last write test of this path passed, 0 if it failed or hung. Only for paths "
     "with a write test.",
     "path",
 )
 WRITE_SECONDS = gauge(
     "dshealthd_path_write_seconds",
-    "How long the last write test took that passed: create, write 4 KiB, sync, remove.",
+    "Duration of the last write test that passed: create, write 4 KiB, sync, remove.",
     "path",
 )
 FAILING = gauge(
     "dshealthd_path_failing",
-    "1 while the path cannot be looked at or written to, for this reason.",
+    "1 while the path cannot be read or written, by reason.",
     "path",
     "reason",
 )
 
 WRITE_PART = "write "
-"""What the worker approaches before a write test, with the path behind it.
+"""Prefix of the part that the worker enters before a write test; the path follows.
 
-A hung write does not hide the space.
+It is a part of its own so that a hung write does not hide the path's space.
 """
 _BLOCK = b"dshealthd write test\n".ljust(4096, b".")
 _REASONS = {
@@ -100,7 +101,7 @@ _REASONS = {
     errno.ESTALE: "stale_handle",
     errno.ETIMEDOUT: "timeout",
 }
-"""The label `reason` by error number; anything else is `io_error`.
+"""Label `reason` by error number; any other number is `io_error`.
 
 A part that hangs adds `timeout`, `stuck` and `crashed`.
 """
@@ -108,28 +109,27 @@ A part that hangs adds `timeout`, `stuck` and `crashed`.
 
 @dataclass(frozen=True, kw_only=True)
 class FilesystemOptions(CollectorOptions):
-    """Which paths are looked at."""
+    """Which paths are checked."""
 
     deadline: Duration = option(
         "5s",
-        "How long one path, or one write test, may take before it is given up.",
+        "How long one path, or one write test, may take before it times out.",
         minimum="10ms",
     )
     paths: tuple[str, ...] = option(
         ["/", "/dev/shm"],  # noqa: S108 - shared memory
-        "Paths whose file system is looked at, below path.rootfs; checkpoint directories.",
+        "Paths whose file system is checked, below path.rootfs, such as checkpoint directories.",
     )
     write_test: tuple[str, ...] = option(
         [],
-        "Directories in which a small hidden file is written, synced and removed again, to "
-        "time it.",
+        "Directories in which to time writing, syncing and removing a small hidden file.",
     )
     write_interval: Duration = option(
-        "1m", "Time from one write test of a directory to the next.", minimum="100ms"
+        "1m", "Time between write tests of a directory.", minimum="100ms"
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield the options of file systems whose values cannot be used, and why."""
+        """Yield each invalid option of file systems, and why."""
         for name, paths in (("paths", self.paths), ("write_test", self.write_test)):
             if any(not path.startswith("/") for path in paths):
                 yield name, "must be absolute paths"
@@ -138,7 +138,7 @@ class FilesystemOptions(CollectorOptions):
 
 
 class Filesystem(Collector):
-    """Runs in a worker, as every look at a path can hang with its file system."""
+    """Runs in a worker, because any access to a path can hang with its file system."""
 
     Options = FilesystemOptions
     worker = Worker.STORAGE
@@ -179,7 +179,7 @@ class Filesystem(Collector):
             raise SourceError(faults[0].reason, faults[0].detail)
 
     def _space(self, path: str) -> Iterator[Sample]:
-        """Yield space and inodes of one configured path. OSError if it cannot be looked at."""
+        """Yield space and inodes of one configured path. OSError if it cannot be accessed."""
         place = self.host.root(path)
         status = os.statvfs(place)
         yield SIZE(status.f_blocks * status.f_frsize, path)
@@ -195,8 +195,8 @@ class Filesystem(Collector):
             yield INFO(1, path, mount.point, mount.kind)
 
     def _read_mounts(self) -> Fault | None:
-        """Take up the host's mounts: those of process 1, which no sandbox of the agent's own
-        changes; else the worker's.
+        """Read the host's mounts from process 1, which the agent's own sandbox does not affect;
+        failing that, from the worker.
         """
         place = self.host.proc("1/mountinfo")
         try:
@@ -215,7 +215,7 @@ class Filesystem(Collector):
         return None
 
     def _write_test(self, path: str) -> Iterator[Sample | Fault]:
-        """Yield how the write test of one directory went, this one or, until it is due again, the
+        """Yield the result of the write test of one directory, run now if it is due, else the
         last one.
         """
         now = self.context.monotonic()
@@ -241,10 +241,10 @@ class Filesystem(Collector):
     def _write(self, directory: str) -> float:
         """Create, write, sync and remove a test file; return the seconds it took.
 
-        OSError if it cannot be done.
+        OSError if any step fails.
         """
-        # One name a node, as several share the directory: what a killed worker leaves behind is
-        # removed by the next.
+        # One name per node, as nodes may share the directory. The next test removes what a killed
+        # worker left behind.
         place = f"{directory}/.dshealthd-write-test-{os.uname().nodename}"
         started = self.context.monotonic()
         with contextlib.suppress(FileNotFoundError):

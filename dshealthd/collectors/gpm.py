@@ -1,6 +1,6 @@
-"""How busy the units of each GPU are, from NVML's performance monitoring (GPM); off by default.
+"""Utilisation of each GPU's units, from NVML's performance monitoring (GPM); off by default.
 
-NVLink and PCIe traffic, which GPM tells as well, is counted by the collectors `nvlink` and `pcie`.
+GPM also has NVLink and PCIe traffic; the collectors `nvlink` and `pcie` count that.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ if TYPE_CHECKING:
     from dshealthd.nvml.gpm import Samples
 
 _ID = ("gpu", "uuid")
-_SINCE = "average since the sample before; GPM, Hopper and later."
+_SINCE = "average since the previous sample; GPM, Hopper and later."
 SM_ACTIVE = gauge(
-    "dshealthd_gpu_sm_active_ratio", f"Multiprocessors that had any work, {_SINCE}", *_ID
+    "dshealthd_gpu_sm_active_ratio", f"Share of multiprocessors with any work, {_SINCE}", *_ID
 )
 SM_OCCUPANCY = gauge(
     "dshealthd_gpu_sm_occupancy_ratio",
-    f"Warps in flight, of as many as the multiprocessors can hold, {_SINCE}",
+    f"Warps in flight as a share of those that the multiprocessors can hold, {_SINCE}",
     *_ID,
 )
 TENSOR_ACTIVE = gauge(
-    "dshealthd_gpu_tensor_active_ratio", f"Time in which tensor cores were at work, {_SINCE}", *_ID
+    "dshealthd_gpu_tensor_active_ratio",
+    f"Share of time in which tensor cores were active, {_SINCE}",
+    *_ID,
 )
 MEMORY_ACTIVE = gauge(
     "dshealthd_gpu_memory_bandwidth_ratio",
-    f"Bandwidth of the GPU's memory in use, of the highest possible, {_SINCE}",
+    f"Memory bandwidth in use as a share of the maximum, {_SINCE}",
     *_ID,
 )
 _METRICS = {
@@ -52,24 +54,24 @@ class GpmOptions(SlowGpuCollectorOptions):
 
     enabled: bool = option(
         False,
-        "Whether this collector runs. It uses the GPU's performance counters, which profilers and "
-        "DCGM use too, and what they do to one another was not tried on a GPU.",
+        "Whether this collector runs. It uses the GPU's performance counters, as profilers and "
+        "DCGM do; how they affect one another has not been tested on a GPU.",
     )
 
 
 class Gpm(GpuCollector):
-    """Keeps two samples of each GPU, and takes them in turn."""
+    """Keeps two samples of each GPU, and takes them alternately."""
 
     Options = GpmOptions
 
     def __init__(self, options: GpmOptions, context: Context) -> None:
-        """Have no sample yet."""
+        """Start without samples."""
         super().__init__(options, context)
         self._samples: dict[str, Samples] = {}
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
-        """Yield GPM's averages since the last sweep; nothing in the first, or before Hopper."""
-        from dshealthd.nvml.gpm import Samples  # loads pynvml, which has no place in the agent
+        """Yield GPM's averages since the last sweep; nothing in the first one or before Hopper."""
+        from dshealthd.nvml.gpm import Samples  # loads pynvml, which must stay out of the agent
 
         samples = self._samples.setdefault(gpu.uuid, Samples())
         averages = samples.between(device, tuple(_METRICS)) or [None] * len(_METRICS)

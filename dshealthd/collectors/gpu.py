@@ -1,6 +1,6 @@
 """Whether each GPU answers NVML, and its vital signs.
 
-Temperature, power, clocks and what slows them, memory, utilisation, modes.
+Temperature, power, clocks and throttling, memory, utilisation, modes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 _ID = ("gpu", "uuid")
 VISIBLE = gauge(
     "dshealthd_gpus_visible",
-    "GPUs that NVML lists, those that fail included; compare with dshealthd_gpus_expected.",
+    "GPUs that NVML lists, including failing ones; compare with dshealthd_gpus_expected.",
 )
 DRIVER = gauge(
     "dshealthd_gpu_driver_info",
-    "1; versions of the driver, of the newest CUDA it serves, and of NVML.",
+    "1; versions of the driver, of the newest CUDA that it supports, and of NVML.",
     "driver",
     "cuda",
     "nvml",
@@ -37,26 +37,26 @@ DRIVER = gauge(
 UP = gauge(
     "dshealthd_gpu_up",
     "1 if the GPU could be read, 0 if not: lost, hung, frozen, denied, or gone from NVML's list "
-    "since the agent started. Single calls that fail are in dshealthd_gpu_collector_fault.",
+    "since the agent started. Failures of single calls are in dshealthd_gpu_collector_fault.",
     *_ID,
 )
 FAULT = gauge(
     "dshealthd_gpu_fault",
-    "1 while the GPU, or one of the calls that read it, fails for this reason.",
+    "1 while the GPU, or a call that reads it, fails for this reason.",
     *_ID,
     "reason",
 )
 COLLECTOR_FAULT = gauge(
     "dshealthd_gpu_collector_fault",
-    "1 while a collector of GPUs cannot read all that it should of this GPU, for this reason; "
-    "what it could not read is absent. NVML's return code, as of that collector's last sweep.",
+    "1 while a GPU collector cannot read all of this GPU's values, for this reason; the values it "
+    "could not read are absent. NVML's return code, as of that collector's last sweep.",
     *_ID,
     "collector",
     "reason",
 )
 INFO = gauge(
     "dshealthd_gpu_info",
-    "1; what the GPU is. gsp is the version of the firmware that runs it, if one does.",
+    "1; identity of the GPU. gsp is its GSP firmware version, if it runs one.",
     *_ID,
     "name",
     "pci",
@@ -66,50 +66,50 @@ INFO = gauge(
 )
 MODE = gauge(
     "dshealthd_gpu_mode_info",
-    "1; how the GPU is set up; a pending mode comes with the next reset. Empty where the GPU "
-    "has no such mode.",
+    "1; modes of the GPU; a pending mode takes effect at the next reset. Empty where the GPU has "
+    "no such mode.",
     *_ID,
     *("persistence", "compute", "ecc", "ecc_pending", "mig", "mig_pending"),
 )
 TEMPERATURE = gauge(
     "dshealthd_gpu_temperature_celsius",
-    "Temperature of the core and, where there is such a sensor, of the memory.",
+    "Temperature of the core and, if it has a sensor, of the memory.",
     *_ID,
     "sensor",
 )
 LIMIT = gauge(
     "dshealthd_gpu_temperature_limit_celsius",
-    "The part's own limits: where it slows down, shuts down, and what core (max_operating) "
-    "and memory (memory_max) should not exceed.",
+    "The GPU's own limits: where it slows down, shuts down, and what core (max_operating) and "
+    "memory (memory_max) should not exceed.",
     *_ID,
     "limit",
 )
 MARGIN = gauge(
     "dshealthd_gpu_temperature_margin_celsius",
-    "Distance to the highest operating temperature, as the part itself measures it; Hopper "
-    "and later.",
+    "Distance to the maximum operating temperature, as measured by the GPU itself; Hopper and "
+    "later.",
     *_ID,
 )
 MARGIN_LIMIT = gauge(
     "dshealthd_gpu_temperature_margin_limit_celsius",
-    "The margin at which the part slows down, shuts down, and that core (max_operating) and memory "
-    "(memory_max) should keep; NVML fields 193-196. Beside slowdown, only those of which the part "
-    "gives no absolute limit.",
+    "Margin at which the GPU slows down, shuts down, and that core (max_operating) and memory "
+    "(memory_max) should keep; NVML fields 193-196. Except for slowdown, only where the GPU "
+    "reports no absolute limit.",
     *_ID,
     "limit",
 )
 MEMORY_USED = gauge(
     "dshealthd_gpu_memory_used_bytes",
-    "Memory in use; what the driver reserves for itself is not counted in it.",
+    "Memory in use, excluding what the driver reserves for itself.",
     *_ID,
 )
 MEMORY_TOTAL = gauge(
-    "dshealthd_gpu_memory_total_bytes", "Memory of the GPU, with what the driver reserves.", *_ID
+    "dshealthd_gpu_memory_total_bytes", "Total memory, including what the driver reserves.", *_ID
 )
 UTILIZATION = gauge(
     "dshealthd_gpu_utilization_ratio",
-    "Share of the last sample period in which a kernel ran; says nothing of how much of the "
-    "GPU it used.",
+    "Share of the last sample period in which a kernel ran; says nothing about how much of the GPU "
+    "it used.",
     *_ID,
 )
 ACTIVITY = gauge(
@@ -119,36 +119,36 @@ ACTIVITY = gauge(
 )
 POWER = gauge(
     "dshealthd_gpu_power_watts",
-    "Power drawn by the board: a one-second average from Ampere on, but for GA100 (A100), where it "
-    "is that of the moment, as before Ampere.",
+    "Power drawn by the board: a one-second average from Ampere on, but the instantaneous value on "
+    "GA100 (A100) and before Ampere.",
     *_ID,
 )
 MODULE_POWER = gauge(
     "dshealthd_gpu_module_power_watts",
-    "Power drawn by the module, CPU and memory included, where a module is measured as a whole "
+    "Power drawn by the whole module, including CPU and memory, where the hardware measures it "
     "(GH200, GB200); NVML field 185.",
     *_ID,
 )
 POWER_LIMIT = gauge(
     "dshealthd_gpu_power_limit_watts",
-    "Power limit in force (enforced), of the factory (default), and the bounds it can be set to.",
+    "Power limit in effect (enforced), factory setting (default), and settable range (min, max).",
     *_ID,
     "limit",
 )
-ENERGY = counter("dshealthd_gpu_energy_joules_total", "Energy since the driver was loaded.", *_ID)
-CLOCK = gauge("dshealthd_gpu_clock_hertz", "Clock at present, by domain.", *_ID, "domain")
-CLOCK_MAX = gauge(
-    "dshealthd_gpu_clock_max_hertz", "Highest clock of the part, by domain.", *_ID, "domain"
+ENERGY = counter(
+    "dshealthd_gpu_energy_joules_total", "Energy used since the driver was loaded.", *_ID
 )
+CLOCK = gauge("dshealthd_gpu_clock_hertz", "Current clock, by domain.", *_ID, "domain")
+CLOCK_MAX = gauge("dshealthd_gpu_clock_max_hertz", "Maximum clock, by domain.", *_ID, "domain")
 THROTTLE = gauge(
     "dshealthd_gpu_throttle_active",
-    "1 while this reason holds the clocks down; NVML's clock event reasons.",
+    "1 while the clocks are throttled for this reason; NVML's clock event reasons.",
     *_ID,
     "reason",
 )
 THROTTLED = counter(
     "dshealthd_gpu_throttle_seconds_total",
-    "Time for which this reason held the clocks down, since the driver was loaded.",
+    "Time for which the clocks were throttled for this reason since the driver was loaded.",
     *_ID,
     "reason",
 )
@@ -157,9 +157,8 @@ STATE = gauge(
 )
 RECOVERY = gauge(
     "dshealthd_gpu_recovery_action",
-    "What the driver asks for: 0 nothing, 1 GPU reset, 2 reboot, 3 drain of peers, 4 drain "
-    "and reset, "
-    "5 IMEX domain recovery, 6 bus reset, 7 system reboot.",
+    "Recovery action that the driver requests: 0 none, 1 GPU reset, 2 reboot, 3 drain of peers, "
+    "4 drain and reset, 5 IMEX domain recovery, 6 bus reset, 7 system reboot.",
     *_ID,
 )
 
@@ -203,48 +202,50 @@ _UNKNOWN_STATE = 32
 
 @dataclass(frozen=True, kw_only=True)
 class GpuOptions(GpuCollectorOptions):
-    """Also when a GPU that answers counts as frozen."""
+    """GPU options, plus when a GPU that answers counts as frozen."""
 
     frozen_after: Duration = option(
         "10s",
-        "How long a GPU's energy counter may stay the same before its readings count as frozen "
+        "How long a GPU's energy counter may stay unchanged before its readings count as frozen "
         "and are withheld.",
         minimum="1s",
     )
-    frozen_sweeps: int = option(3, "How many sweeps must find it so.", minimum=1)
+    frozen_sweeps: int = option(
+        3, "How many sweeps in a row must find the counter unchanged.", minimum=1
+    )
 
 
 class GpuTelemetry(GpuCollector):
-    """Reads what matters of a GPU every few seconds in about twenty calls.
+    """Reads a GPU's vital signs every few seconds in about twenty calls.
 
-    What does not change is asked once.
+    Constants are read once.
     """
 
     Options = GpuOptions
     wakes_on = frozenset({News.GPU_ERROR})
 
     def __init__(self, options: GpuOptions, context: Context) -> None:
-        """Set the session's patience with frozen GPUs, which concerns every collector of GPUs."""
+        """Set the session's thresholds for frozen GPUs, which apply to every GPU collector."""
         super().__init__(options, context)
         session = self.session()
         session.frozen_after, session.frozen_sweeps = options.frozen_after, options.frozen_sweeps
         self._signs = Signs(context.tell)
 
     def overview(self, session: Session) -> Iterator[Sample | Fault]:
-        """Yield the driver's versions, and the GPUs that were here and no longer are."""
+        """Yield the driver's versions, and the GPUs that have disappeared."""
         yield VISIBLE(len(session.gpus()))
         yield DRIVER(1, session.versions.driver, session.versions.cuda, session.versions.nvml)
         for index, uuid in session.gone():
             yield UP(0, index, uuid)
             yield FAULT(1, index, uuid, Reason.NOT_FOUND)
             yield Fault(
-                f"gpu {uuid}", Reason.NOT_FOUND, f"NVML no longer lists it; it was number {index}"
+                f"gpu {uuid}", Reason.NOT_FOUND, f"NVML no longer lists it; its index was {index}"
             )
 
     def up(self, gpu: Position, faults: list[Fault]) -> Iterator[Sample]:
-        """Yield whether a GPU is up for NVML, and why it could not be read.
+        """Yield whether NVML can read a GPU, and if not, why.
 
-        One whose deadline is not over is neither up nor down.
+        A GPU that is still within its deadline is neither up nor down.
         """
         if gpu.fault is None or gpu.fault.reason is not Reason.WAITING:
             yield UP(float(gpu.fault is None), *gpu.labels)
@@ -284,8 +285,8 @@ class GpuTelemetry(GpuCollector):
             device.once("nvmlDeviceGetVbiosVersion") or "",
             gsp.decode(errors="replace") if gsp else "",
         )
-        # Set by operators, now and then: asked when the GPUs are listed anew, once a minute. MIG is asked
-        # at each sweep, as rules leave out GPUs that are divided.
+        # Operators change these rarely: read when the GPUs are listed again, once a minute. MIG is
+        # read at each sweep, because rules leave out GPUs in MIG mode.
         compute = device.once("nvmlDeviceGetComputeMode")
         yield MODE(
             1,
@@ -299,7 +300,7 @@ class GpuTelemetry(GpuCollector):
     def _heat(
         self, labels: tuple[str, str], device: Device, fields: Mapping[str, float | None]
     ) -> Iterator[Sample]:
-        # The second name is deprecated since CUDA 13. The first one's number is signed, so that
+        # The second function is deprecated since CUDA 13. The first returns a signed number, so
         # "not available", all bits set, reads -1.
         core = device.first(
             ("nvmlDeviceGetTemperatureV", "NVML_TEMPERATURE_GPU"),
@@ -315,7 +316,7 @@ class GpuTelemetry(GpuCollector):
         for limit, celsius in absolute.items():
             yield from told(LIMIT, celsius, *labels, limit)
         yield from told(MARGIN, device.ask("nvmlDeviceGetMarginTemperature"), *labels)
-        # Two scales for one limit would be series without news.
+        # A margin beside an absolute limit would be a redundant series.
         for limit in _LIMITS:
             if limit == "slowdown" or absolute[limit] is None:
                 yield from told(MARGIN_LIMIT, fields[limit], *labels, limit)
@@ -364,7 +365,7 @@ class GpuTelemetry(GpuCollector):
         yield from told(STATE, None if state == _UNKNOWN_STATE else state, *labels)
 
     def _memory(self, labels: tuple[str, str], device: Device) -> Iterator[Sample]:
-        # The first version, of drivers before 510, counts what is reserved as used.
+        # Version 1, the only one before driver 510, counts reserved memory as used.
         memory = device.first(
             ("nvmlDeviceGetMemoryInfo", "nvmlMemory_v2"), ("nvmlDeviceGetMemoryInfo",)
         )

@@ -1,6 +1,6 @@
-"""GPUs on the PCI bus, from sysfs: the number that NVML must agree with.
+"""Number of GPUs on the PCI bus, from sysfs, which NVML's count must match.
 
-Read in the agent, so that it stays when NVML hangs.
+Read in the agent, so that it survives a hung NVML.
 """
 
 from __future__ import annotations
@@ -17,20 +17,18 @@ if TYPE_CHECKING:
 
 EXPECTED = gauge(
     "dshealthd_gpus_expected",
-    "NVIDIA GPUs on the PCI bus, those that are passed through to a virtual machine left "
-    "out; from /sys/bus/pci/devices.",
+    "NVIDIA GPUs on the PCI bus, except those passed through to a virtual machine; "
+    "/sys/bus/pci/devices.",
 )
 
 
 class GpuBus(Collector):
-    """Lists a directory; what sysfs says of a PCI device comes from the kernel's memory and cannot
-    hang.
-    """
+    """Lists a directory; sysfs answers for PCI devices from the kernel's memory, so cannot hang."""
 
     _seen = False
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the count of GPUs on the PCI bus; NotAvailable where there never was one."""
+        """Yield the number of GPUs on the PCI bus; NotAvailable if none was ever seen."""
         try:
             count = len(bus(self.host).gpus())
         except FileNotFoundError as error:

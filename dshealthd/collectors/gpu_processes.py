@@ -1,6 +1,6 @@
 """Compute processes on every GPU, from NVML.
 
-How many, the memory they hold together, and the ranks of training jobs among them.
+Their number, their total memory, and the ranks of training jobs among them.
 """
 
 from __future__ import annotations
@@ -19,44 +19,40 @@ if TYPE_CHECKING:
 
 PROCESSES = gauge(
     "dshealthd_gpu_compute_processes",
-    "Processes with a compute context on the GPU, those of its MIG devices included.",
+    "Processes with a compute context on the GPU, including its MIG devices.",
     "gpu",
     "uuid",
 )
 MEMORY = gauge(
     "dshealthd_gpu_compute_processes_memory_bytes",
-    "GPU memory that these processes hold together; absent if NVML does not tell it of one "
-    "of them.",
+    "Total GPU memory of these processes; absent if NVML does not report it for all of them.",
     *("gpu", "uuid"),
 )
 RANK = gauge(
     "dshealthd_job_gpu_info",
-    "1 for each rank of a training job that has a compute process on the GPU; at most 64 on "
-    "a node.",
+    "1 for each rank of a training job with a compute process on the GPU; at most 64 per node.",
     *("job", "rank", "gpu", "uuid"),
 )
 UNKNOWN = gauge(
     "dshealthd_gpu_compute_processes_unknown",
-    "Compute processes on this node's GPUs of which it is not known whether a training "
-    "job's: their environment cannot be read.",
+    "Compute processes on this node's GPUs whose environment cannot be read, so that they may or "
+    "may not belong to a training job.",
 )
 
 MAX_RANKS = 64
 
 
 class GpuProcesses(GpuCollector):
-    """Reads one list a GPU; then, apart from the GPUs, the environments of processes that are new
-    in them.
-    """
+    """Reads one list per GPU; then, after all GPUs, the environments of new processes."""
 
     def __init__(self, options: Any, context: Context) -> None:
-        """Look at nothing yet."""
+        """Start with no known processes."""
         super().__init__(options, context)
         self._ranks = GpuRanks(context)
         self._pids: dict[tuple[str, ...], list[int]] = {}
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the compute processes that the GPUs tell, and whose they are."""
+        """Yield the compute processes on the GPUs, and the ranks that they belong to."""
         self._pids.clear()
         yield from super().collect()
         ranks, unknown = self._ranks.of(pid for pids in self._pids.values() for pid in pids)
@@ -71,7 +67,7 @@ class GpuProcesses(GpuCollector):
             yield RANK(1, rank.job, str(rank.number), *labels)
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
-        """Yield the count of a GPU's compute processes, and the sum of their memory."""
+        """Yield the number of a GPU's compute processes, and their total memory."""
         processes = device.first(
             ("nvmlDeviceGetComputeRunningProcesses_v3",),
             ("nvmlDeviceGetComputeRunningProcesses_v2",),

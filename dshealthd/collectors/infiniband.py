@@ -2,8 +2,8 @@
 
 State, rate, traffic, errors, congestion, flaps, temperatures.
 
-Most of these files ask the adapter's firmware, and a read of one hangs when the firmware does;
-hence a worker. No file is kept open, as that would keep the driver from being unloaded.
+Reading most of these files queries the adapter's firmware and hangs if the firmware hangs, so this
+collector runs in a worker. It keeps no file open, which would prevent unloading the driver.
 """
 
 from __future__ import annotations
@@ -47,33 +47,33 @@ if TYPE_CHECKING:
 _PORT = ("device", "port")
 UP = gauge(
     "dshealthd_infiniband_port_up",
-    "1 if the port is ACTIVE with its link up; 0 if not, and for ports that were seen and "
-    "whose device is gone.",
+    "1 if the port is ACTIVE with its link up; 0 if not, or if its device was seen earlier and is "
+    "gone.",
     *_PORT,
 )
 STATE = gauge(
     "dshealthd_infiniband_port_state",
-    "1 for the logical state that the port is in: down, init, armed, active, active_defer, "
-    "nop, unknown, or gone with its device.",
+    "1 for the port's logical state: down, init, armed, active, active_defer, nop, unknown, or "
+    "gone with its device.",
     *_PORT,
     "state",
 )
 PHYSICAL_STATE = gauge(
     "dshealthd_infiniband_port_physical_state",
-    "1 for the physical state that the port is in: sleep, polling, disabled, training, "
-    "link_up, link_error_recovery, phy_test, unknown.",
+    "1 for the port's physical state: sleep, polling, disabled, training, link_up, "
+    "link_error_recovery, phy_test, unknown.",
     *_PORT,
     "state",
 )
 RATE = gauge(
     "dshealthd_infiniband_port_rate_bytes_per_second",
-    "Rate that an active port runs at: 5e+10 is 400 Gb/s.",
+    "Rate of an active port: 5e+10 is 400 Gb/s.",
     *_PORT,
 )
 FLAPS = counter(
     "dshealthd_infiniband_port_flaps_total",
-    "Times the port left ACTIVE since the collector started: seen between two samples, or "
-    "counted by link_downed in the meantime.",
+    "Times the port left ACTIVE since the collector started, as seen in a sample or counted by "
+    "link_downed between samples.",
     *_PORT,
 )
 TRANSMIT_BYTES = counter(
@@ -94,28 +94,27 @@ RECEIVE_PACKETS = counter(
 )
 TRANSMIT_WAIT = counter(
     "dshealthd_infiniband_port_transmit_wait_total",
-    "Ticks during which data waited for credits or arbitration; port_xmit_wait. A tick is "
-    "the adapter's own: compare, do not convert.",
+    "Ticks during which data waited for credits or arbitration; port_xmit_wait. The length of a "
+    "tick depends on the adapter: compare values, do not convert them to seconds.",
     *_PORT,
 )
 ERRORS = counter(
     "dshealthd_infiniband_port_errors_total",
-    "Errors by kind, named as the driver's file. Kinds of counters/ may be narrow and stop "
-    "at their limit (link_downed at 255);"
-    " the *_flush_error kinds also grow when a job ends.",
+    "Errors by kind, named after the driver's file. Files in counters/ may be narrow and saturate "
+    "(link_downed at 255); the *_flush_error kinds also grow when a job ends.",
     *_PORT,
     "type",
 )
 CONGESTION = counter(
     "dshealthd_infiniband_port_congestion_total",
-    "Congestion notifications by kind, named as the driver's file in hw_counters/; no error "
-    "by themselves.",
+    "Congestion notifications by kind, named after the driver's file in hw_counters/; not errors "
+    "in themselves.",
     *_PORT,
     "type",
 )
 INFO = gauge(
     "dshealthd_infiniband_device_info",
-    "1; what the adapter is: board (PSID), driver, firmware version, node GUID, model, PCI "
+    "1; identity of the adapter: board (PSID), driver, firmware version, node GUID, model, PCI "
     "address.",
     "device",
     "board",
@@ -140,7 +139,7 @@ TEMPERATURE = gauge(
 )
 TEMPERATURE_LIMIT = gauge(
     "dshealthd_infiniband_temperature_limit_celsius",
-    "Critical temperature that the adapter states for a sensor.",
+    "Critical temperature that the adapter specifies for a sensor.",
     "device",
     "sensor",
 )
@@ -152,13 +151,13 @@ _PHYSICAL_STATES = {
     1: "sleep", 2: "polling", 3: "disabled", 4: "training", _LINK_UP: "link_up", 6: "link_error_recovery", 7: "phy_test",
 }  # fmt: skip
 _TRAFFIC = {
-    # file: metric, and how many of the file's units make one of the metric's
+    # file: metric, and how many units of the file make one unit of the metric
     "port_xmit_data": (TRANSMIT_BYTES, 0.25),
     "port_rcv_data": (RECEIVE_BYTES, 0.25),
     "port_xmit_packets": (TRANSMIT_PACKETS, 1),
     "port_rcv_packets": (RECEIVE_PACKETS, 1),
     "port_xmit_wait": (TRANSMIT_WAIT, 1),
-    # AWS EFA has these instead, in hw_counters/
+    # AWS EFA has these files instead, in hw_counters/
     "tx_bytes": (TRANSMIT_BYTES, 1),
     "rx_bytes": (RECEIVE_BYTES, 1),
     "tx_pkts": (TRANSMIT_PACKETS, 1),
@@ -192,14 +191,14 @@ _INFO_FILES = {"board": "board_id", "firmware": "fw_ver", "guid": "node_guid", "
 _REFRESH = 300.0
 """Seconds until a device is described again.
 
-Its network interface and its sensors may come after it, and be renamed.
+Its network interface and sensors may appear after it, and be renamed.
 """
 
 
 class CounterSeries(NamedTuple):
-    """A file with one number, and the series that it becomes.
+    """A file that holds one number, and the series made from it.
 
-    `per_unit` of the file's units make one of the metric's.
+    `per_unit` units of the file make one unit of the metric.
     """
 
     place: str
@@ -210,7 +209,7 @@ class CounterSeries(NamedTuple):
 
 @dataclass(slots=True)
 class _Device:
-    """An adapter and what is made of its files."""
+    """An adapter, and the samples and series made from its files."""
 
     adapter: Adapter
     constants: list[Sample] = field(default_factory=list)
@@ -218,7 +217,7 @@ class _Device:
     counters: dict[str, list[CounterSeries]] = field(default_factory=dict)
     """By port."""
     described: float | None = None
-    """When, by the monotonic clock."""
+    """Monotonic time of the last description."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,9 +228,9 @@ class InfinibandOptions(CollectorOptions):
 
 
 class Infiniband(Collector):
-    """Reads some fifty small files a port.
+    """Reads some fifty small files per port.
 
-    A device, a port or a file that fails leaves the others alone.
+    A failing device, port or file does not affect the others.
     """
 
     Options = InfinibandOptions
@@ -240,7 +239,7 @@ class Infiniband(Collector):
     def __init__(
         self, options: Any, context: Context, read: Callable[[str], bytes] = read_attribute
     ) -> None:
-        """Keep how a file is read; nothing is read yet."""
+        """Keep the function that reads a file; nothing is read yet."""
         super().__init__(options, context)
         self._reader = read
         self._devices: dict[str, _Device] = {}
@@ -248,11 +247,11 @@ class Infiniband(Collector):
 
     @classmethod
     def absent(cls, options: Any, host: Host) -> str | None:  # noqa: ARG003 - the contract's signature
-        """Say so where no InfiniBand driver is loaded."""
+        """Return why the collector is absent if no InfiniBand driver is loaded."""
         return None if os.path.isdir(host.sys(_CLASS)) else f"{host.sys(_CLASS)} does not exist"
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what each InfiniBand device tells, and `port_up` 0 for the ports that are gone."""
+        """Yield the samples of each InfiniBand device, and `port_up` 0 for ports that are gone."""
         names = self._list()
         if not names and not self._ports:
             message = f"{self.host.sys(_CLASS)} has no device"
@@ -316,7 +315,7 @@ class Infiniband(Collector):
             yield Sample(STATE, (*labels, _STATES.get(state, "unknown")), 1)
             yield Sample(PHYSICAL_STATE, (*labels, _PHYSICAL_STATES.get(physical, "unknown")), 1)
             yield Sample(FLAPS, labels, history.flaps)
-            # Otherwise the file has the lowest rate that the port can fall back to.
+            # In any other state the file holds the lowest rate that the port can fall back to.
             if state == _ACTIVE:
                 yield Sample(RATE, labels, parse_rate(self._reader(f"{place}/rate")))
         except OSError as error:
@@ -325,9 +324,9 @@ class Infiniband(Collector):
             yield Fault(part, Reason.MALFORMED, f"{place}: {error}")
 
     def _gone(self, names: list[str]) -> Iterator[Sample]:
-        """Yield what is to be said of InfiniBand ports that were here before.
+        """Yield the samples of InfiniBand ports that have disappeared.
 
-        Their device forgets what it did not support.
+        Also forget the devices that are gone, with the files that they did not support.
         """
         for name in self._devices.keys() - names:
             del self._devices[name]
@@ -343,7 +342,7 @@ class Infiniband(Collector):
             yield Sample(FLAPS, labels, history.flaps)
 
     def _known(self, name: str) -> _Device:
-        """Return the InfiniBand device, anew if it was registered anew."""
+        """Return the InfiniBand device; a new one if the driver has registered it again."""
         link = self.host.sys(f"{_CLASS}/{name}")
         device = self._devices.get(name)
         if device is None or device.adapter.identity != identity(link):
@@ -354,7 +353,7 @@ class Infiniband(Collector):
 
 
 def _describe(device: _Device) -> None:
-    """Fill in what of an adapter hardly changes while it is registered, and which files it has."""
+    """Fill in the near-constant facts of a registered adapter, and the files that it has."""
     adapter = device.adapter
     info = {label: adapter.text(file) for label, file in _INFO_FILES.items()}
     info |= {
@@ -382,9 +381,9 @@ def _describe(device: _Device) -> None:
 
 
 def _readings(adapter: Adapter, port: str) -> Iterator[CounterSeries]:
-    """Yield the counters that an InfiniBand port has and this version knows.
+    """Yield the counters of an InfiniBand port that this version knows.
 
-    Of two for the same series the first.
+    If two files give the same series, the first wins.
     """
     seen = set()
     for name, place in adapter.counters(port):
@@ -398,7 +397,7 @@ def _readings(adapter: Adapter, port: str) -> Iterator[CounterSeries]:
 
 
 def _read(adapter: Adapter, readings: list[CounterSeries], part: str) -> Iterator[Sample | Fault]:
-    """Yield a sample for each reading of a port, and one fault for all that fail."""
+    """Yield a sample for each reading of a port, and one fault for all failures."""
     faults = []
     for place, metric, labels, per_unit in readings:
         try:

@@ -1,8 +1,8 @@
 """The newest checkpoint of each training job: is it complete, and is there room for the next one?
 
-A training that reports heartbeats says where it has saved. The agent looks there with the rights of
-the rank's user, once after each save and never during one. What DeepSpeed's `latest` names is
-judged by names, sizes and the last bytes of files; nothing is unpickled.
+A training job that sends heartbeats reports where it saves. The agent looks there with the rights
+of the rank's user, once after each save and never during one. It checks the checkpoint that
+DeepSpeed's `latest` names by the names, sizes and last bytes of its files; it unpickles nothing.
 """
 
 from __future__ import annotations
@@ -39,88 +39,88 @@ if TYPE_CHECKING:
 
 FREE = gauge(
     "dshealthd_job_checkpoint_free_bytes",
-    "Space that users other than root can still fill where the job saves its checkpoints, as of the "
-    "last look while it did not save; a quota may leave less.",
+    "Space available to users other than root where the job saves its checkpoints, as of the last "
+    "look outside a save; a quota may leave less.",
     "job",
 )
 SIZE = gauge(
     "dshealthd_job_checkpoint_size_bytes",
-    "Size of the files of the checkpoint that DeepSpeed's latest names; without directories in it, "
+    "Size of the files in the checkpoint that DeepSpeed's latest names, without subdirectories "
     "such as tensors of NVMe offload.",
     "job",
 )
 NEXT = gauge(
     "dshealthd_job_checkpoint_next_bytes",
-    "Space that the job's next checkpoint takes: the largest of its last three. Absent where it "
-    "makes room for it by itself: each save overwrites the last one, or it has saved before with "
-    "less room than that.",
+    "Expected size of the job's next checkpoint: the largest of its last three. Absent if the job "
+    "needs no extra room: each save overwrites the last one, or an earlier save fitted with less "
+    "free space than that.",
     "job",
 )
 SAVED = gauge(
     "dshealthd_job_checkpoint_timestamp_seconds",
-    "Unix time at which the checkpoint that DeepSpeed's latest names was completed.",
+    "Completion time (Unix) of the checkpoint that DeepSpeed's latest names.",
     "job",
 )
 PROBLEMS = gauge(
     "dshealthd_job_checkpoint_problems",
-    "Files of the checkpoint that DeepSpeed's latest names with this problem: missing (of a rank, "
-    "by the names of the others and by how many the training was to write), empty, cut_off (it ends "
-    "before its table of contents); no_directory: 1 if what latest names is not there. As of the "
-    "look after the save. Missing is absent where each node saves on a disk of its own.",
+    "Files with this problem in the checkpoint that DeepSpeed's latest names: missing (a rank's "
+    "file, judged by the other names and the number of files expected), empty, cut_off (ends "
+    "before its table of contents); no_directory: 1 if the checkpoint's directory does not exist. "
+    "As of the look after the save. Missing is absent where each node saves to its own disk.",
     "job",
     "problem",
 )
 JOBS_LEFT_OUT = gauge(
     "dshealthd_job_checkpoint_jobs_left_out",
-    "Training jobs on this node whose checkpoints are not looked at, as there are more than "
+    "Training jobs on this node whose checkpoints are not checked because there are more than "
     "max_jobs.",
 )
 
 BUDGET = 0.5
-"""Seconds for the files of all jobs in one collection, beside which others wait for the worker."""
+"""Seconds per collection for the files of all jobs, as other collectors wait for the worker."""
 CANDIDATES = 4
-"""Processes of rank 0 that are asked for a heartbeat: data loaders inherit its environment."""
+"""Processes of rank 0 to search for a heartbeat page: data loaders inherit its environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobCheckpointOptions(CollectorOptions):
-    """Options of the jobs' checkpoints."""
+    """Options of job checkpoints."""
 
-    interval: Duration = option("30s", "Time from one look to the next.", minimum="100ms")
+    interval: Duration = option("30s", "Time between looks.", minimum="100ms")
     deadline: Duration = option(
-        "5s", "How long one look at a job's checkpoints may take.", minimum="10ms"
+        "5s", "How long checking one job's checkpoints may take.", minimum="10ms"
     )
     max_jobs: int = option(
         8,
-        "Training jobs whose checkpoints are looked at: users take turns, the oldest first.",
+        "Training jobs whose checkpoints are checked: users take turns, oldest job first.",
         minimum=0,
         maximum=100,
     )
 
 
 class _Followed:
-    """The rank 0 of a job, its page, and what is known of its checkpoints."""
+    """The heartbeat page of a job's rank 0, and what is known of its checkpoints."""
 
     def __init__(self, page: int) -> None:
-        """Take over the descriptor of a page."""
+        """Take ownership of the descriptor of a page."""
         self.page = page
         self.watch = CheckpointWatch()
 
 
 class JobCheckpoint(Collector):
-    """Reads files that users name and that may lie on a network file system."""
+    """Reads files that users name and that may be on a network file system."""
 
     worker = Worker.STORAGE
 
     Options = JobCheckpointOptions
 
     def __init__(self, options: JobCheckpointOptions, context: Context) -> None:
-        """Look at nothing yet."""
+        """Start with no job followed."""
         super().__init__(options, context)
         self._followed: dict[tuple[int, int], _Followed] = {}
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what is known of each job's checkpoints; a job that says nothing has none."""
+        """Yield what is known of each job's checkpoints; nothing for a job that reports none."""
         until = self.context.monotonic() + BUDGET
         processes = self.context.shared(ProcessTable).refresh()
         jobs, left_out = shares.jobs(
@@ -149,7 +149,7 @@ class JobCheckpoint(Collector):
         yield JOBS_LEFT_OUT(left_out)
 
     def close(self) -> None:
-        """Let go of the pages by which the trainings tell of their checkpoints."""
+        """Close the heartbeat pages of the followed jobs."""
         for followed in self._followed.values():
             os.close(followed.page)
         self._followed.clear()
@@ -157,7 +157,7 @@ class JobCheckpoint(Collector):
     def _follow(self, members: list[TrainingProcess]) -> tuple[TrainingProcess, _Followed] | None:
         """Return the process that reports a job's checkpoints: the rank 0 that started last.
 
-        An older one is left over from an earlier run; its children started later, and have no page
+        An older one is left over from an earlier run. Its children started later, but have no page
         of their own.
         """
         own = _own(members)
@@ -167,7 +167,7 @@ class JobCheckpoint(Collector):
                 return process, self._followed[key]
             try:
                 page = find_page(self.host, process.pid)
-            except OSError:  # it has ended, or may not be looked at, which open_files tells
+            except OSError:  # it has ended, or access is denied, which open_files reports
                 continue
             if page is not None:
                 self._followed[key] = _Followed(page)
@@ -177,7 +177,7 @@ class JobCheckpoint(Collector):
     def _look(
         self, part: str, process: TrainingProcess, followed: _Followed, until: float
     ) -> Fault | None:
-        """Look at a job's newest checkpoint unless it saves now, and return why that failed."""
+        """Check a job's newest checkpoint unless it is saving now; return a fault if that fails."""
         clock = self.context.monotonic
         try:
             saved = _last_save(followed.page)
@@ -197,16 +197,16 @@ class JobCheckpoint(Collector):
 
 
 def _own(members: list[TrainingProcess]) -> list[TrainingProcess]:
-    """Return the processes of a job that a launcher started, without their children."""
+    """Return the processes of a job that its launcher started, without their children."""
     pids = {process.pid for process in members}
     return [process for process in members if process.parent not in pids]
 
 
 def _last_save(page: int) -> Saved | None:
-    """Return where a training saved its last checkpoint; None while it saves, or never did.
+    """Return where a training job saved its last checkpoint; None during a save or if it never did.
 
-    None as well for a page that is being written just now: it is read again at the next look. One
-    that never holds anything whole is counted by the receiver of heartbeats.
+    Also None for a page that is being written right now: the next look reads it again. The
+    heartbeat receiver counts pages that never hold a complete message.
     """
     data = os.pread(page, PAGE, 0)
     try:

@@ -1,11 +1,11 @@
 """Settings of training jobs, from their environments.
 
-Who they are, where they meet, and what of it does not fit them or this node.
+Their runs, their rendezvous addresses, and settings that do not fit the run or this node.
 
-Read from the environment that a process was started with, of allow-listed variables alone, and from
-`/etc/nccl.conf` as the process sees it. What a program sets for itself later is not seen, nor are
-`~/.nccl.conf` and the file that NCCL_CONF_FILE names. Processes whose environment cannot be read
-are counted by `dshealthd_processes_unseen`.
+Read from allow-listed variables of the environment that a process was started with, and from
+`/etc/nccl.conf` as the process sees it. Variables that a program sets for itself later are not
+seen, nor are `~/.nccl.conf` and the file named by NCCL_CONF_FILE. `dshealthd_processes_unseen`
+counts processes whose environment cannot be read.
 """
 
 from __future__ import annotations
@@ -52,125 +52,121 @@ if TYPE_CHECKING:
 
 INFO = gauge(
     "dshealthd_job_run_info",
-    "1 for each run that has ranks on this node, and what started them: torchrun, deepspeed, "
-    "openmpi, pmi, slurm, torch (RANK set by "
-    "something else). A run is the ranks that agree on where they meet and how many they "
-    "are; a job of a scheduler may have several.",
+    "1 for each run with ranks on this node, by launcher: torchrun, deepspeed, openmpi, pmi, "
+    "slurm, torch (RANK set by something else). A run is the set of ranks with the same "
+    "rendezvous and world size; a scheduler's job may have several.",
     "job",
     "run",
     "launcher",
 )
 WORLD_SIZE = gauge(
     "dshealthd_job_world_size",
-    "How many ranks the run has, by the environments of its ranks.",
+    "Number of ranks in the run, according to their environments.",
     "job",
     "run",
 )
 PORT = gauge(
     "dshealthd_job_master_port",
-    "MASTER_PORT of the run; absent where its launcher sets none.",
+    "MASTER_PORT of the run; absent if its launcher sets none.",
     "job",
     "run",
 )
 RANKS = gauge(
     "dshealthd_job_ranks",
-    "Ranks of the run on this node; one that is used twice counts once.",
+    "Ranks of the run on this node; a duplicate rank counts once.",
     "job",
     "run",
 )
 LOWEST = gauge("dshealthd_job_lowest_rank", "Lowest rank of the run on this node.", "job", "run")
 PROCESSES = gauge(
     "dshealthd_job_processes",
-    "Processes on this node that were started as this rank, their children left out: more "
-    "than 1, or the same rank on two nodes, is a "
-    "rank used twice. At most max_ranks of a run.",
+    "Processes on this node that were started as this rank, without their children: more than 1, "
+    "or the same rank on two nodes, is a duplicate rank. At most max_ranks per run.",
     *("job", "run", "rank"),
 )
 ORPHANED = gauge(
     "dshealthd_job_orphaned_ranks",
-    "Ranks whose process has lost the one that started it: left over from a run that was "
-    "ended, or detached on purpose (nohup).",
+    "Ranks whose process has lost its parent: left over from a run that has ended, or detached on "
+    "purpose (nohup).",
     "job",
     "run",
 )
 KIN = gauge(
     "dshealthd_job_rendezvous_kin_info",
-    "1; kin is a digest of where the run meets without one variable. Runs with the same kin "
-    "differ in that variable alone, so that ranks "
-    "which should have met are in them if only one of them has a rank 0.",
+    "1; kin is a digest of the run's rendezvous with one variable left out. Runs with the same "
+    "kin differ only in that variable; if only one of them has a rank 0, their ranks belong "
+    "together and failed to meet.",
     *("job", "run", "variable", "kin"),
 )
 PROBLEMS = gauge(
     "dshealthd_job_environment_problems",
-    "Ranks of the run on this node whose variable has this problem, of which rank is the "
-    "lowest. Of a place: beyond, repeated, absent, "
-    "down, loopback, unordered; a transport that is disabled; a port that is exposed; of a value: out_of_range, no_number, "
-    "differs (from most ranks here); of a name: unread, "
-    "retired, renamed, misspelt (variable is what is meant), unknown (variable is other). "
-    "Absent is none.",
+    "Ranks of the run on this node whose variable has this problem; rank is the lowest of them. "
+    "Placement: beyond, repeated, absent, down, loopback, unordered; transport: disabled; port: "
+    "exposed; value: out_of_range, no_number, differs (from most ranks here); name: unread, "
+    "retired, renamed, misspelt (variable is the intended name), unknown (variable is other). "
+    "Absent means none.",
     *("job", "run", "rank", "variable", "problem"),
 )
 FINGERPRINT = gauge(
     "dshealthd_job_setting_fingerprint",
-    "48 bits of a digest of what the ranks of the run on this node have for an NCCL setting "
-    "that all ranks must have in common; absent "
-    "where none of them sets it.",
+    "48-bit digest of the values that the run's ranks on this node have for an NCCL setting that "
+    "must be the same on all ranks; absent if no rank sets it.",
     *("job", "run", "variable"),
 )
 LEFT_OUT = gauge(
     "dshealthd_job_runs_left_out",
-    "Runs on this node that are not shown, as there are more than max_runs.",
+    "Runs on this node without series because there are more than max_runs.",
 )
 
 MAX_PROBLEMS = 64
-"""Of one run; a user may set any number of wrong variables."""
+"""Limit per run; a user may set any number of wrong variables."""
 _DOUBTFUL = frozenset({Misnomer.MISSPELT, Misnomer.UNKNOWN})
-"""What is said of a name only because no library that we know reads it."""
+"""Verdicts on a name that rest only on no known library reading it."""
 _LISTED = 100
-"""Variables that a library at least names if it names them all; NCCL 2.24 has 148."""
+"""Least number of variable names in a library that names all of its own; NCCL 2.24 has 148."""
 _CONFIGURATION_LIMIT = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What a process was told, read once."""
+    """Settings that a process was started with, read once."""
 
     settings: Mapping[str, str]
-    """Allowed variables, and what `/etc/nccl.conf` adds to them."""
+    """Allow-listed variables, plus what `/etc/nccl.conf` adds."""
     names: frozenset[str]
-    """Names of all variables that are set for NCCL."""
+    """Names of all NCCL variables that are set."""
     findings: frozenset[Finding]
-    """What is wrong with names and values."""
+    """Problems of names and values."""
     orphaned: bool | None
-    """Whether its parent, as it was found, is not the one that started it."""
+    """Whether its parent, when the process was found, is not the one that started it."""
     fault: Fault | None
-    """What could not be read of it."""
+    """Why part of it could not be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobEnvironmentOptions(CollectorOptions):
-    """Options of the job environments."""
+    """Options of job environments."""
 
     interval: Duration = option(
-        "15s", "Time from one look at the training processes to the next.", minimum="100ms"
+        "15s", "Time between looks at the training processes.", minimum="100ms"
     )
     max_runs: int = option(
         16,
-        "Runs that get series of their own: users take turns, the oldest first.",
+        "Runs that get their own series: users take turns, oldest run first.",
         minimum=1,
         maximum=1000,
     )
     max_ranks: int = option(
         64,
-        "Ranks of a run that get series of their own; those that are used twice come first.",
+        "Ranks of a run that get their own series; duplicate ranks come first.",
         minimum=1,
     )
 
 
 class JobEnvironment(Collector):
-    """Looks at what the process table found.
+    """Examines the training processes in the process table.
 
-    In the worker whose table it shares, as adapters and `/proc/<pid>/root` may hang.
+    Runs in the worker that holds the table, as adapters and `/proc/<pid>/root` may hang.
     """
 
     worker = Worker.STORAGE
@@ -178,16 +174,16 @@ class JobEnvironment(Collector):
     Options = JobEnvironmentOptions
 
     def __init__(self, options: JobEnvironmentOptions, context: Context) -> None:
-        """Look at nothing yet."""
+        """Start with no known processes."""
         super().__init__(options, context)
         self._ranks = Ranks()
         self._releases = MappedReleases()
         self._told: dict[tuple[int, int], _Told] = {}
         self._mixed = False
-        """Whether the node has GPUs of several models."""
+        """Whether the node has several GPU models."""
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the runs, and what is wrong with the settings in their environments."""
+        """Yield the runs, and the problems of the settings in their environments."""
         table = self.context.shared(ProcessTable)
         runs = self._ranks.runs(table.refresh(), table.machine)
         yield LEFT_OUT(max(0, len(runs) - self.options.max_runs))
@@ -232,7 +228,7 @@ class JobEnvironment(Collector):
                     text = root.read("/etc/nccl.conf", _CONFIGURATION_LIMIT)
                 configured, more = parse_configuration(text)
             except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
-                pass  # there is none, which is usual
+                pass  # usually there is none
             except OSError as error:
                 fault = Fault(part, os_reason(error), str(error))
             except ValueError as error:
@@ -243,9 +239,9 @@ class JobEnvironment(Collector):
         return _Told(settings, names, findings, orphaned, fault)
 
     def _believed(self, process: TrainingProcess, told: _Told) -> Iterable[Finding]:
-        """Leave out names in the environment that the NCCL of the process does read.
+        """Return the findings without names that the process's own NCCL does read.
 
-        It is mapped some time after the start of a process, so that this is asked again.
+        NCCL is mapped some time after the process starts, so this is checked each time.
         """
         doubtful = {finding for finding in told.findings if finding[1] in _DOUBTFUL}
         if not doubtful or self.context.entering(f"process {process.pid}") is not None:
@@ -260,7 +256,7 @@ class JobEnvironment(Collector):
         return told.findings - doubtful | doubtful & unread
 
     def _launch(self, run: Run, machine: str) -> Iterator[Sample]:
-        """Yield what the environments of a job say of its launch: launcher, size, master port."""
+        """Yield a run's launch facts from its environments: launcher, size, master port."""
         labels = run.job, run.name
         first = run.ranks[min(run.ranks)][0]
         yield INFO(1, *labels, launched_by(first.environment, first.launch))
@@ -284,7 +280,7 @@ class JobEnvironment(Collector):
     def _alike(self, members: list[TrainingProcess]) -> int:
         """Return how many processes with the environment of one rank run the same program.
 
-        A daemon that a rank has left behind has its environment as well.
+        A daemon that a rank leaves behind has the same environment, but another program.
         """
         if len(members) == 1:
             return 1
@@ -293,7 +289,7 @@ class JobEnvironment(Collector):
             try:
                 programs[os.readlink(self.host.proc(f"{process.pid}/exe"))] += 1
             except OSError:
-                programs[""] += 1  # it has ended, or one may not know
+                programs[""] += 1  # it has ended, or access is denied
         return programs.most_common(1)[0][1]
 
     def _orphaned(self, process: TrainingProcess) -> bool | None:
@@ -310,7 +306,7 @@ class JobEnvironment(Collector):
     def _problems(
         self, run: Run, network: NetworkDevices, gpus: int | None
     ) -> Iterator[Sample | Fault]:
-        """Yield what is wrong with the settings of a job, and with how many ranks."""
+        """Yield the problems of a job's settings, and how many ranks have each."""
         ranks: dict[Finding, set[int]] = defaultdict(set)
         for rank, members in run.ranks.items():
             for process in members:
@@ -344,21 +340,21 @@ class JobEnvironment(Collector):
             yield PROBLEMS(len(those), run.job, run.name, str(min(those)), variable, problem)
 
     def _fingerprints(self, run: Run) -> Iterator[Sample]:
-        """Yield fingerprints of the settings that a job's nodes must have in common."""
+        """Yield fingerprints of the settings that must be the same on all nodes of a job."""
         for variable in NCCL_COMMON:
             found = {self._of(process).settings.get(variable) for process in run.processes}
             if found != {None}:
                 yield FINGERPRINT(digest(*_ordered(found)), run.job, run.name, variable)
 
     def _models(self) -> int:
-        """Return of how many models the GPUs for jobs are; 0 if their bus cannot be read."""
+        """Return the number of GPU models available to jobs; 0 if the bus cannot be read."""
         try:
             return len(bus(self.host).models())
         except OSError:
             return 0
 
     def _gpus(self) -> int | None:
-        """Return how many GPUs the node has for jobs; None if its bus cannot be read."""
+        """Return the number of GPUs available to jobs; None if the bus cannot be read."""
         try:
             return len(bus(self.host).gpus())
         except OSError:
@@ -366,5 +362,5 @@ class JobEnvironment(Collector):
 
 
 def _ordered(found: Iterable[str | None]) -> list[str]:
-    """Return values of a setting so that not to be set differs from all of them."""
+    """Return the values of a setting, with "unset" distinct from any value."""
     return sorted("unset" if value is None else f"={value}" for value in found)

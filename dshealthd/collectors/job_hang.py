@@ -1,5 +1,6 @@
-"""Hung training jobs on this node, by the silence of their ranks against what is usual, and which
-rank is the culprit.
+"""Hung training jobs on this node, and the culprit rank.
+
+A job is hung when its ranks are silent for longer than usual.
 """
 
 from __future__ import annotations
@@ -21,18 +22,17 @@ if TYPE_CHECKING:
 
 HANG = gauge(
     "dshealthd_job_hang",
-    "1 while every rank of the job on this node has been silent for longer than is usual for "
-    "it, with its cause as far as this node "
-    "can tell: process, checkpoint, input, desync; waiting, if nothing here does. 0 with "
-    "class none while it moves.",
+    "1 while every rank of the job on this node has been silent for longer than usual, with the "
+    "cause as far as this node knows: process, checkpoint, input, desync; waiting if no cause is "
+    "on this node. 0 with class none while the job makes progress.",
     "job",
     "class",
 )
 CULPRIT = gauge(
     "dshealthd_job_hang_culprit_info",
-    "1 for a rank of this node that the others wait for: stopped, gone, blocked in the "
-    "kernel, in a checkpoint or a pause of its own; or, "
-    "among the ranks of this node alone, at its input, behind or ahead. At most 8 a job.",
+    "1 for a rank on this node that the others wait for: stopped, gone, blocked in the kernel, in "
+    "a checkpoint or a pause of its own; or, compared with this node's ranks only, at its input, "
+    "behind or ahead. At most 8 per job.",
     "job",
     "rank",
     "class",
@@ -40,58 +40,57 @@ CULPRIT = gauge(
 )
 OVERDUE = gauge(
     "dshealthd_job_overdue_seconds",
-    "By how much a rank has been silent for longer than is usual; 0 while it has not. Only "
-    "the time in which the agent ran.",
+    "Time by which a rank's silence exceeds the usual; 0 while it does not. Counts only time in "
+    "which the agent ran.",
     "job",
     "rank",
 )
 BOUND = gauge(
     "dshealthd_job_step_bound_seconds",
-    "Usual silence in the rank's current phase: twice the longest of the last "
-    "hours, 30 s at least; 1800 where little is known.",
+    "Longest usual silence in the rank's current phase: twice the longest of the last hours, at "
+    "least 30 s; 1800 where little is known.",
     "job",
     "rank",
 )
 POSITION = gauge(
     "dshealthd_job_position",
-    "How far the rank is, in steps: those it has made, 1/3 more in the forward pass of the "
-    "next, 2/3 in its backward pass; absent "
-    "where the stage of its step is not known.",
+    "Progress of the rank in steps: completed steps, plus 1/3 in the forward pass of the next and "
+    "2/3 in its backward pass; absent where the stage is unknown.",
     "job",
     "rank",
 )
 STATE = gauge(
     "dshealthd_job_rank_state",
-    "1 for what the main thread of the rank's process does; blocked is a wait in the kernel "
-    "that cannot be interrupted, as for storage.",
+    "1 for the state of the main thread of the rank's process; blocked is an uninterruptible wait "
+    "in the kernel, such as for storage.",
     "job",
     "rank",
     "state",
 )
 ENDED = gauge(
     "dshealthd_job_rank_ended_timestamp_seconds",
-    "Unix time at which the process of a rank that had made steps ended, and how: ended "
-    "(exit status 0), failed (another), terminated (a "
-    "signal that asks to, or an exit status of 128 and its number), killed (SIGKILL), crashed (another signal), unknown. For ten "
-    "minutes, unless its job goes on before.",
+    "Unix time at which the process of a rank that had made steps ended, and how: ended (exit "
+    "status 0), failed (another status), terminated (a termination signal, or exit status 128 "
+    "plus its number), killed (SIGKILL), crashed (another signal), unknown. Shown for ten "
+    "minutes, or until the job continues.",
     "job",
     "rank",
     "how",
 )
 
 MAX_RANKS = 64
-"""Ranks of a node that are shown, users and jobs in turn; more are watched, and count."""
+"""Ranks of a node that get series, users and jobs in turn; the rest are still watched and count."""
 MAX_NAMED = 8
 STAGES = 3
 
 
 class JobHang(Collector):
-    """Shows what the agent's detector of hangs knows."""
+    """Exports the state of the agent's hang detector."""
 
     Options = HangOptions
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield which jobs were hung at the last look, and the silence of their ranks."""
+        """Yield the jobs that were hung at the last look, and the silence of their ranks."""
         detector = self.context.service(Jobs, "no heartbeats come in").hangs()
         for job, ranks in detector.jobs.items():
             if any(rank.ended is None for rank in ranks):
@@ -103,8 +102,8 @@ class JobHang(Collector):
 def shown(jobs: Mapping[str, Sequence[RankState]]) -> list[tuple[str, RankState]]:
     """Return the ranks of hung and running jobs that get series, each with its job.
 
-    Those that have ended take what the living leave: where some ranks of a hung job had no place,
-    the others would be compared without them, and the wrong ones would be behind.
+    Ended ranks get only the places that running ones leave: if some ranks of a hung job had no
+    series, the rest would be compared without them, and the wrong ranks would appear behind.
     """
     found: list[tuple[str, RankState]] = []
     for ended in (False, True):
@@ -124,7 +123,7 @@ def shown(jobs: Mapping[str, Sequence[RankState]]) -> list[tuple[str, RankState]
 
 
 def verdict(job: str, hang: Hang | None) -> Iterator[Sample]:
-    """Yield whether a job is hung, of which class, and which ranks are the culprits."""
+    """Yield whether a job is hung, its class, and the culprit ranks."""
     if hang is None:
         yield HANG(0, job, str(HangClass.NONE))
         return
@@ -134,7 +133,7 @@ def verdict(job: str, hang: Hang | None) -> Iterator[Sample]:
 
 
 def samples(job: str, rank: RankState) -> Iterator[Sample]:
-    """Yield the state and overdue silence of one rank; of one that has ended, only how."""
+    """Yield the state and overdue silence of one rank; for an ended rank, only how it ended."""
     name = str(rank.rank)
     if rank.ended is not None and rank.ended_at is not None:
         if rank.settled:

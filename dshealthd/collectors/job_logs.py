@@ -1,7 +1,7 @@
-"""Why a job failed, as its own logs tell: what `dshealthd explain` says of them, while it runs.
+"""Why a job failed, according to its own logs: `dshealthd explain`, continuously.
 
 The files are read as the job sees them and with the rights of its user, a bounded amount at a
-time. What a log says of its job is its user's to say: it makes tickets, and pages no one.
+time. Users control what their logs say, so findings raise tickets and never page.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 FAILURE = gauge(
     "dshealthd_job_failure_info",
-    "1 for the cause of the job's failure by its logs on this node: its runbook (slug), the culprit "
-    "ranks (empty where no single ones are, eight at most), and the node that they are on "
-    "(empty where the logs do not tell).",
+    "1 for the cause of the job's failure according to its logs on this node: its runbook (slug), "
+    "the culprit ranks (at most eight; empty if no single rank is), and their node (empty if the "
+    "logs do not name it).",
     "job",
     "slug",
     "rank",
@@ -47,73 +47,73 @@ FAILURE = gauge(
 )
 FILES = gauge(
     "dshealthd_job_log_files",
-    "Log files of jobs by what became of them at the last look: followed; or not, as ambiguous "
-    "(two jobs of one user could have written it), foreign (another user's, older than the job, "
-    "or no regular file), unreadable, left_out (more than max_files).",
+    "Log files of jobs by state at the last look: followed; or not followed: ambiguous (two jobs "
+    "of one user could have written it), foreign (another user's, older than the job, or not a "
+    "regular file), unreadable, left_out (more than max_files).",
     "state",
 )
-READ = counter("dshealthd_job_log_read_bytes_total", "Bytes of logs that were read.")
+READ = counter("dshealthd_job_log_read_bytes_total", "Bytes of job logs read.")
 SKIPPED = counter(
     "dshealthd_job_log_skipped_bytes_total",
-    "Bytes of logs that were left out, as they grew faster than may be read: a cause in them is "
-    "not seen.",
+    "Bytes of job logs skipped because they grew faster than the read limit: causes in them are "
+    "missed.",
 )
 JOBS_LEFT_OUT = gauge(
     "dshealthd_job_log_jobs_left_out",
-    "Jobs whose logs are not followed, as there are more than max_jobs.",
+    "Jobs whose logs are not followed because there are more than max_jobs.",
 )
 
 PROCESSES_EVERY = 5.0
-"""Seconds from one look at the processes to the next."""
+"""Seconds between looks at the processes."""
 MAX_RANKS = 8
-"""Ranks of one job that are named; where more are at fault, none is."""
+"""Most culprit ranks that are named for one job; if there are more, none is."""
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobLogsOptions(CollectorOptions):
-    """Options of the jobs' logs."""
+    """Options of job logs."""
 
-    interval: Duration = option("1s", "Time from one look to the next.", minimum="100ms")
+    interval: Duration = option("1s", "Time between looks.", minimum="100ms")
     deadline: Duration = option(
-        "5s", "How long the files of one job may take before they are given up.", minimum="10ms"
+        "5s", "How long the files of one job may take before they time out.", minimum="10ms"
     )
     paths: tuple[str, ...] = option(
         [],
-        "Logs of jobs, as the jobs see them: absolute, with * ? and [] within a name; {job} "
-        "stands for the number of a Slurm job. A pattern without it counts where a user has one "
+        "Logs of jobs, as the jobs see them: absolute paths, with * ? and [] within a name; {job} "
+        "is the number of a Slurm job. A pattern without {job} works only where a user has one "
         "job on the node.",
     )
     standard_streams: bool = option(
-        False, "Whether the files that ranks have as standard output and error are followed too."
+        False, "Whether to follow the files that are the ranks' standard output and error too."
     )
-    max_jobs: int = option(16, "Jobs whose logs are followed.", minimum=1, maximum=1000)
-    max_files: int = option(64, "Files that are followed.", minimum=1, maximum=10_000)
+    max_jobs: int = option(16, "Most jobs whose logs are followed.", minimum=1, maximum=1000)
+    max_files: int = option(64, "Most files that are followed.", minimum=1, maximum=10_000)
     max_bytes_per_second: int = option(
-        4 * _MIB, "Bytes that are read in a second, of all files together.", minimum=4096
+        4 * _MIB, "Most bytes read per second, over all files.", minimum=4096
     )
     keep: Duration = option(
-        "15m", "How long the cause is shown after the job has gone.", minimum="30s"
+        "15m", "How long the cause is shown after the job has ended.", minimum="30s"
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield the options of jobs' logs whose values cannot be used, and why."""
+        """Yield each invalid option of job logs, and why."""
         for path in self.paths:
             if (why := wrong(path)) is not None:
                 yield "paths", f'"{path}" {why}'
 
 
 class JobLogs(Collector):
-    """Follows logs in a worker of its own: a hung file system stops nothing else."""
+    """Follows logs in a worker of its own, so that a hung file system blocks nothing else."""
 
     worker = Worker.LOGS
     Options = JobLogsOptions
 
     def __init__(self, options: JobLogsOptions, context: Context) -> None:
-        """Follow nothing yet."""
+        """Start with no logs followed."""
         super().__init__(options, context)
-        from dshealthd.jobs.logs.watch import (  # what the agent itself does without
+        from dshealthd.jobs.logs.watch import (  # must stay out of the agent
             LogLimits,
             LogWatch,
         )
@@ -136,13 +136,13 @@ class JobLogs(Collector):
 
     @classmethod
     def absent(cls, options: JobLogsOptions, host: Host) -> str | None:  # noqa: ARG003 - as every collector
-        """Say that no logs of jobs are configured."""
+        """Return why the collector is absent if no job logs are configured."""
         if options.paths or options.standard_streams:
             return None
         return "neither collectors.job_logs.paths nor standard_streams is set"
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield why jobs of this node failed, as their logs tell."""
+        """Yield why jobs on this node failed, according to their logs."""
         now = self.context.monotonic()
         if now >= self._processes_at:
             self._processes_at = now + PROCESSES_EVERY
@@ -161,7 +161,7 @@ class JobLogs(Collector):
         yield JOBS_LEFT_OUT(self._watch.jobs_left_out)
 
     def _boot(self) -> float:
-        """Return the Unix time at which the kernel started, from which logs of jobs are dated."""
+        """Return the Unix time of boot, to which the process start times of jobs are relative."""
         try:
             uptime = float(read(self.host.proc("uptime")).split()[0])
         except (ValueError, IndexError) as error:
@@ -170,7 +170,7 @@ class JobLogs(Collector):
 
 
 def _node(finding: Finding, here: frozenset[int]) -> str:
-    """Return the node that a log names as culprit: this one where the ranks are its own."""
+    """Return the node of the culprit ranks: this one if they all run here, else the log's."""
     if finding.ranks and here.issuperset(finding.ranks):
         return os.uname().nodename
     return finding.host if finding.host and _HOST.fullmatch(finding.host) else ""

@@ -1,9 +1,9 @@
-"""Whether this node's ranks can reach the address where their run is to meet.
+"""Whether this node's ranks can reach the master address of their run.
 
-Asked only while they are not connected: a run whose ranks have met is never touched, nor is one that
-started long ago. A connection carries nothing and is closed at once, which rank 0's store takes for a
-client that has gone; it is made with the rights of the ranks' own user. Off by default, as stores of
-old releases stall over it.
+Tried only while they are not connected: runs whose ranks have met and runs that started long ago
+are left alone. The connection is made with the rights of the ranks' user, carries no data and is
+closed at once; rank 0's store sees a client that has gone away. Off by default, because the stores
+of old PyTorch releases stall on it.
 """
 
 from __future__ import annotations
@@ -37,25 +37,26 @@ if TYPE_CHECKING:
 
 CONNECTION = gauge(
     "dshealthd_job_master_connection",
-    "1 for what a run's ranks here have of MASTER_ADDR and MASTER_PORT: connected; else what a "
-    "connection of the agent's own came to: ok, refused, timed_out, unreachable, name_unknown, "
-    "failed. Of runs without rank 0 here, in their first half hour.",
+    "1 for the state of the connection to a run's MASTER_ADDR and MASTER_PORT: connected if its "
+    "ranks on this node are; else the outcome of the agent's own attempt: ok, refused, timed_out, "
+    "unreachable, name_unknown, failed. Only for runs whose rank 0 is elsewhere; attempts only in "
+    "their first half hour.",
     *("job", "run", "outcome"),
 )
 
 MAX_RUNS = 16
 FIRST_PORT = 1024
-"""Lower ports are services', and no run meets there."""
+"""Lower ports belong to system services; no run meets there."""
 LAST_PORT = 65535
 YOUNG = 1800.0
-"""Seconds from the start of a run in which it is looked at: torch gives up after as long."""
+"""Seconds from the start of a run in which its master is tried: torch's own timeout."""
 AGAIN = 300.0
-"""Seconds after which an address that answered is asked again."""
+"""Seconds after which an address that answered is tried again."""
 MAX_ADDRESSES = 4
 
 
 class ConnectionOutcome(enum.StrEnum):
-    """What is known of the way to a master."""
+    """Whether the master of a run can be reached."""
 
     CONNECTED = "connected"
     OK = "ok"
@@ -80,23 +81,24 @@ _BEST = (
     ConnectionOutcome.UNREACHABLE,
     ConnectionOutcome.FAILED,
 )
-"""Of several addresses, what counts: the one that came farthest."""
+"""Order of preference over several addresses: the attempt that got furthest counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobMasterOptions(CollectorOptions):
-    """Options of the connections to masters."""
+    """Options of connections to masters."""
 
-    # PyTorch's store without libuv (before torch 2.4, or with USE_LIBUV=0) once served nobody for
-    # 5 s after such a connection; with libuv no request took longer than 0.4 ms (torch 2.13.0).
+    # In one test PyTorch's store without libuv (before torch 2.4, or with USE_LIBUV=0) served no
+    # client for 5 s after such a connection; with libuv no request took longer than 0.4 ms (torch
+    # 2.13.0).
     enabled: bool = option(
         False,
         "Whether this collector runs. Only for jobs with torch 2.4 or newer: an older PyTorch's "
         "store can stall for 5 seconds when a client connects and says nothing.",
     )
-    interval: Duration = option("15s", "Time from one look to the next.", minimum="1s")
+    interval: Duration = option("15s", "Time between looks.", minimum="1s")
     deadline: Duration = option(
-        "10s", "How long resolving and connecting of one run may take.", minimum="1s"
+        "10s", "How long resolving and connecting may take for one run.", minimum="1s"
     )
     timeout: Duration = option("2s", "How long one address may take to answer.", minimum="100ms")
 
@@ -108,15 +110,15 @@ class JobMaster(Collector):
     worker = Worker.MASTERS
 
     def __init__(self, options: Any, context: Context) -> None:
-        """Look at nothing yet."""
+        """Start with no known runs."""
         super().__init__(options, context)
         self._ranks = Ranks()
         self._met: set[tuple[str, str]] = set()
-        """Runs whose ranks have been connected: they are not touched."""
+        """Runs whose ranks have connected; their masters are not tried."""
         self._answered: dict[tuple[str, str], float] = {}
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield whether the master answers, for each run that has its rank 0 elsewhere."""
+        """Yield whether the master answers, for each run whose rank 0 is on another node."""
         table = self.context.shared(ProcessTable)
         runs = self._ranks.runs(table.refresh(), table.machine)
         keys = {(run.job, run.name) for run in runs}
@@ -165,7 +167,7 @@ class JobMaster(Collector):
                 outcome = connect(
                     run.rendezvous["MASTER_ADDR"], _port(run), float(self.options.timeout)
                 )
-        except (OSError, ValueError) as error:  # the process has ended, or may not be acted for
+        except (OSError, ValueError) as error:  # the process has ended, or access is denied
             reason = os_reason(error) if isinstance(error, OSError) else None
             if reason is not None and not isinstance(error, FileNotFoundError | ProcessLookupError):
                 yield Fault(part, reason, str(error))
@@ -175,12 +177,12 @@ class JobMaster(Collector):
         yield CONNECTION(1, *key, outcome)
 
     def _rights(self, process: TrainingProcess) -> AbstractContextManager[None]:
-        """Take on a rank's user's rights: who chose the master's address gains nothing by it."""
+        """Assume the rights of a rank's user, who chose the address and must gain nothing by it."""
         return assumed(parse_user(read_bytes(self.host.proc(f"{process.pid}/status"), 1 << 16)))
 
 
 def _elsewhere(run: Run) -> bool:
-    """Tell whether a run meets on another node, whose master address can be tried from here."""
+    """Return whether a run's master is on another node and can be tried from here."""
     address = run.rendezvous["MASTER_ADDR"]
     return (
         0 not in run.ranks
@@ -199,15 +201,15 @@ def _port(run: Run) -> int:
 
 
 def connect(host: str, port: int, timeout: float) -> ConnectionOutcome:
-    """Return what a silent connection to the master comes to. Blocks.
+    """Return the outcome of a connection to the master that sends nothing. Blocks.
 
-    OSError where no name server could tell the address: that is no verdict on the master.
+    OSError if no name server answers, which says nothing about the master.
     """
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         if not name_is_unknown(error):
-            message = f"no name server could tell the address of {printable(host)}: "
+            message = f"no name server could resolve {printable(host)}: "
             raise OSError(message + (error.strerror or str(error))) from error
         return ConnectionOutcome.NAME_UNKNOWN
     except UnicodeError:

@@ -1,6 +1,7 @@
-"""Threads of training jobs against the limits of their control groups.
+"""Threads of training jobs, and the limits of their cgroups.
 
-Slurm, Kubernetes, Docker and systemd set them; at the limit, `fork` and `pthread_create` fail.
+Slurm, Kubernetes, Docker and systemd set these limits; at the limit, `fork` and `pthread_create`
+fail.
 """
 
 from __future__ import annotations
@@ -32,43 +33,43 @@ if TYPE_CHECKING:
 
 THREADS = gauge(
     "dshealthd_job_threads",
-    "Threads in the control group that is nearest to its limit, of those that the job's "
-    "processes are in and those above them; others may be in it, too. pids.current.",
+    "Threads in the cgroup closest to its limit, among the cgroups of the job's processes and "
+    "their parents; other processes may be in it too. pids.current.",
     "job",
 )
 LIMIT = gauge(
     "dshealthd_job_threads_limit",
-    "Threads that this control group may have; +Inf where it is unlimited. pids.max.",
+    "Thread limit of this cgroup; +Inf if unlimited. pids.max.",
     "job",
 )
 LEFT_OUT = gauge(
     "dshealthd_job_threads_jobs_left_out",
-    "Training jobs on this node whose threads are not shown, as there are more than max_jobs.",
+    "Training jobs on this node without thread series because there are more than max_jobs.",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobThreadsOptions(CollectorOptions):
-    """How many jobs are looked at."""
+    """How many jobs get series."""
 
     interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
     max_jobs: int = option(
         16,
-        "Training jobs that get series of their own: users take turns, the oldest first.",
+        "Training jobs that get their own series: users take turns, oldest job first.",
         minimum=1,
         maximum=1000,
     )
 
 
 class JobThreads(Collector):
-    """Reads `/proc` for the processes of jobs, in the worker that does so for others, too."""
+    """Reads `/proc` for the processes of jobs, in the worker that holds the process table."""
 
     worker = Worker.STORAGE
 
     Options = JobThreadsOptions
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield each job's threads and limits; a group that cannot be read is a fault, never 0."""
+        """Yield each job's threads and limits; a cgroup that cannot be read is a fault, never 0."""
         jobs, left_out = shares.jobs(
             self.context.shared(ProcessTable).refresh(), self.options.max_jobs
         )

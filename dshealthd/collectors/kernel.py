@@ -1,6 +1,6 @@
 """The kernel's state and settings.
 
-Uptime, load, threads against their limit, and the settings that training depends on.
+Uptime, load, threads and their limit, and the settings that training depends on.
 
 From `/proc/uptime`, `/proc/loadavg`, `/proc/stat`, `/proc/sys`, `/proc/cmdline` and `/sys`.
 """
@@ -23,60 +23,57 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-UPTIME = gauge("dshealthd_uptime_seconds", "Time since boot, suspension included; /proc/uptime.")
+UPTIME = gauge("dshealthd_uptime_seconds", "Time since boot, including suspension; /proc/uptime.")
 BOOTED = gauge(
     "dshealthd_boot_timestamp_seconds",
-    "Unix time of the boot; btime of /proc/stat, which moves when the clock is set.",
+    "Unix time of boot; btime of /proc/stat, which shifts when the clock is set.",
 )
-BOOT = gauge("dshealthd_boot_info", "1; boot_id is the kernel's random id of this boot.", "boot_id")
+BOOT = gauge("dshealthd_boot_info", "1; boot_id is the kernel's random ID of this boot.", "boot_id")
 LOAD = gauge(
     "dshealthd_load_average",
-    "Tasks that run, want to run or sleep uninterruptibly, averaged over 1, 5 and 15 "
+    "Tasks that are running, runnable or in uninterruptible sleep, averaged over 1, 5 and 15 "
     "minutes; /proc/loadavg.",
     "minutes",
 )
-CPUS = gauge(
-    "dshealthd_cpus_online", "Logical CPUs that are online; /sys/devices/system/cpu/online."
-)
+CPUS = gauge("dshealthd_cpus_online", "Online logical CPUs; /sys/devices/system/cpu/online.")
 THREADS = gauge(
-    "dshealthd_threads", "Threads of all processes; each takes one process id. /proc/loadavg."
+    "dshealthd_threads", "Threads of all processes; each uses one process ID. /proc/loadavg."
 )
 THREADS_LIMIT = gauge(
     "dshealthd_threads_limit",
-    "Threads that the whole system may have: the lesser of kernel.pid_max and kernel.threads-max.",
+    "System-wide thread limit: the lesser of kernel.pid_max and kernel.threads-max.",
 )
 AIO = gauge(
     "dshealthd_aio_requests",
-    "Asynchronous I/O requests that processes reserved, as NVMe offload does; fs.aio-nr.",
+    "Asynchronous I/O requests reserved by processes, for example for NVMe offload; fs.aio-nr.",
 )
 AIO_LIMIT = gauge(
-    "dshealthd_aio_requests_limit", "Asynchronous I/O requests that may be reserved; fs.aio-max-nr."
+    "dshealthd_aio_requests_limit", "Limit of reserved asynchronous I/O requests; fs.aio-max-nr."
 )
 SYSCTL = gauge(
     "dshealthd_sysctl_value",
-    "Kernel settings that training or its diagnosis depends on, as sysctl(8) names and shows them.",
+    "Kernel settings that training or its diagnosis depends on, named as in sysctl(8).",
     "sysctl",
 )
 PARAMETER = gauge(
     "dshealthd_kernel_parameter_info",
-    '1; value of a kernel command line parameter that training depends on, "" for one '
-    "without a value.",
+    '1; value of a kernel command line parameter that training depends on, "" if it has none.',
     "parameter",
     "value",
 )
 HUGE = gauge(
     "dshealthd_transparent_huge_pages_info",
-    "1; mode is what applies now: always, madvise or never.",
+    "1; mode is the current setting: always, madvise or never.",
     "mode",
 )
 
 SYSCTLS = (
-    "kernel.numa_balancing",  # moves pages of pinned workloads about
+    "kernel.numa_balancing",  # migrates pages of pinned workloads
     "kernel.pid_max",
     "kernel.threads-max",
     "kernel.hung_task_timeout_secs",  # 0: hung tasks are never logged
     "kernel.dmesg_restrict",
-    "kernel.yama.ptrace_scope",  # above 1: no stack of a hung rank can be taken
+    "kernel.yama.ptrace_scope",  # above 1: stacks of hung ranks cannot be captured
     "kernel.tainted",
     "vm.overcommit_memory",
     "vm.zone_reclaim_mode",
@@ -84,7 +81,7 @@ SYSCTLS = (
     "vm.swappiness",
     "vm.min_free_kbytes",
 )
-"""Settings of one number."""
+"""Settings that are a single number."""
 _THREAD_LIMITS = frozenset({"kernel.pid_max", "kernel.threads-max"})
 
 PARAMETERS = frozenset(
@@ -113,27 +110,26 @@ PARAMETERS = frozenset(
         "transparent_hugepage",
     }
 )
-"""Parameters that change how GPUs, their peers and memory are reached, or how fast a CPU answers.
-"""
+"""Parameters that affect access to GPUs, their peers and memory, or CPU latency."""
 _VALUE = re.compile(r"[A-Za-z0-9_.,:=@*+-]{0,64}")
 _SETTINGS_REFRESH = 60.0
 
 
 class Load(NamedTuple):
-    """What `/proc/loadavg` holds."""
+    """Contents of `/proc/loadavg`."""
 
     averages: tuple[float, float, float]
     threads: int
 
 
 def parse_loadavg(text: str) -> Load:
-    """Return the kernel's load averages and number of threads. ValueError if malformed."""
+    """Return the kernel's load averages and thread count. ValueError if malformed."""
     one, five, fifteen, threads, *_ = text.split()
     return Load((float(one), float(five), float(fifteen)), int(threads.partition("/")[2]))
 
 
 def parse_cpus(text: str) -> int:
-    """Return how many CPUs a kernel setting such as `0-3,8` names. ValueError if malformed."""
+    """Return the number of CPUs in a kernel CPU list such as `0-3,8`. ValueError if malformed."""
     count = 0
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -148,11 +144,11 @@ def parse_boot_time(text: str) -> int | None:
 
 
 def parse_command_line(text: str) -> dict[str, str]:
-    """Return those parameters of the kernel's command line that are in `PARAMETERS`.
+    """Return the parameters of the kernel's command line that are in `PARAMETERS`.
 
-    Values of one given several times are joined by a comma.
+    The values of a repeated parameter are joined by commas.
 
-    A value with unusual characters, or a long one, is "other". What follows `--` belongs to init.
+    A long value, or one with unusual characters, is "other". Words after `--` belong to init.
     """
     found: dict[str, str] = {}
     for word in text.split():
@@ -165,7 +161,7 @@ def parse_command_line(text: str) -> dict[str, str]:
 
 
 def parse_choice(text: str) -> str | None:
-    """Return the kernel's choice in brackets: `madvise` of `always [madvise] never`."""
+    """Return the kernel's bracketed choice: `madvise` in `always [madvise] never`."""
     _, bracket, rest = text.partition("[")
     return rest.partition("]")[0] if bracket else None
 
@@ -179,9 +175,9 @@ class Kernel(Collector):
         self._settings_read = float("-inf")
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the kernel's load, parameters and settings; what it does not have is left out.
+        """Yield the kernel's load, parameters and settings, leaving out those that it lacks.
 
-        A file that cannot be read is a fault, and the others are read.
+        A file that cannot be read is a fault; the others are still read.
         """
         now = self.context.monotonic()
         if now - self._settings_read >= _SETTINGS_REFRESH:
@@ -207,7 +203,7 @@ class Kernel(Collector):
         )
 
     def _kept(self, part: str, reader: Callable[[], Iterable[Sample]]) -> list[Sample]:
-        """Return what a reader of kernel settings gave, or raise what it raised, last time."""
+        """Return or raise the cached outcome of a reader of kernel settings."""
         if part not in self._settings:
             try:
                 self._settings[part] = list(reader())
@@ -266,18 +262,18 @@ class Kernel(Collector):
             yield THREADS_LIMIT(min(known))
 
     def _sysctl(self, sysctl: str, metric: Metric, *labels: str) -> Iterator[Sample]:
-        """Yield one of the kernel settings (sysctls) that are a number, if this kernel has it."""
+        """Yield a numeric kernel setting (sysctl), if this kernel has it."""
         if (number := _number(self.host, sysctl)) is not None:
             yield metric(number, *labels)
 
 
 def _path(sysctl: str) -> str:
-    """Return where a kernel setting is below `/proc`."""
+    """Return the path of a kernel setting below `/proc`."""
     return f"sys/{sysctl.replace('.', '/')}"
 
 
 def _text(place: str) -> str | None:
-    """Return what a file of a kernel setting holds; None if this kernel does not have it."""
+    """Return the text of a kernel setting's file; None if this kernel lacks it."""
     try:
         return read(place)
     except FileNotFoundError:
@@ -285,7 +281,7 @@ def _text(place: str) -> str | None:
 
 
 def _number(host: Host, sysctl: str) -> int | None:
-    """Return a kernel setting of one number; None if this kernel does not have it."""
+    """Return a numeric kernel setting; None if this kernel lacks it."""
     place = host.proc(_path(sysctl))
     text = _text(place)
     try:

@@ -1,10 +1,10 @@
-"""Faults that the kernel log reports, counted over restarts of the agent.
+"""Faults in the kernel log, counted across restarts of the agent.
 
-Xids, NVSwitch and NVLink errors, out of memory, hung tasks, I/O, links, buses; from `/dev/kmsg`.
+Xids, NVSwitch and NVLink errors, OOM kills, hung tasks, I/O, link and bus errors; from `/dev/kmsg`.
 
-Only records of the kernel's own facility are believed. Every record is read once, or counted as
-lost; the position and the counts go into a state file, by which a new agent counts on within a
-boot. Reading takes CAP_SYSLOG where kernel.dmesg_restrict is 1.
+Only records of the kernel's own facility count. Every record is read once or counted as lost. A
+state file keeps the position and the counts, so that a restarted agent continues within the same
+boot. Reading needs CAP_SYSLOG where kernel.dmesg_restrict is 1.
 """
 
 from __future__ import annotations
@@ -45,43 +45,41 @@ log = logging.getLogger(__name__)
 
 XIDS = counter(
     "dshealthd_xid_errors_total",
-    "Xid lines of the GPU driver since boot, as far as the log reached back. One fault may "
-    "print several. gpu is the place of the PCI "
-    "device among NVIDIA's, which is NVML's index; \"\" if the device is gone.",
+    "Xid lines of the GPU driver since boot, as far back as the log went. One fault may print "
+    "several. gpu is the position of the PCI device among NVIDIA's, which is NVML's index; \"\" "
+    "if the device is gone.",
     "gpu",
     "pci",
     "xid",
 )
 LAST_XID = gauge(
     "dshealthd_xid_last_timestamp_seconds",
-    "Unix time at which the last such Xid line was read. Of lines that were in the log when "
-    "the agent "
-    "started for the first time in this boot: their own time, by the kernel's clock, which "
-    "drifts from "
-    "the system's over weeks.",
+    "Unix time at which the last such Xid line was read. For lines already in the log when the "
+    "agent first started in this boot: their own time by the kernel's clock, which drifts from "
+    "the system clock over weeks.",
     "gpu",
     "pci",
     "xid",
 )
 RECOVERY = counter(
     "dshealthd_xid_recovery_actions_total",
-    "Recovery actions that the GPU driver asked for (Xid 154), by what it asked for.",
+    "Recovery actions requested by the GPU driver (Xid 154), by action.",
     "gpu",
     "pci",
     "action",
 )
 LAST_RECOVERY = gauge(
     "dshealthd_xid_recovery_action_last_timestamp_seconds",
-    "Unix time of the last Xid 154 that asked for this action; none takes back what was "
-    "asked before.",
+    "Unix time of the last Xid 154 that requested this action; no Xid withdraws an earlier "
+    "request.",
     "gpu",
     "pci",
     "action",
 )
 NVLINK = counter(
     "dshealthd_xid_nvlink_errors_total",
-    'NVLink errors that Xid lines report (74; 144 to 150 on NVLink 5), by link; link is "" '
-    "where the line names none.",
+    'NVLink errors in Xid lines (74; 144 to 150 on NVLink 5), by link; link is "" if the line has '
+    "none.",
     "gpu",
     "pci",
     "link",
@@ -89,14 +87,14 @@ NVLINK = counter(
 )
 LAST_NVLINK = gauge(
     "dshealthd_xid_nvlink_last_timestamp_seconds",
-    "Unix time of the last NVLink error of this severity that an Xid line reported, on any link.",
+    "Unix time of the last NVLink error of this severity in an Xid line, on any link.",
     "gpu",
     "pci",
     "severity",
 )
 SXIDS = counter(
     "dshealthd_sxid_errors_total",
-    "Errors that the NVSwitch driver reports (SXid) since boot, as far as the log reached back.",
+    "Errors reported by the NVSwitch driver (SXid) since boot, as far back as the log went.",
     "nvswitch",
     "pci",
     "sxid",
@@ -104,41 +102,40 @@ SXIDS = counter(
 )
 EVENTS = counter(
     "dshealthd_kernel_events_total",
-    "Faults that the kernel log reports since boot, as far as it reached back. The kernel "
-    "limits the rate of some of these lines.",
+    "Faults in the kernel log since boot, as far back as the log went. The kernel rate-limits "
+    "some of these lines.",
     "event",
 )
 LOST = counter(
     "dshealthd_kernel_log_records_lost_total",
-    "Records of this boot that were overwritten before they were read; what they reported is "
-    "not counted.",
+    "Records of this boot that were overwritten before they were read; their events are not "
+    "counted.",
 )
 MALFORMED = counter(
     "dshealthd_kernel_log_records_malformed_total",
-    "Records that could not be understood; they count as lost too.",
+    "Records that could not be parsed; they count as lost too.",
 )
 
 _OF_GPU = frozenset({XIDS, LAST_XID, RECOVERY, LAST_RECOVERY, NVLINK, LAST_NVLINK})
-"""Metrics whose label `gpu` is looked up when they are shown.
+"""Metrics whose label `gpu` is looked up when they are exported.
 
-It is not among what they are counted by.
+It is not part of the key that they are counted by.
 """
 _WIDTHS = {metric: len(metric.labels) - (metric in _OF_GPU) for metric in (*_OF_GPU, SXIDS, EVENTS)}
 _FORGETFUL_SAVE = 12
-"""A position that moved past nothing of interest is saved this many times less often than a count.
-"""
+"""How many times less often a change of position alone is saved than a changed count."""
 _GPU_REFRESH = 60.0
 _VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelLogOptions(CollectorOptions):
-    """How much of the log is read at once, and how often the position is saved."""
+    """How much of the log one collection reads, and how often the position is saved."""
 
     interval: Duration = option("1s", "Time from one sample to the next.", minimum="100ms")
     read_time: Duration = option(
         "20ms",
-        "How long one collection may read; what is left is read by the next.",
+        "How long one collection may read; the next one reads the rest.",
         minimum="1ms",
         maximum=0.5,
     )
@@ -146,11 +143,11 @@ class KernelLogOptions(CollectorOptions):
         10_000, "How many records one collection may read.", minimum=1, maximum=1_000_000
     )
     save_interval: Duration = option(
-        "5s", "Least time between two writes of the state file.", minimum="100ms"
+        "5s", "Minimum time between writes of the state file.", minimum="100ms"
     )
     series_limit: int = option(
         500,
-        "Most series of Xids, SXids and NVLinks; what comes beyond is counted as other.",
+        "Most series of Xids, SXids and NVLinks; further ones are counted as other.",
         minimum=10,
     )
 
@@ -180,14 +177,14 @@ class KernelLog(Collector):
 
     @classmethod
     def absent(cls, options: Any, host: Host) -> str | None:  # noqa: ARG003 - of the contract
-        """Say that there is no kernel log, as in most containers."""
+        """Return why the collector is absent if there is no kernel log, as in most containers."""
         place = host.device("kmsg")
         return None if os.path.exists(place) else f"there is no {place}"
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Read what is new in the kernel log and yield all counts.
+        """Read new records of the kernel log and yield all counts.
 
-        With an error, what was counted before it is yielded too.
+        On an error, yield what was counted before it, then raise it.
         """
         if not self._begun:
             self._resume()
@@ -209,13 +206,13 @@ class KernelLog(Collector):
             raise failure
 
     def close(self) -> None:
-        """Begin to save the position in the kernel log, and close it."""
+        """Start saving the position in the kernel log, and close the log."""
         if self._known:
             self._save(now=True)
         self._reader.close()
 
     def _read(self) -> None:
-        """Take in what is new in the kernel log."""
+        """Read and count the new records of the kernel log."""
         reader = self._reader
         before = reader.position, reader.drained, reader.malformed
         try:
@@ -228,7 +225,7 @@ class KernelLog(Collector):
         if reader.behind():
             self._troubled(
                 Reason.MALFORMED,
-                "the position that was saved is beyond the end of the log; counting starts afresh",
+                "the saved position is beyond the end of the log; counting restarts",
                 None,
             )
             reader.close()
@@ -238,7 +235,7 @@ class KernelLog(Collector):
             self._read()
 
     def _note(self, record: KernelLogRecord) -> None:
-        """Count what a line of the kernel log reports."""
+        """Count the fault that a kernel log record reports, if any."""
         message = record.message
         if message.startswith("NVRM: Xid "):
             if (xid := lines.xid(message)) is not None:
@@ -262,15 +259,15 @@ class KernelLog(Collector):
             self._tally.count(EVENTS, event)
 
     def _tell_of_gpus(self) -> None:
-        """Have GPUs looked at for a line of the log, unless it was there before us."""
+        """Wake the GPU collectors for a log line, unless it predates the agent."""
         if self._resumed or self._reader.drained:
             self.context.tell(News.GPU_ERROR)
 
     def _time(self, record: KernelLogRecord) -> float:
-        """Return a kernel log record's Unix time: when it was read, if not there before us.
+        """Return a kernel log record's Unix time: when it was read, unless it predates the agent.
 
-        Alerts ask for what is recent. By the kernel's clock a new record would be old after months,
-        as that clock drifts, and so would one that was written while no agent ran.
+        Alerts look for recent records. By the kernel's clock, which drifts, a new record would look
+        old after months of uptime; so would one that was written while no agent ran.
         """
         now = self.context.wall()
         if self._resumed or self._reader.drained:
@@ -278,9 +275,9 @@ class KernelLog(Collector):
         return round(now - self.context.monotonic() + record.timestamp, 3)
 
     def _samples(self) -> list[Sample]:
-        """Return the kernel log's counts as samples; the same list when nothing is new."""
+        """Return the kernel log's counts as samples; the same list if nothing is new."""
         if self._shown is None:
-            # An event that was not seen is known to be 0 only when all of the log has been read.
+            # An unseen event is known to be 0 only once the whole log has been read.
             events = dict.fromkeys(lines.EVENTS, 0.0) if self._reader.drained else {}
             shown = []
             for metric, labels, value in self._tally:
@@ -299,12 +296,12 @@ class KernelLog(Collector):
         return self._shown
 
     def _gpu(self, pci_bus_id: str) -> str:
-        """Return the index of a GPU that the kernel log names; look again if it is new."""
+        """Return the index of a GPU that the kernel log names; rescan the bus if it is unknown."""
         now = self.context.monotonic()
         if pci_bus_id and pci_bus_id not in self._gpus and now - self._gpus_read > _GPU_REFRESH:
             self._gpus_read = now
             try:
-                # One that fell off the bus keeps the index it had.
+                # A GPU that fell off the bus keeps its index.
                 self._gpus = {
                     address: str(index) for index, address in enumerate(bus(self.host).gpus())
                 } | self._gpus
@@ -313,7 +310,7 @@ class KernelLog(Collector):
         return self._gpus.get(pci_bus_id, "")
 
     def _resume(self) -> None:
-        """Take up position and counts of this boot's kernel log, if they were saved."""
+        """Restore position and counts of this boot's kernel log, if saved."""
         self._begun = True
         if self.context.state is None:
             return
@@ -321,7 +318,9 @@ class KernelLog(Collector):
             boot_id = read(self.host.proc("sys/kernel/random/boot_id")).strip()
         except OSError as error:
             self._troubled(
-                os_reason(error), "the position in the log is not kept: the boot has no id", error
+                os_reason(error),
+                "the position in the log is not kept: the boot ID cannot be read",
+                error,
             )
             return
         self._ledger = CounterFile(self.context.state, self.name, boot_id, self.context.read_state)
@@ -337,17 +336,17 @@ class KernelLog(Collector):
                 or min(position, lost) < 0
             ):
                 self._troubled(
-                    Reason.MALFORMED, "saved position makes no sense, counting starts afresh", None
+                    Reason.MALFORMED, "the saved position is invalid; counting restarts", None
                 )
                 return
             self._tally.restore(document.get("counts"))
         except OSError as error:
             self._troubled(
-                os_reason(error), "saved position cannot be read, counting starts afresh", error
+                os_reason(error), "the saved position cannot be read; counting restarts", error
             )
         except ValueError as error:
             self._troubled(
-                Reason.MALFORMED, "saved position makes no sense, counting starts afresh", error
+                Reason.MALFORMED, "the saved position is invalid; counting restarts", error
             )
         else:
             self._reader.position = self._saved_position = position
@@ -355,13 +354,13 @@ class KernelLog(Collector):
             self._resumed = True
 
     def _save(self, *, now: bool = False) -> None:
-        """Have the log's position and counts written if they are new and it is time, or `now`."""
+        """Save the log's position and counts if they changed and it is time, or `now`."""
         if self._ledger is None:
             return
         self._check_saved(self._ledger.writer)
         position = self._reader.position
-        # A position alone is worth less than a count: losing it costs reading the same harmless
-        # lines once more.
+        # A position alone matters less than a count: losing it only means reading the same harmless
+        # lines again.
         if self._tally.changed or position != self._saved_position:
             age = self.context.monotonic() - self._saved
             wait = self.options.save_interval * (1 if self._tally.changed else _FORGETFUL_SAVE)
@@ -382,7 +381,7 @@ class KernelLog(Collector):
                     self._saved_position = position
 
     def _check_saved(self, writer: LatestWriter) -> None:
-        """Report what came of the last write of the kernel log's counts, and one that hangs."""
+        """Report the outcome of the last write of the kernel log's counts, and a hung write."""
         hung = writer.hung_for()
         if hung > self.options.deadline:
             self._troubled(Reason.TIMEOUT, "position in the log is not saved: the disk hangs", None)
@@ -394,7 +393,7 @@ class KernelLog(Collector):
             self._written, self._fault = writer.written, None
 
     def _troubled(self, reason: Reason, what: str, error: Exception | None) -> None:
-        """Report trouble with the saved position until one is saved; the log has it once."""
+        """Report a problem with the saved position until a save succeeds; log it once."""
         detail = f"{what}: {error}" if error is not None else what
         if self._fault is None or self._fault.detail != detail:
             log.warning("kernel_log: %s", detail)

@@ -1,6 +1,6 @@
-"""A connection of the agent to itself over 127.0.0.1, timed.
+"""A timed connection of the agent to itself over 127.0.0.1.
 
-Launchers and data loaders fail when this does.
+If it fails, launchers and data loaders fail too.
 """
 
 from __future__ import annotations
@@ -32,17 +32,16 @@ if TYPE_CHECKING:
 
 UP = gauge(
     "dshealthd_loopback_up",
-    "1 if the agent's connection to a listener of its own on 127.0.0.1 was made and "
-    "accepted, 0 if not.",
+    "1 if the agent could connect to its own listener on 127.0.0.1 and accept the connection, 0 if "
+    "not.",
 )
 DURATION = gauge(
     "dshealthd_loopback_connect_seconds",
-    "How long that connection took, from connect(2) to accept(2); left out if it failed.",
+    "Duration of that connection, from connect(2) to accept(2); absent if it failed.",
 )
 CONNECTIONS = counter(
     "dshealthd_loopback_connections_total",
-    "Attempts since the agent started, by how they ended; no_port means that no local port "
-    "was free.",
+    "Attempts since the agent started, by outcome; no_port means that no local port was free.",
     "outcome",
 )
 
@@ -74,16 +73,14 @@ class LoopbackOptions(CollectorOptions):
 
     deadline: Duration = option(
         "100ms",
-        "How long the connection may take. It takes some 50 µs; the agent waits for it.",
+        "How long the connection may take; usually 50 µs. The agent blocks on it.",
         minimum="10ms",
         maximum=1.0,
     )
 
 
 class Loopback(Collector):
-    """Opens a listener, connects to it, accepts, and closes all three so that nothing of them stays
-    in TIME_WAIT.
-    """
+    """Opens a listener, connects, accepts, and closes all three sockets without TIME_WAIT."""
 
     Options = LoopbackOptions
 
@@ -94,8 +91,7 @@ class Loopback(Collector):
     def collect(self) -> Iterator[Sample | Fault]:
         """Connect once over the loopback.
 
-        A connection that fails is a finding; SourceError if the agent itself has no descriptors
-        left.
+        A failed connection is a finding; SourceError if the agent itself is out of descriptors.
         """
         try:
             duration = self._connect()
@@ -114,7 +110,7 @@ class Loopback(Collector):
     def _connect(self) -> float:
         """Return the seconds from connect to accept over the loopback.
 
-        Raises OSError, TimeoutError past the deadline.
+        Raises OSError; TimeoutError past the deadline.
         """
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(_socket())
@@ -133,7 +129,7 @@ class Loopback(Collector):
                 self._wait(listener, select.POLLIN, end)
                 accepted, address = listener.accept()
                 _reset_on_close(stack.enter_context(accepted))
-                # Nobody else knows of this port, but anybody may try it.
+                # No other process knows this port, but any may try it.
                 if address == client.getsockname():
                     return self.context.monotonic() - started
 
@@ -153,7 +149,7 @@ def _socket() -> socket.socket:
 
 
 def _reset_on_close(connection: socket.socket) -> None:
-    """Have close(2) reset the loopback connection instead of leaving one end of it in TIME_WAIT."""
+    """Make close(2) reset the loopback connection, so that neither end stays in TIME_WAIT."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
 
@@ -161,7 +157,7 @@ def _bind(listener: socket.socket) -> None:
     try:
         listener.bind((ADDRESS, 0))
     except OSError as error:
-        # Of an address to bind to, it says that the interface is down.
+        # From bind(2), this error means that the interface is down.
         if error.errno == errno.EADDRNOTAVAIL:
             raise OSError(errno.ENETDOWN, os.strerror(errno.ENETDOWN)) from error
         raise

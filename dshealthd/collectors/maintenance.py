@@ -1,7 +1,7 @@
-"""Maintenance of this node: planned work, until its end or until it is called off.
+"""Maintenance of this node: planned work, until its end time or until it is cancelled.
 
-Set by `dshealthd maintenance on`, or by Slurm's health check where the node is drained by an
-operator. Root and the agent's own user may set it, as no other user may write to `path.state`.
+Set by `dshealthd maintenance on`, or by Slurm's health check when an operator drains the node. Only
+root and the agent's own user may set it, as no other user may write to `path.state`.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ if TYPE_CHECKING:
 ACTIVE = gauge("dshealthd_maintenance", "1 while the node is in maintenance, else 0.")
 END = gauge(
     "dshealthd_maintenance_end_timestamp_seconds",
-    "Unix time at which the maintenance ends by itself; absent where there is none.",
+    "Unix time at which the maintenance ends by itself; absent outside maintenance.",
 )
 BEGIN = gauge(
     "dshealthd_maintenance_begin_timestamp_seconds",
-    "Unix time at which the maintenance began; absent where there is none.",
+    "Unix time at which the maintenance began; absent outside maintenance.",
 )
 INFO = gauge(
     "dshealthd_maintenance_info",
-    "1 for each source of the maintenance: operator or slurm. reason: what it says, in at most "
-    "80 characters.",
+    "1 for each source of the maintenance: operator or slurm. reason is the source's own text, at "
+    "most 80 characters.",
     "source",
     "reason",
 )
 
 
 class MaintenanceCollector(Collector):
-    """Reads the files of all sources, in a worker, as their disk can hang."""
+    """Reads the files of all sources; in a worker, as their disk can hang."""
 
     worker = Worker.STORAGE
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield whether the node is in maintenance.
 
-        A file that cannot be read or understood makes it unknown, unless another one says so.
+        A file that cannot be read or parsed makes this unknown, unless another one declares it.
         """
         directory = self.context.state
         if directory is None:
-            message = "no state is read for a single collection"
+            message = "a single collection reads no state"
             raise NotAvailable(message)
         if (fault := self.context.entering(str(directory))) is not None:
             yield fault

@@ -22,23 +22,23 @@ AVAILABLE = gauge(
 )
 SHARED = gauge(
     "dshealthd_memory_shared_bytes",
-    "Memory in tmpfs and shared segments, /dev/shm among them; Shmem.",
+    "Memory in tmpfs, including /dev/shm, and shared segments; Shmem.",
 )
 LOCKED = gauge(
     "dshealthd_memory_locked_bytes",
-    "Memory locked with mlock(2); Mlocked. Memory pinned by drivers is not counted in it.",
+    "Memory locked with mlock(2), without memory pinned by drivers; Mlocked.",
 )
 SWAP_TOTAL = gauge("dshealthd_swap_total_bytes", "Swap space; SwapTotal.")
 SWAP_FREE = gauge("dshealthd_swap_free_bytes", "Unused swap space; SwapFree.")
 HUGE_TOTAL = gauge(
-    "dshealthd_huge_pages", "Huge pages of the default size that are reserved; HugePages_Total."
+    "dshealthd_huge_pages", "Reserved huge pages of the default size; HugePages_Total."
 )
 HUGE_FREE = gauge(
-    "dshealthd_huge_pages_free", "Huge pages of the default size not in use; HugePages_Free."
+    "dshealthd_huge_pages_free", "Unused huge pages of the default size; HugePages_Free."
 )
 OOM_KILLS = counter(
     "dshealthd_oom_kills_total",
-    "Processes killed by the OOM killer since boot, cgroup limits included; oom_kill of "
+    "Processes killed by the OOM killer since boot, including for cgroup limits; oom_kill of "
     "/proc/vmstat.",
 )
 
@@ -55,7 +55,7 @@ _FIELDS = {
 
 
 def parse_meminfo(text: str) -> Mapping[str, int]:
-    """Return the fields of `/proc/meminfo`, in bytes where they have a unit, else as counts.
+    """Return the fields of `/proc/meminfo`: bytes if they have a unit, else counts.
 
     ValueError if malformed.
     """
@@ -76,7 +76,7 @@ class HostMemory(Collector):
     """Reads two files; cannot hang."""
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the host's memory and OOM kills; a field that the kernel lacks is left out."""
+        """Yield the host's memory and OOM kills, leaving out fields that the kernel lacks."""
         yield from read_parts({"meminfo": self._meminfo, "vmstat": self._vmstat})
 
     def _meminfo(self) -> Iterator[Sample]:
@@ -93,7 +93,7 @@ class HostMemory(Collector):
     def _parsed(self, file: str, parse: Callable[[str], Mapping[str, int]]) -> Mapping[str, int]:
         """Return the fields of `/proc/meminfo` or `/proc/vmstat`.
 
-        SourceError names the file if it makes no sense.
+        SourceError, which names the file, if it is malformed.
         """
         place = self.host.proc(file)
         try:

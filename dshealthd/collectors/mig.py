@@ -1,4 +1,4 @@
-"""MIG devices, from NVML: the parts that a GPU is divided into, and their memory."""
+"""MIG devices, from NVML: the partitions of a GPU, and their memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _ID = ("gpu", "uuid", "mig_uuid")
 INFO = gauge(
     "dshealthd_mig_device_info",
-    "1; a MIG device of the GPU: its instance, and its profile such as 1g.10gb.",
+    "1; identity of a MIG device: its GPU instance, and its profile such as 1g.10gb.",
     *_ID,
     "gpu_instance",
     "profile",
@@ -27,10 +27,10 @@ TOTAL = gauge("dshealthd_mig_memory_total_bytes", "Memory of the MIG device.", *
 
 
 class Mig(GpuCollector):
-    """Asks GPUs that are divided for their parts, the others only whether they are."""
+    """Reads the MIG devices of GPUs in MIG mode; of the others, only the mode."""
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
-        """Yield the MIG devices; their order and number may change between two sweeps."""
+        """Yield the MIG devices; their order and number may change between sweeps."""
         current, _ = device.ask("nvmlDeviceGetMigMode") or (0, 0)
         if current != 1:
             return

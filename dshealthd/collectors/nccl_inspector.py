@@ -1,10 +1,10 @@
-"""Bandwidth and time of a job's own NCCL operations, from the files that NCCL's Inspector plugin
-writes for Prometheus.
+"""Bandwidth and duration of a job's own NCCL operations, from the Prometheus files of NCCL's
+Inspector plugin.
 
-A job writes them where it runs with NCCL_PROFILER_PLUGIN, NCCL_INSPECTOR_ENABLE=1,
-NCCL_INSPECTOR_PROM_DUMP=1 and a dump interval. They are found by the NCCL_INSPECTOR_DUMP_DIR of
-training processes and in the configured directories. The format is read from the source of NCCL
-2.29.3 to 2.30.7; no file of a real NCCL has been taken in yet.
+A job writes them if it runs with NCCL_PROFILER_PLUGIN, NCCL_INSPECTOR_ENABLE=1,
+NCCL_INSPECTOR_PROM_DUMP=1 and a dump interval. They are found through NCCL_INSPECTOR_DUMP_DIR of
+training processes and in the configured directories. The format follows the source of NCCL 2.29.3
+to 2.30.7; it has not been tested with files of a real NCCL.
 """
 
 from __future__ import annotations
@@ -45,43 +45,41 @@ if TYPE_CHECKING:
 _LABELS = ("job", "uuid", "operation", "size", "nodes", "message")
 BANDWIDTH = gauge(
     "dshealthd_job_nccl_bus_bandwidth_bytes_per_second",
-    "Bus bandwidth of the job's operations on this GPU since the dump before, as nccl-tests "
-    "counts it: geometric mean over its "
-    "communicators of this size (ranks) and nodes, over algorithms and messages of this "
-    "class. Job is unknown where nothing tells it.",
+    "Bus bandwidth of the job's operations on this GPU since the previous dump, as defined by "
+    "nccl-tests: geometric mean over its communicators of this size (ranks) and nodes, and over "
+    "algorithms and messages of this class. job is unknown if it cannot be determined.",
     *_LABELS,
 )
 SECONDS = gauge(
     "dshealthd_job_nccl_operation_seconds",
-    "How long one operation took, waiting for other ranks included: arithmetic mean over the same.",
+    "Duration of one operation, including waiting for other ranks: arithmetic mean over the same.",
     *_LABELS,
 )
 WRITTEN = gauge(
     "dshealthd_job_nccl_inspector_written_timestamp_seconds",
-    "Unix time at which the file of this GPU was last written.",
+    "Unix time of the last write of this GPU's file.",
     "job",
     "uuid",
 )
 FILES = gauge(
     "dshealthd_nccl_inspector_files",
-    "Files of the Inspector, by what became of them at the last collection: taken; or "
-    "dropped as stale (older than max_age), elsewhere "
-    "(another node's), foreign (owner), irregular (link, FIFO), too_large, unreadable, "
-    "left_out (more than max_files).",
+    "Inspector files by outcome of the last collection: taken; or dropped as stale (older than "
+    "max_age), elsewhere (another node's), foreign (wrong owner), irregular (link, FIFO), "
+    "too_large, unreadable, left_out (more than max_files).",
     "state",
 )
 MALFORMED = gauge(
     "dshealthd_nccl_inspector_malformed_lines",
-    "Lines of the files taken that are not the Inspector's; they are left out.",
+    "Lines in the accepted files that are not in the Inspector's format; they are ignored.",
 )
 LEFT_OUT = gauge(
     "dshealthd_nccl_inspector_operations_left_out",
-    "Operations that are not shown, as there are more than max_operations.",
+    "Operations without series because there are more than max_operations.",
 )
 
 VARIABLE = "NCCL_INSPECTOR_DUMP_DIR"
 MAX_DIRECTORIES = 32
-"""Directories that processes name and that are looked into."""
+"""Most directories named by processes that are read."""
 _UUID = re.compile(r"^GPU UUID:\s+(GPU-[0-9a-f-]{36})$", re.MULTILINE)
 
 
@@ -90,48 +88,48 @@ class NcclInspectorOptions(CollectorOptions):
     """Options of this collector."""
 
     interval: Duration = option(
-        "15s", "Time from one look to the next; the plugin writes every 30 s at most.", minimum="1s"
+        "15s", "Time between looks; the plugin writes at most every 30 s.", minimum="1s"
     )
     deadline: Duration = option(
-        "5s", "How long one directory or file may take before it is given up.", minimum="10ms"
+        "5s", "How long one directory or file may take before it times out.", minimum="10ms"
     )
     directories: tuple[str, ...] = option(
-        [], "Directories looked into beside those that jobs name, below path.rootfs."
+        [], "Directories to read besides those that jobs name, below path.rootfs."
     )
     max_age: Duration = option(
         "2m",
-        "Age beyond which a file is not taken; twice the dump interval of the jobs, and more.",
+        "Age above which a file is dropped; more than twice the jobs' dump interval.",
         minimum="31s",
     )
-    max_files: int = option(64, "Files that are read.", minimum=1, maximum=10_000)
+    max_files: int = option(64, "Most files that are read.", minimum=1, maximum=10_000)
     max_bytes: Bytes = option(
         Bytes(1 << 18),
-        "Length of a file beyond which it is not read; 24 KiB are usual.",
+        "Size above which a file is not read; 24 KiB is usual.",
         minimum=4096,
     )
-    max_operations: int = option(512, "Series of each metric.", minimum=1, maximum=10_000)
+    max_operations: int = option(512, "Most series of each metric.", minimum=1, maximum=10_000)
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield the options of NCCL's Inspector whose values cannot be used, and why."""
+        """Yield each invalid option of NCCL's Inspector, and why."""
         if any(not path.startswith("/") for path in self.directories):
             yield "directories", "must be absolute paths"
 
 
 class NcclInspector(Collector):
-    """Runs in the worker for paths, as a directory of a job may be on a file system that hangs."""
+    """Runs in the storage worker, as a job's directory may be on a hung file system."""
 
     worker = Worker.STORAGE
     Options = NcclInspectorOptions
 
     @classmethod
     def absent(cls, options: NcclInspectorOptions, host: Host) -> str | None:  # noqa: ARG003 - as every collector
-        """Say that there is no driver that NCCL, whose Inspector writes, could use."""
+        """Return why the collector is absent if there is no driver that NCCL could use."""
         places = (host.device("nvidiactl"), host.device("dxg"), host.sys("module/nvidia"))
         return None if any(map(os.path.exists, places)) else "no NVIDIA driver, and so no NCCL"
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what the Inspector's files tell; one that is not taken is counted, a directory that
-        cannot be read is a fault.
+        """Yield the numbers in the Inspector's files; a dropped file is counted, an unreadable
+        directory is a fault.
         """
         jobs: dict[int, set[str]] = defaultdict(set)
         directories = Directories()
@@ -141,7 +139,10 @@ class NcclInspector(Collector):
             faults = [*self._named(directories, jobs), *self._configured(directories, jobs)]
             yield from faults
             if not directories and not faults:
-                message = f"no training process names a directory that is there by {VARIABLE}, and none is configured"
+                message = (
+                    f"no training process has {VARIABLE} set to an existing directory, and no "
+                    "directory is configured"
+                )
                 raise NotAvailable(message)
             uuids = self._uuids() if directories else frozenset[str]()
             files = yield from self._list(directories, uuids, states)
@@ -151,7 +152,7 @@ class NcclInspector(Collector):
                     and (file := self._read(directory, name, states)) is not None
                 ):
                     content = parse(file.text)
-                    # In a directory that nodes share. A host name is the second choice, as a
+                    # In a directory that nodes share. The host name is only a fallback, as a
                     # container has its own.
                     if not uuids and os.uname().nodename not in {
                         operation.node for operation in content.operations
@@ -172,8 +173,8 @@ class NcclInspector(Collector):
         yield from self._samples(taken)
 
     def _named(self, directories: Directories, jobs: dict[int, set[str]]) -> Iterator[Fault]:
-        """Open the Inspector's directories that training processes name, each seen as the process
-        sees it, and note whose jobs there are.
+        """Open the Inspector's directories that training processes name, as each process sees them,
+        and note the jobs of each user.
         """
         seen: set[tuple[object, str]] = set()
         for process in self.context.shared(ProcessTable).refresh():
@@ -195,7 +196,7 @@ class NcclInspector(Collector):
                         continue
                     directory = directories.add(root.open_directory(path), part)
             except OSError as error:
-                # The process has gone, or nothing is written yet.
+                # The process has ended, or nothing is written yet.
                 if error.errno not in (errno.ENOENT, errno.ESRCH):
                     yield Fault(part, os_reason(error), str(error))
                 continue
@@ -208,8 +209,10 @@ class NcclInspector(Collector):
     def _configured(
         self, directories: Directories, jobs: Mapping[int, set[str]]
     ) -> Iterator[Fault]:
-        """Open the Inspector's directories that the collector's options name, in which those who
-        train may write, and those to whom the directory or the node belongs.
+        """Open the Inspector's directories from the options.
+
+        Files there may belong to a user with training jobs, the directory's owner, the agent or
+        root.
         """
         for path in self.options.directories:
             part = f"inspector {path}"
@@ -225,7 +228,7 @@ class NcclInspector(Collector):
             directories.add(descriptor, part).owners |= {owner, os.geteuid(), 0, *jobs}
 
     def _uuids(self) -> frozenset[str]:
-        """Return the UUIDs of this node's GPUs, which Inspector files name; none if unknown."""
+        """Return the UUIDs of this node's GPUs, which Inspector files name; empty if unknown."""
         place = self.host.proc("driver/nvidia/gpus")
         try:
             texts = [read(f"{place}/{slot}/information", 4096) for slot in os.listdir(place)]
@@ -236,9 +239,7 @@ class NcclInspector(Collector):
     def _list(
         self, directories: Directories, uuids: Collection[str], states: Counter[InspectorFileState]
     ) -> Generator[Fault, None, list[tuple[Directory, str]]]:
-        """Return the Inspector's files of this node's GPUs by their names, and count those that are
-        known to be of others.
-        """
+        """Return the Inspector's files that, by name, are of this node's GPUs; count the others."""
         found = []
         for directory in directories.values():
             if (fault := self.context.entering(directory.part)) is not None:
@@ -261,7 +262,7 @@ class NcclInspector(Collector):
     def _read(
         self, directory: Directory, name: str, states: Counter[InspectorFileState]
     ) -> File | None:
-        """Return an Inspector file if it may be taken, and count it if not."""
+        """Return an Inspector file if it is acceptable; otherwise count it."""
         now, age = self.context.wall(), self.options.max_age
         try:
             return inspector_files.read(
@@ -281,7 +282,7 @@ class NcclInspector(Collector):
         return None
 
     def _samples(self, taken: list[tuple[str, File, Content]]) -> Iterator[Sample]:
-        """Yield the numbers of the Inspector, of each operation those written last."""
+        """Yield the Inspector's numbers, the most recently written for each operation."""
         written: dict[tuple[str, str], float] = {}
         shown: dict[tuple[str, str, str, str, str, str], Figures] = {}
         for job, file, content in sorted(taken, key=lambda entry: entry[1].written, reverse=True):
@@ -309,9 +310,9 @@ class NcclInspector(Collector):
 
 
 def _job(content: Content, named: set[str], users: set[str]) -> str:
-    """Return the job that an Inspector file is of: the one it names, if its owner has that.
+    """Return the job of an Inspector file: the one that it names, if its owner has that job.
 
-    Else the only one of its directory, or of its owner.
+    Else the only job of its directory, or of its owner.
     """
     for job in {f"slurm-{operation.job}" for operation in content.operations if operation.job}:
         if job in users:
@@ -323,8 +324,8 @@ def _job(content: Content, named: set[str], users: set[str]) -> str:
 
 
 def _rank(operation: Operation) -> tuple[int, str, str]:
-    """Return where an NCCL operation stands where there is no room for all.
+    """Return the sort key by which NCCL operations get the limited series.
 
-    Those of large communicators first.
+    Large communicators come first.
     """
     return -int(operation.ranks), operation.name, operation.message

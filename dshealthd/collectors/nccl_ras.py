@@ -1,14 +1,14 @@
-"""What NCCL's RAS answers for the jobs of which this node has rank 0.
+"""Answers of NCCL's RAS for the jobs whose rank 0 is on this node.
 
-Ranks that are missing, operations launched, errors; asked of one node per job.
+Missing ranks, operations launched, errors; queried from one node per job.
 
-That node is the one with rank 0, by the environment of its processes, and it stays the one for as
-long as the job has processes there. Where rank 0 cannot be seen (another user's, without
-privileges; gone before the agent started) nobody asks, and every node says so by the state
-`elsewhere`. A job in a network namespace of its own cannot be asked from outside.
+That node is the one with rank 0, according to the environment of its processes, for as long as the
+job has processes there. If rank 0 cannot be seen (another user's, without privileges; gone before
+the agent started), no node queries the job, and every node reports the state `elsewhere`. A job in
+its own network namespace cannot be queried from outside.
 
-A query can crash the training with some releases of NCCL, so that a job is asked only where all
-that its processes have mapped is known to be safe (`dshealthd.jobs.ras.policy`).
+A query can crash training with some NCCL releases, so a job is queried only if every NCCL that its
+processes have mapped is known to be safe (`dshealthd.jobs.ras.policy`).
 """
 
 from __future__ import annotations
@@ -52,28 +52,27 @@ if TYPE_CHECKING:
 
 STATE = gauge(
     "dshealthd_job_nccl_ras_state",
-    "1 for what became of the last query of NCCL's RAS: answered; split (its parts take each other "
-    "for dead, as after a stop of more than a minute; the job may be well, and nothing that "
-    "they say "
-    "is shown until it restarts); failed; no_listener (no RAS yet); "
-    "stranger (a process of another job has the address); disabled (NCCL_RAS_ENABLE); namespace "
-    "(the job's network is not the agent's); elsewhere (this node is not the one that asks: it "
-    "shows no rank 0). Not asked: not_loaded (no process of the job has mapped NCCL, so far); "
-    "release_without_ras (before 2.24); unsafe_release (2.26 to 2.28.6, whose answer can crash the "
-    "job); unsafe_on_ipv6 (2.28.7 to 2.28.9 with an IPv6 bootstrap network); unknown_release (see "
-    "ask_unknown_releases); implausible (an answer could not be true; until the job restarts).",
+    "1 for the outcome of the last query of NCCL's RAS: answered; split (its parts consider each "
+    "other dead, as after a stop of more than a minute; the job may be healthy, and its answers "
+    "are ignored until it restarts); failed; no_listener (no RAS yet); stranger (a process of "
+    "another job has the address); disabled (NCCL_RAS_ENABLE); namespace (the job's network is "
+    "not the agent's); elsewhere (this node sees no rank 0 of the job, so it does not query). Not "
+    "queried: not_loaded (no process of the job has mapped NCCL yet); release_without_ras (before "
+    "2.24); unsafe_release (2.26 to 2.28.6: answering can crash the job); unsafe_on_ipv6 (2.28.7 "
+    "to 2.28.9 with an IPv6 bootstrap network); unknown_release (see ask_unknown_releases); "
+    "implausible (an answer was impossible; until the job restarts).",
     "job",
     "state",
 )
 IMPLAUSIBLE = counter(
     "dshealthd_job_nccl_ras_implausible_answers_total",
-    "Answers of the job's RAS that cannot be true, such as a communicator of size 0 or with more "
-    "ranks than the job. The first one ends the queries of the job, until it restarts.",
+    "Impossible answers of the job's RAS, such as a communicator of size 0 or with more ranks than "
+    "the job. After the first one the job is not queried until it restarts.",
     "job",
 )
 INFO = gauge(
     "dshealthd_job_nccl_info",
-    "1 with the version of NCCL that answers for the job.",
+    "1; version of the NCCL that answers for the job.",
     "job",
     "version",
 )
@@ -84,50 +83,48 @@ ANSWERED = gauge(
 )
 TIMEOUTS = gauge(
     "dshealthd_job_nccl_ras_timeouts",
-    "Links of RAS's own network that timed out while it collected the last answer.",
+    "Links of the RAS network that timed out while it collected the last answer.",
     "job",
 )
 COMMUNICATORS = gauge(
     "dshealthd_job_nccl_communicators",
-    "Communicators of the job, by how many ranks they are made of.",
+    "Communicators of the job, by number of ranks.",
     "job",
     "size",
 )
 COMPARED = gauge(
     "dshealthd_job_nccl_communicators_compared",
-    "Communicators whose counts can be compared with those of the answer before. Of NCCL "
-    "before 2.28.7 those alone whose ranks differ.",
+    "Communicators whose counts can be compared with the previous answer's. Before NCCL 2.28.7, "
+    "only those whose ranks differ.",
     "job",
     "size",
 )
 MOVING = gauge(
     "dshealthd_job_nccl_communicators_moving",
-    "Of those compared, the ones in which a rank has launched more since.",
+    "Compared communicators in which a rank has launched operations since the previous answer.",
     "job",
     "size",
 )
 RANKS = gauge(
     "dshealthd_job_nccl_ranks",
     "Ranks of these communicators by state: init, running, finalize, abort, not_member (its "
-    "process knows nothing of the communicator: "
-    "not yet or no longer), unresponsive, dead (given up after a minute). A process counts "
-    "once for each communicator. Absent is none.",
+    "process does not know the communicator, not yet or not any more), unresponsive, dead (after "
+    "a minute without response). A process counts once per communicator. Absent means none.",
     "job",
     "size",
     "state",
 )
 PROCESSES = gauge(
     "dshealthd_job_nccl_processes_missing",
-    "Processes of the job that are unresponsive or dead to RAS.",
+    "Processes of the job that RAS considers unresponsive or dead.",
     "job",
     "state",
 )
 LAUNCHED = gauge(
     "dshealthd_job_nccl_operations_launched",
-    "Operations launched, not completed, by the rank with the least and the one with the "
-    "most, in the communicator of this size where they "
-    "are furthest apart; which one that is may change. Before NCCL 2.28.7 known where ranks "
-    "differ, alone.",
+    "Operations launched (not completed) by the rank with the fewest and the rank with the most, "
+    "in the communicator of this size where they are furthest apart, which may change. Before "
+    "NCCL 2.28.7, known only where ranks differ.",
     "job",
     "size",
     "operation",
@@ -135,7 +132,7 @@ LAUNCHED = gauge(
 )
 ERRORS = gauge(
     "dshealthd_job_nccl_ranks_failed",
-    "Ranks with an error in init or, asynchronously, later. Absent is none.",
+    "Ranks with an error during init or a later asynchronous one. Absent means none.",
     "job",
     "size",
     "kind",
@@ -143,24 +140,23 @@ ERRORS = gauge(
 )
 PROGRESS = gauge(
     "dshealthd_job_nccl_progress_timestamp_seconds",
-    "Unix time of the last answer in which any rank had launched operations since the "
-    "previous one; absent until that is seen.",
+    "Unix time of the last answer in which any rank had launched operations since the previous "
+    "answer; absent until the first such answer.",
     "job",
 )
 IDLE = gauge(
     "dshealthd_job_nccl_answers_without_progress",
-    "Answers in a row in which no rank had launched anything since the previous one; absent "
-    "where answers cannot be compared. An operation "
-    "that hangs on the GPU is launched, and so are those queued behind it: this alone does "
-    "not prove a hang, nor 0 that there is none.",
+    "Consecutive answers in which no rank had launched anything since the previous answer; absent "
+    "if answers cannot be compared. An operation hung on the GPU counts as launched, as do those "
+    "queued behind it: a high value alone does not prove a hang, nor does 0 rule one out.",
     "job",
 )
 LAG = gauge(
     "dshealthd_job_nccl_rank_operations_behind",
-    "By how many operations a rank is behind, in a communicator without progress; at most 8 ranks "
-    "a job. Rank is the number among all ranks where a communicator of WORLD_SIZE tells it, and "
-    "unclear where NCCL (2.24, 2.25) does not name who is; host is an address on NCCL's bootstrap "
-    "network, gpu NVML's index there.",
+    "Number of operations by which a rank is behind in a communicator without progress; at most 8 "
+    "ranks per job. rank is the global rank if a communicator of WORLD_SIZE reveals it, and "
+    "unclear if NCCL (2.24, 2.25) does not name the rank; host is an address on NCCL's bootstrap "
+    "network, gpu is NVML's index there.",
     "job",
     "rank",
     "host",
@@ -169,9 +165,9 @@ LAG = gauge(
 )
 TROUBLE = gauge(
     "dshealthd_job_nccl_rank_trouble_info",
-    "1 for a rank that is dead, unresponsive or has an error; at most 8 a job, the dead "
-    "first. remote_error is a rank that lost its connection to another, which is the one to look "
-    "at. Labels as for a rank that is behind.",
+    "1 for a rank that is dead, unresponsive or has an error; at most 8 per job, dead ones first. "
+    "remote_error marks a rank that lost its connection to another rank: check that other rank. "
+    "Labels as for dshealthd_job_nccl_rank_operations_behind.",
     "job",
     "rank",
     "host",
@@ -180,14 +176,14 @@ TROUBLE = gauge(
 )
 LEFT_OUT = gauge(
     "dshealthd_job_nccl_jobs_left_out",
-    "Training jobs on this node that are not asked, as there are more than max_jobs.",
+    "Training jobs on this node that are not queried because there are more than max_jobs.",
 )
 
 
 class NcclRas(Collector):
-    """Asks all jobs side by side, so that one that hangs costs the others nothing.
+    """Queries all jobs concurrently, so that a hung one does not delay the others.
 
-    In a worker of its own, which may wait.
+    Runs in a worker of its own, which may wait.
     """
 
     worker = Worker.JOBS
@@ -195,19 +191,19 @@ class NcclRas(Collector):
     Options = NcclRasOptions
 
     def __init__(self, options: NcclRasOptions, context: Context) -> None:
-        """Ask nobody yet."""
+        """Start with no known jobs."""
         super().__init__(options, context)
         self._jobs: dict[str, WatchedJob] = {}
         self._releases = MappedReleases()
 
     @classmethod
     def absent(cls, options: NcclRasOptions, host: Host) -> str | None:  # noqa: ARG003 - as every collector
-        """Say that there is no driver that NCCL, and so its RAS, could use."""
+        """Return why the collector is absent if there is no driver that NCCL could use."""
         places = (host.device("nvidiactl"), host.device("dxg"), host.sys("module/nvidia"))
         return None if any(map(os.path.exists, places)) else "no NVIDIA driver, and so no NCCL"
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Ask the RAS of each job of which this node has rank 0.
+        """Query the RAS of each job whose rank 0 is on this node.
 
         A job that does not answer is a fault, and its numbers are absent.
         """
@@ -242,7 +238,7 @@ class NcclRas(Collector):
     def _prepare(
         self, job: str, members: list[TrainingProcess]
     ) -> Query | tuple[str, Fault | None] | None:
-        """Return the RAS query of a job, or why there is none; None where it is not due yet."""
+        """Return the RAS query of a job, or why there is none; None if it is not due yet."""
         first = next((process for process in members if process.launch.rank == 0), None)
         if first is None and job not in self._jobs:
             return "elsewhere", None
@@ -260,8 +256,10 @@ class NcclRas(Collector):
         return self._question(job, known, members, process, now)
 
     def _due(self, job: str, known: WatchedJob, now: float) -> bool:
-        """Tell whether to ask a job's RAS now. News brings forward the queries of those alone that
-        it concerns: all jobs of the node, where its hardware had an error.
+        """Return whether to query a job's RAS now.
+
+        News brings forward only the queries of the jobs it concerns: all jobs of the node for a
+        hardware error.
         """
         heard = {about for _, about in self.context.heard}
         if "" in heard:
@@ -280,7 +278,7 @@ class NcclRas(Collector):
         process: TrainingProcess,
         now: float,
     ) -> Query | tuple[str, Fault | None]:
-        """Return the RAS query of a job that is due, or why it may not be asked."""
+        """Return the RAS query of a job that is due, or why it may not be queried."""
         loaded = question.look(self.host, map(_member, members), self._releases)
         pids = frozenset(loaded.pids)
         starts = frozenset((found.pid, found.start) for found in members if found.pid in pids)
@@ -314,15 +312,15 @@ class NcclRas(Collector):
             return "failed", Fault(f"job {job}", Reason.NOT_FOUND, str(error))
 
     def _foreign_network(self, pid: int) -> bool:
-        """Tell whether a process's RAS is known to be in another network namespace."""
+        """Return whether a process's RAS is known to be in another network namespace."""
         try:
             theirs, ours = os.stat(self.host.proc(f"{pid}/ns/net")), os.stat("/proc/self/ns/net")
         except OSError:
-            return False  # who answers is checked in any case
+            return False  # the process that answers is checked in any case
         return (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino)
 
     def _report(self, job: str, query: Query, world_size: int | None) -> Iterator[Sample | Fault]:
-        """Yield what came of a RAS query; what was known before stays true, by its time."""
+        """Yield the outcome of a RAS query, and what is still known from earlier answers."""
         known, outcome = self._jobs[job], query.outcome
         known.responder = query.responder
         if isinstance(outcome, NoListener | Stranger):
@@ -331,7 +329,7 @@ class NcclRas(Collector):
             yield STATE(1, job, "failed")
             yield Fault(f"job {job}", outcome.reason, outcome.detail)
         elif isinstance(outcome, RasAnswer):
-            # To read it may take long, or more memory than there is.
+            # Parsing it may take long, or exhaust the memory.
             self.context.entering(f"job {job}")
             try:
                 status = self._believed(known, outcome, world_size)
@@ -357,7 +355,7 @@ class NcclRas(Collector):
             yield IDLE(progress.idle, job)
 
     def _believed(self, known: WatchedJob, answer: RasAnswer, world_size: int | None) -> Status:
-        """Return what a RAS answer says. Raises MalformedAnswer, ImpossibleAnswer."""
+        """Return the parsed RAS answer if plausible. Raises MalformedAnswer, ImpossibleAnswer."""
         status = question.read(answer)
         form = policy.Form.JSON if answer.json else policy.Form.TEXT
         versions = known.loaded.versions if known.loaded is not None else frozenset()
@@ -372,7 +370,7 @@ def _member(process: TrainingProcess) -> JobProcess:
 
 
 def _world_size(members: list[TrainingProcess]) -> int | None:
-    """Return the largest world size that a process of the job says."""
+    """Return the largest world size in the environments of the job's processes."""
     return max((size for found in members if (size := found.launch.world_size)), default=None)
 
 

@@ -2,9 +2,9 @@
 
 From `/proc/net/dev` and `/sys/class/net`.
 
-An interface counts when it has hardware below it (a `device` link; virtual functions seen from
-their host do not count) or is a bond. Loopback, bridges, veth pairs, tunnels and VLANs are left
-out, and with them what containers bring and take away.
+An interface counts if it has hardware (a `device` link; virtual functions seen from their host do
+not count) or is a bond. Loopback, bridges, veth pairs, tunnels and VLANs are left out, and with
+them the interfaces that come and go with containers.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 UP = gauge(
     "dshealthd_network_up",
-    "1 if the interface is operational (operstate up), 0 if not; absent where its driver "
-    "does not say.",
+    "1 if the interface is operational (operstate up), 0 if not; absent if its driver does not "
+    "report it.",
     "device",
 )
 STATE = gauge(
     "dshealthd_network_state",
-    "1 for the state that the interface is in, by RFC 2863: up, down, dormant, testing, "
-    "lowerlayerdown, notpresent, unknown.",
+    "1 for the interface's RFC 2863 state: up, down, dormant, testing, lowerlayerdown, notpresent, "
+    "unknown.",
     "device",
     "state",
 )
@@ -57,21 +57,21 @@ SPEED = gauge(
 )
 MTU = gauge(
     "dshealthd_network_mtu_bytes",
-    "Largest packet that the interface sends, without link-layer header.",
+    "Largest packet that the interface can send, without the link-layer header.",
     "device",
 )
 CARRIER_CHANGES = counter(
     "dshealthd_network_carrier_changes_total",
-    "Times the carrier came or went; a flap is two.",
+    "Carrier changes, up or down; a flap counts as two.",
     "device",
 )
 RECEIVE_BYTES = counter(
     "dshealthd_network_receive_bytes_total",
-    "Bytes received; not those that RDMA moves past the kernel.",
+    "Bytes received, without RDMA traffic, which bypasses the kernel.",
     "device",
 )
 RECEIVE_PACKETS = counter(
-    "dshealthd_network_receive_packets_total", "Packets received; not those of RDMA.", "device"
+    "dshealthd_network_receive_packets_total", "Packets received, without RDMA.", "device"
 )
 RECEIVE_ERRORS = counter(
     "dshealthd_network_receive_errors_total",
@@ -80,16 +80,16 @@ RECEIVE_ERRORS = counter(
 )
 RECEIVE_DROPS = counter(
     "dshealthd_network_receive_drops_total",
-    "Packets dropped or missed for lack of buffers.",
+    "Received packets dropped or missed for lack of buffers.",
     "device",
 )
 TRANSMIT_BYTES = counter(
     "dshealthd_network_transmit_bytes_total",
-    "Bytes sent; not those that RDMA moves past the kernel.",
+    "Bytes sent, without RDMA traffic, which bypasses the kernel.",
     "device",
 )
 TRANSMIT_PACKETS = counter(
-    "dshealthd_network_transmit_packets_total", "Packets sent; not those of RDMA.", "device"
+    "dshealthd_network_transmit_packets_total", "Packets sent, without RDMA.", "device"
 )
 TRANSMIT_ERRORS = counter(
     "dshealthd_network_transmit_errors_total",
@@ -118,19 +118,19 @@ _COLUMNS = {
     TRANSMIT_ERRORS: 10,
     TRANSMIT_DROPS: 11,
 }
-"""Where each is in a line of `/proc/net/dev`."""
+"""Column of each metric in a line of `/proc/net/dev`."""
 _ALL_COLUMNS = 16
 _STATES = frozenset({"up", "down", "dormant", "testing", "lowerlayerdown", "notpresent", "unknown"})
 _NO_SPEED = frozenset({errno.EINVAL, errno.EOPNOTSUPP})
-"""The answers of an interface that just lost its carrier, and of a driver that knows no speed."""
+"""Errors of an interface that just lost its carrier, and of a driver without a speed."""
 _MAX_SPEED = (1 << 31) - 1
-"""Mb/s; above it is -1 as an unsigned number, which some kernels write for "unknown"."""
+"""Mb/s; some kernels write -1 as an unsigned number for "unknown"."""
 
 
 def parse_net_dev(text: str) -> dict[str, str]:
-    """Return the lines of `/proc/net/dev` by interface, their columns not yet taken apart.
+    """Return the lines of `/proc/net/dev` by interface, unparsed.
 
-    Most may be of no interest.
+    Most interfaces may not be wanted.
     """
     lines = (line.partition(":") for line in text.splitlines()[2:])
     return {name.strip(): columns for name, _, columns in lines}
@@ -146,9 +146,9 @@ def parse_columns(text: str) -> list[int]:
 
 
 def speed_of(megabits: int) -> float | None:
-    """Return a network interface's bytes per second from what its file `speed` holds.
+    """Return a network interface's speed in bytes per second, given Mb/s from its file `speed`.
 
-    None for the numbers that mean unknown.
+    None for the values that mean unknown.
     """
     return megabits * 1e6 / 8 if 0 < megabits <= _MAX_SPEED else None
 
@@ -158,15 +158,15 @@ class NetworkOptions(CollectorOptions):
     """Options of this collector."""
 
     include: tuple[str, ...] = option(
-        [], 'Interfaces to take besides those with hardware, as shell patterns: "br-*".'
+        [], 'Interfaces to include besides those with hardware, as shell patterns: "br-*".'
     )
     exclude: tuple[str, ...] = option([], 'Interfaces to leave out, as shell patterns: "usb*".')
     speed_interval: Duration = option(
-        "1m", "How often to ask a driver for the speed of a link that did not change.", minimum="1s"
+        "1m", "How often to read the speed of a link whose carrier has not changed.", minimum="1s"
     )
 
     def wants(self, name: str, place: str) -> bool:
-        """Say whether a network interface, whose directory is `place`, is to be reported."""
+        """Return whether to report the network interface whose directory is `place`."""
         if any(fnmatchcase(name, pattern) for pattern in self.exclude):
             return False
         if any(fnmatchcase(name, pattern) for pattern in self.include):
@@ -178,42 +178,42 @@ class NetworkOptions(CollectorOptions):
 
 @dataclass(slots=True)
 class _Interface:
-    """What is remembered of an interface."""
+    """Cached facts about an interface."""
 
     info: Sample
     changes: int = -1
-    """Carrier changes when its speed was asked for."""
+    """Carrier changes when its speed was read."""
     asked: float = 0.0
-    """When that was, by the monotonic clock."""
+    """Monotonic time of that read."""
     speed: float | None = None
 
 
 class Network(Collector):
-    """Reads one file, and four small ones an interface.
+    """Reads one file, and four small ones per interface.
 
-    All but `speed` is known to the kernel, and read without a lock that a driver could hold.
-    `speed` waits for the lock of network configuration and asks the driver, which asks its
-    firmware; either can hang. So it is approached, in a worker; and as it changes only with the
-    carrier (a bond's with its members), it is read after a change of the carrier and otherwise once
-    a minute.
+    The kernel answers all but `speed` itself, without a lock that a driver could hold. `speed`
+    waits for the network configuration lock and queries the driver, which queries its firmware;
+    either can hang. So the worker enters a part before reading it. Speed changes only with the
+    carrier (a bond's with its members), so it is read after a carrier change and otherwise once a
+    minute.
     """
 
     Options = NetworkOptions
-    # it runs on every machine, while `fabric` is for those with InfiniBand; parts keep the two from
-    # each other
+    # it runs on every machine, whereas `fabric` is for those with InfiniBand; quarantine of parts
+    # isolates it from the worker's other collectors
     worker = Worker.STORAGE
 
     def __init__(self, options: Any, context: Context, reader: Callable[[str], str] = read) -> None:
-        """Keep how a file is read; nothing is read yet."""
+        """Keep the function that reads a file; nothing is read yet."""
         super().__init__(options, context)
         self._reader = reader
         self._interfaces: dict[str, _Interface | None] = {}
-        """By name; None for those that are left out, so that this is decided once."""
+        """By name; None for interfaces that are left out, so that this is decided only once."""
 
     @classmethod
     def absent(cls, options: Any, host: Host) -> str | None:
-        """Say so where there is no network interface to report, as in a container that has only one
-        end of a veth pair.
+        """Return why the collector is absent if there is no network interface to report, as in a
+        container with only one end of a veth pair.
         """
         root = host.sys(_CLASS)
         names = os.listdir(root) if os.path.isdir(root) else []
@@ -222,7 +222,7 @@ class Network(Collector):
         return f"{root} has no interface with hardware"
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what is known of each network interface; one that fails leaves the others alone."""
+        """Yield the samples of each network interface; a failing one does not affect the others."""
         place = self.host.proc("net/dev")
         lines = parse_net_dev(self._reader(place))
         for name in self._interfaces.keys() - lines.keys():
@@ -251,7 +251,7 @@ class Network(Collector):
             raise NotAvailable(message)
 
     def _known(self, name: str) -> _Interface | None:
-        """Return what is remembered of a network interface; None if it is to be left out."""
+        """Return the cached facts about a network interface; None if it is left out."""
         if name not in self._interfaces:
             place = self.host.sys(f"{_CLASS}/{name}")
             self._interfaces[name] = (
@@ -264,7 +264,7 @@ class Network(Collector):
         yield interface.info
         state = self._reader(f"{place}/operstate").strip()
         if state not in _STATES:
-            message = f"{place}/operstate: {state[:40]!r} is no state"
+            message = f"{place}/operstate: {state[:40]!r} is not a known state"
             raise ValueError(message)
         if state != "unknown":
             yield UP(float(state == "up"), name)
@@ -296,7 +296,7 @@ class Network(Collector):
 
 
 def _info(name: str, place: str) -> Sample:
-    """Return the description of a network interface, from where its links lead."""
+    """Return the description of a network interface, from the targets of its links."""
     device = f"{place}/device"
     if not os.path.lexists(device):
         return INFO(1, name, "", "bonding" if os.path.lexists(f"{place}/bonding") else "")

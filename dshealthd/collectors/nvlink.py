@@ -1,6 +1,6 @@
 """NVLinks of every GPU, from NVML.
 
-Whether each is up, its errors, the GPU's traffic over all of them, and the links to its CPU.
+State and errors of each link, the GPU's traffic over all links, and the links to its CPU.
 """
 
 from __future__ import annotations
@@ -25,41 +25,40 @@ if TYPE_CHECKING:
 _ID = ("gpu", "uuid")
 UP = gauge(
     "dshealthd_nvlink_up",
-    "1 if the link is active or asleep to save power, 0 if not; a link that is not wired is "
-    "0 as well.",
+    "1 if the link is active or asleep to save power, 0 if not; an unwired link is 0 too.",
     *_ID,
     "link",
 )
 ERRORS = counter(
     "dshealthd_nvlink_errors_total",
-    "Errors of a link, of the types that dshealthd_gpu_nvlink_errors_total sums up; only links that "
-    "have had any, unless collectors.nvlink.links is set.",
+    "Errors of a link by type, summed over links in dshealthd_gpu_nvlink_errors_total; only links "
+    "with errors, unless collectors.nvlink.links is set.",
     *_ID,
     *("link", "type"),
 )
 BER = gauge(
     "dshealthd_nvlink_effective_bit_error_ratio",
-    "Bit errors per bit after correction, of the GPU's worst link; NVLink 5.",
+    "Bit errors per bit after correction, on the GPU's worst link; NVLink 5.",
     *_ID,
 )
 SYMBOL_BER = gauge(
     "dshealthd_nvlink_symbol_bit_error_ratio",
-    "Symbol errors per bit, of the GPU's worst link; NVLink 5, where collectors.nvlink.sums is set.",
+    "Symbol errors per bit, on the GPU's worst link; NVLink 5, if collectors.nvlink.sums is set.",
     *_ID,
 )
 RAW_BER = gauge(
     "dshealthd_nvlink_raw_bit_error_ratio",
-    "Bit errors per bit before correction, of the GPU's worst link; NVLink 5 with recent drivers "
-    "(field 293), where collectors.nvlink.sums is set.",
+    "Bit errors per bit before correction, on the GPU's worst link; NVLink 5 with recent drivers "
+    "(field 293), if collectors.nvlink.sums is set.",
     *_ID,
 )
 SUMS = counter(
     "dshealthd_gpu_nvlink_errors_total",
-    "Errors of all links of the GPU together, cured by the links themselves or not. Up to NVLink 4: "
-    "replay, recovery, crc (fields 161-163). NVLink 5: receive, link_recovery, retransmit (208, 215, "
-    "295) and, where collectors.nvlink.sums is set, effective (after correction), symbol, discards "
-    "(packets not sent), malformed, overrun, recovery_failed (219, 221, 212, 206, 207, 214). A link "
-    "that no longer answers counts with what it last told.",
+    "Errors over all links of the GPU, recovered or not. Up to NVLink 4: replay, recovery, crc "
+    "(fields 161-163). NVLink 5: receive, link_recovery, retransmit (208, 215, 295) and, if "
+    "collectors.nvlink.sums is set, effective (after correction), symbol, discards (packets not "
+    "sent), malformed, overrun, recovery_failed (219, 221, 212, 206, 207, 214). A link that stops "
+    "answering keeps its last count.",
     *_ID,
     "type",
 )
@@ -71,14 +70,14 @@ C2C = gauge(
 )
 C2C_ERRORS = counter(
     "dshealthd_gpu_c2c_errors_total",
-    "Errors of all links between the GPU and its CPU: interrupt, replay, replay_b2b (fields "
+    "Errors over all links between the GPU and its CPU: interrupt, replay, replay_b2b (fields "
     "231-233).",
     *_ID,
     "type",
 )
 SPEED = gauge(
     "dshealthd_nvlink_speed_bytes_per_second",
-    "Speed of one link in one direction, common to the GPU's active links.",
+    "Speed of one link in one direction, common to all active links of the GPU.",
     *_ID,
 )
 TRANSMITTED = counter(
@@ -93,14 +92,15 @@ RECEIVED = counter(
 )
 LINKS = gauge(
     "dshealthd_nvlinks",
-    "Links of the GPU, by version and by what is at the other end.",
+    "Links of the GPU, by version and by type of the remote end.",
     *_ID,
     "version",
     "remote",
 )
 LINKS_UP = gauge(
     "dshealthd_nvlinks_up",
-    "Links of the GPU that are up: the sum of dshealthd_nvlink_up, in one series for a fleet.",
+    "Links of the GPU that are up: the sum of dshealthd_nvlink_up as one series, for fleet "
+    "queries.",
     *_ID,
 )
 
@@ -116,10 +116,10 @@ _ERRORS = {
     "recovery": ("NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY", "NVML_NVLINK_ERROR_DL_RECOVERY"),
     "crc": ("NVML_FI_DEV_NVLINK_ERROR_DL_CRC", "NVML_NVLINK_ERROR_DL_CRC_FLIT"),
 }
-"""Up to NVLink 4: the field, and the counter of the function that drivers had before the field."""
+"""Up to NVLink 4: the field, and the counter of the function for drivers without the field."""
 _ERRORS_5 = {
     "receive": "NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS",
-    # Not "recovery": parts that answer for both count in this one alone.
+    # Not "recovery": GPUs that have both fields count only in this one.
     "link_recovery": "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
     "retransmit": "NVML_FI_DEV_NVLINK_PLR_XMIT_RETRY_BLOCKS",
 }
@@ -132,12 +132,14 @@ _SUMS = {
     "overrun": "NVML_FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS",
     "recovery_failed": "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS",
 }
-"""NVLink 5; one series for all links, as seldom other than 0."""
+"""NVLink 5; one series for all links, as these are rarely other than 0."""
 _SYMBOL_BER = "NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER"
 _EACH = (LINK_STATE, *(field for field, _ in _ERRORS.values()), *_ERRORS_5.values(), _BER)
 _RAW_BER = "NVML_FI_DEV_NVLINK_COUNT_RAW_BER_V2"
 _MORE = (_SYMBOL_BER, _RAW_BER, *_SUMS.values())
-"""Asked only if wanted, and where one of `_ERRORS_5` is told: of NVLink 4 each would be refused, link by link."""
+"""Read only if enabled and if a field of `_ERRORS_5` has a value: NVLink 4 would refuse each one,
+link by link.
+"""
 _C2C_COUNT = Fields("NVML_FI_DEV_C2C_LINK_COUNT")
 _C2C_STATUS = "NVML_FI_DEV_C2C_LINK_GET_STATUS"
 _C2C_ERRORS = {
@@ -152,19 +154,20 @@ _KIB = 1024
 
 @functools.cache
 def _link_fields(names: tuple[str, ...], links: int) -> Fields:
-    """Return the fields to ask for, field by field, each for all NVLinks."""
+    """Return the fields to read, grouped by field, each for all NVLinks."""
     return Fields(*((name, link) for name in names for link in range(links)))
 
 
 def _of_links(device: Device, names: tuple[str, ...], links: int) -> dict[str, list[float | None]]:
-    """Return what each NVLink tells, by field."""
+    """Return the values of each NVLink, by field."""
     values = device.fields(_link_fields(names, links))
     return {name: values[place * links : (place + 1) * links] for place, name in enumerate(names)}
 
 
 def bit_error_ratio(code: float) -> float:
-    """Return an NVLink's bit error ratio, which NVML writes as mantissa (bits 8-11) and negative
-    decimal exponent (bits 0-7).
+    """Return an NVLink's bit error ratio.
+
+    NVML encodes it as mantissa (bits 8-11) and negative decimal exponent (bits 0-7).
     """
     return (int(code) >> 8 & 0xF) * 10.0 ** -(int(code) & 0xFF)
 
@@ -175,35 +178,35 @@ class NvlinkOptions(SlowGpuCollectorOptions):
 
     links: bool = option(
         False,
-        "Whether the errors of every link are exported: three series for each, beside the sums of "
-        "each GPU. Otherwise only those of links that have had any.",
+        "Whether to export the errors of every link, three series each, besides the sums of each "
+        "GPU. Otherwise only of links with errors.",
     )
     sums: bool = option(
         False,
-        "Whether NVLink 5 has the sums of its rarer errors, and the ratios of symbol errors and of "
-        "errors before correction: eight more series for each GPU.",
+        "Whether to export, for NVLink 5, the sums of rarer errors and the ratios of symbol "
+        "errors and of errors before correction: eight more series per GPU.",
     )
 
 
 class ErrorSums:
-    """Sums of errors over a GPU's links that grow by new errors alone, whichever links answer.
+    """Sums of errors over a GPU's links that grow only by new errors, whichever links answer.
 
-    A link that falls silent counts with what it last told: a sum that drops reads as a counter that
-    was reset. One that answers for the first time after others did brings errors of the past, which
-    are left out: a sum that jumps reads as errors of now.
+    A link that falls silent keeps its last count, as a sum that drops looks like a counter reset.
+    The past errors of a link that first answers after the others are left out, as a sum that jumps
+    looks like new errors.
     """
 
     def __init__(self, memory: dict[str, dict[str, dict[str, list[float]]]]) -> None:
-        """Go on with `memory`: by GPU, type and link, what the link had at first and has now.
+        """Continue with `memory`: by GPU, type and link, the link's past and current counts.
 
-        It outlives the worker process; without it a sum would be another one after a restart.
+        It outlives the worker process; without it sums would change when the worker restarts.
         """
         self._memory = memory
 
     def add(self, uuid: str, kind: str, counts: Sequence[float | None]) -> float | None:
-        """Return the sum of one type of NVLink errors now; None where no link tells.
+        """Return the current sum of one type of NVLink errors; None if no link reports it.
 
-        `counts` are those of the GPU's links, None where a link does not tell.
+        `counts` has one entry per link of the GPU, None if the link does not report it.
         """
         if all(count is None for count in counts):
             return None
@@ -214,7 +217,7 @@ class ErrorSums:
             if count is None:
                 continue
             past, last = links.get(str(link), (0.0 if first_look else count, count))
-            # A counter that was reset no longer holds the past.
+            # A counter that was reset does not include the past errors.
             links[str(link)] = [past if count >= last else 0.0, count]
         return sum(last - past for past, last in links.values())
 
@@ -226,12 +229,12 @@ class Nvlink(GpuCollector):
     wakes_on = frozenset({News.GPU_ERROR, News.NVLINK})
 
     def __init__(self, options: NvlinkOptions, context: Context) -> None:
-        """Have read no link but those that earlier workers read."""
+        """Start from the error counts that earlier workers read."""
         super().__init__(options, context)
         self._counted = ErrorSums(context.memory.setdefault("nvlink_errors", {}))
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
-        """Yield what a GPU's NVLinks tell; nothing where it has none."""
+        """Yield the state, errors and traffic of a GPU's NVLinks; nothing if it has none."""
         yield from _c2c(gpu, device)
         whole = dict(zip(_WHOLE, device.fields(_GPU), strict=True))
         count = int(whole["count"] or 0)
@@ -281,7 +284,7 @@ class Nvlink(GpuCollector):
         labels: Sequence[tuple[str, ...]],
         errors: Mapping[str, Sequence[float | None]],
     ) -> Iterator[Sample]:
-        """Yield the sum of each type of NVLink errors, and each link's that has any."""
+        """Yield the sum of each type of NVLink errors, and the counts of each link with errors."""
         for kind, counts in errors.items():
             yield from told(SUMS, self._counted.add(gpu.uuid, kind, counts), *gpu.labels, kind)
         for link, label in enumerate(labels):
@@ -303,13 +306,13 @@ def _kinds(device: Device, count: int) -> Counter[tuple[str, str]]:
 
 
 def _sum(counts: Sequence[float | None]) -> float | None:
-    """Return the sum of what all NVLinks count; None where one does not tell."""
+    """Return the sum of all NVLinks' counts; None if any is unknown."""
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None
 
 
 def _c2c(gpu: Gpu, device: Device) -> Iterator[Sample]:
-    """Yield the NVLinks between GPU and CPU of one module (C2C); nothing where it has none."""
+    """Yield the NVLinks between GPU and CPU of one module (C2C); nothing if there are none."""
     (count,) = device.fields(_C2C_COUNT)
     links = int(count or 0)
     if not links:

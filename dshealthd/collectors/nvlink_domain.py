@@ -1,7 +1,7 @@
 """The NVLink domain of this node's GPUs, from NVML: the fabric that they are registered with.
 
-Where it spans several nodes (GB200 NVL72 and the like) also IMEX, which such jobs need; elsewhere
-the service may be installed and idle, and nothing is said of it.
+In a domain of several nodes (GB200 NVL72 and the like) also IMEX, which jobs across them need.
+Elsewhere the service may be installed but idle, and is not reported.
 """
 
 from __future__ import annotations
@@ -26,52 +26,51 @@ _ID = ("gpu", "uuid")
 STATE = gauge(
     "dshealthd_gpu_fabric_state",
     "Registration with the NVLink fabric: 0 not supported, 1 not started, 2 in progress, 3 "
-    "completed. 0 is a fault where links of NVLink 5 lead to a switch.",
+    "completed. 0 is a fault on GPUs whose NVLink 5 links lead to a switch.",
     *_ID,
 )
 HEALTHY = gauge(
     "dshealthd_gpu_fabric_healthy",
-    "1 if the registration with the NVLink fabric succeeded and the fabric calls itself healthy.",
+    "1 if the registration with the NVLink fabric succeeded and the fabric reports itself healthy.",
     *_ID,
 )
 PROBLEM = gauge(
     "dshealthd_gpu_fabric_problem",
-    "1; what the NVLink fabric says is wrong for this GPU: registration_failed (NVML's status), "
-    "limited_capacity, or a bit of NVML's health mask. Absent while there is none.",
+    "1 for each problem that the NVLink fabric reports for this GPU: registration_failed (NVML's "
+    "status), limited_capacity, or a bit of NVML's health mask. Absent while there is none.",
     *_ID,
     "problem",
 )
 CLIQUE = gauge(
     "dshealthd_gpu_fabric_clique",
-    "Clique of GPUs that reach each other over NVLink; only for a fabric of several nodes, which "
+    "Clique of GPUs that reach each other over NVLink; only in a fabric of several nodes, which "
     "has a cluster UUID.",
     *_ID,
 )
 DOMAIN = gauge(
     "dshealthd_nvlink_domain_info",
-    "1; the cluster UUID of the NVLink fabric of several nodes that the GPU is registered with, and "
-    "its clique there. GPUs with both in common reach each other over NVLink.",
+    "1; the cluster UUID of the multi-node NVLink fabric that the GPU is registered with, and its "
+    "clique there. GPUs with the same UUID and clique reach each other over NVLink.",
     *_ID,
     "domain",
     "clique",
 )
 NODES = gauge(
     "dshealthd_imex_nodes",
-    "Nodes that IMEX is to share GPU memory between, as its nodes_config.cfg lists them; 0 where "
-    "it is not set up. Only in an NVLink domain of several nodes, as all of IMEX.",
+    "Nodes between which IMEX shares GPU memory, from its nodes_config.cfg; 0 if it is not set up. "
+    "Only in an NVLink domain of several nodes, like all IMEX metrics.",
 )
 RUNNING = gauge(
     "dshealthd_imex_running",
-    "1 if the service nvidia-imex runs, by its process.",
+    "1 if a process of the service nvidia-imex is running.",
 )
 LISTENING = gauge(
     "dshealthd_imex_listening",
-    "1 if IMEX's port (SERVER_PORT, 50000 unless set) is listened on where the service runs.",
+    "1 if IMEX's port (SERVER_PORT, default 50000) has a listener in the service's namespace.",
 )
 CHANNELS = gauge(
     "dshealthd_imex_channels",
-    "IMEX channels, of which a job on several nodes needs one: files below "
-    "/dev/nvidia-caps-imex-channels.",
+    "IMEX channels, files below /dev/nvidia-caps-imex-channels; a job on several nodes needs one.",
 )
 
 REGISTERED = 3
@@ -79,7 +78,7 @@ REGISTERED = 3
 _LIMITED = 3
 """NVML_GPU_FABRIC_HEALTH_SUMMARY_LIMITED_CAPACITY."""
 _TWO_BITS = {
-    # Where the bits begin, and the value of these two that is a problem.
+    # Lowest bit, and the value of the two bits that is a problem.
     "degraded_bandwidth": (0, 1),
     "route_recovery": (2, 1),
     "route_unhealthy": (4, 1),
@@ -100,25 +99,25 @@ _CONFIGURATION = {
 
 
 class NvlinkDomain(GpuCollector):
-    """Asks each GPU for its fabric, and the machine for IMEX where that is of several nodes."""
+    """Reads each GPU's fabric, and the state of IMEX if the fabric spans several nodes."""
 
     wakes_on = frozenset({News.GPU_ERROR, News.NVLINK})
 
     def __init__(self, options: SlowGpuCollectorOptions, context: Context) -> None:
-        """Have seen no domain yet."""
+        """Start without a known domain."""
         super().__init__(options, context)
         self._several_nodes = False
         self._daemon: int | None = None
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what each GPU says of its NVLink domain, and then what there is of IMEX."""
+        """Yield the NVLink domain of each GPU, then the state of IMEX."""
         self._several_nodes = False
         yield from super().collect()
         if self._several_nodes:
             yield from self._imex()
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
-        """Yield the NVLink domain of one GPU; nothing where its driver knows of none."""
+        """Yield the NVLink domain of one GPU; nothing if its driver does not support one."""
         fabric = device.fill("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t")
         fabric = fabric or device.fill("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t")
         if fabric is None or number(fabric.state) is None:
@@ -156,7 +155,7 @@ class NvlinkDomain(GpuCollector):
 
 
 def _problems(fabric: Any) -> Iterator[str]:
-    """Yield the names of what is wrong with a GPU's fabric, as NVML tells it."""
+    """Yield the names of the problems that NVML reports for a GPU's fabric."""
     if fabric.status:
         yield "registration_failed"
     if getattr(fabric, "healthSummary", 0) == _LIMITED:
@@ -170,7 +169,7 @@ def _problems(fabric: Any) -> Iterator[str]:
 
 
 def _healthy(fabric: Any) -> bool:
-    """Judge the fabric by NVML's own summary; without one, by the bits that name a trouble."""
+    """Return whether the fabric is healthy: by NVML's own summary, else by the problem bits."""
     summary = getattr(fabric, "healthSummary", 0)
     if summary:
         return bool(summary == 1)

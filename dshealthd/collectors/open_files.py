@@ -1,6 +1,6 @@
-"""Open files and locked memory against their limits.
+"""Open files and locked memory, and their limits.
 
-Of the system, of the worst process, and of the worst process of each job.
+For the system, the process closest to its limit, and the process of each job closest to its limit.
 """
 
 from __future__ import annotations
@@ -34,68 +34,67 @@ if TYPE_CHECKING:
 
 OPEN = gauge(
     "dshealthd_open_files",
-    "Open files of the system (scope system: fs.file-nr), or descriptors of the process "
-    "nearest to its own limit: of all processes (scope "
-    "process), of a training job's (scope job).",
+    "Open files of the system (scope system: fs.file-nr), or descriptors of the process closest "
+    "to its own limit: among all processes (scope process), among a training job's (scope job).",
     "scope",
     "job",
 )
 LIMIT = gauge(
     "dshealthd_open_files_limit",
-    "How many it may have: fs.file-max (scope system), or the soft RLIMIT_NOFILE of the "
-    "process that dshealthd_open_files shows.",
+    "Limit of open files: fs.file-max (scope system), or the soft RLIMIT_NOFILE of the process "
+    "that dshealthd_open_files shows.",
     "scope",
     "job",
 )
 LOCKED = gauge(
     "dshealthd_job_locked_memory_bytes",
-    "Memory locked by mlock(2) (type locked: VmLck) and pinned for devices such as "
-    "InfiniBand adapters (type pinned: VmPin) in the "
-    "process of the job that is nearest to its limit; at most a minute old.",
+    "Memory locked by mlock(2) (type locked: VmLck) and pinned for devices such as InfiniBand "
+    "adapters (type pinned: VmPin) in the job's process closest to its limit; at most a minute "
+    "old.",
     "job",
     "type",
 )
 LOCKED_LIMIT = gauge(
     "dshealthd_job_locked_memory_limit_bytes",
-    "Soft RLIMIT_MEMLOCK of the process that dshealthd_job_locked_memory_bytes shows; +Inf "
-    "where it is unlimited.",
+    "Soft RLIMIT_MEMLOCK of the process that dshealthd_job_locked_memory_bytes shows; +Inf if "
+    "unlimited.",
     "job",
 )
 RANK = gauge(
     "dshealthd_job_open_files_rank",
-    "Which rank of the job dshealthd_open_files shows with scope job.",
+    "Rank of the job that dshealthd_open_files shows with scope job.",
     "job",
 )
 LOCKED_RANK = gauge(
     "dshealthd_job_locked_memory_rank",
-    "Which rank of the job dshealthd_job_locked_memory_bytes shows.",
+    "Rank of the job that dshealthd_job_locked_memory_bytes shows.",
     "job",
 )
 UNSEEN = gauge(
     "dshealthd_processes_unseen",
-    "Processes whose environment could not be read, by why: whether they belong to a "
-    "training job is unknown.",
+    "Processes whose environment could not be read, by reason; they may or may not belong to a "
+    "training job.",
     "reason",
 )
 LEFT_OUT = gauge(
     "dshealthd_open_files_jobs_left_out",
-    "Training jobs on this node that are not shown, as there are more than max_jobs.",
+    "Training jobs on this node without series because there are more than max_jobs.",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class _Slow:
-    """What is read of a job's process once in a full interval."""
+    """What is read from a job's process once per full interval."""
 
     limits: ProcessLimits
     locked: int
     pinned: int
     descriptors: int | None
-    """None where they can be counted at each sweep."""
+    """None if they can be counted at each sweep."""
 
 
 def parse_file_nr(text: str) -> tuple[int, int]:
-    """Return the open files and their maximum of `/proc/sys/fs/file-nr`.
+    """Return the open files and their maximum from `/proc/sys/fs/file-nr`.
 
     ValueError if malformed.
     """
@@ -105,32 +104,32 @@ def parse_file_nr(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenFilesOptions(CollectorOptions):
-    """Options of the open files."""
+    """Options of open files."""
 
     interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
     max_jobs: int = option(
         16,
-        "Training jobs that get series of their own: users take turns, the oldest first.",
+        "Training jobs that get their own series: users take turns, oldest job first.",
         minimum=1,
         maximum=1000,
     )
     all_processes: bool = option(
         True,
-        "Whether the worst of all processes is watched. Takes Linux 6.2, where counting "
-        "costs little.",
+        "Whether to watch the process closest to its limit among all processes. Needs Linux 6.2, "
+        "where counting is cheap.",
     )
     full_interval: Duration = option(
-        "1m", "Time from one look at all processes, and at limits, to the next.", minimum="1s"
+        "1m", "Time between looks at all processes, and at limits.", minimum="1s"
     )
 
 
 class OpenFiles(Collector):
-    """Reads `/proc`, in a worker: a process's environment is read under its memory's lock, which
-    one that hangs in a driver may hold.
+    """Reads `/proc`, in a worker: reading a process's environment takes its memory lock, which a
+    process hung in a driver may hold.
 
-    The worst of all processes is watched as well as that of each job: it needs no privileges, so
-    that it speaks where a job cannot be recognised, and it is as often a daemon of the node that
-    runs out. It is chosen once in a full interval, and counted afresh each time.
+    Besides the process of each job, the one closest to its limit of all processes is watched: this
+    needs no privileges, so it works where jobs cannot be recognised, and it is just as often a
+    daemon of the node that runs out. It is chosen once per full interval, and counted each time.
     """
 
     worker = Worker.STORAGE
@@ -138,7 +137,7 @@ class OpenFiles(Collector):
     Options = OpenFilesOptions
 
     def __init__(self, options: OpenFilesOptions, context: Context) -> None:
-        """Look at nothing yet."""
+        """Start with no known processes."""
         super().__init__(options, context)
         self._descriptors: Descriptors | None = None
         self._slow: dict[tuple[int, int], _Slow] = {}
@@ -147,9 +146,9 @@ class OpenFiles(Collector):
         self._all_until = -math.inf
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the open files that the system, all processes together and the jobs use.
+        """Yield the open files of the system, of the worst process of each job and of all.
 
-        A process that may not be read is a fault, never 0.
+        A job's process that may not be read is a fault, never 0.
         """
         try:
             allocated, most = parse_file_nr(read(self.host.proc("sys/fs/file-nr")))
@@ -167,7 +166,7 @@ class OpenFiles(Collector):
             yield Fault(
                 "processes",
                 Reason.PERMISSION_DENIED,
-                "hidepid: /proc does not show the processes of others",
+                "hidepid: /proc does not show other users' processes",
             )
         if self._descriptors is None:
             self._descriptors = Descriptors(self.host)
@@ -178,7 +177,7 @@ class OpenFiles(Collector):
     def _jobs(
         self, descriptors: Descriptors, processes: Iterable[TrainingProcess]
     ) -> Iterator[Sample | Fault]:
-        """Yield the process of each job that is nearest to its limit of open files."""
+        """Yield, for each job, the process closest to its limit of open files."""
         now = self.context.monotonic()
         remembered: Mapping[tuple[int, int], _Slow] = self._slow
         if now >= self._slow_until:
@@ -244,7 +243,7 @@ class OpenFiles(Collector):
         )
 
     def _all(self, descriptors: Descriptors, pids: Iterable[str]) -> Iterator[Sample]:
-        """Yield the process of all that is nearest to its limit of open files."""
+        """Yield the process closest to its limit of open files, among all processes."""
         now = self.context.monotonic()
         worst = (
             descriptors.worst([self._worst_pid])

@@ -1,4 +1,4 @@
-"""GPUs' PCIe links, from NVML: width and generation against their maximum, replays, traffic."""
+"""PCIe links of GPUs, from NVML: width and generation, their maximum, replays, errors, traffic."""
 
 from __future__ import annotations
 
@@ -17,42 +17,46 @@ if TYPE_CHECKING:
     from dshealthd.nvml.device import Device, Gpu
 
 _ID = ("gpu", "uuid")
-WIDTH = gauge("dshealthd_pcie_link_width", "Lanes of the GPU's PCIe link at present.", *_ID)
-WIDTH_MAX = gauge("dshealthd_pcie_link_width_max", "Lanes that the GPU and its slot allow.", *_ID)
+WIDTH = gauge("dshealthd_pcie_link_width", "Current lanes of the GPU's PCIe link.", *_ID)
+WIDTH_MAX = gauge(
+    "dshealthd_pcie_link_width_max", "Most lanes that the GPU and its slot support.", *_ID
+)
 GENERATION = gauge(
     "dshealthd_pcie_link_generation",
-    "PCIe generation of the link at present; an idle GPU lowers it to save power.",
+    "Current PCIe generation of the link; an idle GPU lowers it to save power.",
     *_ID,
 )
 GENERATION_MAX = gauge(
-    "dshealthd_pcie_link_generation_max", "PCIe generation that the GPU and its slot allow.", *_ID
+    "dshealthd_pcie_link_generation_max",
+    "Highest PCIe generation that the GPU and its slot support.",
+    *_ID,
 )
 REPLAYS = counter(
     "dshealthd_pcie_replays_total",
-    "Packets sent again after an error on the link, since the driver was loaded.",
+    "Packets retransmitted after an error on the link, since the driver was loaded.",
     *_ID,
 )
 ERRORS = counter(
     "dshealthd_pcie_errors_total",
-    "Errors of the GPU's end of the link, as the GPU counts them: correctable, nonfatal, fatal "
-    "(NVML fields 173, 179, 180); with the option detail also nak_received, nak_sent, "
-    "l0_to_recovery (174, 177, 169).",
+    "Errors at the GPU's end of the link, counted by the GPU: correctable, nonfatal, fatal (NVML "
+    "fields 173, 179, 180); with the option detail also nak_received, nak_sent, l0_to_recovery "
+    "(174, 177, 169).",
     *_ID,
     "type",
 )
 TRANSMITTED = counter(
     "dshealthd_pcie_transmit_bytes_total",
-    "Bytes that the GPU sent; wraps around on some parts.",
+    "Bytes that the GPU sent; wraps around on some GPUs.",
     *_ID,
 )
 RECEIVED = counter(
     "dshealthd_pcie_receive_bytes_total",
-    "Bytes that the GPU received; wraps around on some parts.",
+    "Bytes that the GPU received; wraps around on some GPUs.",
     *_ID,
 )
 THROUGHPUT = gauge(
     "dshealthd_pcie_throughput_bytes_per_second",
-    "Traffic over the last 20 ms, for parts and drivers that do not count bytes.",
+    "Traffic over the last 20 ms, for GPUs and drivers that do not count bytes.",
     *_ID,
     "direction",
 )
@@ -77,15 +81,15 @@ _KIB = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class PcieOptions(SlowGpuCollectorOptions):
-    """Also how much of the links' errors is told."""
+    """GPU options, plus how many kinds of link errors to export."""
 
     detail: bool = option(
-        False, "Whether NAKs and recoveries of the link are exported beside its errors."
+        False, "Whether to export the link's NAKs and recoveries besides its errors."
     )
 
 
 class Pcie(GpuCollector):
-    """Reads five values a GPU; where bytes are not counted, NVML measures them for 20 ms each way."""
+    """Reads a few values per GPU; without byte counters NVML measures each direction for 20 ms."""
 
     Options = PcieOptions
 

@@ -1,4 +1,4 @@
-"""Pressure stall information: how much of the time tasks wait for CPU, memory and I/O.
+"""Pressure stall information: the share of time that tasks wait for CPU, memory and I/O.
 
 From `/proc/pressure`.
 
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 STALLED = counter(
     "dshealthd_pressure_stalled_seconds_total",
-    "Time in which some, or all (full), tasks that were not idle waited for the resource; "
-    "total of /proc/pressure.",
+    "Time in which some, or all (full), non-idle tasks waited for the resource; total of "
+    "/proc/pressure.",
     "resource",
     "tasks",
 )
 STALLED_RATIO = gauge(
     "dshealthd_pressure_stalled_ratio",
-    "Share of the last 10 s in which some, or all (full), tasks that were not idle waited "
-    "for the resource; avg10 of /proc/pressure.",
+    "Share of the last 10 s in which some, or all (full), non-idle tasks waited for the resource; "
+    "avg10 of /proc/pressure.",
     "resource",
     "tasks",
 )
 
 _SHOWN = {"cpu": ("some",), "memory": ("some", "full"), "io": ("some", "full")}
-"""For the CPU, `full` has no meaning outside a cgroup."""
+"""`full` is meaningless for the CPU outside a cgroup."""
 _SWITCHED_OFF = (
-    "pressure stall information is switched off; psi=1 on the kernel command line enables it"
+    "pressure stall information is disabled; psi=1 on the kernel command line enables it"
 )
 
 
 def parse_pressure(text: str) -> Mapping[str, tuple[float, float]]:
-    """Return pressure as (seconds in total, ratio of the last 10 s) by `some` and `full`.
+    """Return pressure as (total seconds, ratio of the last 10 s) by `some` and `full`.
 
     ValueError if malformed.
     """
@@ -69,7 +69,7 @@ class Pressure(Collector):
             except FileNotFoundError as error:
                 raise NotAvailable(str(error)) from error
             except OSError as error:
-                if error.errno == errno.EOPNOTSUPP:  # compiled in, switched off
+                if error.errno == errno.EOPNOTSUPP:  # compiled in, but disabled
                     raise NotAvailable(_SWITCHED_OFF) from error
                 raise
             except ValueError as error:

@@ -1,6 +1,6 @@
 """The ports that training jobs rendezvous on: their sockets and listeners.
 
-Who holds them, who waits for them, and whether a listener there is an orphan of an earlier run.
+Sockets that hold the ports, clients that connect to them, and orphaned listeners of earlier runs.
 """
 
 from __future__ import annotations
@@ -24,65 +24,59 @@ if TYPE_CHECKING:
 
 SOCKETS = gauge(
     "dshealthd_rendezvous_sockets",
-    "TCP sockets whose own port is one of the rendezvous ports: what keeps a job from "
-    "binding it. Both families, in the agent's network "
-    "namespace.",
+    "TCP sockets bound to a rendezvous port, which keep a job from binding it. IPv4 and IPv6, in "
+    "the agent's network namespace.",
     "state",
 )
 CLIENTS = gauge(
     "dshealthd_rendezvous_client_sockets",
-    "TCP sockets to a rendezvous port, here or on another node: ranks that wait for an "
-    "answer (syn_sent) or have one (established). They "
-    "do not hold the port.",
+    "TCP sockets connected to a rendezvous port, here or on another node: ranks that are "
+    "connecting (syn_sent) or connected (established). They do not hold the port.",
     "state",
 )
-PORTS = gauge(
-    "dshealthd_rendezvous_ports", "Rendezvous ports that are watched, from the configuration."
-)
+PORTS = gauge("dshealthd_rendezvous_ports", "Number of configured rendezvous ports.")
 PORTS_USED = gauge(
     "dshealthd_rendezvous_ports_used",
-    "Rendezvous ports that at least one TCP socket has as its own, TIME_WAIT included.",
+    "Rendezvous ports that at least one TCP socket is bound to, including TIME_WAIT.",
 )
 LISTENERS = gauge(
     "dshealthd_rendezvous_listeners",
-    "Listeners on rendezvous ports by whether the process that started their owner is gone. "
-    "A launcher that was detached on purpose "
-    "(nohup) is an orphan too. Unknown: the owner is not found yet, not the agent's to see, "
-    "or a child of a container's first process.",
+    "Listeners on rendezvous ports by whether the parent of their owner is gone. A launcher that "
+    "was detached on purpose (nohup) is an orphan too. unknown: the owner has not been found yet, "
+    "is not visible to the agent, or is a child of a container's first process.",
     "orphaned",
 )
 AGE = gauge(
     "dshealthd_rendezvous_listener_age_seconds",
-    "Age of the oldest listener: since the agent saw it appear, or, for one that was there "
-    "before, since its process started. Where "
-    "the owner is not found, never more than the agent has watched it.",
+    "Age of the oldest listener: since the agent saw it appear, or, if it predates the agent, "
+    "since its process started. If the owner is not found, since the agent first saw it.",
     "orphaned",
 )
 
 ORPHAN_AGE = gauge(
     "dshealthd_rendezvous_orphan_age_seconds",
-    "Age of an orphaned listener by its port, as dshealthd_rendezvous_listener_age_seconds has it. "
+    "Age of an orphaned listener by port, measured as dshealthd_rendezvous_listener_age_seconds. "
     "At most 16 ports, the lowest.",
     "port",
 )
 ORPHAN_CONNECTIONS = gauge(
     "dshealthd_rendezvous_orphan_connections",
-    "Established connections to the port of an orphaned listener: ranks that still use it.",
+    "Established connections on the port of an orphaned listener: ranks that still use it.",
     "port",
 )
 
 MAX_PORT = 65535
 MAX_ORPHANS = 16
-"""Ports of orphans that get series of their own."""
+"""Ports of orphans that get their own series."""
 MAX_FOLLOWED = 64
-"""Listeners whose owners are looked for; those beyond are unknown."""
+"""Listeners whose owners are searched for; the owners of further ones are unknown."""
 _CLIENT_STATES = (TcpState.SYN_SENT, TcpState.ESTABLISHED)
 
 
 def parse_ports(text: str) -> tuple[int, int]:
-    """Return first and last of the ports at which jobs rendezvous, written "29500-29600".
+    """Return the first and last rendezvous port of a range such as "29500-29600".
 
-    A single port stands for itself. ValueError if it is no range.
+    A single port is a range of one. ValueError if it is not a range.
     """
     first, _, last = text.partition("-")
     try:
@@ -102,7 +96,7 @@ class RendezvousOptions(CollectorOptions):
     ports: str = option("29500-29600", "Ports that jobs use as MASTER_PORT.")
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield the options of rendezvous ports whose values cannot be used, and why."""
+        """Yield each invalid option of rendezvous ports, and why."""
         try:
             parse_ports(self.ports)
         except ValueError as error:
@@ -110,9 +104,9 @@ class RendezvousOptions(CollectorOptions):
 
 
 class RendezvousPorts(Collector):
-    """Asks the kernel for the ports of the range alone where sockets are many.
+    """Requests only the ports of the range from the kernel if there are many sockets.
 
-    Looks for owners only while somebody listens.
+    Searches for owners only while there are listeners.
     """
 
     Options = RendezvousOptions
@@ -120,13 +114,11 @@ class RendezvousPorts(Collector):
     def __init__(self, options: RendezvousOptions, context: Context) -> None:
         super().__init__(options, context)
         self._first, self._last = parse_ports(options.ports)
-        # Without an agent's services nobody collects again: what is not found now is never found.
+        # Without an agent's services there is no next collection: find owners now or never.
         budget = BUDGET if context.services else BUDGET_ALONE
         self._search = Search(context.host, context.monotonic, budget)
         self._seen: dict[int, tuple[float, bool]] = {}
-        """Listeners by inode: when they were first seen, and whether they appeared under the
-        agent's eyes.
-        """
+        """Listeners by inode: when they were first seen, and whether the agent saw them appear."""
         self._watching = False
 
     def collect(self) -> Iterator[Sample | Fault]:
@@ -157,7 +149,7 @@ class RendezvousPorts(Collector):
             yield ORPHAN_CONNECTIONS(established[port], str(port))
 
     def close(self) -> None:
-        """End a search for listeners' owners that is under way."""
+        """Stop a search for listeners' owners in progress."""
         self._search.close()
 
     def _within(self, ports: array[int]) -> list[int]:
@@ -167,9 +159,9 @@ class RendezvousPorts(Collector):
     def _listeners(
         self, listeners: list[tuple[int, int]], orphans: dict[int, float]
     ) -> Iterator[Sample]:
-        """Yield what is known of listeners on rendezvous ports, given as inode and port.
+        """Yield the samples of listeners on rendezvous ports, given as inode and port.
 
-        `orphans` takes the ages of those that are orphaned, by port.
+        Fill `orphans` with the ages of the orphaned ones, by port.
         """
         now = self.context.monotonic()
         inodes = [inode for inode, _ in listeners]

@@ -1,6 +1,6 @@
-"""Versions of the software that trainings use.
+"""Versions of the software that training jobs use.
 
-Of the node, of the configured Python environments, and of those that jobs run in.
+On the node, in the configured Python environments, and in those that jobs run in.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ T = TypeVar("T")
 
 INFO = gauge(
     "dshealthd_software_info",
-    "1 for each version in use: of the node (environment and job empty), of a configured "
-    "environment, or of what the processes of "
-    "a training job have loaded or, before they load it, have installed.",
+    "1 for each version in use: on the node (environment and job empty), in a configured "
+    "environment, or loaded by the processes of a training job (installed, until they load it).",
     "component",
     "version",
     "environment",
@@ -61,9 +60,9 @@ INFO = gauge(
 )
 FINGERPRINT = gauge(
     "dshealthd_software_fingerprint",
-    "48 bits of a digest of the version or the settings, for comparison across nodes: equal "
-    "if they are, and meaningless otherwise. The "
-    "kernel command line is taken without what is a node's own, such as root=.",
+    "48-bit digest of the version or the settings, only for comparison across nodes: equal if "
+    "they are equal. The kernel command line is taken without node-specific arguments such as "
+    "root=.",
     "component",
     "environment",
     "job",
@@ -120,14 +119,12 @@ _SYSCTLS = (
         "net/ipv4/conf/all/rp_filter",
     ),
 )
-"""What tuning guides for DeepSpeed, NCCL and RoCE set.
+"""Settings in tuning guides for DeepSpeed, NCCL and RoCE.
 
-Without what the kernel derives from the size of the memory.
+Without those that the kernel derives from the memory size.
 """
 _PROCESSES = 8
-"""How many processes of a job are asked for the libraries that they have loaded, until one has
-loaded torch.
-"""
+"""Most processes of a job to search for one that has loaded torch."""
 
 
 def parse_os_release(text: str) -> str | None:
@@ -156,8 +153,8 @@ def parse_dpkg_version(status: bytes, package: str) -> str | None:
 
 
 def parse_command_line(text: str) -> str:
-    """Return a kernel's arguments as software settings in order of the alphabet, without those that
-    name this node's own disks and addresses.
+    """Return the kernel's arguments in alphabetical order, without those that name this node's own
+    disks and addresses.
     """
     return " ".join(
         sorted(
@@ -169,15 +166,15 @@ def parse_command_line(text: str) -> str:
 
 
 def parse_configuration(text: str) -> str:
-    """Return the lines of a file of settings, for its fingerprint, in order of the alphabet,
-    without comments and empty ones.
+    """Return the lines of a settings file in alphabetical order, without comments and empty lines,
+    for its fingerprint.
     """
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return "\n".join(sorted(line for line in lines if line))
 
 
 def fingerprint(text: str) -> int:
-    """Return 48 bits of a digest of software or settings: a number that a float holds exactly."""
+    """Return a 48-bit digest of software or settings, which a float holds exactly."""
     return int.from_bytes(
         hashlib.blake2b(text.encode(errors="replace"), digest_size=6).digest(), "big"
     )
@@ -185,30 +182,30 @@ def fingerprint(text: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class SoftwareOptions(CollectorOptions):
-    """Options of the software versions."""
+    """Options of software versions."""
 
     interval: Duration = option("1m", "Time from one sample to the next.", minimum="100ms")
     environments: tuple[Path, ...] = option(
-        [], "Prefixes of the Python environments to look at, such as /opt/venv."
+        [], "Prefixes of Python environments to check, such as /opt/venv."
     )
     max_jobs: int = option(
         8,
-        "Training jobs whose environments are looked at: users take turns, the oldest first.",
+        "Training jobs whose environments are checked: users take turns, oldest job first.",
         minimum=0,
         maximum=100,
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield the options of software versions whose values cannot be used, and why."""
+        """Yield each invalid option of software versions, and why."""
         for path in self.environments:
             if not path.is_absolute():
                 yield "environments", f"{path} must be an absolute path"
 
 
 class Software(Collector):
-    """Reads files that may lie on a network file system.
+    """Reads files that may be on a network file system.
 
-    Runs nothing and imports nothing of what it looks at.
+    Does not run or import any of the software.
     """
 
     worker = Worker.STORAGE
@@ -216,7 +213,7 @@ class Software(Collector):
     Options = SoftwareOptions
 
     def __init__(self, options: SoftwareOptions, context: Context) -> None:
-        """Look at nothing yet."""
+        """Start with nothing known."""
         super().__init__(options, context)
         self._installations = Installations()
         self._loaded: dict[tuple[int, int], Libraries] = {}
@@ -225,7 +222,7 @@ class Software(Collector):
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield versions and fingerprints of software.
 
-        What is not installed is left out, and what cannot be read is a fault.
+        Software that is not installed is left out; a failed read is a fault.
         """
         self._installations.begin()
         known, last = False, None
@@ -236,7 +233,7 @@ class Software(Collector):
             raise SourceError(last.reason, last.detail)
 
     def _node(self) -> Iterator[Sample | Fault]:
-        """Yield the versions of software that a node has once: kernel, driver, OS, libraries."""
+        """Yield the versions of the node's own software: kernel, driver, OS, libraries."""
         versions: dict[str, Callable[[], str | None]] = {
             "kernel": lambda: read(self.host.proc("sys/kernel/osrelease")).strip(),
             "driver": self._driver,
@@ -267,7 +264,7 @@ class Software(Collector):
                 yield FINGERPRINT(fingerprint(text), component, "", "")
 
     def _environments(self) -> Iterator[Sample | Fault]:
-        """Yield what software the configured environments have."""
+        """Yield the software in the configured environments."""
         for path in map(str, self.options.environments):
             found = self._attempt(f"environment {path}", self._environment, path)
             if found is None:
@@ -284,7 +281,7 @@ class Software(Collector):
             return self._installations.environment(root, path)
 
     def _jobs(self) -> Iterator[Sample | Fault]:
-        """Yield what software the jobs run with."""
+        """Yield the software that jobs run with."""
         jobs, _ = shares.jobs(self.context.shared(ProcessTable).refresh(), self.options.max_jobs)
         before, self._loaded = self._loaded, {}
         for job, members in jobs.items():
@@ -295,9 +292,9 @@ class Software(Collector):
     def _job(
         self, part: str, members: list[TrainingProcess], before: Mapping[tuple[int, int], Libraries]
     ) -> Versions | Fault:
-        """Return what software the first process of a job runs with that has loaded torch.
+        """Return the software of the first process of a job that has loaded torch.
 
-        If there is none, what is installed for one of them.
+        If there is none, the software installed for one of its processes.
         """
         members = sorted(members, key=lambda process: (process.pid, process.start) not in before)[
             :_PROCESSES
@@ -311,8 +308,8 @@ class Software(Collector):
                     return Fault(
                         part,
                         Reason.NOT_FOUND,
-                        f"{loaded.replaced} was replaced on disk: what the job has loaded is "
-                        "unknown",
+                        f"{loaded.replaced} was replaced on disk: the version that the job has "
+                        "loaded is unknown",
                     )
                 if loaded.site is not None or not installed:
                     with Root.of_process(self.host, process.pid) as root:
@@ -321,8 +318,7 @@ class Software(Collector):
                 continue  # it has ended
             if loaded.site is not None:
                 self._loaded[key] = (
-                    # it stays loaded: maps are long, and reading them stops the process for a
-                    # moment
+                    # cached: maps are long, and reading them stops the process for a moment
                     loaded
                 )
                 break
@@ -331,9 +327,9 @@ class Software(Collector):
     def _attempt(
         self, part: str, look: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T | Fault | None:
-        """Return what a look at one part of the software gives.
+        """Return the outcome of reading one part of the software.
 
-        None if there is no such thing, and a fault if it cannot be read.
+        None if it does not exist, a fault if it cannot be read.
         """
         if (fault := self.context.entering(part)) is not None:
             return fault
@@ -347,7 +343,7 @@ class Software(Collector):
             return Fault(part, Reason.MALFORMED, str(error))
 
     def _first(self, *paths: str) -> str:
-        """Return the text of the first of these version files of the host that exists.
+        """Return the text of the first of these files that exists on the host.
 
         FileNotFoundError if none does.
         """
@@ -369,9 +365,9 @@ class Software(Collector):
         return version
 
     def _rdma_core(self) -> str | None:
-        """Return the version of libibverbs, which is rdma-core's.
+        """Return the version of libibverbs, which is that of rdma-core.
 
-        As packaged (Debian), else as its file name has it.
+        From the package (Debian), else from its file name.
         """
         place = self.host.root("var/lib/dpkg/status")
         with contextlib.suppress(FileNotFoundError):
@@ -389,14 +385,14 @@ class Software(Collector):
         return None
 
     def _sysctl(self, name: str) -> str:
-        """Return a kernel setting for its fingerprint; nothing where there is none."""
+        """Return a kernel setting for its fingerprint; empty if this kernel lacks it."""
         try:
             return " ".join(read(self.host.proc(f"sys/{name}")).split())
         except FileNotFoundError:
             return ""
 
     def _nccl_configuration(self) -> str:
-        """Return the settings that NCCL takes from the node; that there are none is known, too."""
+        """Return the node's NCCL settings; empty, not unknown, if there are none."""
         try:
             return parse_configuration(read(self.host.root("etc/nccl.conf")))
         except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Processes that hang in the kernel: for a file system, a disk or a driver. From `/proc`."""
+"""Processes hung in the kernel, on a file system, a disk or a driver; from `/proc`."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ if TYPE_CHECKING:
 
 STUCK = gauge(
     "dshealthd_processes_stuck",
-    "Processes, kernel threads aside, that were in uninterruptible sleep (state D) at two "
-    "looks, `interval` apart, and used no CPU in between: SIGKILL does not end them.",
+    "Processes, excluding kernel threads, in uninterruptible sleep (state D) in two samples in a "
+    "row, `interval` apart, without using CPU in between; SIGKILL does not end them.",
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class StuckProcessesOptions(CollectorOptions):
-    """How far apart two looks are."""
+    """Options of this collector."""
 
     interval: Duration = option("30s", "Time from one sample to the next.", minimum="100ms")
 
 
 class StuckProcesses(Collector):
-    """Reads a file of each process; in a worker, as a node may have thousands.
+    """Reads one file per process; in a worker, as a node may have thousands.
 
-    Two looks, since a process that only waits for its disk is in state D for milliseconds.
+    Compares two samples, as a process that merely waits for its disk is in state D only for
+    milliseconds.
     """
 
     worker = Worker.STORAGE
@@ -48,19 +49,19 @@ class StuckProcesses(Collector):
     Options = StuckProcessesOptions
 
     def __init__(self, options: StuckProcessesOptions, context: Context) -> None:
-        """Look at nothing yet."""
+        """Start without a previous sample."""
         super().__init__(options, context)
         self._before: AbstractSet[Sleep] | None = None
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield how many processes are stuck in the kernel; the first look tells none."""
+        """Yield the number of processes stuck in the kernel; nothing in the first sample."""
         try:
             found = sleeping(self.host)
         except ValueError as error:
             raise SourceError(Reason.MALFORMED, str(error)) from error
         if found is None:
             raise SourceError(
-                Reason.PERMISSION_DENIED, "hidepid: /proc does not show the processes of others"
+                Reason.PERMISSION_DENIED, "hidepid: /proc does not show other users' processes"
             )
         if self._before is not None:
             yield STUCK(len(found.keys() & self._before))

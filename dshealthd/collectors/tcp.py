@@ -1,4 +1,4 @@
-"""TCP sockets by state, of both families, in the agent's network namespace."""
+"""TCP sockets by state, IPv4 and IPv6, in the agent's network namespace."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
 SOCKETS = gauge(
     "dshealthd_tcp_sockets",
-    "TCP sockets of both families, in the agent's network namespace. From netlink, or from "
-    "/proc/net/tcp where that is refused; many in "
-    "time_wait from /proc/net/sockstat.",
+    "TCP sockets, IPv4 and IPv6, in the agent's network namespace. From netlink, or from "
+    "/proc/net/tcp if netlink is refused; large numbers in time_wait from /proc/net/sockstat.",
     "state",
 )
 
@@ -32,7 +31,7 @@ def count_states(table: Table) -> dict[TcpState, int]:
 def count_stand_ins(table: Table) -> int:
     """Return the number of TCP sockets in FIN_WAIT2 whose process has closed them.
 
-    `/proc/net/sockstat` has them under `tw`.
+    `/proc/net/sockstat` counts them under `tw`.
     """
     return list(zip(table.states, table.timers, strict=True)).count(
         (TcpState.FIN_WAIT2, TIME_WAIT_TIMER)
@@ -40,12 +39,12 @@ def count_stand_ins(table: Table) -> int:
 
 
 class Tcp(Collector):
-    """Asks the kernel to leave sockets in TIME_WAIT out when they are many, and takes their number
-    from its own count.
+    """Lets the kernel leave out sockets in TIME_WAIT if there are many, and takes their number from
+    the kernel's own count.
     """
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the TCP sockets in every state; one that no socket is in is 0."""
+        """Yield the number of TCP sockets in every state, including 0."""
         sockets = self.context.shared(Sockets)
         table = sockets.active()
         counts = count_states(table)

@@ -1,4 +1,4 @@
-"""TCP's limits: ephemeral ports, TIME_WAIT, and sysctls of how fast a port comes free again."""
+"""TCP limits: ephemeral ports, TIME_WAIT, and sysctls that decide how soon a port is free again."""
 
 from __future__ import annotations
 
@@ -28,27 +28,26 @@ T = TypeVar("T")
 
 PORTS = gauge(
     "dshealthd_tcp_ephemeral_ports",
-    "Ports that the kernel gives out by itself: ip_local_port_range less ip_local_reserved_ports.",
+    "Ports that the kernel assigns itself: ip_local_port_range less ip_local_reserved_ports.",
 )
 PORTS_USED = gauge(
     "dshealthd_tcp_ephemeral_ports_used",
-    "Ports of ip_local_port_range that at least one socket has as its own, in whatever "
-    "state, TIME_WAIT too. Ports and not sockets: "
-    "connections to different places share a port, so a full range stops bind(2) to port 0 "
-    "at once and connect(2) only to a place already "
-    "reached from every port.",
+    "Ports of ip_local_port_range that at least one socket is bound to, in any state, including "
+    "TIME_WAIT. Counts ports, not sockets, as connections to different destinations share a port: "
+    "a full range fails every bind(2) to port 0, but connect(2) only to a destination already "
+    "connected from every port.",
 )
 FIRST = gauge(
     "dshealthd_tcp_ephemeral_port_first",
-    "Lowest port that the kernel gives out by itself; ip_local_port_range.",
+    "Lowest port that the kernel assigns itself; ip_local_port_range.",
 )
 LAST = gauge(
     "dshealthd_tcp_ephemeral_port_last",
-    "Highest port that the kernel gives out by itself; ip_local_port_range.",
+    "Highest port that the kernel assigns itself; ip_local_port_range.",
 )
 MAX_TIME_WAIT = gauge(
     "dshealthd_tcp_time_wait_limit",
-    "Sockets in TIME_WAIT beyond which further ones are closed without it; tcp_max_tw_buckets.",
+    "Limit of sockets in TIME_WAIT; further ones close without it. tcp_max_tw_buckets.",
 )
 REUSE = gauge(
     "dshealthd_tcp_time_wait_reuse",
@@ -57,21 +56,21 @@ REUSE = gauge(
 )
 FIN_TIMEOUT = gauge(
     "dshealthd_tcp_fin_timeout_seconds",
-    "How long a socket that its process has closed stays in FIN_WAIT2; TIME_WAIT is fixed at 60 s.",
+    "Time that a closed socket stays in FIN_WAIT2; tcp_fin_timeout. TIME_WAIT is fixed at 60 s.",
 )
 BACKLOG = gauge(
     "dshealthd_tcp_listen_backlog_limit",
-    "Most connections that may wait to be accepted by one listener; somaxconn.",
+    "Most connections that may wait for one listener to accept them; somaxconn.",
 )
 
 CONNECTIONS = gauge(
     "dshealthd_conntrack_entries",
-    "Connections that the kernel's firewall keeps in mind; nf_conntrack_count. Absent where it "
-    "keeps none.",
+    "Connections tracked by the kernel's firewall; nf_conntrack_count. Absent without connection "
+    "tracking.",
 )
 CONNECTIONS_LIMIT = gauge(
     "dshealthd_conntrack_entries_limit",
-    "How many it may keep in mind; beyond it, packets of new ones are dropped. nf_conntrack_max.",
+    "Limit of tracked connections; beyond it, packets of new ones are dropped. nf_conntrack_max.",
 )
 
 _SETTINGS = {
@@ -89,7 +88,7 @@ def parse_range(text: str) -> range:
     """Return the ports of `ip_local_port_range`. ValueError if malformed."""
     first, last = map(int, text.split())
     if first > last:
-        message = f"no range of ports: {text.strip()!r}"
+        message = f"not a range of ports: {text.strip()!r}"
         raise ValueError(message)
     return range(first, last + 1)
 
@@ -113,8 +112,8 @@ class TcpLimitsOptions(CollectorOptions):
 
     interval: Duration = option(
         "30s",
-        "Time from one sample to the next. Finding the ports in use costs 0.2 µs for each "
-        "socket in TIME_WAIT.",
+        "Time from one sample to the next. Finding the ports in use costs 0.2 µs per socket in "
+        "TIME_WAIT.",
         minimum="100ms",
     )
 
@@ -127,7 +126,7 @@ class TcpLimits(Collector):
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield TCP's settings and limits, then the ephemeral ports.
 
-        A setting that this kernel does not have is left out.
+        A setting that this kernel lacks is left out.
         """
         settings = {name: self._setting(name, int) for name in _SETTINGS}
         ports, reserved = (
@@ -140,12 +139,12 @@ class TcpLimits(Collector):
         faults = [fault for fault in found if isinstance(fault, Fault)]
         yield from faults
         if not found:
-            message = f"there is nothing of TCP in {self.host.proc('sys/net')}"
+            message = f"{self.host.proc('sys/net')} has no TCP settings"
             raise NotAvailable(message)
         if len(faults) == len(found):
             raise SourceError(
                 faults[0].reason,
-                f"nothing of {self.host.proc('sys/net')} can be read: {faults[0].detail}",
+                f"no setting in {self.host.proc('sys/net')} can be read: {faults[0].detail}",
             )
         for name, setting in settings.items():
             if isinstance(setting, int):
@@ -161,15 +160,12 @@ class TcpLimits(Collector):
                 )
 
     def _held(self, ports: range) -> set[int]:
-        """Return the local ports of all TCP sockets.
-
-        Of those in TIME_WAIT the ones that are asked for.
-        """
+        """Return the local ports of all TCP sockets; of those in TIME_WAIT, only ports in range."""
         sockets = self.context.shared(Sockets)
         return {*sockets.active().source_ports, *sockets.time_wait_ports(ports[0], ports[-1])}
 
     def _setting(self, name: str, parse: Callable[[str], T]) -> T | Fault | None:
-        """Return a sysctl of TCP; None if this kernel lacks it, a fault if it cannot be read."""
+        """Return a TCP sysctl; None if this kernel lacks it, a fault if it cannot be read."""
         place = self.host.proc(f"sys/{name}")
         try:
             return parse(read(place))

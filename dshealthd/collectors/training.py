@@ -22,65 +22,63 @@ if TYPE_CHECKING:
 
 INFO = gauge(
     "dshealthd_job_info",
-    "1; the labels tell what started the job, as dshealthd_job_run_info has it, and how many "
-    "ranks it says to have (empty where it does not).",
+    "1; labels give the job's launcher, as in dshealthd_job_run_info, and its world size (empty "
+    "if it does not declare one).",
     "job",
     "launcher",
     "world_size",
 )
 STEP = gauge(
     "dshealthd_job_step",
-    "Optimizer steps of a rank so far, skipped ones among them; ranks of this node only.",
+    "Optimizer steps of a rank so far, including skipped ones; ranks of this node only.",
     "job",
     "rank",
 )
 STEP_SECONDS = gauge(
     "dshealthd_job_step_seconds",
-    "Time from the end of one step to the end of the next on the rank's host, marked pauses "
-    "left out: moving average over ten steps.",
+    "Time from the end of one step to the end of the next on the rank's host, without marked "
+    "pauses: moving average over ten steps.",
     "job",
     "rank",
 )
 LAST_STEP_SECONDS = gauge(
-    "dshealthd_job_last_step_seconds", "The same of the last step alone.", "job", "rank"
+    "dshealthd_job_last_step_seconds", "Duration of the last step alone.", "job", "rank"
 )
 HEARD = gauge(
     "dshealthd_job_heartbeat_timestamp_seconds",
-    "Unix time of a rank's last heartbeat: of a step, a stage of it, or a phase.",
+    "Unix time of a rank's last heartbeat, for a step, a stage of it, or a phase.",
     "job",
     "rank",
 )
 PHASE = gauge(
     "dshealthd_job_phase",
-    "1 for the rank's current phase: training, or a pause that it has marked (evaluation, "
-    "checkpoint, compile, other).",
+    "1 for the rank's current phase: training, or a marked pause (evaluation, checkpoint, compile, "
+    "other).",
     "job",
     "rank",
     "phase",
 )
 STAGE = gauge(
     "dshealthd_job_stage",
-    "1 for how far the rank's step has come on its host, since the last heartbeat: input "
-    "(the next forward pass has not begun), "
-    "forward, or backward (gradients, collectives, optimizer). Absent where it is not known. "
-    "A CUDA device may be behind.",
+    "1 for the stage of the rank's step on its host, as of the last heartbeat: input (the next "
+    "forward pass has not begun), forward, or backward (gradients, collectives, optimizer). "
+    "Absent if unknown. A CUDA device may lag.",
     "job",
     "rank",
     "stage",
 )
 INPUT_SECONDS = gauge(
     "dshealthd_job_input_seconds",
-    "What a step of the rank waits for its input: moving average over ten steps, those with "
-    "a marked pause left out. "
-    "With CUDA what the device waits, without the host, as far as the input comes between steps.",
+    "Time that a step of the rank waits for its input: moving average over ten steps, without "
+    "those with a marked pause. With CUDA, the device's wait rather than the host's, and only for "
+    "input between steps.",
     "job",
     "rank",
 )
 FORWARD_SECONDS = gauge(
     "dshealthd_job_forward_seconds",
-    "What the forward passes of a step of the rank take: moving average over ten steps. With "
-    "CUDA the device's time. "
-    "With FSDP or ZeRO 3 it includes waiting for parameters of other ranks.",
+    "Duration of the forward passes of a step of the rank: moving average over ten steps. With "
+    "CUDA, the device's time. With FSDP or ZeRO 3, includes waiting for parameters of other ranks.",
     "job",
     "rank",
 )
@@ -92,77 +90,77 @@ LOSS_FINITE = gauge(
 )
 NONFINITE = counter(
     "dshealthd_job_nonfinite_losses_total",
-    "Losses of the rank that were NaN or infinite, of those that were read.",
+    "NaN or infinite losses of the rank, among those that were read.",
     "job",
     "rank",
 )
 SKIPPED = counter(
     "dshealthd_job_skipped_steps_total",
-    "Steps that the rank skipped for an overflow of gradients.",
+    "Steps that the rank skipped because its gradients overflowed.",
     "job",
     "rank",
 )
 LOSS_SCALE = gauge("dshealthd_job_loss_scale", "Loss scale of mixed precision.", "job", "rank")
 NORM = gauge(
     "dshealthd_job_gradient_norm",
-    "Norm of the gradients, where the training computes it.",
+    "Norm of the gradients, if the training job computes it.",
     "job",
     "rank",
 )
 MEMORY = gauge(
     "dshealthd_job_memory_bytes",
-    "Memory of the rank's CUDA device by torch's own count: held by tensors (allocated), by "
-    "its allocator (reserved), most so far (peak).",
+    "Memory of the rank's CUDA device as counted by torch: used by tensors (allocated), held by "
+    "its allocator (reserved), maximum so far (peak).",
     "job",
     "rank",
     "type",
 )
 COMMUNICATION = counter(
     "dshealthd_job_communication_seconds_total",
-    "Time in collectives, where DeepSpeed's comms logger measures it.",
+    "Time in collectives, if DeepSpeed's comms logger measures it.",
     "job",
     "rank",
 )
 PROCESSES = gauge(
     "dshealthd_job_rank_processes",
-    "Processes that report as this rank; more than 1 is a rank used twice, or a run that was "
-    "left over.",
+    "Processes that report as this rank; more than 1 is a duplicate rank, or left over from an "
+    "earlier run.",
     "job",
     "rank",
 )
 RECEIVED = counter(
     "dshealthd_heartbeats_received_total",
-    "Heartbeats read; of those of one rank four a second at most.",
+    "Heartbeats read; at most four per second and rank.",
 )
 REJECTED = counter(
     "dshealthd_heartbeats_rejected_total",
-    "Connections of senders that were refused or ended, by why.",
+    "Connections of senders that were refused or closed, by reason.",
     "reason",
 )
 UNIDENTIFIED = gauge(
     "dshealthd_heartbeat_processes_unidentified",
-    "Processes that send heartbeats and are not shown, by why it is unknown what they are.",
+    "Processes that send heartbeats but could not be identified, by reason; they get no series.",
     "reason",
 )
 LEFT_OUT = gauge(
     "dshealthd_heartbeat_ranks_left_out",
-    "Ranks that are not shown, as there are more than max_ranks.",
+    "Ranks without series because there are more than max_ranks.",
 )
 
 
 class Training(Collector):
-    """Shows what the agent's receiver of heartbeats has taken in since.
+    """Exports the heartbeats that the agent's receiver has read.
 
-    Of several processes that report as one rank, the one that started last is shown: an older one
-    is left over from an earlier run. Their children (data loaders inherit a rank's environment) are
-    not counted.
+    If several processes report as one rank, the one that started last is shown: older ones are left
+    over from an earlier run. Their children (data loaders inherit a rank's environment) do not
+    count.
     """
 
     Options = HeartbeatOptions
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the heartbeats that the ranks have reported last."""
-        jobs = self.context.service(Jobs, "heartbeats come in while an agent runs")
+        """Yield the last heartbeat of each rank."""
+        jobs = self.context.service(Jobs, "heartbeats are received only while an agent runs")
         reception = jobs.heartbeats()
         receiver = reception.receiver
         yield RECEIVED(receiver.received)
@@ -197,7 +195,7 @@ class Training(Collector):
 
 
 def samples(message: Message, heard: float, job: str, rank: str) -> Iterator[Sample]:
-    """Yield what one heartbeat message says; what it does not know is not yielded."""
+    """Yield the known values of one heartbeat message."""
     yield STEP(message.step, job, rank)
     yield HEARD(heard, job, rank)
     yield PHASE(1, job, rank, Phase(message.phase).name.lower())

@@ -1,6 +1,6 @@
-"""The control groups of a process: how many tasks they may have, by `/proc/<pid>/cgroup` and sysfs.
+"""Task counts and limits of a process's cgroups, from `/proc/<pid>/cgroup` and sysfs.
 
-cgroup v2, and v1 where its pids controller is mounted apart, as most systems do that still have it.
+Supports cgroup v2, and v1 if its pids controller has its own mount, as on most v1 systems.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
 _MAX_DEPTH = 64
-"""Control groups below each other that are looked at; systemd and Kubernetes make up to ten."""
+"""Most nested cgroups that are read; systemd and Kubernetes create up to ten."""
 
 
 class OutsideNamespace(Exception):
-    """The control group lies outside of this process's own cgroup namespace, as in a container."""
+    """The cgroup is outside this process's own cgroup namespace, as in a container."""
 
 
 class Tasks(NamedTuple):
-    """Tasks of a control group and those below it; each thread is one."""
+    """Tasks of a cgroup and its descendants; each thread is one."""
 
     current: int
     limit: float
-    """Infinity where there is none."""
+    """Infinity if there is none."""
 
     @property
     def share(self) -> float:
-        """How much of the group's limit on tasks is used."""
+        """Used share of the cgroup's task limit."""
         return self.current / self.limit if self.limit else math.inf
 
 
 def parse_pids_path(text: str) -> str | None:
-    """Return the directory, below `/sys/fs/cgroup`, of the group that counts a process's tasks.
+    """Return the directory, below `/sys/fs/cgroup`, of the cgroup that counts a process's tasks.
 
-    None if none does: no line of v2, nor of v1's pids controller.
+    None if there is neither a v2 line nor one of v1's pids controller.
     """
     unified = None
     for line in text.splitlines():
@@ -52,9 +52,9 @@ def parse_pids_path(text: str) -> str | None:
 
 
 def tasks(host: Host, pid: int) -> Tasks | None:
-    """Return the tasks of the control group nearest to its limit, the process's own or one above.
+    """Return the tasks of the cgroup closest to its limit: the process's own or an ancestor.
 
-    None where the kernel counts no tasks. OutsideNamespace, OSError, ValueError.
+    None if the kernel counts no tasks. OutsideNamespace, OSError, ValueError.
     """
     path = parse_pids_path(read(host.proc(f"{pid}/cgroup")))
     if path is None:
@@ -66,7 +66,7 @@ def tasks(host: Host, pid: int) -> Tasks | None:
 
 
 def _groups(host: Host, parts: list[str]) -> Iterator[Tasks]:
-    """Yield what each control group allows, the process's own first; the root has no files."""
+    """Yield tasks and limit of each cgroup, the process's own first; the root has no files."""
     for depth in range(len(parts), 0, -1):
         place = host.sys("/".join(("fs/cgroup", *parts[:depth])))
         try:

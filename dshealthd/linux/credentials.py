@@ -1,8 +1,8 @@
-"""Credentials: whose rights a process has, and how this thread takes on those of a user to open files.
+"""Credentials of a process, and opening files with the rights of another user in this thread.
 
-`assumed` changes what the kernel checks on opening files (fsuid, fsgid, groups, capabilities) and
-nothing else: the thread keeps its real and effective ids, so that the user can neither signal nor
-trace it. glibc's wrappers would change all threads, hence the system calls themselves.
+`assumed` changes only what the kernel checks when opening files (fsuid, fsgid, groups,
+capabilities). The thread keeps its real and effective IDs, so the user can neither signal nor trace
+it. glibc's wrappers would change all threads, so this module makes the system calls itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2
 _X86 = os.uname().machine == "x86_64"
 _SETGROUPS, _SETFSUID, _SETFSGID = (116, 122, 123) if _X86 else (159, 151, 152)
 _CAPGET, _CAPSET = (125, 126) if _X86 else (90, 91)
-"""Numbers of system calls: of x86-64, and those that all architectures since have in common."""
+"""System call numbers: of x86-64, and those shared by all newer architectures."""
 _VERSION = 0x20080522  # _LINUX_CAPABILITY_VERSION_3
 _AT_NULL, _AT_SECURE = 0, 23
 _ENTRY = struct.Struct("=QQ")
@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class User(NamedTuple):
-    """Whose a process is."""
+    """Credentials of a process's user."""
 
     uid: int
     gid: int
@@ -39,7 +39,7 @@ class User(NamedTuple):
 def parse_user(status: bytes) -> User:
     """Return the user whose credentials `/proc/<pid>/status` shows.
 
-    PermissionError if its real, effective, saved and file system ids differ: a set-user-id program
+    PermissionError if its real, effective, saved and file system IDs differ: a set-user-ID program
     such as `su` has the rights of one user and the environment of another. ValueError if malformed.
     """
     lines = dict(line.split(b":", 1) for line in status.splitlines() if b":" in line)
@@ -55,7 +55,7 @@ def parse_user(status: bytes) -> User:
 
 
 def parse_real_user(status: bytes) -> int:
-    """Return the real user of `/proc/<pid>/status`; ValueError if it is not there."""
+    """Return the real user from `/proc/<pid>/status`; ValueError if it is missing."""
     fields = status.partition(b"\nUid:")[2].split(None, 1)
     if not fields:
         message = "no user in the process status"
@@ -64,9 +64,9 @@ def parse_real_user(status: bytes) -> int:
 
 
 def is_secure(auxiliary: bytes) -> bool:
-    """Tell from `/proc/<pid>/auxv` whether the program gained rights when it was executed.
+    """Return whether, by `/proc/<pid>/auxv`, the program gained rights when it was executed.
 
-    True of `sudo` at its prompt: all its ids are root's, and its environment is the user's.
+    True for `sudo` at its prompt: all its IDs are root's, but its environment is the user's.
     """
     for start in range(0, len(auxiliary) - _ENTRY.size + 1, _ENTRY.size):
         kind, value = _ENTRY.unpack_from(auxiliary, start)
@@ -79,15 +79,15 @@ def is_secure(auxiliary: bytes) -> bool:
 
 @contextlib.contextmanager
 def assumed(user: User) -> Iterator[None]:
-    """Let this thread open files with the rights of a user and with no capability.
+    """Let this thread open files with the rights of a user and without capabilities.
 
-    PermissionError where one is another user and may not change that (CAP_SETUID, CAP_SETGID).
+    PermissionError if this is another user and CAP_SETUID or CAP_SETGID is missing.
     """
     effective, permitted, inheritable = _capabilities()
     fsuid, fsgid, groups = _fs(_SETFSUID), _fs(_SETFSGID), os.getgroups()
     own = user.uid == fsuid and (user.gid, set(user.groups)) == (fsgid, set(groups))
     if not own and user.uid == fsuid == os.geteuid() != 0:
-        own = True  # who runs without privileges reads what is its own with what groups it has
+        own = True  # unprivileged: same user, so the current groups will do
     ends_with = _death_signal()
     try:
         if not own:
@@ -107,14 +107,14 @@ def assumed(user: User) -> Iterator[None]:
             _fs(_SETFSGID, fsgid)
             if os.getgroups() != groups:
                 _groups(groups)
-            if effective:  # the kernel raises those of files with fsuid 0
+            if effective:  # the kernel raises file capabilities with fsuid 0
                 _set_capabilities(effective, permitted, inheritable)
-        if ends_with:  # which a change of fsuid takes back
+        if ends_with:  # a change of fsuid clears it
             _libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(ends_with), 0, 0, 0)
 
 
 def _fs(call: int, new: int = 0xFFFFFFFF) -> int:
-    """Set this thread's fsuid or fsgid, and return the one before; there is no error to see."""
+    """Set this thread's fsuid or fsgid, and return the previous one; errors are not reported."""
     return int(_libc.syscall(call, ctypes.c_uint(new))) & 0xFFFFFFFF
 
 
@@ -124,14 +124,14 @@ def _groups(groups: tuple[int, ...] | list[int]) -> None:
 
 
 def _death_signal() -> int:
-    """Return this thread's death signal, which it gets when its parent ends; 0 for none."""
+    """Return this thread's death signal, sent when its parent ends; 0 for none."""
     number = ctypes.c_int(0)
     _check(_libc.prctl(PR_GET_PDEATHSIG, ctypes.byref(number), 0, 0, 0), "prctl")
     return number.value
 
 
 def _capabilities() -> tuple[int, int, int]:
-    """Return this thread's credentials: effective, permitted, inheritable capabilities."""
+    """Return this thread's effective, permitted and inheritable capabilities."""
     data = ctypes.create_string_buffer(24)
     header = struct.pack("=Ii", _VERSION, 0)
     _check(_libc.syscall(_CAPGET, header, data), "capget")

@@ -1,4 +1,4 @@
-"""The constants of an ELF file, read from an open descriptor and taken without trust."""
+"""The constants of an untrusted ELF file, read from an open descriptor."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ if TYPE_CHECKING:
 
 CHUNK = 1 << 20
 SECTION_LIMIT = 64 << 20
-"""Bytes of constants that are read.
+"""Most bytes of constants that are read.
 
-Libnccl.so has half a MiB, a PyTorch that NCCL is linked into some ten.
+libnccl.so has half a MiB; a PyTorch with NCCL linked in has some ten.
 """
 _HEADER = 64
 _MAGIC = b"\x7fELF\x02\x01"
-"""64 bits, little-endian: all that NCCL is built for."""
+"""64-bit little-endian, the only kind that NCCL is built for."""
 _ENTRY = struct.Struct("<IIQQQQ")
 _ENTRY_SIZE = 64
-"""Bytes of a section's entry in 64-bit ELF; a file that says another would have us read gigabytes."""
+"""Bytes of a section entry in 64-bit ELF; a file with another size could cause huge reads."""
 _MAX_SECTIONS = 4096
-"""Of one file; libtorch_cuda.so has some 40."""
+"""Limit per file; libtorch_cuda.so has some 40."""
 
 
 def constants(descriptor: int) -> Iterator[bytes]:
-    """Yield an ELF file's section `.rodata` in pieces, and nothing of files that are not 64-bit
-    ELF.
+    """Yield an ELF file's section `.rodata` in pieces; nothing if the file is not 64-bit ELF.
 
     OSError.
     """

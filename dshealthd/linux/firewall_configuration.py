@@ -1,6 +1,6 @@
-"""The firewall's configuration files of a node, to be compared between nodes.
+"""A node's firewall configuration files, for comparison between nodes.
 
-Not what is in force: to list rules takes CAP_NET_ADMIN, which could change them as well.
+Not the active rules: listing them needs CAP_NET_ADMIN, which would also allow changing them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FILES = (
 )
 _DIRECTORIES = ("etc/nftables", "etc/nftables.d", "etc/firewalld/zones", "etc/firewalld/policies")
 _MAX_FILES = 64
-"""Of a directory; more are as good as different."""
+"""Limit per directory."""
 
 
 def firewall_configuration(host: Host) -> str:
@@ -50,7 +50,7 @@ def _paths(host: Host) -> Iterator[str]:
             names = sorted(os.listdir(host.root(directory)))
         except (FileNotFoundError, NotADirectoryError):
             continue
-        # What an editor or firewalld keeps of before is in force nowhere.
+        # Skips backups by editors or firewalld, which are not in effect.
         yield from (
             f"{directory}/{name}"
             for name in names[:_MAX_FILES]

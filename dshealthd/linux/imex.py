@@ -1,6 +1,6 @@
-"""IMEX, the service by which CUDA shares GPU memory between the nodes of an NVLink domain.
+"""IMEX, the service through which CUDA shares GPU memory between nodes of an NVLink domain.
 
-Read from its files and `/proc`, without its command: `nvidia-imex-ctl` calls other nodes and may
+Read from its files and `/proc`, without its command: `nvidia-imex-ctl` contacts other nodes and may
 hang. https://docs.nvidia.com/multi-node-nvlink-systems/imex-guide/config.html
 """
 
@@ -25,7 +25,7 @@ CHANNELS = "nvidia-caps-imex-channels"
 DAEMON = "nvidia-imex"
 PORT = 50000
 _MOST_SOCKETS = 1 << 23
-"""Bytes of a table of sockets that are read: some 50,000 sockets."""
+"""Most bytes of a socket table that are read: some 50,000 sockets."""
 
 
 def parse_settings(text: str) -> dict[str, str]:
@@ -41,18 +41,18 @@ def parse_nodes(text: str) -> list[str]:
 
 
 def parse_listening(text: str) -> Iterator[int]:
-    """Yield the ports that IMEX may listen on, of `/proc/PID/net/tcp` or `tcp6`. ValueError."""
+    """Yield the listening ports in `/proc/PID/net/tcp` or `tcp6`, for IMEX. ValueError."""
     for line in text.splitlines()[1:]:
         fields = line.split(maxsplit=4)
         if len(fields) < 4:  # noqa: PLR2004 - number, local and remote address, state
-            message = f"no line of a table of sockets: {line!r}"
+            message = f"not a line of a socket table: {line!r}"
             raise ValueError(message)
         if int(fields[3], 16) == TcpState.LISTEN:
             yield int(fields[1].rpartition(":")[2], 16)
 
 
 def settings(host: Host) -> dict[str, str]:
-    """Return IMEX's settings; none where it is not installed. OSError."""
+    """Return IMEX's settings; empty if it is not installed. OSError."""
     try:
         return parse_settings(read(host.root(CONFIG)))
     except FileNotFoundError:
@@ -60,7 +60,7 @@ def settings(host: Host) -> dict[str, str]:
 
 
 def nodes(host: Host, configured: dict[str, str]) -> list[str]:
-    """Return the nodes that share memory by IMEX; none where nobody has listed them. OSError."""
+    """Return the nodes that share memory through IMEX; empty if none are listed. OSError."""
     try:
         return parse_nodes(read(host.root(configured.get("IMEX_NODE_CONFIG_FILE") or NODES)))
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def nodes(host: Host, configured: dict[str, str]) -> list[str]:
 
 
 def channels(host: Host) -> int:
-    """Return the number of IMEX channels that are there for jobs. OSError."""
+    """Return the number of IMEX channels available to jobs. OSError."""
     try:
         return sum(name.startswith("channel") for name in os.listdir(host.device(CHANNELS)))
     except FileNotFoundError:
@@ -76,9 +76,9 @@ def channels(host: Host) -> int:
 
 
 def daemon(host: Host, last: int | None = None) -> int | None:
-    """Return the pid of IMEX's daemon, None if it does not run; `last` is where it was before.
+    """Return the pid of IMEX's daemon, None if it is not running; `last` is its last known pid.
 
-    OSError if other users' processes cannot be seen, so that nothing is known.
+    OSError if other users' processes cannot be seen, so that this is unknown.
     """
     if last is not None and _is_daemon(host, last):
         return last
@@ -87,7 +87,7 @@ def daemon(host: Host, last: int | None = None) -> int | None:
 
 
 def listens(host: Host, pid: int, port: int) -> bool:
-    """Tell whether a process listens on IMEX's TCP port in a process's network namespace.
+    """Return whether any process listens on this TCP port in the network namespace of `pid`.
 
     OSError, ValueError.
     """
@@ -104,7 +104,7 @@ def _pids(host: Host) -> Iterator[int]:
 
 
 def _is_daemon(host: Host, pid: int) -> bool:
-    """Tell whether a process is IMEX's daemon: by name and owner, as any user may choose a name."""
+    """Return whether a process is IMEX's daemon: by name and owner, as users can pick any name."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
         place = host.proc(str(pid))
         return read(f"{place}/comm").strip() == DAEMON and os.stat(place).st_uid == 0

@@ -1,6 +1,6 @@
-"""An InfiniBand or RoCE adapter as sysfs shows it, and what is remembered of its ports.
+"""An InfiniBand or RoCE adapter in sysfs, and the history of its ports.
 
-What each file means: the kernel's `Documentation/ABI/stable/sysfs-class-infiniband`.
+For the meaning of each file see the kernel's `Documentation/ABI/stable/sysfs-class-infiniband`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,16 @@ if TYPE_CHECKING:
 
 _PAGE = 4096
 _UNKNOWN = (1 << 64) - 1
-"""All bits set: what a counter reads like that the hardware does not have."""
+"""All bits set: the value of a counter that the hardware lacks."""
 _ENOTSUPP = 524
-"""The kernel's own "not supported", which drivers let through although no header for programs has
-it.
-"""
+"""The kernel's internal "not supported", which some drivers leak; no user-space header has it."""
 _UNSUPPORTED = frozenset({errno.EINVAL, errno.EOPNOTSUPP, _ENOTSUPP})
 
 
 def read_attribute(place: str) -> bytes:
     """Return the content of an adapter's sysfs attribute, in three system calls.
 
-    It is at most a page, and one read(2) gives all of it.
+    It is at most a page, so one read(2) returns all of it.
     """
     descriptor = os.open(place, os.O_RDONLY)
     try:
@@ -39,7 +37,7 @@ def read_attribute(place: str) -> bytes:
 
 
 def parse_state(text: bytes) -> int:
-    """Return the number of a port's state in `4: ACTIVE`; ValueError if there is none."""
+    """Return the number of a port's state from `4: ACTIVE`; ValueError if there is none."""
     return int(text.partition(b":")[0])
 
 
@@ -47,36 +45,36 @@ def parse_rate(text: bytes) -> float:
     """Return a port's bytes per second from `400 Gb/sec (4X NDR)`; ValueError if malformed."""
     value, unit, *_ = text.split(maxsplit=2) or (b"", b"")
     if unit != b"Gb/sec":
-        message = f"{text[:40]!r} is no rate in Gb/sec"
+        message = f"{text[:40]!r} is not a rate in Gb/sec"
         raise ValueError(message)
     return float(value) * 1e9 / 8
 
 
 @dataclass(slots=True)
 class Adapter:
-    """One incarnation of an adapter: from when its driver registers it until it is taken away.
+    """One registration of an adapter by its driver, until it is removed.
 
-    Holds no file open.
+    Keeps no file open.
     """
 
     name: str
     place: str
-    """Its directory, with no symbolic link in the path: resolving them costs as much as a read."""
+    """Its directory, free of symbolic links: resolving them costs as much as a read."""
     identity: tuple[int, int]
-    """Tells one incarnation from the next."""
+    """Distinguishes this registration from later ones."""
     ports: tuple[str, ...]
     read: Callable[[str], bytes]
     unsupported: set[str] = field(default_factory=set)
-    """Files that the driver refuses.
+    """Files that the driver refuses to read.
 
-    They are asked for once: a restricted function writes each refusal into the kernel's log.
+    They are read only once: a restricted function logs each refusal to the kernel log.
     """
 
     @classmethod
     def at(cls, link: str, read: Callable[[str], bytes]) -> Adapter:
-        """Return the adapter that `/sys/class/infiniband/NAME` leads to.
+        """Return the adapter that `/sys/class/infiniband/NAME` links to.
 
-        Looks at directories only, for which the kernel asks no driver.
+        Reads only directories, for which the kernel does not call the driver.
         """
         place = os.path.realpath(link)
         return cls(
@@ -88,9 +86,9 @@ class Adapter:
         )
 
     def number(self, place: str) -> int | None:
-        """Return the number that a file of the adapter holds; None if there is none.
+        """Return the number in a file of the adapter; None if it has none.
 
-        OSError or ValueError if it cannot be had.
+        OSError or ValueError if it cannot be read.
         """
         if place in self.unsupported:
             return None
@@ -104,7 +102,7 @@ class Adapter:
         try:
             value = integer(place, text)
         except ValueError:
-            if text.startswith(b"N/A"):  # the kernel's words for a driver without this counter
+            if text.startswith(b"N/A"):  # the kernel's text for a driver without this counter
                 self.unsupported.add(place)
                 return None
             raise
@@ -113,7 +111,7 @@ class Adapter:
     def text(self, path: str) -> str:
         """Return the line in a file of the adapter.
 
-        "" where there is no such file, or it does not apply.
+        "" if there is no such file, or it does not apply.
         """
         place = f"{self.place}/{path}"
         if place in self.unsupported:
@@ -129,16 +127,13 @@ class Adapter:
             return ""
 
     def target(self, path: str) -> str:
-        """Return the last part of what a symbolic link of the adapter points to.
-
-        "" where there is no link.
-        """
+        """Return the base name of the target of an adapter's symbolic link; "" if there is none."""
         link = f"{self.place}/{path}"
         return os.path.basename(os.path.realpath(link)) if os.path.lexists(link) else ""
 
     def interface(self, port: str) -> str:
-        """Return the network interface of an adapter's port; "" where it is not clear."""
-        # RoCE; an InfiniBand port has none among its GIDs.
+        """Return the network interface of an adapter's port; "" if ambiguous."""
+        # RoCE only; the GIDs of an InfiniBand port have no interface.
         if name := self.text(f"ports/{port}/gid_attrs/ndevs/0"):
             return name
         names = _entries(f"{self.place}/device/net")
@@ -159,7 +154,7 @@ class Adapter:
     def sensors(self) -> Iterator[tuple[str, str, str]]:
         """Yield name, place and limit ("" if unknown) of each temperature sensor of the adapter.
 
-        In thousandths of a degree Celsius.
+        Temperatures are in thousandths of a degree Celsius.
         """
         for hwmon in _entries(f"{self.place}/device/hwmon"):
             directory = f"device/hwmon/{hwmon}"
@@ -176,19 +171,19 @@ class Adapter:
 
 @dataclass(slots=True)
 class PortHistory:
-    """What is remembered of a port from sample to sample, and after its adapter is gone."""
+    """State of a port kept from sample to sample, and after its adapter is gone."""
 
     flaps: int = 0
     active: bool = False
     downed: int | None = None
     """`link_downed` as last read."""
     unconfirmed: int = 0
-    """Flaps seen in the state that `link_downed` may still count."""
+    """Flaps seen in the port's state that `link_downed` may still count."""
 
     def observe(self, *, active: bool, downed: int | None) -> None:
-        """Take a sample of a port, whose `link_downed` was read before its state.
+        """Record a sample of a port, whose `link_downed` was read before its state.
 
-        A flap that both show is one flap.
+        A flap that both show counts once.
         """
         if self.active and not active:
             self.flaps += 1
@@ -204,13 +199,13 @@ class PortHistory:
 
 
 def identity(place: str) -> tuple[int, int]:
-    """Return what tells an adapter's directory from a later one with the same name."""
+    """Return what distinguishes an adapter's directory from a later one with the same name."""
     status = os.stat(place)
     return status.st_dev, status.st_ino
 
 
 def _entries(directory: str) -> Iterable[str]:
-    """Return the names in an adapter's directory; none where there is no such directory."""
+    """Return the names in an adapter's directory; empty if there is no such directory."""
     try:
         return os.listdir(directory)
     except FileNotFoundError:

@@ -1,10 +1,10 @@
-"""Meanings of kernel log lines: Xids, SXids, and the events of one table.
+"""Parsers of kernel log lines: Xids, SXids, and a table of events.
 
-Every pattern is anchored at the beginning of the line and spells out what the kernel prints there.
-A line may begin with, or hold, what a user chose (a process name of up to 15 characters, a version
-string); none of that is long enough to make one of these beginnings. Formats are those of the
-kernel's and the drivers' sources; for the first two, kernel_rc.c and common_nvswitch.h of NVIDIA's
-open GPU kernel modules.
+Every pattern is anchored at the start of the line and spells out what the kernel prints there. A
+line may begin with or contain text that a user chose (a process name of up to 15 characters, a
+version string), but none long enough to imitate such a start. Formats follow the sources of the
+kernel and the drivers; for Xids and SXids, kernel_rc.c and common_nvswitch.h of NVIDIA's open GPU
+kernel modules.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _SXID = re.compile(
     rf"nvidia-nvswitch(\d+): SXid \(PCI:({_PCI}\.\d)\): (\d+), (?!Severity \d|Data \{{)(Fatal|Non-fatal)?"
 )
 _PROCESS = r"(?:pid=(?:\d+|'<unknown>'), (?:name=.{0,100}?, )?)?"
-"""What the driver puts before the text of any Xid when a process is concerned.
+"""What the driver prints before the text of an Xid that concerns a process.
 
-The name is a user's: 15 characters, too few to hold a text that is looked for behind it.
+The user chooses the name, but its 15 characters are too few to imitate a text searched for after
+it.
 """
 _RECOVERY = re.compile(
     _PROCESS + r"GPU recovery action changed from 0x[0-9a-f]+ \([^)]*\) to 0x([0-9a-f]+) "
@@ -38,7 +39,7 @@ NVLINK_XID = 74
 NVLINK_5_XIDS = range(144, 151)
 RECOVERY_XID = 154
 XIDS = range(1, 1000)
-"""Numbers that an Xid can have; others are no label."""
+"""Valid Xid numbers; others do not become labels."""
 SXIDS = range(1, 100_000)
 _LINKS = range(64)
 
@@ -52,26 +53,26 @@ RECOVERY_ACTIONS = (
     "bus_reset",
     "system_reboot",
 )
-"""What Xid 154 asks for, by the number in the line; the text beside it changes with the driver.
+"""Actions that Xid 154 requests, by the number in the line; its text varies with the driver.
 
 Numbers and names are those of nvmlDeviceGpuRecoveryAction_t.
 """
 
 
 class Xid(NamedTuple):
-    """An error that the GPU driver reports."""
+    """An error reported by the GPU driver."""
 
     pci_bus_id: str
-    """As sysfs writes it: 0000:cb:00.0."""
+    """In sysfs format: 0000:cb:00.0."""
     code: int
     detail: str
-    """The rest of the line, for what a code adds to it."""
+    """The rest of the line, whose format depends on the code."""
 
 
 class SXid(NamedTuple):
-    """An error that the NVSwitch driver reports.
+    """An error reported by the NVSwitch driver.
 
-    It goes over three lines; only the first is one.
+    It spans three lines; only the first is counted.
     """
 
     switch: str
@@ -81,20 +82,20 @@ class SXid(NamedTuple):
 
 
 class LinkError(NamedTuple):
-    """The NVLink that an Xid is about; `link` is "" where the line names none."""
+    """The NVLink error in an Xid; `link` is "" if the line names none."""
 
     link: str
     severity: str
 
 
 def xid(message: str) -> Xid | None:
-    """Return the Xid that a kernel log line reports, if it does."""
+    """Return the Xid that a kernel log line reports, if any."""
     match = _XID.match(message)
     return Xid(f"{match[1]}.0", int(match[2]), message[match.end() :]) if match else None
 
 
 def sxid(message: str) -> SXid | None:
-    """Return the SXid that a kernel log line reports, if it does."""
+    """Return the SXid that a kernel log line reports, if any."""
     match = _SXID.match(message)
     if not match:
         return None
@@ -103,7 +104,7 @@ def sxid(message: str) -> SXid | None:
 
 
 def recovery_action(found: Xid) -> str | None:
-    """Return what Xid 154 asks for, one of `RECOVERY_ACTIONS` or "other"; None for another Xid."""
+    """Return what Xid 154 requests, one of `RECOVERY_ACTIONS` or "other"; None for another Xid."""
     match = _RECOVERY.match(found.detail) if found.code == RECOVERY_XID else None
     if not match:
         return None
@@ -112,7 +113,7 @@ def recovery_action(found: Xid) -> str | None:
 
 
 def link_error(found: Xid) -> LinkError | None:
-    """Return the NVLink that Xid 74, or 144 to 150 (NVLink 5), is about; None for another Xid."""
+    """Return the NVLink error in Xid 74, or 144 to 150 (NVLink 5); None for another Xid."""
     if found.code == NVLINK_XID:
         match = _LINK_74.search(found.detail)
         return (
@@ -135,7 +136,7 @@ def _link(text: str) -> str:
 
 
 class _Event(NamedTuple):
-    """An event: what a line must contain, which is quick to see, and what it must begin with."""
+    """An event: text that its line contains (a quick check), and a pattern for the line's start."""
 
     name: str
     part: str
@@ -212,7 +213,7 @@ _TABLE = (
         "rcu_stall", "detected ", r"(?:rcu: )?INFO: rcu\w* (?:self-)?detected (?:expedited )?stall"
     ),
     _event("kernel_oops", "[#", _OOPS),
-    # Seen where the machine lives on for a moment, as with kernel.panic delays.
+    # Only seen if the machine survives for a moment, as with kernel.panic delays.
     _event("kernel_panic", "Kernel panic - ", r"Kernel panic - not syncing: "),
     _event(
         "cpu_throttled",
@@ -393,7 +394,7 @@ _TABLE = (
         r"NVRM: (?:GPU\d+ )?\w*PostRxDetectLinkMask\w*: ",
     ),
     _event("peermem_error", "nvidia-peermem ", r"nvidia-peermem \w+:\d+ ERROR "),
-    # The process' name, which a user chooses, comes first; the kernel prints all that follows.
+    # The process name, which a user chooses, comes first; the kernel prints all that follows.
     _event("nccl_segfault", " in libnccl", _SEGFAULT + r"libnccl[\w.-]*\["),
     _event("cuda_segfault", " in libcuda", _SEGFAULT + r"libcuda[\w.-]*\["),
     _event(
@@ -402,7 +403,7 @@ _TABLE = (
 )
 
 EVENTS = tuple(dict.fromkeys(event.name for event in _TABLE))
-"""The names that `event` gives."""
+"""Names that `event` returns."""
 
 
 def event(message: str) -> str | None:

@@ -1,7 +1,8 @@
-r"""`/dev/kmsg`, the kernel log one numbered record a read, with the facility that wrote it.
+r"""`/dev/kmsg`: the kernel log, one numbered record per read, with the facility that wrote it.
 
-A record is `priority,sequence,microseconds,flags[,…];message\n KEY=value\n…`, its unprintable bytes escaped by the kernel; see
-Documentation/ABI/testing/dev-kmsg of the kernel. Who writes to `/dev/kmsg` can choose every facility but 0, the kernel's own.
+A record is `priority,sequence,microseconds,flags[,…];message\n KEY=value\n…`; the kernel escapes
+unprintable bytes. See Documentation/ABI/testing/dev-kmsg of the kernel. A process that writes to
+`/dev/kmsg` can choose any facility but 0, the kernel's own.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 KERNEL = 0
-"""The facility of the kernel itself."""
+"""Facility of the kernel itself."""
 BUFFER = 1 << 14
-"""More than the kernel's largest record (8 KiB); a read with less room than the record fails."""
+"""Larger than the kernel's largest record (8 KiB); a read into a smaller buffer fails."""
 CLOCK_EVERY = 64
-"""Records between two looks at the clock."""
+"""Records between checks of the clock."""
 RETRY_FIRST = 1.0
 RETRY_LIMIT = 60.0
-"""Seconds before a log that closed is opened again, doubled from first to limit."""
+"""Seconds before a failed log is reopened, doubled from first to limit."""
 _FIELDS = 4
 
 
@@ -36,19 +37,19 @@ class KernelLogRecord(NamedTuple):
     timestamp: float
     """Seconds since boot."""
     whole: bool
-    """False for a fragment of a continued line: what it begins with is not where the line began."""
+    """False for a fragment of a continued line, which may not start where the line started."""
     message: str
 
 
 def parse(raw: bytes) -> KernelLogRecord:
-    """Return the record of `/dev/kmsg` that one read gave; ValueError if it is none.
+    """Return the record in one read of `/dev/kmsg`; ValueError if it is malformed.
 
-    The dictionary after the message is left out.
+    The dictionary after the message is ignored.
     """
     head, semicolon, body = raw.partition(b";")
     fields = head.split(b",")
     if not semicolon or len(fields) < _FIELDS:
-        message = f"no kernel log record: {raw[:60]!r}"
+        message = f"not a kernel log record: {raw[:60]!r}"
         raise ValueError(message)
     sequence = int(fields[1])
     if sequence < 0:
@@ -61,8 +62,8 @@ def parse(raw: bytes) -> KernelLogRecord:
 
 
 class KernelLogReader:
-    """Reads a kernel log on and on, every record once, and counts those that were overwritten
-    before it came to them.
+    """Reads a kernel log continuously, every record once, and counts records that were overwritten
+    before they were read.
     """
 
     def __init__(
@@ -72,17 +73,17 @@ class KernelLogReader:
         position: int = 0,
         read: Callable[[int, int], bytes] = os.read,
     ) -> None:
-        """Prepare to read from the record number `position` on, with a `read(2)`.
+        """Prepare to read from record number `position` on, with a function like read(2).
 
         Nothing is opened yet.
         """
         self.place = place
         self.position = position
-        """The number that the next record should have."""
+        """Expected number of the next record."""
         self.lost = 0
-        """Records that were never seen: gaps in the numbers."""
+        """Records that were never read: gaps in the numbers."""
         self.malformed = 0
-        """Records that made no sense; their numbers are gaps."""
+        """Records that could not be parsed; their numbers are gaps."""
         self.drained = False
         """Whether the end of the log has been reached since it was opened."""
         self._monotonic = monotonic
@@ -94,11 +95,11 @@ class KernelLogReader:
         self._trouble: OSError | None = None
 
     def read(self, most: int, seconds: float) -> Iterator[KernelLogRecord]:
-        """Yield what is new in `/dev/kmsg`, at most so many records for so long; the rest comes
-        next time.
+        """Yield new records of `/dev/kmsg`, at most `most` within `seconds`; the rest comes next
+        time.
 
-        OSError if the log cannot be opened or read. It is then opened again after a back-off; until
-        then, `SourceError`.
+        OSError if the log cannot be opened or read. It is reopened after a back-off; until then,
+        `SourceError`.
         """
         if self._descriptor < 0:
             self._open()
@@ -111,12 +112,12 @@ class KernelLogReader:
                 self.drained = True
                 return
             except BrokenPipeError:
-                continue  # overwritten before it was read: the next number tells how many
+                continue  # overwritten before it was read: the gap to the next number is counted
             except OSError as error:
                 self._fail(error)
                 raise
             if not raw:
-                ended = OSError(errno.EIO, "closed by its other end", self.place)
+                ended = OSError(errno.EIO, "closed by the other end", self.place)
                 self._fail(ended)
                 raise ended
             try:
@@ -124,7 +125,7 @@ class KernelLogReader:
             except ValueError:
                 self.malformed += 1
                 continue
-            # Also of records that were read before: `behind` compares the whole log with the
+            # Includes records that were read before: `behind` compares the whole log with the
             # position.
             self._newest = max(self._newest, record.sequence)
             if record.sequence >= self.position:
@@ -135,9 +136,9 @@ class KernelLogReader:
                 return
 
     def behind(self) -> bool:
-        """Tell whether all of `/dev/kmsg` was read and ends before the position.
+        """Return whether all of `/dev/kmsg` was read and ends before the position.
 
-        Then the position is not of this log.
+        If so, the position does not belong to this log.
         """
         return self.drained and 0 <= self._newest < self.position - 1
 
@@ -150,7 +151,7 @@ class KernelLogReader:
     def _open(self) -> None:
         now = self._monotonic()
         if self._trouble is not None and now < self._retry:
-            detail = f"{self._trouble}; tried again in {self._retry - now:.0f} s"
+            detail = f"{self._trouble}; retry in {self._retry - now:.0f} s"
             raise SourceError(os_reason(self._trouble), detail) from self._trouble
         try:
             self._descriptor = os.open(self.place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Mount points as `/proc/<pid>/mountinfo` lists them."""
+"""Mount points from `/proc/<pid>/mountinfo`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Mount(NamedTuple):
     kind: str
     """Type of the file system: ext4, nfs4, lustre, …"""
     read_only: bool
-    """Mounted read-only, or the file system went read-only after an error."""
+    """Mounted read-only, or remounted read-only after an error."""
 
 
 def parse_mountinfo(text: str) -> list[Mount]:
-    """Return the mounts in their order, a later one over an earlier one.
+    """Return the mounts in order; a later one covers an earlier one.
 
     ValueError if malformed; see proc_pid_mountinfo(5).
     """
@@ -32,7 +32,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
         place, separator, rest = line.partition(" - ")
         before, after = place.split(" "), rest.split(" ")
         if not separator or len(before) < 6 or len(after) < 3:  # noqa: PLR2004 - the fields of the format
-            message = f"no mount: {line[:80]!r}"
+            message = f"not a mount: {line[:80]!r}"
             raise ValueError(message)
         point = _ESCAPE.sub(lambda match: chr(int(match[1], 8)), before[4])
         read_only = "ro" in before[5].split(",") or "ro" in after[2].split(",")
@@ -41,7 +41,7 @@ def parse_mountinfo(text: str) -> list[Mount]:
 
 
 def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
-    """Return the mount that an absolute path without symbolic links lies on."""
+    """Return the mount that contains an absolute path without symbolic links."""
     best: Mount | None = None
     for mount in mounts:
         inside = mount.point in ("/", path) or path.startswith(f"{mount.point}/")

@@ -1,12 +1,12 @@
-"""TCP sockets as the kernel tells them over NETLINK_SOCK_DIAG.
+"""TCP sockets from the kernel over NETLINK_SOCK_DIAG.
 
 Requests, replies, and the dump between them.
 
 The request is the legacy `TCPDIAG_GETSOCK` of `linux/inet_diag.h`: unlike `SOCK_DIAG_BY_FAMILY` it
-walks the socket table once for both families. What the kernel can leave out (states, ports) it is
-told to leave out, as filling in a reply costs it several times a skip. Replies are kept as the
-kernel wrote them, one record of fixed size per socket, and read by column: a loop over sockets in
-Python would cost more than the walk.
+walks the socket table once for both families. The request filters states and ports in the kernel,
+as filling in a reply costs it several times as much as a skip. Replies are kept as the kernel wrote
+them, one record of fixed size per socket, and read by column: a loop over sockets in Python would
+cost more than the walk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class TcpState(enum.IntEnum):
     """States of a TCP socket by the kernel's numbers.
 
-    A closed socket is in no table and is never seen.
+    A closed socket is in no table, so it is never seen.
     """
 
     ESTABLISHED = 1
@@ -58,7 +58,7 @@ EVERY_STATE = sum(state.mask for state in TcpState)
 TIME_WAIT_TIMER = 3
 """Timer of the small sockets that stand in for a closed one.
 
-All that are in TIME_WAIT, and most that are in FIN_WAIT2.
+These are all sockets in TIME_WAIT, and most in FIN_WAIT2.
 """
 
 _SOCK_DIAG = 4
@@ -86,28 +86,25 @@ _AT_STATE, _AT_TIMER, _AT_SOURCE, _AT_DESTINATION, _AT_INODE = (
 )
 
 _BUFFER = 1 << 16
-"""Larger than any message that the kernel makes for a dump (32 KiB)."""
+"""Larger than any message of the kernel in a dump (32 KiB)."""
 _ATTEMPTS = 3
 
 
 class MalformedReply(ValueError):
-    """The kernel answered with something that is no reply to a dump of TCP sockets."""
+    """The kernel's answer is not a valid reply to a dump of TCP sockets."""
 
 
 class Interrupted(Exception):
-    """The table changed under the dump, or replies were lost: what was read is not whole."""
+    """The table changed during the dump, or replies were lost: the dump is incomplete."""
 
 
 class Table:
-    """Sockets as columns; each property is one value per socket, in the same order."""
+    """Sockets as columns; each property has one value per socket, in the same order."""
 
     __slots__ = ("_chunks", "_number")
 
     def __init__(self, chunks: Iterable[tuple[bytes, int]]) -> None:
-        """Take records as `parse` returns them.
-
-        Each chunk with the bytes from one record to the next.
-        """
+        """Keep records as `parse` returns them: chunks, each with its stride in bytes."""
         self._chunks = [(chunk, stride) for chunk, stride in chunks if chunk]
         self._number = sum(len(chunk) // stride for chunk, stride in self._chunks)
 
@@ -131,12 +128,12 @@ class Table:
 
     @property
     def destination_ports(self) -> array[int]:
-        """Ports of the other end of the netlink records; 0 for a listener."""
+        """Remote ports of the netlink records; 0 for a listener."""
         return self._integers("H", (_AT_DESTINATION + 1, _AT_DESTINATION))
 
     @property
     def inodes(self) -> array[int]:
-        """Inodes that netlink tells, `socket:[…]` of `/proc/<pid>/fd`; 0 if no process has it."""
+        """Inodes of the netlink records, as in `/proc/<pid>/fd`; 0 if no process has the socket."""
         at = range(_AT_INODE, _AT_INODE + 4)
         return self._integers("I", at if sys.byteorder == "little" else at[::-1])
 
@@ -144,7 +141,7 @@ class Table:
         return b"".join([chunk[at::stride] for chunk, stride in self._chunks])
 
     def _integers(self, code: str, least_significant_first: Sequence[int]) -> array[int]:
-        """Put netlink's bytes that lie apart together as integers, without a loop over sockets."""
+        """Assemble integers from columns of netlink bytes, without a loop over sockets."""
         size = len(least_significant_first)
         native = bytearray(size * self._number)
         for place, at in enumerate(least_significant_first):
@@ -155,7 +152,7 @@ class Table:
 
 
 def record(state: int, timer: int, source: int, destination: int, inode: int) -> bytes:
-    """Return one TCP socket as netlink would tell it, for a `Table` made from another source."""
+    """Return one TCP socket as a netlink record, for a `Table` made from another source."""
     ports = socket.htons(source), socket.htons(destination)
     return _HEADER.pack(RECORD, _TCPDIAG_GETSOCK, 0, 0, 0) + _SOCKET.pack(
         0, state, timer, 0, *ports, 0, 0, 0, inode
@@ -163,13 +160,14 @@ def record(state: int, timer: int, source: int, destination: int, inode: int) ->
 
 
 def request(states: int, ports: tuple[int, int] | None, sequence: int) -> bytes:
-    """Return the netlink request for all sockets in `states` (a sum of `TcpState.mask`), if told
-    only those with a source port from first to last.
+    """Return the netlink request for all sockets in `states` (a sum of `TcpState.mask`).
+
+    With `ports`, only for those with a source port from first to last.
     """
     body = _REQUEST.pack(0, 0, 0, 0, states, 0)
     if ports is not None:
-        # Two comparisons; each is followed by its port, and goes on to the next one (8 bytes) or
-        # beyond the end, which refuses the socket.
+        # Two comparisons; each is followed by its port, and jumps to the next one (8 bytes) or past
+        # the end, which rejects the socket.
         first, last = ports
         code = b"".join(
             (
@@ -184,8 +182,8 @@ def request(states: int, ports: tuple[int, int] | None, sequence: int) -> bytes:
 
 
 def parse(buffer: bytes, sequence: int) -> tuple[bytes, int, bool]:
-    """Return the records of one netlink datagram of the reply to `sequence`, the bytes from one to
-    the next, and whether the reply ends with it.
+    """Return the records of one netlink datagram of the reply to `sequence`, their stride in bytes,
+    and whether the reply ends with it.
 
     Raises OSError for a refusal, Interrupted, MalformedReply.
     """
@@ -200,7 +198,7 @@ def parse(buffer: bytes, sequence: int) -> tuple[bytes, int, bool]:
             message = f"a message of {length} bytes, where {end - position} are left"
             raise MalformedReply(message)
         if answered != sequence:
-            message = f"an answer to request {answered} instead of {sequence}"
+            message = f"a reply to request {answered} instead of {sequence}"
             raise MalformedReply(message)
         if flags & _DUMP_INTERRUPTED:
             message = "the socket table changed during the dump"
@@ -217,7 +215,7 @@ def parse(buffer: bytes, sequence: int) -> tuple[bytes, int, bool]:
             return b"".join(records), RECORD, True
         elif kind == _ERROR:
             _refusal(buffer, position, length)
-            message = "an acknowledgement that was not asked for"
+            message = "an unexpected acknowledgement"
             raise MalformedReply(message)
         elif kind == _OVERRUN:
             message = "replies were lost"
@@ -230,8 +228,8 @@ def parse(buffer: bytes, sequence: int) -> tuple[bytes, int, bool]:
 
 
 def _uniform(buffer: bytes, length: int, header: bytes) -> bool:
-    """Tell whether the netlink datagram is nothing but sockets with this header, so that it can be
-    taken whole: in great numbers they come so.
+    """Return whether the netlink datagram holds only sockets with this header, as in large dumps,
+    so that it can be used whole.
     """
     number, rest = divmod(len(buffer), length)
     return (
@@ -242,9 +240,7 @@ def _uniform(buffer: bytes, length: int, header: bytes) -> bool:
 
 
 def _refusal(buffer: bytes, position: int, length: int) -> None:
-    """Raise the OSError that a netlink error or the end of a dump carries; return if it carries
-    none.
-    """
+    """Raise the OSError in a netlink error or the end of a dump; return if there is none."""
     if length < _HEADER.size + _INT.size:
         message = f"a result of {length} bytes"
         raise MalformedReply(message)
@@ -260,20 +256,18 @@ _sequences = itertools.count(1)
 def dump(
     states: int, ports: tuple[int, int] | None, deadline: float, monotonic: Callable[[], float]
 ) -> Table:
-    """Ask the kernel over netlink for the sockets of this network namespace.
+    """Return the sockets of this network namespace, from the kernel over netlink.
 
-    Arguments as for `request`, `deadline` by the clock given.
+    Arguments as for `request`; `deadline` is by the clock `monotonic`.
 
-    Raises OSError, among them TimeoutError; Interrupted if the dump was not whole in three
+    Raises OSError, including TimeoutError; Interrupted if the dump was incomplete in three
     attempts; MalformedReply.
     """
     return whole(lambda: _dump(states, ports, deadline, monotonic))
 
 
 def whole(attempt: Callable[[], Table]) -> Table:
-    """Return what an attempt at a netlink dump does; an interrupted one is made again, three times
-    in all.
-    """
+    """Return the result of a netlink dump; retry an interrupted one, three attempts in all."""
     for _ in range(_ATTEMPTS - 1):
         with contextlib.suppress(Interrupted):
             return attempt()
@@ -284,8 +278,8 @@ def _dump(
     states: int, ports: tuple[int, int] | None, deadline: float, monotonic: Callable[[], float]
 ) -> Table:
     sequence = next(_sequences) & 0xFFFFFFFF
-    # The kernel makes the first datagram inside the send and each further one inside a receive: to
-    # wait would be to wait for nothing.
+    # The kernel makes the first datagram during the send and each further one during a receive, so
+    # there is never anything to wait for.
     with socket.socket(
         socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, _SOCK_DIAG
     ) as diag:
@@ -324,5 +318,5 @@ def _datagram(diag: socket.socket) -> bytes:
         if flags & socket.MSG_TRUNC or not data:
             message = "a datagram that is cut off or empty"
             raise MalformedReply(message)
-        if sender == 0:  # another process's message is no answer of the kernel
+        if sender == 0:  # ignore messages of other processes
             return data

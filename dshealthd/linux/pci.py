@@ -1,6 +1,6 @@
-"""NVIDIA's GPUs as the PCI bus shows them in sysfs: their models, and if NVML has any work.
+"""NVIDIA's GPUs on the PCI bus, from sysfs: their models, and whether NVML is needed.
 
-What ought to be there, whatever the driver says.
+The GPUs that should be present, whatever the driver reports.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ NVIDIA = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")
 """VGA controllers and 3D controllers; data-centre GPUs are the latter."""
 PASSED_THROUGH = frozenset({"vfio-pci", "pci-stub"})
-"""Drivers that hold a GPU for a virtual machine: it is not this system's."""
+"""Drivers that hold a GPU for a virtual machine, so that this system cannot use it."""
 
 
 class Bus:
     """The PCI devices of one machine.
 
-    What a device is never changes, so that a look costs one directory listing.
+    The type of a device never changes, so a scan costs one directory listing.
     """
 
     def __init__(self, host: Host) -> None:
-        """Look nowhere yet."""
+        """Read nothing yet."""
         self._host = host
         self._is_gpu: dict[str, bool] = {}
         self._models: dict[str, str] = {}
 
     def models(self) -> set[str]:
-        """Return the device ids of NVIDIA's GPUs on the bus: several where not all are alike.
+        """Return the device IDs of NVIDIA's GPUs on the bus: several if models differ.
 
         OSError if the bus cannot be read.
         """
@@ -46,7 +46,7 @@ class Bus:
         return {self._models[address] for address in gpus}
 
     def gpus(self) -> tuple[str, ...]:
-        """Return the addresses of NVIDIA's GPUs, in their order on the bus.
+        """Return the addresses of NVIDIA's GPUs, in bus order.
 
         OSError if the bus cannot be read.
         """
@@ -82,17 +82,17 @@ class Bus:
 
 @functools.cache
 def bus(host: Host) -> Bus:
-    """Return the one PCI `Bus` of a host in this process."""
+    """Return this process's one PCI `Bus` for a host."""
     return Bus(host)
 
 
 def gpus_absent(release_file: Path, host: Host) -> str | None:
-    """Say from the PCI bus why there is nothing for NVML to do here, or None.
+    """Return why NVML has nothing to do on this machine, or None.
 
     Cheap, touches no device; for `Collector.absent`.
 
-    The release file is how an operator gets the driver free: while it exists, the worker that holds
-    NVML open ends.
+    An operator frees the driver with the release file: while it exists, the worker that holds NVML
+    open ends.
     """
     if os.path.lexists(host.root(str(release_file))):
         return f"released by {release_file}"

@@ -1,6 +1,6 @@
-"""The PCI topology of a node: how GPUs and fabric adapters are joined, like `nvidia-smi topo -m`.
+"""PCI topology of a node: how GPUs and fabric adapters are connected, like `nvidia-smi topo -m`.
 
-Addresses on the bus and names are left out, as they differ between nodes that are otherwise alike.
+Bus addresses and names are left out, as they differ between otherwise identical nodes.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 _NETWORK_CLASSES = ("0x0200", "0x0207")
 """Ethernet and InfiniBand controllers."""
 _ADAPTERS = "0x15b3"
-"""Mellanox, now NVIDIA: vendor of the adapters that fabrics are made of."""
+"""Mellanox, now NVIDIA: vendor of fabric adapters."""
 _VIRTUAL = "physfn"
-"""Link of a virtual function: as many as somebody asked for."""
+"""Link that only virtual functions have; their number is configurable."""
 
 
 class Device(NamedTuple):
     """A GPU or an adapter."""
 
     kind: str
-    """`gpu` or `adapter`, with the device id."""
+    """`gpu` or `adapter`, with the device ID."""
     numa_node: str
     bridges: tuple[str, ...]
-    """The bridges above it, from the root complex on."""
+    """The bridges above it, from the root complex down."""
 
 
 def describe(host: Host) -> str | None:
-    """Return the topology, one line a device: what it is, its NUMA node, and what is between it and
-    each other.
+    """Return the topology, one line per device: its kind, its NUMA node, and its distance to each
+    other device.
 
-    Lines that are the same on two nodes mean that these are joined alike. None without GPUs. OSError.
+    Nodes with equal lines have the same topology. None without GPUs. OSError.
     """
     base = host.sys("bus/pci/devices")
     try:
@@ -63,13 +63,13 @@ def describe(host: Host) -> str | None:
 
 
 def distance(one: Device, other: Device) -> str:
-    """Return what is between two devices, in the words of `nvidia-smi topo -m`.
+    """Return the distance between two devices, in the terms of `nvidia-smi topo -m`.
 
-    PIX: one switch; PXB: several; PHB: a host bridge; NODE: two host bridges of a NUMA node; SYS: the
-    link between NUMA nodes.
+    PIX: one switch; PXB: several; PHB: a host bridge; NODE: two host bridges of a NUMA node; SYS:
+    the link between NUMA nodes.
     """
     common = _common(one.bridges, other.bridges)
-    if common > 1:  # below one root port; a switch has a bridge above and one for each device
+    if common > 1:  # below one root port; a switch has an upstream bridge and one per device
         apart = max(len(one.bridges), len(other.bridges)) - common
         return "PIX" if apart <= 1 else "PXB"
     if common == 1:
@@ -78,7 +78,7 @@ def distance(one: Device, other: Device) -> str:
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return how many PCI bridges two devices share, from the root complex on."""
+    """Return how many PCI bridges two devices share, from the root complex down."""
     common = 0
     for above, beside in zip(one, other, strict=False):
         if above != beside:
@@ -88,7 +88,7 @@ def _common(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def _device(place: str) -> Device | None:
-    """Return a GPU or adapter of the topology; None for others, or what has just been removed."""
+    """Return a GPU or adapter of the topology; None for other or just removed devices."""
     try:
         kind = read(f"{place}/class")
         vendor = read(f"{place}/vendor").strip()
@@ -110,7 +110,7 @@ def _device(place: str) -> Device | None:
 
 
 def _numa_node(place: str) -> str:
-    """Return a PCI device's NUMA node; -1 where the firmware does not say, as the kernel does."""
+    """Return a PCI device's NUMA node; -1, as in the kernel, if the firmware does not say."""
     try:
         return read(f"{place}/numa_node").strip()
     except FileNotFoundError:  # a kernel without NUMA

@@ -1,4 +1,4 @@
-"""What a descriptor of a process (pidfd_open(2)) tells of its end, from PIDFD_GET_INFO."""
+"""Exit status of a process through its descriptor (pidfd_open(2)), from PIDFD_GET_INFO."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _GET_INFO = 0xC040FF0B
 _EXIT = 1 << 3
 """PIDFD_INFO_EXIT."""
 _INFO = struct.Struct("=Q52xi")
-"""The mask, what is not asked for, and `exit_code`."""
+"""The mask, unused fields, and `exit_code`."""
 
 
 def exit_status(descriptor: int) -> int | None:
-    """Return the status of a process whose parent has reaped it, as waitpid(2) has it.
+    """Return the status, as of waitpid(2), of a process that its parent has reaped.
 
-    None while it was not reaped, and before Linux 6.15, which does not tell.
+    None while it is not reaped, and before Linux 6.15, which does not support this.
     """
     info = bytearray(_INFO.pack(_EXIT, 0))
     try:

@@ -1,11 +1,12 @@
-"""Process files: the one way to open what a process or its user names, in environment, argv, maps.
+"""Process files: the only way to open paths that a process or its user names.
 
-Whoever names a path must gain nothing by it. A file is looked up below the process's own root
-(openat2(2), Linux 5.6; older kernels are refused, ENOSYS), with the rights of the process's user
-and without capabilities. It is opened only once it is known to be a regular file of a file system
-that stores files: to open a device or a FIFO does something, and `/proc/self` is the reader's.
+Such paths come from the environment, argv or maps. Naming a path must gain its author nothing. A
+file is looked up below the process's own root (openat2(2), Linux 5.6; ENOSYS on older kernels),
+with the rights of the process's user and without capabilities. It is opened only once it is known
+to be a regular file on a file system that stores files: opening a device or a FIFO has side
+effects, and `/proc/self` is the reader's own.
 
-Any look may hang with its file system; callers run in processes that are killed when they hang.
+Any access may hang with its file system; callers run in processes that are killed when they hang.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 MAX_FILE = 1 << 20
 MAX_NAMES = 20_000
-"""Entries of a directory that are looked at; the largest environments have some 2,000."""
+"""Most entries of a directory that are read; the largest environments have some 2,000."""
 _CHUNK = 1 << 18
 _OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 0x02, 0x10
@@ -41,14 +42,14 @@ _NO_STORE = frozenset(
 )
 """proc, sysfs, debugfs, tracefs, cgroup, cgroup2, bpf, securityfs (`linux/magic.h`).
 
-To read there can do something, last for ever, or tell of the reader instead of the process.
+Reading there can have side effects, never end, or describe the reader instead of the process.
 """
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Irregular(OSError):
-    """What is at a path is not opened for what it is: a device, a link, another user's."""
+    """The object at a path must not be opened: a device, a link, another user's."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(errno.EINVAL, why, path)
@@ -61,29 +62,29 @@ class Root:
     """The file system as one process sees it, read with that process's rights.
 
     Paths are those of the process: absolute, or relative to its working directory. Links are
-    followed, and lead nowhere but below its root. Use in a `with` statement, or close.
+    followed, but never lead outside its root. Use in a `with` statement, or close.
     """
 
     def __init__(self, descriptor: int, owner: User, directory: str | None) -> None:
-        """Take over a descriptor of a root, and read below it as `owner`."""
+        """Take ownership of a root's descriptor, and read below it as `owner`."""
         self._root = descriptor
         self.owner = owner
         self._directory = directory
 
     @classmethod
     def of_process(cls, host: Host, pid: int) -> Self:
-        """Return the root of a process; needs CAP_SYS_PTRACE for those of others.
+        """Return the root of a process; needs CAP_SYS_PTRACE for other users' processes.
 
-        PermissionError if the process has the rights of more than one user, or has changed its
-        user meanwhile. OSError, ValueError if the kernel's answer is not understood.
+        PermissionError if the process has the rights of more than one user, or has just changed its
+        user. OSError; ValueError if the kernel's answer cannot be parsed.
         """
         place = os.open(host.proc(str(pid)), _DIRECTORY)
         try:
             owner = _owner(place)
             root = os.open("root", _DIRECTORY, dir_fd=place)
             self = cls(root, owner, _working_directory(place))
-            # Again, on the same descriptor: a set-user-id program may have been executed between
-            # the first look and the opening of its root.
+            # Checked again, on the same descriptor: the process may have executed a set-user-ID
+            # program between the first check and the opening of its root.
             if _owner(place) == owner:
                 return self
             self.close()
@@ -95,8 +96,8 @@ class Root:
     def of_owner(cls, root: Path, path: str) -> Self:
         """Return the node's root as the owner of a configured path sees it.
 
-        The administrator names such a path, but what is below it is its owner's to change. An agent
-        without privileges reads it as itself. OSError if there is nothing at the path.
+        The administrator configures the path, but its owner controls what is below it. An agent
+        without privileges reads it as itself. OSError if the path does not exist.
         """
         self = cls(os.open(root, _DIRECTORY), _own(), "/")
         try:
@@ -110,11 +111,11 @@ class Root:
 
     @classmethod
     def of_user(cls, root: Path, owner: User) -> Self:
-        """Return the node's root as a user sees it whose process has ended. OSError."""
+        """Return the node's root as seen by a user whose process has ended. OSError."""
         return cls(os.open(root, _DIRECTORY), owner, None)
 
     def close(self) -> None:
-        """Let go of the process's root."""
+        """Close the process's root."""
         os.close(self._root)
 
     def __enter__(self) -> Self:
@@ -125,12 +126,12 @@ class Root:
 
     @property
     def place(self) -> tuple[int, int, str | None, User]:
-        """What is equal for processes to which equal paths name the same files."""
+        """A key that is equal for processes to which equal paths name the same files."""
         status = os.fstat(self._root)
         return status.st_dev, status.st_ino, self._directory, self.owner
 
     def look(self, path: str, *, follow: bool = True) -> os.stat_result | None:
-        """Return what is at a process's path without opening it; None if nothing is. OSError."""
+        """Return the status of a process's path without opening it; None if absent. OSError."""
         try:
             with self._found(path, follow=follow) as descriptor:
                 return os.fstat(descriptor)
@@ -138,18 +139,18 @@ class Root:
             return None
 
     def free(self, path: str) -> int:
-        """Return the bytes that users other than root can fill at a process's path. OSError."""
+        """Return the bytes available to users other than root at a process's path. OSError."""
         with self._found(path, follow=True) as descriptor:
             status = os.fstatvfs(descriptor)
             return status.f_bavail * status.f_frsize
 
     def link(self, path: str) -> str:
-        """Return where a process's link leads; OSError (EINVAL, ENOENT) if there is none."""
+        """Return the target of a process's link; OSError (EINVAL, ENOENT) if there is none."""
         with self._found(path, follow=False) as descriptor:
             return os.readlink("", dir_fd=descriptor)
 
     def names(self, path: str, limit: int = MAX_NAMES) -> list[str]:
-        """Return the names in a directory below a process's root, at most so many. OSError."""
+        """Return at most `limit` names in a directory below a process's root. OSError."""
         descriptor = self.open_directory(path)
         try:
             with os.scandir(descriptor) as entries:
@@ -183,10 +184,10 @@ class Root:
         follow: bool = True,
         owned: bool = False,
     ) -> int:
-        """Return a descriptor of a file that is known to be of a kind before it is opened.
+        """Return a descriptor of a file whose kind is checked before it is opened.
 
-        And to belong to the process's user, if `owned`. `Irregular` if it is not, OSError. What is
-        opened is what was looked at, wherever the path leads by then.
+        If `owned`, it must belong to the process's user. `Irregular` if a check fails; OSError.
+        Opens the object that was checked, wherever the path leads by then.
         """
         with self._found(path, follow=follow) as descriptor:
             _check(descriptor, path, is_kind, kind)
@@ -198,7 +199,7 @@ class Root:
 
     @contextlib.contextmanager
     def _found(self, path: str, *, follow: bool) -> Iterator[int]:
-        """Give a descriptor that only says what is at a process's path, with its user's rights."""
+        """Yield an O_PATH descriptor of a process's path, acting with its user's rights."""
         with assumed(self.owner):
             descriptor = self._resolve(path, follow=follow)
             try:
@@ -208,7 +209,7 @@ class Root:
 
     def _resolve(self, path: str, *, follow: bool) -> int:
         if self._directory is None and not path.startswith("/"):
-            raise FileNotFoundError(errno.ENOENT, "the working directory is not known", path)
+            raise FileNotFoundError(errno.ENOENT, "the working directory is unknown", path)
         place = os.path.join(self._directory or "/", path)
         how = struct.pack(
             "=QQQ",
@@ -218,7 +219,7 @@ class Root:
         )
         name = os.fsencode(place)
         if b"\0" in name:
-            raise FileNotFoundError(errno.ENOENT, "no path has a null byte", path)
+            raise FileNotFoundError(errno.ENOENT, "a path cannot contain a null byte", path)
         size = ctypes.c_size_t(len(how))
         descriptor: int = _libc.syscall(_OPENAT2, self._root, name, how, size)
         if descriptor < 0:
@@ -228,7 +229,7 @@ class Root:
 
 
 def user_of(host: Host, pid: int) -> User:
-    """Return whose a process, and what it names, is; see `Root.of_process` for the errors."""
+    """Return the user of a process and of the paths it names; errors as of `Root.of_process`."""
     place = os.open(host.proc(str(pid)), _DIRECTORY)
     try:
         return _owner(place)
@@ -237,14 +238,14 @@ def user_of(host: Host, pid: int) -> User:
 
 
 def rights_of(status: os.stat_result) -> User:
-    """Return whose rights open a file of this status: its owner's, if the agent is root."""
+    """Return the user to open a file with this status as: its owner, if the agent is root."""
     return User(status.st_uid, status.st_gid) if os.geteuid() == 0 else _own()
 
 
 def open_entry(directory: int, name: str) -> int:
-    """Return a descriptor of a regular file in an open directory; no link is followed. OSError.
+    """Return a descriptor of a regular file in an open directory; follow no link. OSError.
 
-    With the rights of whoever calls: within `assumed`, those of a user.
+    Uses the caller's current rights: within `assumed`, those of a user.
     """
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(name, flags, dir_fd=directory)
@@ -256,7 +257,7 @@ def open_entry(directory: int, name: str) -> int:
 
 
 def read(descriptor: int, limit: int) -> bytes:
-    """Return what a process's file holds from here on, at most `limit` bytes, however it grows."""
+    """Return the rest of a process's file, at most `limit` bytes, even if it grows."""
     chunks = []
     while limit > 0 and (chunk := os.read(descriptor, min(limit, _CHUNK))):
         chunks.append(chunk)
@@ -270,13 +271,13 @@ def _own() -> User:
 
 def _check(descriptor: int, path: str, is_kind: Checks, kind: str) -> None:
     if not is_kind(os.fstat(descriptor).st_mode) or _file_system(descriptor) in _NO_STORE:
-        raise Irregular(path, f"is no {kind}")
+        raise Irregular(path, f"is not a {kind}")
 
 
 def _reopen(descriptor: int, path: str, flags: int) -> int:
-    """Open what an O_PATH descriptor of a process's file stands for; `path` is what errors name."""
-    # By way of the descriptor that was checked, not of the path: whoever owns the path may have put
-    # something else there since. Opening a FIFO would wait for a writer.
+    """Open the object of an O_PATH descriptor of a process's file; errors name `path`."""
+    # Through the descriptor that was checked, not the path, whose owner may have replaced the file
+    # since. O_NONBLOCK, as opening a FIFO would wait for a writer.
     flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         return os.open(f"/proc/self/fd/{descriptor}", flags)
@@ -285,8 +286,8 @@ def _reopen(descriptor: int, path: str, flags: int) -> int:
 
 
 def _owner(place: int) -> User:
-    """Return whose the process is of which this is the directory in `/proc`, to open its files."""
-    if _file_system(place) != _PROC:  # a tree of files that stands for it
+    """Return the user of the process with this directory in `/proc`, to open its files as."""
+    if _file_system(place) != _PROC:  # a fixture in place of procfs
         status = os.fstat(place)
         return User(status.st_uid, status.st_gid)
     user = parse_user(_entry(place, "status"))
@@ -296,7 +297,7 @@ def _owner(place: int) -> User:
 
 
 def _entry(place: int, name: str) -> bytes:
-    """Return what a file of a process in `/proc` holds."""
+    """Return the content of a process's file in `/proc`."""
     descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=place)
     try:
         return read(descriptor, 1 << 20)
@@ -305,7 +306,7 @@ def _entry(place: int, name: str) -> bytes:
 
 
 def _working_directory(place: int) -> str | None:
-    """Return where a process's relative files are as seen from its root; None if outside of it."""
+    """Return a process's working directory as seen from its root; None if outside it."""
     try:
         directory = os.readlink("cwd", dir_fd=place)
         root = os.readlink("root", dir_fd=place)
@@ -319,7 +320,7 @@ def _working_directory(place: int) -> str | None:
 
 
 def _file_system(descriptor: int) -> int:
-    """Return the kind of file system that a file to open is of: `f_type` of fstatfs(2)."""
+    """Return the type of a file's file system: `f_type` of fstatfs(2)."""
     data = ctypes.create_string_buffer(256)
     if _libc.fstatfs(descriptor, data):
         code = ctypes.get_errno()

@@ -1,7 +1,4 @@
-"""Limits of a process, and what it uses of them: open files and locked memory.
-
-Descriptors and locked memory.
-"""
+"""Limits of a process and their use: open files and locked memory."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ProcessLimits(NamedTuple):
-    """Soft limits of a process; infinity where there is none."""
+    """Soft limits of a process; infinity if there is none."""
 
     files: float
     locked: float
@@ -27,14 +24,14 @@ class ProcessLimits(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What a process has of something, and may have."""
+    """A process's use of a resource, and its limit."""
 
     value: float
     limit: float
 
     @property
     def order(self) -> tuple[float, float]:
-        """Sorts by nearness to the limit; of processes that use nothing, by the lower limit."""
+        """Sort key: closest to the limit last; among unused ones, the lower limit last."""
         return (self.value / self.limit if self.limit else math.inf, -self.limit)
 
 
@@ -54,7 +51,7 @@ def _limit(data: bytes, name: bytes) -> float:
 def parse_locked(data: bytes) -> tuple[int, int]:
     """Return the locked and the pinned memory of `/proc/<pid>/status`, in bytes.
 
-    0 for a process that has given up its memory.
+    0 for a process that has released its memory.
     """
     locked, pinned = (
         data.partition(name)[2].split(None, 1)[:1] or [b"0"] for name in (b"\nVmLck:", b"\nVmPin:")
@@ -63,12 +60,12 @@ def parse_locked(data: bytes) -> tuple[int, int]:
 
 
 class Descriptors:
-    """Counts the descriptors of processes, and reads their limits, in the fewest system calls that
-    this kernel and procfs allow.
+    """Counts the descriptors of processes, and reads their limits, with the fewest system calls
+    that this kernel and procfs allow.
     """
 
     def __init__(self, host: Host) -> None:
-        """Try what works here."""
+        """Detect what this kernel and procfs support."""
         self._proc = str(host.procfs)
         own = f"{self._proc}/self"
         try:
@@ -78,7 +75,7 @@ class Descriptors:
                 os.stat(f"{own}/fd").st_size in (count := len(os.listdir(f"{own}/fd")), count - 1)
                 and count > 1
             )
-            # Else its pids are those of another namespace, or of a fixture.
+            # Otherwise its pids belong to another namespace, or to a fixture.
             self._own_pids = os.readlink(own) == str(os.getpid())
         except OSError:
             self.direct = self._own_pids = False
@@ -86,7 +83,7 @@ class Descriptors:
     def count(self, pid: int | str) -> int:
         """Return the number of open descriptors of a process.
 
-        OSError: without `direct`, those of other users take CAP_SYS_PTRACE.
+        OSError. Without `direct`, other users' processes need CAP_SYS_PTRACE.
         """
         if self.direct:
             return os.stat(f"{self._proc}/{pid}/fd").st_size
@@ -101,7 +98,7 @@ class Descriptors:
                     _soft(int(pid), resource.RLIMIT_MEMLOCK),
                 )
             except PermissionError:
-                pass  # of another user: without CAP_SYS_RESOURCE only the file may be read
+                pass  # another user's: without CAP_SYS_RESOURCE only the file may be read
         return parse_limits(read_bytes(f"{self._proc}/{pid}/limits", 8192))
 
     def open_files(self, pid: int | str) -> Usage:
@@ -118,9 +115,9 @@ class Descriptors:
         return Usage(count, self.limits(pid).files)
 
     def worst(self, pids: Iterable[str]) -> tuple[str, Usage] | None:
-        """Return the process nearest to its limit of open files; None if none could be read.
+        """Return the process closest to its limit of open files; None if none could be read.
 
-        What cannot be read (it vanished) is left out.
+        Skip processes that cannot be read, such as those that have ended.
         """
         worst, nearest = None, -1.0
         for pid in pids:

@@ -1,4 +1,4 @@
-"""`/proc/<pid>/stat` parsed, which the kernel answers without waiting for the process."""
+"""Parser of `/proc/<pid>/stat`, which the kernel answers without waiting for the process."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from typing import NamedTuple
 
 TICKS = os.sysconf("SC_CLK_TCK")
-"""Clock ticks in a second, in which the kernel counts what follows."""
+"""Clock ticks per second, the unit of the times below."""
 _ENVIRONMENT, _EXIT_STATUS = 47, 49
-"""Places of what is shown since Linux 3.5, and to those alone who may trace the process."""
+"""Positions of fields shown since Linux 3.5, and only to users who may trace the process."""
 
 
 class Stat(NamedTuple):
@@ -22,20 +22,20 @@ class Stat(NamedTuple):
     start: int
     """Clock ticks from boot to start; with the pid, this is what makes a process unique."""
     environment: int
-    """Address of the environment, which changes with exec; 0 where one may not know."""
+    """Address of the environment, which changes with exec; 0 if access is denied."""
     cpu_ticks: int
-    """Time of all its threads on a CPU so far."""
+    """CPU time of all its threads so far."""
     exit_status: int
-    """As waitpid(2) returns it; meant of one that has ended only, and 0 where one may not know."""
+    """As returned by waitpid(2); valid only once it has ended; 0 if access is denied."""
 
     @property
     def image(self) -> tuple[int, int]:
-        """What stays the same while the process is the same and runs the same program."""
+        """A key that stays the same as long as the process runs the same program."""
         return self.start, self.environment
 
 
 def parse_stat(data: bytes) -> Stat:
-    """Return what `/proc/<pid>/stat` says; its name may hold anything. ValueError if malformed."""
+    """Parse `/proc/<pid>/stat`; the process name may hold anything. ValueError if malformed."""
     fields = data[data.rfind(b")") + 1 :].split()
     try:
         return Stat(
@@ -48,5 +48,5 @@ def parse_stat(data: bytes) -> Stat:
             exit_status=int(fields[_EXIT_STATUS]) if len(fields) > _EXIT_STATUS else 0,
         )
     except (IndexError, ValueError) as error:
-        message = f"no process status: {data[:80]!r}"
+        message = f"not a process status: {data[:80]!r}"
         raise ValueError(message) from error

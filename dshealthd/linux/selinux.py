@@ -1,4 +1,4 @@
-"""What SELinux does on this node."""
+"""SELinux mode of this node."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MODES = {"0": "permissive", "1": "enforcing"}
 
 
 def mode(host: Host) -> str:
-    """Return SELinux's mode, `enforcing`, `permissive` or `disabled`; `unknown` if no kernel says.
+    """Return SELinux's mode: `enforcing`, `permissive`, `disabled`, or `unknown` for other values.
 
     OSError if it cannot be read.
     """
     try:
         state = read(host.sys("fs/selinux/enforce")).strip()
     except FileNotFoundError:
-        os.stat(host.sys("fs"))  # without which nothing is known
+        os.stat(host.sys("fs"))  # without sysfs nothing is known
         return "disabled"
     return _MODES.get(state, "unknown")

@@ -1,4 +1,4 @@
-"""Who is at the other end of a TCP connection within this machine."""
+"""The user at the other end of a TCP connection within this machine."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ if TYPE_CHECKING:
 
 _ESTABLISHED = "01"
 _LARGEST = 64 << 20
-"""Bytes of `/proc/net/tcp` that are read: some 400,000 sockets."""
+"""Most bytes of `/proc/net/tcp` that are read: some 400,000 sockets."""
 
 
 def peer_uid(connection: socket.socket, procfs: str = "/proc") -> int | None:
     """Return the user whose process holds the other end of an open connection.
 
-    None where no process of this machine has accepted it, or no longer holds it: an end that is
-    closed, or not accepted yet, has no owner, and the kernel shows it as root's. OSError where
-    `/proc/net` cannot be read.
+    None if no process of this machine holds it: an end that is closed or not yet accepted has no
+    owner, and the kernel shows it as root's. OSError if `/proc/net` cannot be read.
     """
     here = _written(connection.getsockname())
     there = _written(connection.getpeername())
@@ -29,26 +28,26 @@ def peer_uid(connection: socket.socket, procfs: str = "/proc") -> int | None:
     for table in ("tcp", "tcp6"):
         for line in read(f"{procfs}/self/net/{table}", _LARGEST).splitlines()[1:]:
             if ports[0] not in line or ports[1] not in line:
-                continue  # most of them, at a hundredth of the cost
+                continue  # skips most lines, at a hundredth of the cost
             fields = line.split()
             if (
                 fields[3] == _ESTABLISHED
                 and _read(fields[1]) == there
                 and _read(fields[2]) == here
-                and fields[9] != "0"  # the inode, which only a socket with a holder has
+                and fields[9] != "0"  # the inode, which only a socket held by a process has
             ):
                 return int(fields[7])
     return None
 
 
 def _written(name: tuple[str, int]) -> tuple[bytes, int]:
-    """Return an address of a connection as the kernel compares it: IPv4 within IPv6 is IPv4."""
+    """Return an address of a connection in normal form: IPv4 mapped to IPv6 becomes IPv4."""
     address = ipaddress.ip_address(name[0].partition("%")[0])
     return _plain(address), name[1]
 
 
 def _read(text: str) -> tuple[bytes, int]:
-    """Return a connection's address of the table: words in the machine's byte order, and a port."""
+    """Parse a connection's address in the table: words in native byte order, and a port."""
     words, _, port = text.partition(":")
     raw = bytes.fromhex(words)
     if sys.byteorder == "little":

@@ -1,7 +1,7 @@
-"""Which process has a socket: found by its inode in `/proc/<pid>/fd`, a few milliseconds at a time.
+"""Owners of sockets, found by inode in `/proc/<pid>/fd`, a few milliseconds at a time.
 
-To find an owner all descriptors of all processes may have to be looked at. The agent does not stop
-for that: each round of collection looks at some, and the next one goes on where it stopped.
+Finding an owner may require reading all descriptors of all processes. So as not to block the agent,
+each round of collection reads some, and the next one continues.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
 BUDGET = 0.01
-"""Seconds a round: some 2,000 descriptors."""
+"""Seconds per round: some 2,000 descriptors."""
 BUDGET_ALONE = 1.0
-"""Seconds where there is no next round, as in a command that collects once."""
+"""Seconds if there is no next round, as in a command that collects once."""
 PATIENCE = 60.0
-"""Seconds after which a search that was in vain begins again.
+"""Seconds before an unsuccessful search is retried.
 
 Doubled each time, up to sixteen-fold.
 """
@@ -40,15 +40,15 @@ class ProcessLineage(NamedTuple):
 
 
 def parse_inode(link: str) -> int | None:
-    """Return the inode of a descriptor that is a socket: its link reads `socket:[123]`."""
+    """Return the inode from a socket descriptor's link, `socket:[123]`; None for other links."""
     return int(link[8:-1]) if link.startswith("socket:[") else None
 
 
 class Owner:
-    """The process that has a socket, watched for the loss of its parent."""
+    """The process that owns a socket, watched for the loss of its parent."""
 
     def __init__(self, host: Host, pid: int, descriptor: str, inode: int) -> None:
-        """Begin to watch. Raises OSError or ValueError if the process is gone."""
+        """Start watching. Raises OSError or ValueError if the process is gone."""
         self._host = host
         self._pid = pid
         self._descriptor = host.proc(f"{pid}/fd/{descriptor}")
@@ -57,7 +57,7 @@ class Owner:
         self._parent_started_it = started_by(host, pid, self._first.parent)
 
     def refresh(self) -> bool:
-        """Look at the socket's owner again; False if it is gone or has the socket no longer."""
+        """Read the socket's owner again; False if it is gone or has closed the socket."""
         try:
             self.process = self._read()
             return (
@@ -69,7 +69,7 @@ class Owner:
 
     @property
     def orphaned(self) -> bool | None:
-        """Whether the process that started the owner is gone; None where that is not known."""
+        """Whether the process that started the owner is gone; None if unknown."""
         if self.process.parent != self._first.parent:
             return True
         return None if self._parent_started_it is None else not self._parent_started_it
@@ -80,13 +80,13 @@ class Owner:
 
 
 def started_by(host: Host, pid: int, parent: int) -> bool | None:
-    """Tell whether the parent that a socket's owner is first seen with is the one that started it.
+    """Return whether `parent`, with which a process is first seen, is the process that started it.
 
-    None where that cannot be told.
+    None if unknown.
 
-    Any parent is, but one that takes in orphans. That is systemd, the system's or a user's; those
-    that it started itself it told so, by `SYSTEMD_EXEC_PID` (systemd 248). Another process 1, as
-    containers have, may have started the process or taken it in.
+    Every parent is, except one that adopts orphans: systemd, the system's or a user's. systemd
+    marks the processes that it starts itself with `SYSTEMD_EXEC_PID` (systemd 248). Any other
+    process 1, as in containers, may have started or adopted the process.
     """
     if parent == 0:  # the first process of a container, or started from outside of it
         return True
@@ -100,7 +100,7 @@ def started_by(host: Host, pid: int, parent: int) -> bool | None:
 
 
 class Search:
-    """Looks for the owners of sockets. What was found is kept for as long as it is true."""
+    """Searches for the owners of sockets, and keeps those found for as long as they are valid."""
 
     def __init__(self, host: Host, monotonic: Callable[[], float], budget: float = BUDGET) -> None:
         """`budget` is in seconds, for each call of `owners`."""
@@ -115,7 +115,7 @@ class Search:
         self._again = 0.0
 
     def owners(self, inodes: set[int]) -> dict[int, Owner]:
-        """Return the owners that are known of these sockets, after some search for the others.
+        """Return the known owners of these sockets, after searching for the others for a while.
 
         All other sockets are forgotten.
         """
@@ -133,7 +133,7 @@ class Search:
         return self._owners
 
     def close(self) -> None:
-        """Let go of the directory that the search for sockets stands in."""
+        """Close the directory that the search for sockets has open."""
         if self._pass is not None:
             self._pass.close()
             self._pass = None
@@ -151,7 +151,7 @@ class Search:
                 break
             if self._monotonic() - now > self._budget:
                 return
-        vain = missing & self._sought  # others were not there when the pass began
+        vain = missing & self._sought  # the rest appeared after the pass began
         self._patience = min(2 * self._patience, 16 * PATIENCE) if vain == self._vain else PATIENCE
         self._vain, self._again = vain, now + self._patience
         self.close()
@@ -161,13 +161,11 @@ class Search:
             self._owners[inode] = Owner(self._host, pid, descriptor, inode)
 
     def _descriptors(self) -> Generator[tuple[int, int, str] | None]:
-        """Yield inode, pid and descriptor of every socket, and None for whatever else takes its
-        time to look at.
-        """
+        """Yield inode, pid and descriptor of every socket, and None for each other entry read."""
         for pid in reversed(os.listdir(self._host.procfs)):  # jobs are younger than services
             if pid.isdecimal():
                 yield None
-                with contextlib.suppress(OSError):  # it ended, or is not ours to look into
+                with contextlib.suppress(OSError):  # it has ended, or access is denied
                     yield from self._sockets(pid)
 
     def _sockets(self, pid: str) -> Generator[tuple[int, int, str] | None]:

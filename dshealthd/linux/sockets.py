@@ -1,8 +1,8 @@
-"""TCP sockets of the agent's network namespace, read once a round for all collectors that ask.
+"""TCP sockets of the agent's network namespace, read once per round for all collectors.
 
-The source is netlink where `/proc` is the agent's own, and the files `/proc/net/tcp` and `tcp6`
-where netlink is refused (seccomp, gVisor, a kernel without `tcp_diag`) or `/proc` is another
-machine's. The files cost some twenty times as much and are read up to a bound.
+The source is netlink if `/proc` is the agent's own, or the files `/proc/net/tcp` and `tcp6` if
+netlink is refused (seccomp, gVisor, a kernel without `tcp_diag`) or `/proc` belongs to another
+machine. Reading the files costs some twenty times as much and is limited.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FEW = 1000
-"""Up to so many sockets in TIME_WAIT, one walk that brings them all costs less than two that leave
-most of them out.
+"""Sockets in TIME_WAIT up to which one walk that returns them all costs less than two walks that
+leave most of them out.
 """
 HOLD = 15.0
-"""Seconds for which the ports of many sockets in TIME_WAIT are taken as known.
+"""Seconds for which the ports of many sockets in TIME_WAIT are cached.
 
-Each stays for 60 s, so that none is missed.
+Each socket stays for 60 s, so none is missed.
 """
 DEADLINE = 0.1
 """Seconds that one dump may take; the agent does nothing else meanwhile."""
 MAX_FROM_FILES = 20_000
-"""Sockets in the files beyond which they are not read: some 40 ms."""
+"""Sockets above which the files are not read: some 40 ms."""
 RETRY = 600.0
-"""Seconds after which a netlink that was refused is asked again.
+"""Seconds after which netlink is retried once refused.
 
-Each time the kernel may look for a module.
+Each attempt may make the kernel search for a module.
 """
 _LINE = 256
-"""Bytes that a line of `/proc/net/tcp6` may have; they are about 170."""
+"""Upper bound of the bytes in a line of `/proc/net/tcp6`, usually about 170."""
 
 _REFUSALS = frozenset(
     {
@@ -58,12 +58,12 @@ _REFUSALS = frozenset(
 
 
 class SocketCounts(NamedTuple):
-    """What `/proc/net/sockstat` and `sockstat6` count, for this network namespace."""
+    """Counts of `/proc/net/sockstat` and `sockstat6`, for this network namespace."""
 
     time_wait: int
-    """Stand-ins of closed sockets, of both families.
+    """Stand-ins for closed sockets, of both families.
 
-    TIME_WAIT, and FIN_WAIT2 after the process has closed.
+    TIME_WAIT, and FIN_WAIT2 after the process has closed the socket.
     """
     in_use: int
     """All others, of both families."""
@@ -101,14 +101,14 @@ def parse_tcp(text: str) -> Iterator[bytes]:
                 int(state, 16), int(timer.partition(":")[0], 16), *ports, int(inode)
             )
         except (ValueError, struct.error, OverflowError) as error:
-            message = f"no socket: {line[:60]!r}"
+            message = f"not a socket: {line[:60]!r}"
             raise ValueError(message) from error
 
 
 class Sockets:
-    """Reads sockets; what was read in this round of collection is not read again.
+    """Reads sockets, at most once per round of collection.
 
-    Shared by `context.shared(Sockets)`.
+    Shared through `context.shared(Sockets)`.
 
     Its methods raise OSError and SourceError.
     """
@@ -122,20 +122,21 @@ class Sockets:
         self._held: dict[tuple[int, int], tuple[float, Sequence[int]]] = {}
 
     def summary(self) -> SocketCounts | None:
-        """Return the kernel's own counts of sockets; None where it has none."""
+        """Return the kernel's own counts of sockets; None if it has none."""
         return self._once("summary", self._read_summary)
 
     def active(self) -> Table:
-        """Return the sockets in every state but TIME_WAIT; these too if `complete`."""
+        """Return the sockets in every state except TIME_WAIT; including it if `complete`."""
         return self._once("active", self._read_active)[0]
 
     def complete(self) -> bool:
-        """Tell whether `active` has the sockets in TIME_WAIT too, as it has when they are few."""
+        """Return whether `active` includes sockets in TIME_WAIT, as it does if there are few."""
         return self._once("active", self._read_active)[1]
 
     def time_wait_ports(self, first: int, last: int) -> Sequence[int]:
-        """Return the source ports from first to last of the sockets in TIME_WAIT, one for each
-        socket; of many, up to `HOLD` ago.
+        """Return the source ports from first to last of the sockets in TIME_WAIT, one per socket.
+
+        If there are many, the result may be up to `HOLD` old.
         """
         return self._once((first, last), lambda: self._read_time_wait_ports(first, last))
 
@@ -160,7 +161,7 @@ class Sockets:
             ) from error
 
     def _read_if_there(self, path: str, limit: int = 1 << 20) -> str:
-        """Read a file about sockets that a kernel without IPv6 does not have."""
+        """Read a file about sockets that is missing on a kernel without IPv6."""
         try:
             return read(self._host.proc(path), limit)
         except FileNotFoundError:
@@ -192,7 +193,7 @@ class Sockets:
         ]
 
     def _walk(self, states: int, ports: tuple[int, int] | None) -> Table | None:
-        """Return the sockets that netlink tells, None if it is refused."""
+        """Return the sockets from netlink, None if it is refused."""
         now = self._context.monotonic()
         if now < self._refused_until:
             return None
@@ -223,7 +224,7 @@ class Sockets:
         if summary is not None and sum(summary) > MAX_FROM_FILES:
             raise SourceError(
                 Reason.TIMEOUT,
-                f"{sum(summary)} sockets are too many to be read from {self._host.proc('net/tcp')}",
+                f"{sum(summary)} sockets are too many to read from {self._host.proc('net/tcp')}",
             )
         limit = MAX_FROM_FILES * _LINE
         texts = read(self._host.proc("net/tcp"), limit), self._read_if_there("net/tcp6", limit)
@@ -242,9 +243,9 @@ class Sockets:
 
 
 def _own(namespace: str) -> bool:
-    """Tell whether a `/proc` shows the sockets of this process's network namespace.
+    """Return whether a `/proc` shows the sockets of this process's network namespace.
 
-    A fixture does not, nor another machine's.
+    False for a fixture or another machine's `/proc`.
     """
     try:
         return os.readlink(namespace) == os.readlink("/proc/self/ns/net")

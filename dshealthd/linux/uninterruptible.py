@@ -1,4 +1,4 @@
-"""Processes in uninterruptible sleep, which wait for a device or a file system.
+"""Processes in uninterruptible sleep, waiting for a device or a file system.
 
 Only `stat` is read: the command line and the maps of such a process can block their reader.
 """
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
 _KERNEL_THREAD = 0x0020_0000
-"""PF_KTHREAD of linux/sched.h: it sleeps so for as long as it has nothing to do."""
+"""PF_KTHREAD of linux/sched.h: kernel threads sleep this way whenever they are idle."""
 
 
 class Sleep(NamedTuple):
-    """One uninterruptible sleep of a process, as far as two looks can tell it from another."""
+    """One uninterruptible sleep of a process, as far as two samples can identify it."""
 
     pid: int
     start: int
     """Clock ticks from boot to the start of the process."""
     cpu_ticks: int
-    """Its time on a CPU so far: it has been awake where this is more."""
+    """Its CPU time so far: if this grows, it has been awake in between."""
 
 
 def sleeping(host: Host) -> dict[Sleep, str] | None:
-    """Return the processes in uninterruptible sleep, kernel threads aside, with their names.
+    """Return the processes in uninterruptible sleep, excluding kernel threads, with their names.
 
-    None where `/proc` does not show the processes of others (hidepid). OSError.
+    None if `/proc` does not show other users' processes (hidepid). OSError.
     """
     pids = [entry for entry in os.listdir(host.procfs) if entry.isdecimal()]
     if "1" not in pids:

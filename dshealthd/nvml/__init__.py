@@ -1,1 +1,1 @@
-"""NVIDIA's management library: its session in the device worker, and what the GPU collectors share."""
+"""NVML: its session in the device worker, and the base of the GPU collectors."""

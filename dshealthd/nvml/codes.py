@@ -1,4 +1,4 @@
-"""NVML's return codes, and what they mean for what could not be read."""
+"""NVML's return codes, and how a failed call is handled for each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dshealthd.core.collector import Reason
 
 UNSUPPORTED = frozenset(
     {
-        pynvml.NVML_ERROR_INVALID_ARGUMENT,  # older drivers answer so to what they do not know
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,  # older drivers return this for anything unknown
         pynvml.NVML_ERROR_NOT_SUPPORTED,
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
         pynvml.NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
@@ -16,12 +16,12 @@ UNSUPPORTED = frozenset(
         pynvml.NVML_ERROR_DEPRECATED,
     }
 )
-"""This device or driver has no such thing: not asked again before the next enumeration."""
+"""Not supported by this device or driver; not tried again before the next enumeration."""
 
 NOTHING_NOW = frozenset(
     {pynvml.NVML_ERROR_NO_DATA, pynvml.NVML_ERROR_NOT_READY, pynvml.NVML_ERROR_NOT_FOUND}
 )
-"""There is nothing to tell at present: no sample, and no fault."""
+"""No data at present: no sample, and no fault."""
 
 OF_SESSION = frozenset(
     {
@@ -30,7 +30,7 @@ OF_SESSION = frozenset(
         pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
     }
 )
-"""NVML as a whole is gone, whichever device was asked."""
+"""NVML as a whole is gone, whichever device the call was for."""
 
 OF_DEVICE = frozenset(
     {
@@ -39,13 +39,13 @@ OF_DEVICE = frozenset(
         pynvml.NVML_ERROR_GPU_NOT_FOUND,
     }
 )
-"""The device as a whole is gone, whatever it was asked: the code itself says so.
+"""The device as a whole is gone, whatever the call was.
 
-Any other failure, a timeout or "unknown error" too, is a fact about the call alone.
+Any other failure, including a timeout or "unknown error", concerns only that call.
 """
 
 NEED_ROOT = frozenset({"nvmlDeviceGetSramEccErrorStatus"})
-"""Calls that some drivers answer for root alone: denied, they are not there for this process."""
+"""Calls that some drivers allow only to root; if denied, they count as not supported."""
 
 _REASONS = {
     pynvml.NVML_ERROR_UNINITIALIZED: Reason.NOT_LOADED,
@@ -65,16 +65,16 @@ _REASONS = {
     pynvml.NVML_ERROR_OPERATING_SYSTEM: Reason.PERMISSION_DENIED,
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: Reason.VERSION_MISMATCH,
     pynvml.NVML_ERROR_GPU_NOT_FOUND: Reason.NOT_FOUND,
-    pynvml.NVML_ERROR_INVALID_ARGUMENT: Reason.NOT_FOUND,  # of a look-up: no GPU has this index
+    pynvml.NVML_ERROR_INVALID_ARGUMENT: Reason.NOT_FOUND,  # on a lookup: no GPU has this index
     pynvml.NVML_ERROR_UNKNOWN: Reason.UNKNOWN_ERROR,
 }
 
 
 def reason(code: int) -> Reason:
-    """Return the reason that a code of NVML stands for; an unforeseen one is an unknown error."""
+    """Return the reason for an NVML code; UNKNOWN_ERROR for any code not listed."""
     return _REASONS.get(code, Reason.UNKNOWN_ERROR)
 
 
 def describe(error: pynvml.NVMLError) -> str:
-    """Return NVML's own words for an error, with its code."""
+    """Return NVML's own text for an error, with its code."""
     return f"NVML says {str(error).rstrip('.')!r} ({error.value})"

@@ -1,4 +1,4 @@
-"""The base of NVML's collectors: when there is nothing to do, and how they go from GPU to GPU.
+"""Base of the NVML collectors: when they are absent, and how they visit each GPU.
 
 Imports no pynvml.
 """
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuCollectorOptions(CollectorOptions):
-    """What every collector of GPUs can be told."""
+    """Options of every GPU collector."""
 
     deadline: Duration = option(
         "10s",
-        "How long NVML or one GPU may take before it is given up; without persistence mode "
-        "the first call wakes the GPU, for seconds.",
+        "How long NVML or one GPU may take before it times out; without persistence mode the first "
+        "call has to wake the GPU, which takes seconds.",
         minimum="10ms",
     )
     release_file: Path = option(
         Path("/run/dshealthd/release-gpus"),
-        "While this file exists the collector is off; once it is so for all collectors of "
-        "GPUs, the driver is free to be unloaded.",
+        "While this file exists the collector is off; once all GPU collectors are off, the driver "
+        "can be unloaded.",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowGpuCollectorOptions(GpuCollectorOptions):
-    """The same for what changes seldom, or is counted by the GPU itself."""
+    """The same for values that rarely change or that the GPU itself counts."""
 
     interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
 
 
 class GpuCollector(Collector):
-    """Reads every GPU in turn, each approached first; one that fails does not hide the others."""
+    """Reads every GPU in turn, entering each as a part; a failing GPU does not hide the others."""
 
     Options: ClassVar[type[GpuCollectorOptions]] = SlowGpuCollectorOptions
     worker = Worker.DEVICE
@@ -56,13 +56,13 @@ class GpuCollector(Collector):
 
     @classmethod
     def absent(cls, options: Any, host: Host) -> str | None:
-        """Say why NVML's collectors have nothing to do: no GPU, or an operator wants them free."""
+        """Return why the NVML collectors are absent: no GPU, or an operator released the GPUs."""
         return gpus_absent(options.release_file, host)
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield what an NVML collector reads of each GPU, and a fault for each that fails.
+        """Yield an NVML collector's samples of each GPU, and a fault for each failure.
 
-        SourceError if NVML or every GPU does.
+        SourceError if NVML or every GPU fails.
         """
         session = self.session()
         gpus = session.gpus()
@@ -81,18 +81,18 @@ class GpuCollector(Collector):
 
     def session(self) -> Session:
         """Return the NVML session of this collector's worker."""
-        from dshealthd.nvml.session import Session  # loads pynvml, which has no place in the agent
+        from dshealthd.nvml.session import Session  # loads pynvml, which must stay out of the agent
 
         return self.context.shared(Session)
 
     @abstractmethod
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
-        """Read for an NVML collector one GPU that is known to answer."""
+        """Yield an NVML collector's samples of one GPU that is known to answer."""
 
     def overview(self, session: Session) -> Iterator[Sample | Fault]:  # noqa: ARG002 - for the subclass
-        """Yield the samples of an NVML collector that belong to no single GPU."""
+        """Yield an NVML collector's samples that do not belong to a single GPU."""
         yield from ()
 
     def up(self, gpu: Gpu, faults: list[Fault]) -> Iterator[Sample]:  # noqa: ARG002 - for the subclass
-        """Yield whether a GPU is up, for the one NVML collector that says so."""
+        """Yield whether a GPU is up, for the one NVML collector that exports it."""
         yield from ()

@@ -1,7 +1,7 @@
-"""A device of NVML, a GPU and its handle, asked by the names of pynvml's functions and constants.
+"""An NVML device, called by the names of pynvml's functions and constants.
 
-The names are text, so that collectors can be declared without pynvml, and a pynvml or a driver that
-lacks one is a device without it.
+The names are text so that collectors can be declared without pynvml. If pynvml or the driver lacks
+one, the device counts as not supporting it.
 """
 
 from __future__ import annotations
@@ -25,25 +25,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Call = tuple[str | int, ...]
-"""A function of pynvml and its arguments after the handle.
+"""A pynvml function and its arguments after the handle.
 
-A text argument is the name of a constant of pynvml.
+A text argument is the name of a pynvml constant.
 """
 _SLOW = 0.5
-"""Seconds. A failing call that takes longer waited for the driver's own timeout.
+"""Seconds. A failing call that takes longer has waited for the driver's own timeout.
 
-It is left alone until the GPUs are listed again, so that it does not delay every sweep.
+It is skipped until the GPUs are listed again, so that it does not delay every sweep.
 """
 _SPENT_AT_MOST = 2.0
 """Seconds that failing calls may take in one reading: far below a collector's deadline (10 s).
 
-Beyond the deadline the worker would be killed and the whole GPU quarantined for the sake of
-one call.
+Past the deadline the worker would be killed and the whole GPU quarantined because of one call.
 """
 
 
 class DeviceError(Exception):
-    """The device as a whole cannot be read: it said so itself, or no vital call answers."""
+    """The device as a whole cannot be read: NVML says so, or no vital call answers."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -52,20 +51,20 @@ class DeviceError(Exception):
 
 
 class ReadingEnded(Exception):
-    """Failing calls took too long; what was read before them stands, and the notes say why."""
+    """Failing calls took too long; earlier readings stay valid, and the notes say why."""
 
 
 @functools.cache
 def _named(name: str | int) -> Any:
-    """Return what pynvml calls so, None if this version has no such thing.
+    """Return the pynvml attribute of this name, None if this version lacks it.
 
-    Numbers stand for themselves.
+    Numbers are returned unchanged.
     """
     return getattr(pynvml, name, None) if isinstance(name, str) else name
 
 
 class Device:
-    """A handle, and what is known not to work with it. Lives from one enumeration to the next."""
+    """A handle, and the calls known not to work on it. Lives until the next enumeration."""
 
     def __init__(
         self,
@@ -74,11 +73,11 @@ class Device:
         session_ended: Callable[[pynvml.NVMLError], SourceError | NotAvailable],
         monotonic: Callable[[], float],
     ) -> None:
-        """Take a handle; `session_ended` makes the error to raise when NVML as a whole is gone."""
+        """Keep a handle; `session_ended` makes the error to raise when NVML as a whole is gone."""
         self.part = part
         self.handle = handle
         self.notes: list[Fault] = []
-        """Single calls that failed since `take_notes`; what they would have told is left out."""
+        """Single calls that failed since `take_notes`; their values are missing."""
         self._session_ended = session_ended
         self._monotonic = monotonic
         self._spent: list[float] = []
@@ -89,10 +88,10 @@ class Device:
         self._batches: dict[Fields, Batch] = {}
 
     def ask(self, *call: str | int) -> Any:
-        """Return what a function of pynvml says of this device, or None where it says nothing.
+        """Return the result of a pynvml function for this device, or None if it has none.
 
-        DeviceError if the device is gone, SourceError or NotAvailable if NVML is. Another failure
-        is noted, and None; ReadingEnded when such failures took too long.
+        DeviceError if the device is gone, SourceError or NotAvailable if NVML is. Any other failure
+        is noted and returns None; ReadingEnded once such failures took too long.
         """
         if (fault := self._slow.get(call)) is not None:
             self.notes.append(fault)
@@ -117,33 +116,33 @@ class Device:
         return number(value) if value.__class__ is int else value
 
     def first(self, *calls: Call) -> Any:
-        """Return what the first of pynvml's functions says of this device that says anything.
+        """Return the first result that these pynvml calls give for this device, or None.
 
-        Newer names before older ones. A failure for which another one makes up is no fault.
+        List newer names before older ones. A failure is not a fault if a later call succeeds.
         """
         noted = len(self.notes)
         for call in calls:
             if (value := self.ask(*call)) is not None:
-                # The names of older drivers fail on newer ones, and the other way round.
+                # Old names fail on new drivers, and new names on old drivers.
                 del self.notes[noted:]
                 return value
         return None
 
     def once(self, *call: str | int) -> Any:
-        """Return what `ask` returned first: for what of a device never changes between
+        """Return the first result of `ask`, for device properties that are constant between
         enumerations.
         """
         return self.keep(call, lambda: self.ask(*call))
 
     def keep(self, key: Call, make: Callable[[], Any]) -> Any:
-        """Return what `make` returned first for this device that was not None."""
+        """Return the first result of `make` for this device that was not None."""
         value = self._constants.get(key)
         if value is None and (value := make()) is not None:
             self._constants[key] = value
         return value
 
     def fill(self, function: str, structure: str) -> Any:
-        """Return a structure of pynvml filled by a function that takes it by reference, or None as
+        """Return a pynvml structure filled by a function that takes it by reference, or None as
         `ask` does.
         """
         key = (function, structure)
@@ -159,9 +158,9 @@ class Device:
         return None if self.ask(*key) is None else filled
 
     def perform(self, name: str, call: Callable[[], T]) -> T | None:
-        """Return what `call` returns, which asks NVML of this device by the function `name`.
+        """Return the result of `call`, which calls the NVML function `name` for this device.
 
-        None as `ask`, which it is for where handle and result are not all there is.
+        None as `ask` does. For functions with more than a handle and a result.
         """
         key: Call = (name,)
         if (fault := self._slow.get(key)) is not None:
@@ -177,9 +176,9 @@ class Device:
             return None
 
     def inforom_valid(self) -> bool | None:
-        """Return whether the infoROM can be used, None where the device does not tell.
+        """Return whether the infoROM is usable, None if the device does not report it.
 
-        By the checksum of its configuration, which the driver knows; `nvmlDeviceValidateInforom`
+        Uses the checksum of its configuration, which the driver keeps; `nvmlDeviceValidateInforom`
         would read the flash.
         """
 
@@ -193,7 +192,7 @@ class Device:
         return self.perform("nvmlDeviceGetInforomConfigurationChecksum", read)
 
     def fields(self, fields: Fields) -> list[float | None]:
-        """Return each field's value of this device, None where there is none, in one call."""
+        """Return the value of each field of this device, None if it has none, in one call."""
         batch = self._batches.get(fields)
         if batch is None:
             # A name that this pynvml lacks becomes field 0, which no driver supports.
@@ -211,14 +210,14 @@ class Device:
         return values
 
     def of(self, handle: Any) -> Device:
-        """Return a part of this device: a MIG device, whose failures are this one's."""
+        """Return a part of this device: a MIG device, whose failures count as this device's."""
         part = Device(self.part, handle, self._session_ended, self._monotonic)
-        # Shared, so that seven slow MIG devices do not take seven times what one GPU may.
+        # Shared, so that seven slow MIG devices do not get seven times the budget of one GPU.
         part.notes, part._spent = self.notes, self._spent
         return part
 
     def take_notes(self) -> list[Fault]:
-        """Return this device's failures since the last time: one fault for each reason."""
+        """Return this device's failures since the last call: one fault per reason."""
         by_reason: dict[Reason, list[Fault]] = {}
         for note in self.notes:
             by_reason.setdefault(note.reason, []).append(note)
@@ -231,20 +230,19 @@ class Device:
         ]
 
     def forget_notes(self) -> None:
-        """Begin a new reading of this device."""
+        """Start a new reading of this device."""
         self.notes.clear()
         self._spent.clear()
 
     def _failed(
         self, error: pynvml.NVMLError, call: Call, key: Call | Fields, started: float
     ) -> None:
-        """Sort out what a failing call of NVML says about itself, the device, or NVML."""
+        """Handle a failed NVML call: it may concern the call, the device, or NVML as a whole."""
         code = error.value
         if code in codes.UNSUPPORTED or (
             code == pynvml.NVML_ERROR_NO_PERMISSION and call[0] in codes.NEED_ROOT
         ):
-            # For good, until the GPUs are listed again: what a GPU does not support it does not
-            # learn.
+            # Skipped until the GPUs are listed again: support does not appear later.
             self._calls[call] = None
         elif code in codes.OF_SESSION:
             raise self._session_ended(error) from error
@@ -278,11 +276,11 @@ class Gpu:
     """Millijoules since the driver was loaded, as of this sweep."""
     looked_at: bool = False
     quarantined: bool = False
-    """The fault is that a worker hung or crashed at it: leave it alone."""
+    """The fault is that a worker hung or crashed on it, so it is skipped."""
 
     @property
     def part(self) -> str:
-        """The GPU's name where a fault or a deadline is concerned."""
+        """The GPU's name in faults and deadlines."""
         return f"gpu {self.index}"
 
     @property

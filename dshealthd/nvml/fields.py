@@ -1,8 +1,8 @@
 """NVML's field values: many readings of a device in one call.
 
-`pynvml.nvmlDeviceGetFieldValues` fills its array anew at every call and gives it back as objects;
-both cost more than the call. Here the array is kept, handed to the same function of the library
-that pynvml has loaded, and taken apart as bytes.
+`pynvml.nvmlDeviceGetFieldValues` builds a new array for every call and returns it as objects; both
+cost more than the call. This module keeps the array, passes it to the same function of the library
+that pynvml has loaded, and decodes it as bytes.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if _LAYOUT.size != ctypes.sizeof(pynvml.c_nvmlFieldValue_t):
     message = "pynvml's nvmlFieldValue_t has another size than NVML's"
     raise ImportError(message)
 _ANSWER = struct.Struct("=24xIIQ")
-"""The same, of what the driver answers: type, return code, value."""
+"""The same, only the driver's answer: type, return code, value."""
 _AT_ONCE = 128
-"""Fields in one call; drivers bound it by the number of fields that they know."""
+"""Most fields per call; drivers limit it to the number of fields that they know."""
 _UNTOUCHED = pynvml.NVML_ERROR_NOT_SUPPORTED
 _UINT = 0xFFFFFFFF
 
 
 def decoded(kind: int, raw: int) -> float | None:
-    """Return the number in a field value's union `nvmlValue_t`, or None for a sentinel, a NaN or an
-    unknown type.
+    """Return the number in a field value's union `nvmlValue_t`, or None for a sentinel, a value
+    that is not finite, or an unknown type.
     """
     if kind == pynvml.NVML_VALUE_TYPE_UNSIGNED_INT:
         return None if raw & _UINT == _UINT else raw & _UINT
     if kind in (pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG):
         return None if raw in SENTINELS else raw
     if kind == pynvml.NVML_VALUE_TYPE_SIGNED_INT:
-        return int(ctypes.c_int32(raw & _UINT).value)  # -1 is a temperature margin like any other
+        return int(ctypes.c_int32(raw & _UINT).value)  # -1 is a valid temperature margin
     if kind == pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG:
         return int(ctypes.c_int64(raw).value)
     if kind == pynvml.NVML_VALUE_TYPE_DOUBLE:
@@ -52,36 +52,36 @@ def decoded(kind: int, raw: int) -> float | None:
 
 
 class _Chunk(NamedTuple):
-    """Fields that are asked for in one call."""
+    """Fields that are read in one call."""
 
     positions: Sequence[int]
-    """Where each stands among the fields of its batch."""
+    """Position of each among the fields of its batch."""
     array: Any
-    """What the driver is handed, and fills."""
+    """Array that the driver fills."""
     answers: list[tuple[int, ...] | None]
-    """What the driver said of each the last time."""
+    """The driver's last answer for each."""
     values: list[float | None]
-    """And what that means."""
+    """The decoded answers."""
 
 
 class Batch:
     """Fields of one device that are read together.
 
-    What the device does not support is left out from the second reading on, and what it answers as
-    before is not taken apart again.
+    Unsupported fields are left out from the second reading on, and unchanged answers are not
+    decoded again.
     """
 
     def __init__(self, fields: Sequence[tuple[int, int]]) -> None:
-        """Prepare for pairs of field and scope.
+        """Prepare to read pairs of field and scope.
 
-        A scope is a link's number where a field has one, else 0.
+        The scope is the link's number if the field has one, else 0.
         """
         self._fields = fields
         self._function: Any = getattr(pynvml.nvmlLib, "nvmlDeviceGetFieldValues", None)
         self._prepare(range(len(fields)) if self._function else ())
 
     def _prepare(self, wanted: Sequence[int]) -> None:
-        """Ask for the fields at these positions from now on."""
+        """Read the fields at these positions from now on."""
         self._chunks: list[_Chunk] = []
         for start in range(0, len(wanted), _AT_ONCE):
             positions = wanted[start : start + _AT_ONCE]
@@ -95,7 +95,9 @@ class Batch:
 
     def read(self, handle: Any) -> tuple[list[float | None], int]:
         """Return a value or None for each NVML field, and the first return code that is a failure
-        (0 if there is none).
+        (0 if none).
+
+        A code that concerns the session or the device replaces an earlier one.
         """
         values: list[float | None] = [None] * len(self._fields)
         failure = 0
@@ -109,13 +111,13 @@ class Batch:
             else:
                 for at, answer in enumerate(_ANSWER.iter_unpack(chunk.array)):
                     if answer == chunk.answers[at]:
-                        continue  # as at the last reading, which most are
+                        continue  # unchanged, like most
                     kind, own, raw = chunk.answers[at] = answer
                     chunk.values[at] = decoded(kind, raw) if own == 0 else None
                     if own in codes.UNSUPPORTED:
                         unsupported.add(chunk.positions[at])
                     elif own and own not in codes.NOTHING_NOW:
-                        chunk.answers[at] = None  # told of at each reading
+                        chunk.answers[at] = None  # reported at each reading
                         if not failure or own in codes.OF_SESSION | codes.OF_DEVICE:
                             failure = own
                 for position, value in zip(chunk.positions, chunk.values, strict=True):

@@ -1,4 +1,4 @@
-"""GPM, GPU Performance Monitoring: how busy a GPU's units were between two samples; from Hopper.
+"""GPM, GPU Performance Monitoring: utilisation of a GPU's units between two samples; Hopper on.
 
 https://docs.nvidia.com/deploy/nvml-api/group__nvmlGpmFunctions.html
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Samples:
     """The two samples of one GPU, which outlive its handle.
 
-    Never given back: there are two for each GPU that the process has seen.
+    Never freed: there are only two per GPU that the process has seen.
     """
 
     def __init__(self) -> None:
@@ -27,12 +27,12 @@ class Samples:
         self._older: Any = None
         self._newer: Any = None
         self._begun = False
-        """Whether the newer one was taken, so that the next one has something to be compared with."""
+        """Whether the newer sample was taken, so that the next one can be compared with it."""
 
     def between(self, device: Device, metrics: Sequence[str]) -> list[float | None] | None:
-        """Take a GPM sample, and return averages since the last; None where there is none.
+        """Take a GPM sample, and return averages since the last one; None if there is none.
 
-        `metrics` are names of pynvml's constants; percentages come as percent.
+        `metrics` are names of pynvml constants; percentages are in percent.
         """
         supported = device.keep(
             ("gpm",), lambda: device.perform("nvmlGpmQueryDeviceSupport", lambda: _support(device))

@@ -1,8 +1,9 @@
-"""The one NVML session of a worker: its list of GPUs, those that fail, and those that are gone.
+"""The one NVML session of a worker: its list of GPUs, including failing and vanished ones.
 
-Opened once, its GPUs listed once, each looked at once a sweep before anybody reads it.
+It is shared by all GPU collectors: opened and listed once for all, and each GPU is checked once per
+sweep before it is read.
 
-GPUs are known by UUID. What is remembered of a UUID (that it was there, how its energy moved)
+GPUs are identified by UUID. What is remembered of a UUID (that it was present, its energy readings)
 outlives its handle and its index.
 """
 
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 REFRESH = 60.0
-"""Seconds until GPUs are listed anew, and until NVML is opened anew if something is wrong.
+"""Seconds until GPUs are listed again, and until NVML is reopened if something is wrong.
 
-Only that shows a GPU that came back.
+Only reopening reveals a GPU that came back.
 """
 
 
@@ -36,12 +37,12 @@ SIGNS_OF_LIFE = (
     ("nvmlDeviceGetPowerUsage",),
     ("nvmlDeviceGetPerformanceState",),
 )
-"""Calls of which one must answer where the energy counter does not."""
+"""Calls of which one must answer if the energy counter does not."""
 
 
 @dataclass
 class _Meter:
-    """An energy counter that stands, since when, and how often it was seen to."""
+    """An energy counter's last value, since when it is unchanged, and in how many sweeps."""
 
     value: float
     since: float
@@ -50,7 +51,7 @@ class _Meter:
 
 @dataclass(frozen=True)
 class Versions:
-    """Versions of what NVML stands on; empty where NVML does not tell."""
+    """Versions of driver, CUDA and NVML; empty if NVML does not report them."""
 
     driver: str
     cuda: str
@@ -61,18 +62,18 @@ class Session:
     """NVML and its GPUs, shared by the collectors of a process through `Context.shared`."""
 
     def __init__(self, context: Context) -> None:
-        """Touch nothing yet."""
+        """Do not open NVML yet."""
         self.frozen_after = 10.0
-        """Seconds for which an energy counter may stand still.
+        """Seconds for which an energy counter may stay unchanged.
 
-        It is also looked at `frozen_sweeps` times.
+        It must also be unchanged in `frozen_sweeps` sweeps to count as frozen.
         """
         self.frozen_sweeps = 3
         self.versions = Versions("", "", "")
         self._context = context
         self._gpus: list[Gpu] = []
         self._known: dict[str, int] = dict(context.memory.get("gpus", {}))
-        """Index by UUID; what earlier workers saw too, so that a GPU that hangs keeps its UUID."""
+        """Index by UUID, including what earlier workers saw, so that a hung GPU keeps its UUID."""
         self._troubles: dict[tuple[str, str], dict[str, set[Reason]]] = {}
         self._meters: dict[str, _Meter] = {}
         self._open = False
@@ -81,7 +82,7 @@ class Session:
         self._error: SourceError | NotAvailable | None = None
 
     def gpus(self) -> list[Gpu]:
-        """Return the GPUs in NVML's order, those among them that cannot be read with their fault.
+        """Return the GPUs in NVML's order; those that cannot be read have a fault.
 
         SourceError if NVML cannot be used, NotAvailable if this machine has no GPU. The first call
         of a sweep does the work.
@@ -104,9 +105,9 @@ class Session:
     def visit(
         self, gpu: Gpu, read: Callable[[Gpu, Device], Iterable[Sample]]
     ) -> tuple[list[Sample], list[Fault]]:
-        """Return what `read` finds on a GPU of the session, and what failed.
+        """Return the samples that `read` yields for a GPU of the session, and the faults.
 
-        A GPU that fails as a whole gives nothing, for the rest of the sweep.
+        A GPU that fails as a whole gives no samples for the rest of the sweep.
         """
         device = gpu.device
         if gpu.fault is None:
@@ -117,7 +118,7 @@ class Session:
         try:
             if not gpu.looked_at:
                 self._look_at(gpu, device)
-            with contextlib.suppress(ReadingEnded):  # the notes say why; what was read stands
+            with contextlib.suppress(ReadingEnded):  # the notes say why; earlier samples stay valid
                 samples.extend(read(gpu, device))
         except DeviceError as error:
             device.forget_notes()
@@ -126,7 +127,7 @@ class Session:
         return samples, device.take_notes()
 
     def note(self, collector: str, gpu: Gpu, faults: Iterable[Fault]) -> None:
-        """Remember what a collector found wrong with a GPU of the session, until it reads anew."""
+        """Remember a collector's faults on a GPU of the session until its next reading."""
         self._troubles.setdefault(gpu.labels, {})[collector] = {fault.reason for fault in faults}
 
     def troubles(self, gpu: Gpu) -> Iterator[tuple[str, Reason]]:
@@ -136,11 +137,11 @@ class Session:
                 yield collector, reason
 
     def close(self) -> None:
-        """Give NVML and all handles back, so that the driver can be unloaded."""
+        """Release NVML and all handles, so that the driver can be unloaded."""
         self._shut()
 
     def _shut(self) -> bool:
-        """Close the NVML session; False if it did not let go."""
+        """Close the NVML session; False if NVML refused."""
         self._gpus = []
         if self._open:
             self._open = False
@@ -151,11 +152,11 @@ class Session:
         return True
 
     def _refresh(self) -> None:
-        """Bring the session's list of GPUs up to date."""
+        """Update the session's list of GPUs."""
         if fault := self._context.entering("nvml"):
             raise SourceError(fault.reason, fault.detail)
         now = self._context.monotonic()
-        # NVML lists GPUs when it is opened: one that came back is seen by opening it anew only.
+        # NVML lists GPUs when it is opened: only reopening it reveals one that came back.
         if self._open and now - self._opened_at >= REFRESH and self._amiss():
             self._shut()
         try:
@@ -191,9 +192,9 @@ class Session:
         )
 
     def _amiss(self) -> bool:
-        """Tell whether opening NVML anew may show more than it does now.
+        """Return whether reopening NVML may reveal more than it shows now.
 
-        Not while a GPU is left out because it hung.
+        Not while a GPU is quarantined because it hung.
         """
         if any(gpu.quarantined for gpu in self._gpus):
             return False
@@ -219,19 +220,19 @@ class Session:
                 gpu.part, codes.reason(error.value), f"cannot be opened: {codes.describe(error)}"
             )
         except UnicodeDecodeError as error:
-            gpu.fault = Fault(gpu.part, Reason.MALFORMED, f"its UUID is no text: {error}")
+            gpu.fault = Fault(gpu.part, Reason.MALFORMED, f"its UUID is not valid text: {error}")
         else:
             gpu.device = Device(gpu.part, handle, self._ended, self._context.monotonic)
         return gpu
 
     def _again(self, gpu: Gpu) -> Gpu:
-        """Prepare a GPU for the session's new sweep; one that did not open is tried again."""
+        """Prepare a GPU for the session's new sweep; retry one that could not be opened."""
         if gpu.device is None:
             return self._take(gpu.index)
         return Gpu(gpu.index, gpu.uuid, gpu.device)
 
     def _recognise(self) -> None:
-        """Give a GPU of the session that could not be opened the UUID that its index had."""
+        """Give a GPU of the session that could not be opened the UUID last seen at its index."""
         for gpu in self._gpus:
             if gpu.device is not None:
                 self._known[gpu.uuid] = gpu.index
@@ -241,9 +242,9 @@ class Session:
             gpu.uuid = gpu.uuid or missing.get(gpu.index, "")
 
     def _look_at(self, gpu: Gpu, device: Device) -> None:
-        """See that a GPU answers NVML, and that it lives by its energy counter, where it has one.
+        """Check that a GPU answers NVML, and that its energy counter, if any, is not frozen.
 
-        DeviceError if not; one call that fails while another one answers is no more than noted.
+        DeviceError if not; a call that fails while another one answers is only noted.
         """
         try:
             gpu.energy = device.ask("nvmlDeviceGetTotalEnergyConsumption")
@@ -257,7 +258,7 @@ class Session:
         gpu.looked_at = True
         now = self._context.monotonic()
         meter = self._meters.get(gpu.uuid)
-        # One that always says 0 does not count.
+        # A counter that is always 0 does not count.
         if not gpu.energy or meter is None or meter.value != gpu.energy:
             self._meters[gpu.uuid] = _Meter(gpu.energy or 0.0, now)
             return
@@ -266,8 +267,8 @@ class Session:
         if meter.sweeps >= self.frozen_sweeps and stands >= self.frozen_after:
             raise DeviceError(
                 Reason.FROZEN,
-                f"its energy has stood at {gpu.energy / 1000:.0f} J for {stands:.0f} s: its "
-                "readings are old",
+                f"its energy counter has been stuck at {gpu.energy / 1000:.0f} J for {stands:.0f} "
+                "s: its readings are stale",
             )
 
     def _expected(self) -> int | None:
@@ -280,11 +281,11 @@ class Session:
             return None
 
     def _ended(self, error: pynvml.NVMLError) -> SourceError | NotAvailable:
-        """Close NVML after it failed as a whole, and return what that means, for the rest of the
-        sweep too.
+        """Close NVML after it failed as a whole; return the error, which holds for the rest of the
+        sweep.
         """
         code = error.value
-        # A library that does not let go holds the driver until its process ends.
+        # A library that refuses to shut down holds the driver until its process ends.
         replace = not self._shut() or code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
         expected = self._expected()
         missing = code in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
@@ -305,7 +306,7 @@ def _on_the_bus(expected: int | None) -> str:
 
 
 def _said(function: Callable[[], str | int]) -> str | int | None:
-    """Return what a function of NVML says of the system; None where it has nothing to say."""
+    """Return the result of an NVML function about the system; None if it has none."""
     try:
         return function()
     except pynvml.NVMLError as error:

@@ -1,7 +1,7 @@
 """Signs of hard faults that the collector `gpu` reads at each of its frequent sweeps.
 
-What they stand for is read in full, and exported, by collectors of longer intervals, which are told
-when a sign changes. Imports no pynvml.
+When a sign changes, it wakes the collectors with longer intervals that read and export the details.
+Imports no pynvml.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ _MEMORY = ("NVML_FI_DEV_ECC_DBE_VOL_TOTAL", "NVML_FI_DEV_REMAPPED_FAILURE")
 
 @functools.cache
 def _asked(links: int) -> Fields:
-    """Return the fields to ask for the signs of a GPU with so many NVLinks."""
+    """Return the fields that hold the signs of a GPU with this number of NVLinks."""
     return Fields(*_MEMORY, *((LINK_STATE, link) for link in range(links)))
 
 
 class Signs:
-    """The signs of each GPU as they were last seen, by UUID."""
+    """The last seen signs of each GPU, by UUID."""
 
     def __init__(self, tell: Callable[[News], None]) -> None:
-        """Have seen nothing; the first look at a GPU is no news."""
+        """Start with nothing seen; the first look at a GPU is not news."""
         self._tell = tell
         self._seen: dict[str, dict[News, list[float | None]]] = {}
 
     def look(self, uuid: str, device: Device) -> None:
-        """Read one GPU's signs in one call, and tell of those that differ from before.
+        """Read one GPU's signs in one call, and report those that changed.
 
-        What cannot be read is no change, and no fault here: whoever exports it says so.
+        A failed read is neither a change nor a fault here: the collector that exports the value
+        reports it.
         """
         noted = len(device.notes)
         links = device.keep((LINK_COUNT,), lambda: device.fields(_COUNT)[0])

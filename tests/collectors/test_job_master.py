@@ -112,7 +112,7 @@ def test_name_server_that_does_not_answer(network: None) -> None:  # noqa: ARG00
     """Where no name server answers, as in this network, nothing is said of the master: it is a
     fault, and no sample that an alert could take for a verdict.
     """
-    with pytest.raises(OSError, match="no name server could tell the address of master\\.invalid"):
+    with pytest.raises(OSError, match="no name server could resolve master\\.invalid"):
         connect("master.invalid", 29500, 1.0)
     agent = Agent()
     with rank(1, 29500, "master.invalid"):
@@ -120,7 +120,7 @@ def test_name_server_that_does_not_answer(network: None) -> None:  # noqa: ARG00
         result = attempt(agent.collector, time.monotonic)
     assert result.samples == ()
     (fault,) = result.faults
-    assert "no name server could tell" in fault.detail
+    assert "no name server could resolve" in fault.detail
 
 
 def test_a_run_is_asked_for_until_it_has_met(network: None) -> None:  # noqa: ARG001

@@ -163,7 +163,7 @@ def test_single_collection(tmp_path: Path) -> None:
     result = attempt(Training(options(tmp_path / "h.sock"), context), time.monotonic)
     assert (result.outcome, result.detail) == (
         CollectionOutcome.NOT_AVAILABLE,
-        "heartbeats come in while an agent runs",
+        "heartbeats are received only while an agent runs",
     )
     assert list(tmp_path.iterdir()) == []
 

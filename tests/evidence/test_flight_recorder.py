@@ -196,7 +196,7 @@ def test_what_is_no_fifo_is_not_written_to(place: Path) -> None:
     (place / "fr_3.pipe").write_text("precious")
     with rank(place, pipe=False) as pid:
         step, _ = take(pid, place)
-    assert step.problem == f"{place}/fr_3.pipe is no FIFO"
+    assert step.problem == f"{place}/fr_3.pipe is not a FIFO"
     assert (place / "fr_3.pipe").read_text() == "precious"
 
 
@@ -254,7 +254,7 @@ def test_a_dump_that_is_no_regular_file_is_refused(place: Path) -> None:
     (place / "dump_3").mkdir()
     with rank(place, pipe=False) as pid:
         step, files = take(pid, place)
-        assert (step.problem, files) == (f"{place}/dump_3 is no regular file", {})
+        assert (step.problem, files) == (f"{place}/dump_3 is not a regular file", {})
         (place / "dump_3").rmdir()
         os.mkfifo(place / "dump_3")
         step, files = take(pid, place)

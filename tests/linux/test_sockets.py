@@ -101,7 +101,7 @@ def test_tcp_files_are_read_as_the_same_table() -> None:
 )
 def test_damaged_tcp_files_are_malformed(line: str) -> None:
     """A line that is no socket is an error that shows the line."""
-    with pytest.raises(ValueError, match="no socket"):
+    with pytest.raises(ValueError, match="not a socket"):
         list(parse_tcp(HEADER + line))
 
 
@@ -161,7 +161,7 @@ def test_malformed_files_are_an_error(tmp_path: Path) -> None:
     """What cannot be understood fails the round with its reason and place."""
     (tmp_path / "net").mkdir()
     (tmp_path / "net/tcp").write_text(HEADER + "rubbish\n")
-    with pytest.raises(SourceError, match=r"net/tcp or tcp6: no socket: 'rubbish'") as caught:
+    with pytest.raises(SourceError, match=r"net/tcp or tcp6: not a socket: 'rubbish'") as caught:
         Sockets(context(tmp_path)).active()
     assert caught.value.reason is Reason.MALFORMED
     (tmp_path / "net/sockstat").write_text("rubbish\n")

@@ -216,7 +216,7 @@ def test_names_of_links(tmp_path: Path) -> None:
     (folder.parent / "latest").symlink_to("/dev/zero")
     found = results("checkpoint", asked("--checkpoint", str(folder.parent)))
     assert [result.outcome for result in found] == [CRITICAL]
-    assert "is no regular file" in texts(found)
+    assert "is not a regular file" in texts(found)
     (folder.parent / "latest").unlink()
     (folder.parent / "latest").write_text(TAG)
     os.mkfifo(folder / "mp_rank_00_model_states.pt")

@@ -108,17 +108,17 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], Outcome, str]] = {
         "twice",
     ),
     "none": (lambda _: None, Outcome.CRITICAL, "No such file"),
-    "directory": (lambda file: file.mkdir(), Outcome.CRITICAL, "is no regular file"),
-    "FIFO": (os.mkfifo, Outcome.CRITICAL, "is no regular file"),
+    "directory": (lambda file: file.mkdir(), Outcome.CRITICAL, "is not a regular file"),
+    "FIFO": (os.mkfifo, Outcome.CRITICAL, "is not a regular file"),
     "endless device": (
         lambda file: file.symlink_to("/dev/zero"),
         Outcome.CRITICAL,
-        "is no regular file",
+        "is not a regular file",
     ),
     "process": (
         lambda file: file.symlink_to("/proc/self/environ"),
         Outcome.CRITICAL,
-        "is no regular file",
+        "is not a regular file",
     ),
 }
 

@@ -129,7 +129,7 @@ def test_another_process_of_that_pid() -> None:
 @pytest.mark.parametrize("data", [b"", b"1 (a) S 1", b"1 (a) " + b"x " * 60])
 def test_what_is_no_status(data: bytes) -> None:
     """What the kernel never says is an error."""
-    with pytest.raises(ValueError, match="no process status"):
+    with pytest.raises(ValueError, match="not a process status"):
         parse_activity(data)
 
 
