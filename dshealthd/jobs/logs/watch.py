@@ -218,7 +218,7 @@ class LogWatch:
             job.finding = finding if finding.outcome == "found" else None
 
     def _root(self, job: _Job) -> Root | None:
-        """Return the file system of a job's logs; None if it is out of reach after the job's end."""
+        """Return the file system of a job's logs; None if out of reach after the job's end."""
         for process in job.processes:
             try:
                 root = Root.of_process(self._host, process.pid)
