@@ -1,1 +1,1 @@
-"""Evidence of a hang: a directory of what is known about a hung job, kept before somebody ends it."""
+"""Evidence of a hang: a directory with the state of a hung job, kept before somebody ends it."""

@@ -145,7 +145,7 @@ def _sizes(value: Any) -> str:
 
 
 def _place(frames: Any) -> str:
-    """Return where the job's own code called an operation: the innermost frame outside libraries."""
+    """Return where the job's code called an operation: the innermost frame outside libraries."""
     if not isinstance(frames, list):
         return ""
     found = [

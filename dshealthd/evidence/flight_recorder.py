@@ -1,9 +1,9 @@
 """PyTorch's flight recorder of one rank: requests a dump through its FIFO, and takes it.
 
-The job goes on. `TORCH_NCCL_DEBUG_INFO_PIPE_FILE=<prefix>` makes torch open `<prefix><rank>.pipe` if
-`TORCH_NCCL_TRACE_BUFFER_SIZE` is set (by this very name, at least before 2.13). A thread polls the
-FIFO once a second (`DumpPipe` in `torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp`). The dump is
-written to `<TORCH_FR_DUMP_TEMP_FILE><rank>` (`DebugInfoWriter` in `FlightRecorder.cpp`).
+The job goes on. `TORCH_NCCL_DEBUG_INFO_PIPE_FILE=<prefix>` makes torch open `<prefix><rank>.pipe`
+if `TORCH_NCCL_TRACE_BUFFER_SIZE` is set (by this very name, at least before 2.13). A thread polls
+the FIFO once a second (`DumpPipe` in `torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp`). The dump
+is written to `<TORCH_FR_DUMP_TEMP_FILE><rank>` (`DebugInfoWriter` in `FlightRecorder.cpp`).
 """
 
 from __future__ import annotations

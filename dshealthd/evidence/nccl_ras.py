@@ -48,7 +48,7 @@ def ask(
     members: Sequence[JobProcess],
     world_size: int | None,
 ) -> dict[str, Any]:
-    """Query RAS twice, emit `nccl-ras-1.json` and -2 (`.txt` before NCCL 2.28.7), and evaluate them.
+    """Query RAS twice, and emit `nccl-ras-1.json` and -2 (`.txt` before NCCL 2.28.7).
 
     Return which ranks lag and which are in trouble; `Missing` says why not.
     """

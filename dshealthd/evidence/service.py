@@ -116,9 +116,9 @@ class Evidence:
     ) -> None:
         """Keep bundles below `state`.
 
-        `metrics` gives an exposition and `probes` the status of the probes, None if it is unknown.
-        `interval` is in seconds, from the first exposition to the second; `command` the collecting
-        program, which is given the number of its descriptor as last argument.
+        `metrics` returns an exposition and `probes` the status of the probes, None if unknown.
+        `interval` is the time in seconds from the first exposition to the second. `command` is the
+        collecting program, which gets the number of its descriptor as its last argument.
         """
         self.options = options
         self.log_paths: tuple[str, ...] = ()

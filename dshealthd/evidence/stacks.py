@@ -81,8 +81,8 @@ def _run(program: int, pid: int) -> tuple[bytes, str]:
         env={"PATH": "/usr/bin:/bin", "HOME": "/", "RUST_BACKTRACE": "0", "NO_COLOR": "1"},
         cwd="/",
     ) as process:
-        assert process.stdout is not None  # noqa: S101 - as it was asked for
-        assert process.stderr is not None  # noqa: S101 - as it was asked for
+        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        assert process.stderr is not None  # noqa: S101 - it is a pipe
         output = process.stdout.read(MAX_OUTPUT + 1)
         if len(output) > MAX_OUTPUT:
             process.kill()
@@ -147,7 +147,7 @@ def write(threads: list[dict[str, Any]]) -> str:
 
 
 def place(frames: list[tuple[str, str, int]]) -> str:
-    """Return the innermost frame of a stack outside libraries; the innermost one if there is none."""
+    """Return the innermost frame outside libraries, or the innermost of all if there is none."""
     own = [frame for frame in frames if not is_library(frame[1])]
     name, filename, line = (own or frames or [("?", "?", 0)])[0]
     return printable(f"{filename}:{line} {name}")

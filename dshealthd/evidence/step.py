@@ -63,7 +63,7 @@ class RunningStep:
         self._seconds = seconds
         read_end, write_end = os.pipe()
         sys.stdout.flush()
-        # Without exec: the collecting process has one thread, and everything a step needs is loaded.
+        # Without exec: the collecting process has one thread, and all that a step needs is loaded.
         self._pid = os.fork()
         if self._pid == 0:
             os.close(read_end)

@@ -127,7 +127,7 @@ def _by_ras(ras: Mapping[str, Any] | None) -> Iterator[str]:
                 f"ones lag is unclear, because NCCL {ras['version']} does not name them"
             )
             continue
-        yield f"NCCL RAS: {_who(number, host, gpu)} has launched {behind} {operation} fewer than the rank that is furthest"
+        yield f"NCCL RAS: {_who(number, host, gpu)} is {behind} {operation} behind the furthest rank"
     if not ras["troubles"] and not ras["behind"]:
         still = (
             "nothing was launched between two answers"

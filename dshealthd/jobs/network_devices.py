@@ -35,7 +35,7 @@ def parse_names(text: str) -> list[str]:
 
 
 class NetworkDevices:
-    """The devices of one sweep; each network namespace and the adapters are read once, on demand."""
+    """The devices of one sweep; each network namespace, and all adapters, are read once on use."""
 
     def __init__(self, context: Context) -> None:
         """Start without reading anything."""

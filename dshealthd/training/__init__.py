@@ -45,11 +45,11 @@ def attach(
     """Report every step of a DeepSpeed engine or a torch optimizer to the agent until the heartbeat
     is closed.
 
-    `model` is the outermost module whose forward pass a step calls: the DDP or FSDP wrapper, or what
-    `torch.compile` returned. It adds the stage of a step and the times of input and forward pass.
+    `model` is the outermost module whose forward pass a step calls: the DDP or FSDP wrapper, or the
+    result of `torch.compile`. It adds the stage of a step and the times of input and forward pass.
     `scaler` is the `torch.amp.GradScaler` that steps the optimizer. It adds skipped steps and the
-    loss scale. `step` is the number of steps before this run, for a resumed job; an engine keeps its
-    own count. `socket` is the path of the agent's socket.
+    loss scale. `step` is the number of steps before this run, for a resumed job; an engine keeps
+    its own count. `socket` is the path of the agent's socket.
 
     If something cannot be attached to, one warning is logged and training goes on without it. The
     only exception raised is TypeError, for a call that names neither engine nor optimizer, names

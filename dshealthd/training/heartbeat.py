@@ -54,7 +54,7 @@ class Heartbeat:
     message, with these exceptions:
 
     - The stage is that of the host, which launches work and runs ahead of its device. A host that
-      waits for results after a step (`loss.item()`) is in the input stage, whatever its device does.
+      waits for results after a step (`loss.item()`) is in the input stage whatever its device does.
     - Times of input and forward pass are some steps late on a CUDA device (`step_timer.StepTimer`).
     - Loss and gradient norm are a step or more late on a CUDA device (`readback.Readback`).
     - Memory and communication time are up to a second old, because reading them costs tens of

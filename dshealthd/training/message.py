@@ -111,7 +111,7 @@ class Message(NamedTuple):
     last_seconds: float | None = None
     """Duration of the last step without pauses."""
     mean_seconds: float | None = None
-    """Moving average over about ten steps; known where `last_seconds` is."""
+    """Moving average over about ten steps; known if `last_seconds` is."""
     input_seconds: float | None = None
     """Moving average of a step's wait for its input; on CUDA, of the device's wait."""
     forward_seconds: float | None = None
@@ -120,7 +120,7 @@ class Message(NamedTuple):
     """Steps so far that were skipped because of an overflow."""
     loss_finite: bool | None = None
     nonfinite: int = 0
-    """Losses so far that were not finite; known where `loss_finite` is."""
+    """Losses so far that were not finite; known if `loss_finite` is."""
     loss_scale: float | None = None
     gradient_norm: float | None = None
     memory: DeviceMemory | None = None

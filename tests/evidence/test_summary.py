@@ -132,10 +132,7 @@ def test_ras_is_put_into_words() -> None:
     }
     text = summary.write(found)
     assert "NCCL RAS: rank 2 is dead" in text
-    assert (
-        "NCCL RAS: rank 3 on 10.0.0.2 GPU 1 has launched 1 AllReduce fewer than the rank "
-        "that is furthest"
-    ) in text
+    assert ("NCCL RAS: rank 3 on 10.0.0.2 GPU 1 is 1 AllReduce behind the furthest rank") in text
     found.ras = {"version": "2.28.9", "idle": 1, "behind": [], "troubles": []}
     assert (
         "all ranks answer and none is behind; nothing was launched between two answers"

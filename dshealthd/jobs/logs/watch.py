@@ -75,7 +75,7 @@ class _Job:
     at_node: bool = False
     """Its processes see the node's own file system, which stays readable after they exit."""
     since: float = 0.0
-    """Unix time before which no log of it was last written."""
+    """Earliest time of the last write of its logs, in Unix time."""
     seen: float = 0.0
     """Monotonic time at which it last had a process."""
     find_at: float = -math.inf
