@@ -50,7 +50,7 @@ def _lines(findings: CollectedEvidence) -> Iterator[str]:
     yield f"{case.job or 'all jobs'} on {findings.node}: {what}"
     yield f"taken   {_time(findings.begun)}, in {findings.seconds:.0f} s"
     if case.since is not None:
-        yield f"since   {_time(case.since)}: no progress for {findings.begun - case.since:.0f} s then"
+        yield f"since   {_time(case.since)}: no progress for {findings.begun - case.since:.0f} s when taken"
     if not findings.finished:
         yield "THE COLLECTION HAS NOT ENDED: it is running or was killed; the files hold what was collected so far"
     yield ""

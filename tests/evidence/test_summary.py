@@ -55,7 +55,7 @@ def test_the_summary_says_who_is_at_fault_at_the_top() -> None:
     assert lines[:3] == [
         "slurm-7 on node-a: hung, cause: input",
         "taken   2026-11-21 14:29:00 UTC, in 12 s",
-        "since   2026-11-21 14:28:20 UTC: no progress for 40 s then",
+        "since   2026-11-21 14:28:20 UTC: no progress for 40 s when taken",
     ]
     assert lines[4:7] == [
         "Lagging ranks",
