@@ -130,7 +130,7 @@ def test_ras_is_asked_twice_and_tells_who_is_behind(node: Node) -> None:
     node.ras("json", answer, answer, job=7)
     text, files, whole = node.collect(HangCase(job="slurm-7", reason="desync"))
     assert "NCCL RAS: rank 2 on 192.0.2.1 GPU 0 is dead" in text
-    assert ("NCCL RAS: rank 1 on 192.0.2.1 GPU 0 is 1 AllReduce behind the furthest rank") in text
+    assert "NCCL RAS: rank 1 on 192.0.2.1 GPU 0 is 1 AllReduce behind the furthest rank" in text
     assert files["nccl-ras-1.json"] == files["nccl-ras-2.json"] == answer
     assert json.loads(files["nccl-ras.json"])["idle"] == 1
     said = (node.root / "record").read_bytes().splitlines(keepends=True)
