@@ -1,3 +1,1 @@
-"""Evidence of a hang: what is kept of a job that is hung, in one directory, before somebody
-ends it.
-"""
+"""Evidence of a hang: a directory with the state of a hung job, kept before somebody ends it."""

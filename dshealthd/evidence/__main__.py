@@ -1,7 +1,7 @@
 """The collecting process: `python -m dshealthd.evidence DESCRIPTOR`, a socket to the agent.
 
-The agent asks, is told the name of the bundle once it is begun, gives its metrics again some
-seconds later, and is told how it ended:
+The agent sends a request, receives the name of the bundle once it is begun, sends its metrics again
+some seconds later, and receives the outcome:
 
 → {"case": {…}, "host": {…}, "directory": PATH, "limits": {…}, "begun": SECONDS, "node": NAME,
 "metrics": TEXT, "probes": {…}, "log_paths": [PATTERN, …]} ← {"bundle": NAME} → {"metrics": TEXT, "interval": SECONDS} ←
@@ -26,11 +26,11 @@ from dshealthd.evidence.stacks import find_py_spy
 from dshealthd.linux.credentials import parse_real_user
 
 PATIENCE = 20.0
-"""Seconds to wait for the second exposition after all else is done."""
+"""Seconds to wait for the second exposition after everything else is done."""
 
 
 def main(descriptor: int) -> None:
-    """Serve one request of the agent for evidence."""
+    """Serve one evidence request of the agent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=descriptor)
     messages = wire.frames(channel)
@@ -55,7 +55,7 @@ def main(descriptor: int) -> None:
 def _take(
     request: dict[str, Any], directory: Path, channel: socket.socket, messages: Any
 ) -> dict[str, Any]:
-    """Make a bundle in the collecting process. `BundleRefused`, OSError."""
+    """Make a bundle. `BundleRefused`, OSError."""
     case = HangCase(
         **{
             **request["case"],
@@ -98,7 +98,7 @@ def _take(
 
 
 def _user(host: Host, pid: int) -> int | None:
-    """Return whose a rank is of which evidence is collected; None if it has ended."""
+    """Return the uid of a rank's process; None if it has ended."""
     try:
         return parse_real_user(read_bytes(host.proc(f"{pid}/status"), 1 << 16))
     except (OSError, ValueError):

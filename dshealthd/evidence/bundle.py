@@ -1,6 +1,6 @@
 """Bundles: directories of evidence below the agent's state, named by time and job.
 
-None but the agent's user can read them.
+Only the agent's user can read them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "summary.txt"
 _USER = "user.txt"
-"""The uid of the job that a bundle is of; there is none where evidence was taken by hand."""
+"""File with the uid of the bundle's job; absent if evidence was taken by hand."""
 _NAME = re.compile(r"(\d{8}T\d{6}Z)-([A-Za-z0-9_.-]{1,80}?)(?:-again(\d+))?")
 _FILE = re.compile(r"[a-z0-9][a-z0-9.-]{0,80}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
@@ -31,12 +31,12 @@ _TIME = "%Y%m%dT%H%M%SZ"
 
 
 class BundleRefused(Exception):
-    """No bundle can be made, and why."""
+    """No bundle can be made; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A bundle that is there."""
+    """A bundle on the disk."""
 
     name: str
     job: str
@@ -45,7 +45,7 @@ class Kept:
 
 
 def parse_name(name: str) -> Kept | None:
-    """Return which bundle a directory's name stands for; None if it is no bundle's."""
+    """Return the bundle that a directory's name denotes; None if it is not a bundle's name."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -57,9 +57,9 @@ def parse_name(name: str) -> Kept | None:
 
 
 def kept(directory: Path) -> list[Kept]:
-    """Return the bundles of evidence that are there, the oldest first. Touches the disk.
+    """Return the bundles in a directory, oldest first; none if it does not exist. Reads the disk.
 
-    OSError if that cannot be told, none where there is no directory.
+    OSError if it cannot be listed.
     """
     try:
         return bundles(os.listdir(directory))
@@ -68,13 +68,13 @@ def kept(directory: Path) -> list[Kept]:
 
 
 def bundles(names: Iterable[str]) -> list[Kept]:
-    """Return the bundles among the names in a directory, the oldest first."""
+    """Return the bundles among the names in a directory, oldest first."""
     found = [bundle for name in names if (bundle := parse_name(name)) is not None]
     return sorted(found, key=lambda bundle: (bundle.taken, bundle.name))
 
 
 def size(directory: str | Path) -> int:
-    """Return the bytes of all files in a bundle's directory and below."""
+    """Return the total bytes of the files in a bundle's directory and below."""
     return sum(
         os.lstat(os.path.join(folder, name)).st_size
         for folder, _, names in os.walk(directory)
@@ -83,28 +83,28 @@ def size(directory: str | Path) -> int:
 
 
 class Bundle:
-    """A new bundle, with room for so many bytes.
+    """A new bundle with a limit on its bytes.
 
-    Its files are reached through its directory's descriptor, wherever a path may lead.
+    Its files are opened through its directory's descriptor, so a replaced path changes nothing.
     """
 
     def __init__(self, path: Path, max_bytes: int, owner: tuple[int, int]) -> None:
-        """Make the directory, which becomes `owner`'s (user and group) at `hand_over`. OSError."""
+        """Make the directory. `hand_over` gives it to `owner` (user and group). OSError."""
         os.mkdir(path, 0o700)
         self.path = path
         self.full = False
-        """Whether something had no room."""
+        """Whether something was cut or left out at the limit."""
         self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._owner = owner
         self._left = max_bytes
 
     def append(self, name: str, data: bytes) -> None:
-        """Append to a file of the bundle; what goes beyond the room is left out.
+        """Append to a file of the bundle; data beyond the limit is left out.
 
-        ValueError if the name is none for a file. OSError.
+        ValueError if the file name is invalid. OSError.
         """
         if not _FILE.fullmatch(name):
-            message = f"no name for a file of evidence: {name[:100]!r}"
+            message = f"not a valid name for an evidence file: {name[:100]!r}"
             raise ValueError(message)
         self.full = self.full or len(data) > self._left
         data = data[: self._left]
@@ -119,7 +119,7 @@ class Bundle:
             return file.read()
 
     def summarize(self, text: str) -> None:
-        """Replace the bundle's summary whole, which always has room. OSError."""
+        """Replace the bundle's summary atomically; the limit does not apply to it. OSError."""
         new = f".{SUMMARY}"
         with os.fdopen(
             self._open(new, os.O_TRUNC), "w", encoding="utf-8", errors="replace"
@@ -130,10 +130,7 @@ class Bundle:
         os.replace(new, SUMMARY, src_dir_fd=self._directory, dst_dir_fd=self._directory)
 
     def hand_over(self) -> None:
-        """Give the bundle to its owner, where another took it.
-
-        Somebody by hand, for the agent to keep. OSError.
-        """
+        """Give the bundle to its owner, if another user took it by hand. OSError."""
         if self._owner[0] != os.geteuid():
             for name in os.listdir(self._directory):
                 os.chown(name, *self._owner, dir_fd=self._directory, follow_symlinks=False)
@@ -145,12 +142,12 @@ class Bundle:
 
 
 def _place(directory: Path) -> tuple[int, int]:
-    """Make the directory of all bundles, if there is none, and return whose it is.
+    """Make the directory of all bundles if it does not exist, and return its user and group.
 
     `BundleRefused` if others can read it, OSError.
 
-    It belongs to the owner of the directory above it, the agent's; only root may keep bundles for
-    another.
+    It belongs to the owner of its parent directory, the agent's user. Only root may keep bundles
+    for another user.
     """
     above = os.stat(directory.parent)
     try:
@@ -181,16 +178,15 @@ def make(
     bundle_bytes: int,
     min_free: int,
 ) -> Bundle:
-    """Make a new bundle below a directory, after removing the oldest ones that there is no room for
-    beside it.
+    """Make a new bundle below a directory, after removing the oldest ones if the limits require it.
 
-    `now` is Unix time; all sizes are in bytes. Room is made at the cost of the user who has most,
-    the new bundle counted, so that nobody's many jobs take another's evidence. `BundleRefused` where the
-    file system would be left with less than `min_free`, OSError.
+    `now` is Unix time; all sizes are in bytes. Bundles of the user who has most are removed, the
+    new bundle included in the count, so that one user's many jobs do not displace another's
+    evidence. `BundleRefused` if less than `min_free` would remain on the file system, OSError.
     """
     owner = _place(directory)
     for old in _surplus(directory, max_bundles, max_bytes, user, bundle_bytes):
-        # Before the space is looked at, as it counts.
+        # Before the free space is checked, which this increases.
         shutil.rmtree(directory / old)
     disk = os.statvfs(directory)
     free = disk.f_bavail * disk.f_frsize
@@ -209,17 +205,17 @@ def make(
         if user is not None:
             bundle.append(_USER, b"%d\n" % user)
         return bundle
-    message = f"{directory / stem} and others of its name are there already"
+    message = f"{directory / stem} and all of its -again names already exist"
     raise BundleRefused(message)
 
 
 def _surplus(
     directory: Path, most: int, most_bytes: int, user: int | None, size_of_new: int
 ) -> Iterator[str]:
-    """Yield the bundles that must go so that there is room for a new one of a user.
+    """Yield the bundles to remove before a user's new one.
 
-    The oldest of the user who has most, by number where there are too many, by bytes where these
-    are too large.
+    These are the oldest of the user who has most: by count if there are too many bundles, by bytes
+    if they are too large.
     """
     bundles = [(bundle.name, _user(directory / bundle.name)) for bundle in kept(directory)]
     sizes = {name: size(directory / name) for name, _ in bundles}
@@ -228,7 +224,7 @@ def _surplus(
         for name, owner in bundles:
             shares[owner] += 1
             room[owner] += sizes[name]
-        # By the share that is the problem: many small bundles are not paid for with a large one.
+        # By the limit that is exceeded: a large bundle is not removed because of many small ones.
         if shares.total() > most:
             share = shares
         elif room.total() > most_bytes:
@@ -243,7 +239,7 @@ def _surplus(
 
 
 def _user(bundle: Path) -> int | None:
-    """Return whose job a bundle is of; None where it does not say."""
+    """Return the uid of a bundle's job; None if it is not recorded."""
     try:
         return int(read(str(bundle / _USER), 32))
     except (OSError, ValueError):

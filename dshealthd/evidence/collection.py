@@ -1,7 +1,7 @@
-"""One collection of evidence: steps side by side, each in a process, into a bundle with a summary.
+"""One collection of evidence: parallel steps, each in a process, into a bundle with a summary.
 
-Runs in a process of its own too, since the disk may hang as well. It never waits for what it
-collects from; a step that hangs is killed at its deadline, and what it gave until then is kept.
+It runs in a process of its own, since the disk may hang too. A step that hangs is killed at its
+deadline, and its output until then is kept.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 MAX_RANKS = 64
 AT_ONCE = 32
-"""Steps that run side by side: a node has 8 ranks, and three steps for each."""
+"""Steps that run in parallel: a node has 8 ranks, and three steps for each."""
 READ_MEMORY = 1 << 30
-"""Bytes that taking a dump apart may use; those of the largest one that is taken fit."""
+"""Memory limit in bytes for parsing a dump; the largest dump that is taken fits."""
 READ_SECONDS = 10
 HOUR = 3600.0
 _SMALL = 4 << 20
@@ -61,8 +61,10 @@ class Collection:
         py_spy: str | None,
         log_paths: tuple[str, ...] = (),
     ) -> None:
-        """Prepare, at Unix time `begun`; `py_spy` is where that program is, None where it is not
-        installed. `log_paths` are patterns of the jobs' logs, beside the output of the ranks.
+        """Prepare a collection begun at Unix time `begun`.
+
+        `py_spy` is the path of that program, None if it is not installed. `log_paths` are patterns
+        of the jobs' logs, in addition to the ranks' output.
         """
         self.findings = CollectedEvidence(case=case, node=node, begun=begun)
         self._started = time.monotonic()
@@ -75,7 +77,7 @@ class Collection:
         self._members: dict[int, JobProcess] = {}
 
     def begin(self, metrics: str, probes: Mapping[str, Any] | None) -> None:
-        """Write what the agent knows into the bundle, and a summary: the rest is to come."""
+        """Write the agent's data and a first summary into the bundle."""
         findings = self.findings
         findings.metrics = metrics
         if probes is not None:
@@ -86,18 +88,18 @@ class Collection:
             ]
             self._bundle.append("probes.json", json.dumps(probes, indent=1).encode())
         else:
-            findings.missing.append("probes: the agent was not asked")
+            findings.missing.append("probes: no data from the agent")
         self._bundle.summarize(summary.write(findings))
         if metrics:
             self._bundle.append("metrics-before.prom", metrics.encode())
         else:
-            findings.missing.append("metrics: the agent was not asked")
+            findings.missing.append("metrics: no data from the agent")
 
     def collect(self) -> None:
-        """Run all steps of the collection. OSError where the bundle cannot be written."""
+        """Run all steps of the collection. OSError if the bundle cannot be written."""
         self._discover()
         views = [self._view(rank) for rank in self.findings.ranks]
-        for step in run(views, AT_ONCE):  # before anything makes the ranks do something
+        for step in run(views, AT_ONCE):  # before other steps make the ranks do something
             self._note(step)
         steps: list[Callable[[], RunningStep]] = [
             self._step(
@@ -122,7 +124,7 @@ class Collection:
         self._read_dumps()
 
     def end(self, metrics: str | None, interval: float) -> None:
-        """Write the exposition of the end, seconds after the first, and the summary.
+        """Write the second exposition, `interval` seconds after the first, and the summary.
 
         OSError.
         """
@@ -134,10 +136,10 @@ class Collection:
                 exposition_text.parse(findings.metrics), exposition_text.parse(metrics)
             )
         elif findings.metrics:
-            findings.missing.append("metrics at the end: the agent gave none")
+            findings.missing.append("metrics at the end: no data from the agent")
         if self._bundle.full:
             findings.missing.append(
-                "what has no room in the bundle was left out (max_bundle_bytes)"
+                "the bundle is full (max_bundle_bytes); further data was left out"
             )
         findings.seconds = time.monotonic() - self._started
         findings.finished = True
@@ -146,7 +148,7 @@ class Collection:
 
     @property
     def whole(self) -> bool:
-        """Whether each rank's process could at least be looked at by the collection."""
+        """Whether ranks were found, each one's process could be inspected, and all data fitted."""
         return (
             bool(self.findings.ranks)
             and not any("kernel" in rank.problems for rank in self.findings.ranks)
@@ -156,7 +158,7 @@ class Collection:
     def _discover(self) -> None:
         """Find the ranks to collect from by their environments.
 
-        Where that hangs, those that the heartbeats tell of are known anyway.
+        If that hangs, the ranks that send heartbeats are still known.
         """
         case = self.findings.case
         pids = [pid for _, pid in case.ranks]
@@ -179,8 +181,8 @@ class Collection:
                 )
             for reason, count in step.answer["unseen"].items():
                 self.findings.missing.append(
-                    f"{plural(count, 'process', 'processes')} may be ranks too and "
-                    f"could not be looked at: {reason}"
+                    f"{plural(count, 'process', 'processes')} could not be inspected and "
+                    f"may be ranks too: {reason}"
                 )
         for number, pid in case.ranks:
             ranks.setdefault(pid, RankEvidence(case.job, number, pid))
@@ -188,7 +190,7 @@ class Collection:
         self.findings.ranks = known[:MAX_RANKS]
         if len(known) > MAX_RANKS:
             self.findings.missing.append(
-                f"{plural(len(known) - MAX_RANKS, 'more rank')}: at most {MAX_RANKS} are looked at"
+                f"{plural(len(known) - MAX_RANKS, 'more rank')}: at most {MAX_RANKS} are inspected"
             )
 
     def _view(self, rank: RankEvidence) -> Callable[[], RunningStep]:
@@ -198,7 +200,7 @@ class Collection:
         return self._step(f"kernel {rank.pid}", 8.0, function, _SMALL)
 
     def _steps_of(self, rank: RankEvidence) -> Iterable[Callable[[], RunningStep]]:
-        """Return the collection's steps of one rank that make it, or py-spy, do something."""
+        """Yield the steps of one rank that make the rank, or py-spy, do something."""
         stacked = functools.partial(
             stacks.take, host=self._host, pid=rank.pid, rank=rank.rank, program=self._py_spy
         )
@@ -217,16 +219,16 @@ class Collection:
             yield self._step(f"recorder {rank.pid}", patience, recorded, size)
 
     def _ask_ras(self) -> Function | None:
-        """Return the step that asks NCCL's RAS; None where another node does, or none can."""
+        """Return the step that queries NCCL RAS; None if another node queries it or none can."""
         case = self.findings.case
         ranks = [rank for rank in self.findings.ranks if rank.pid in self._environments]
         if not ranks:
             return None
         if not case.job and len({rank.job for rank in ranks}) > 1:
-            self.findings.missing.append("NCCL RAS: there are several jobs; name one by --job")
+            self.findings.missing.append("NCCL RAS: there are several jobs; name one with --job")
             return None
         if not case.always_ask and all(rank.rank != 0 for rank in ranks):
-            self.findings.missing.append("NCCL RAS: the node that has rank 0 asks it")
+            self.findings.missing.append("NCCL RAS: queried by the node of rank 0")
             return None
         environment, world = self._environments[ranks[0].pid], self._world[ranks[0].pid]
         members = [self._members[rank.pid] for rank in ranks]
@@ -239,7 +241,7 @@ class Collection:
         )
 
     def _note(self, step: RunningStep) -> None:
-        """Put what a step of the collection found where it belongs."""
+        """Store the result of a step."""
         kind, _, pid = step.name.partition(" ")
         rank = next((rank for rank in self.findings.ranks if pid == str(rank.pid)), None)
         if rank is not None:
@@ -255,7 +257,7 @@ class Collection:
             self.findings.logs = step.answer["says"]
 
     def _read_dumps(self) -> None:
-        """Take the collected dumps of the flight recorders apart, and compare the ranks."""
+        """Parse the collected flight recorder dumps, and compare the ranks."""
         files = {
             f"digest {rank.pid}": rank for rank in self.findings.ranks if rank.facts.get("recorder")
         }
@@ -275,9 +277,9 @@ class Collection:
             self.findings.collectives += [f"{several}{line}" for line in compare(found)]
 
     def _read_dump(self, name: str, rank: RankEvidence) -> RunningStep:
-        """Begin to take a rank's dump apart.
+        """Start parsing a rank's dump.
 
-        Only now is it in memory: the dumps of 64 ranks are 2 GiB together.
+        It is loaded only now: the dumps of 64 ranks together are 2 GiB.
         """
         data = self._bundle.read(rank.facts["recorder"]["file"])
         function = functools.partial(read_dump, data=data)
@@ -289,12 +291,12 @@ class Collection:
         return functools.partial(RunningStep, name, function, seconds, max_bytes, self._keep)
 
     def _keep(self, name: str, data: bytes) -> None:
-        """Take bytes from a step of the collection into the bundle."""
+        """Append a step's output to the bundle."""
         self._bundle.append(name, data)
 
 
 def read_dump(_emit: Emit, data: bytes) -> dict[str, Any]:
-    """Take a flight recorder's dump apart as nobody, with nothing but memory and time."""
+    """Parse a flight recorder dump as user nobody, within limits on memory and CPU time."""
     privileges.become(privileges.NOBODY)
     privileges.end_with_parent()
     privileges.confine(READ_MEMORY, READ_SECONDS)

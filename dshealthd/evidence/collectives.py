@@ -1,6 +1,6 @@
-"""Lagging ranks: what the flight recorders of several ranks say of their collectives.
+"""Lagging ranks, by the collectives in the flight recorders of several ranks.
 
-One rank's collectives are numbered as all others' of its group are.
+All ranks of a group number its collectives alike.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ MAX_NAMED = 8
 
 
 def compare(digests: Mapping[int, Digest]) -> list[str]:
-    """Return what the flight recorders' dumps of these ranks say together of their collectives.
+    """Compare the flight recorder dumps of ranks, and return one line for each finding.
 
-    Who has not entered what the others wait in, and where operations differ.
+    Findings are ranks that have not entered the collective in which the others wait, and
+    operations that differ between ranks.
     """
     groups: dict[tuple[str, str], dict[int, Digest]] = defaultdict(dict)
     for rank, digest in digests.items():
@@ -61,14 +62,14 @@ def _apart(ranks: Mapping[int, Digest]) -> list[str]:
             rank = min(pending)
             what = _described(ranks[rank], pending[rank][0]["number"])
             lines.append(
-                f"{_ranks(sorted(pending))} entered {what} and wait for it, none of these "
+                f"{_ranks(sorted(pending))} entered {what} and did not complete it; none of these "
                 "ranks is behind"
             )
     return lines
 
 
 def _different(ranks: Mapping[int, Digest]) -> list[str]:
-    """Look for the first collective of which ranks disagree what it is."""
+    """Find the first collective that differs between ranks."""
     by_number: dict[int, dict[int, tuple[str, str]]] = defaultdict(dict)
     for rank, group in ranks.items():
         for operation in (*group["pending"], *group["last"]):
@@ -80,19 +81,19 @@ def _different(ranks: Mapping[int, Digest]) -> list[str]:
                 f"{_ranks(sorted(rank for rank in found if found[rank][0] == name))} {name}"
                 for name in sorted(names)
             )
-            return [f"operation {number} is not the same for all: {told}"]
+            return [f"operation {number} differs between ranks: {told}"]
         shapes = {sizes for _, sizes in found.values()}
         if len(shapes) > 1 and names <= {"all_reduce", "reduce", "broadcast"}:
             told = ", ".join(
                 f"{_ranks(sorted(rank for rank in found if found[rank][1] == sizes))} {sizes}"
                 for sizes in sorted(shapes)
             )
-            return [f"operation {number} ({names.pop()}) has not the same size for all: {told}"]
+            return [f"operation {number} ({names.pop()}) differs in size between ranks: {told}"]
     return []
 
 
 def _described(group: Digest, number: int) -> str:
-    """Return a collective by its number: what it is, of what size, called from where."""
+    """Describe a collective by its number: operation, size and call site."""
     for operation in (*group["pending"], *group["last"]):
         if operation["number"] == number:
             size = f" of {operation['sizes']}" if operation["sizes"] else ""

@@ -1,4 +1,4 @@
-"""`dshealthd evidence`: takes a bundle now, of a job that need not hang."""
+"""`dshealthd evidence`: takes a bundle now, of a job that need not be hung."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ EXIT_FAILURE = 1
 
 
 def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
-    """Take evidence of one job of this node, or of all; print the summary, and where the rest is.
+    """Take evidence of one job of this node, or of all; print the summary and the bundle's path.
 
-    Status 0 where a bundle was made.
+    Return status 0 if a bundle was made.
     """
     (step,) = run(
         [
@@ -47,7 +47,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
     )
     if step.problem:
         print(
-            f"the processes of this node cannot be looked at: {printable(step.problem)}",
+            f"cannot inspect the processes of this node: {printable(step.problem)}",
             file=sys.stderr,
         )
         return EXIT_FAILURE
@@ -56,15 +56,15 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
         return EXIT_FAILURE
     if not loaded.path.state.is_dir():
         print(
-            f"path.state: {loaded.path.state} is not a directory; --path.state names another "
-            "place for the bundle",
+            f"path.state: {loaded.path.state} is not a directory; set another place for the "
+            "bundle with --path.state",
             file=sys.stderr,
         )
         return EXIT_FAILURE
     job = job or only(step.answer["jobs"])
     probes, exposition = _from_agent(loaded, access)
     print(
-        f"looking at {plural(len(step.answer['ranks']), 'rank')}; this takes 10 to "
+        f"inspecting {plural(len(step.answer['ranks']), 'rank')}; this takes 10 to "
         f"{loaded.evidence.deadline:.0f} s",
         file=sys.stderr,
     )
@@ -92,32 +92,29 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
 
 
 def only(jobs: Sequence[str]) -> str | None:
-    """Return the job that `dshealthd evidence` means where none is named: the node's only one."""
+    """Return the node's only job, the default of `dshealthd evidence`; None if there are more."""
     return jobs[0] if len(jobs) == 1 else None
 
 
 def _from_agent(loaded: Config, access: Access) -> tuple[Mapping[str, Any] | None, str]:
-    """Return what the running agent knows of probes, and its exposition, for a bundle.
-
-    Nothing where it does not answer.
-    """
+    """Return the running agent's probe status and its exposition; None and "" if unreachable."""
     try:
         agent = local(loaded, access)
         status = agent.status()
         return status.get("probe"), agent.get("/metrics").decode(errors="replace")
     except (Unreachable, OSError) as error:
-        problem = f"agent unreachable: {error}; steps, metrics and rounds will be missing"
+        problem = f"agent unreachable: {error}; steps, metrics and probe rounds will be missing"
         print(problem, file=sys.stderr)
         return None, ""
 
 
 def _nobody(job: str | None, answer: Mapping[str, Any]) -> str:
-    """Say that there is no job to take evidence of, and what there is instead."""
+    """Return the error for a job without ranks here, with the jobs that are here."""
     lines = [f"no job {job} on this node" if job else "no training process on this node"]
     if answer["jobs"]:
-        lines.append(f"there are: {', '.join(answer['jobs'])}")
+        lines.append(f"jobs here: {', '.join(answer['jobs'])}")
     lines += [
-        f"{plural(count, 'process', 'processes')} could not be looked at: {reason}"
+        f"{plural(count, 'process', 'processes')} could not be inspected: {reason}"
         for reason, count in answer["unseen"].items()
     ]
     if os.geteuid() != 0:
@@ -126,4 +123,4 @@ def _nobody(job: str | None, answer: Mapping[str, Any]) -> str:
 
 
 def _nothing(_name: str, _data: bytes) -> None:
-    """Keep nothing of a step: it emits no file."""
+    """Discard a step's output: it emits no file."""

@@ -1,11 +1,9 @@
-"""The dump of PyTorch's flight recorder, unpickled without trust and digested.
+"""The dump of PyTorch's flight recorder: safe unpickling, and a digest of one rank's collectives.
 
-A pickle, read without letting it name anything, and what it says of one rank's collectives.
-
-The file belongs to whoever trains. It is taken apart in a process of nobody's, with little memory
-and time, and what comes out is JSON. The format is that of
-`torch/csrc/distributed/c10d/FlightRecorder.hpp`: dicts, lists, strings and numbers, so that no name
-is ever needed.
+The file is a pickle that belongs to the job's user and is not trusted. It is parsed by user nobody
+in a process with limits on memory and CPU time, and the result is JSON. The format is that of
+`torch/csrc/distributed/c10d/FlightRecorder.hpp`: dicts, lists, strings and numbers. So a dump that
+imports anything is refused.
 """
 
 from __future__ import annotations
@@ -20,28 +18,30 @@ from dshealthd.evidence.libraries import is_library
 MAX_GROUPS = 64
 MAX_ENTRIES = 20_000
 MAX_PENDING = 8
-"""Operations of one group that are listed, the first ones that are not completed."""
+"""Operations listed of one group: the first ones that are not completed."""
 MAX_TEXT = 200
 MAX_RANKS_TEXT = 1 << 20
-"""Characters of the members of all groups together: those of one that is cut would be wrong."""
+"""Characters of the member lists of all groups together; a list that exceeds it is left out, since
+a cut one would be wrong.
+"""
 _RANKS = re.compile(r"\[?(?:\d{1,7}(?:, ?\d{1,7})*)?\]?")
 _STATES = ("scheduled", "started", "completed")
 
 
 class MalformedDump(Exception):
-    """The bytes are no dump of a flight recorder."""
+    """The bytes are not a flight recorder's dump."""
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads plain values and nothing else."""
+    """An unpickler that reads only plain values."""
 
-    # Naming things is how a pickle runs code.
+    # Importing names is how a pickle runs code.
     def find_class(self, module: str, name: str) -> NoReturn:
-        message = f"it names {module[:MAX_TEXT]}.{name[:MAX_TEXT]}; a dump names nothing"
+        message = f"it imports {module[:MAX_TEXT]}.{name[:MAX_TEXT]}; a dump imports nothing"
         raise MalformedDump(message)
 
-    def persistent_load(self, pid: Any) -> NoReturn:  # noqa: ARG002 - of the protocol
-        message = "it refers to something outside"
+    def persistent_load(self, pid: Any) -> NoReturn:  # noqa: ARG002 - part of the protocol
+        message = "it refers to an external object"
         raise MalformedDump(message)
 
 
@@ -64,20 +64,20 @@ def load(data: bytes) -> Any:
         AttributeError,
         OverflowError,
     ) as error:
-        message = f"no pickle of plain values: {type(error).__name__}: {str(error)[:MAX_TEXT]}"
+        message = f"not a pickle of plain values: {type(error).__name__}: {str(error)[:MAX_TEXT]}"
         raise MalformedDump(message) from error
 
 
 def digest(data: bytes) -> dict[str, Any]:
-    """Return what a dump says, as a bounded JSON document.
+    """Return a dump as a bounded JSON document.
 
-    For each process group how far this rank is, and what it waits for.
+    It says for each process group how far this rank has got and what it waits for.
     """
     document = load(data)
     if not isinstance(document, dict) or not isinstance(
         entries := document.get("entries", []), list
     ):
-        message = "it is no dictionary with a list of entries"
+        message = "it is not a dictionary with a list of entries"
         raise MalformedDump(message)
     members, completed = _members(document.get("pg_config")), _completed(document.get("pg_status"))
     groups: dict[str, dict[str, Any]] = {}
@@ -135,7 +135,7 @@ def _operation(entry: dict[Any, Any]) -> dict[str, Any] | None:
 
 
 def _sizes(value: Any) -> str:
-    """Write the shapes of a dumped operation's input."""
+    """Format the shapes of an operation's inputs."""
     if not isinstance(value, list):
         return ""
     shapes = [shape for shape in value[:4] if isinstance(shape, list)]
@@ -145,10 +145,7 @@ def _sizes(value: Any) -> str:
 
 
 def _place(frames: Any) -> str:
-    """Return where in the training's own code an operation of the dump was called.
-
-    The innermost frame that is not a library's.
-    """
+    """Return where the job's code called an operation: the innermost frame outside libraries."""
     if not isinstance(frames, list):
         return ""
     found = [
@@ -163,7 +160,7 @@ def _place(frames: Any) -> str:
 
 
 def _members(value: Any) -> dict[str, str]:
-    """Return the ranks of each group of the dump by its name, as text."""
+    """Return the ranks of each group as text, by the group's name."""
     if not isinstance(value, dict):
         return {}
     found = [
@@ -181,9 +178,9 @@ def _members(value: Any) -> dict[str, str]:
 
 
 def _completed(value: Any) -> dict[str, int]:
-    """Return by group the last operation of the dump that is known to be complete.
+    """Return the last operation of each group that is known to be complete.
 
-    Of gloo, whose entries never say so, nothing else tells.
+    This is the only source for gloo, whose entries never say so.
     """
     if not isinstance(value, dict):
         return {}
@@ -200,12 +197,12 @@ def _completed(value: Any) -> dict[str, int]:
 
 
 def _name(value: Any) -> str:
-    """Return how a process group of the dump is called: its name and what it is for."""
+    """Return the name and description of a process group."""
     return " ".join(_text(part) for part in value[:2]) if isinstance(value, tuple | list) else ""
 
 
 def _text(value: Any) -> str:
-    """Return a plain value of the dump as one short line."""
+    """Return a plain value as one short line."""
     text = (
         value
         if isinstance(value, str)
@@ -217,8 +214,8 @@ def _text(value: Any) -> str:
 
 
 def _is_count(value: Any) -> bool:
-    """Tell whether a value of the dump is a number that C++ could have counted.
+    """Return whether a value is a count that C++ could hold.
 
-    One of a million digits takes Python hours to write.
+    Python would need hours to print a number of a million digits.
     """
     return type(value) is int and 0 <= value < 1 << 63

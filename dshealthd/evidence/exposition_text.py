@@ -1,6 +1,6 @@
-"""The agent's own exposition, read again as text by a collection of evidence.
+"""The agent's own exposition, parsed by a collection of evidence.
 
-What it says of a job, and what has moved from one to the next.
+It gives the values of a job, and the changes from one exposition to the next.
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 COUNTED = re.compile(
     r"dshealthd_(gpu|nvlink|infiniband|pcie|xid|sxid|kernel_events|network|tcp)_\w+"
 )
-"""Families that tell of GPUs, fabric and kernel."""
+"""Metric families of GPUs, fabric and kernel."""
 MAX_MOVED = 60
 
 
 def parse(text: str) -> Series:
-    """Return the series of an exposition in Prometheus' text format.
-
-    Lines of another form are left out.
-    """
+    """Return the series of an exposition in Prometheus' text format; other lines are skipped."""
     found: Series = {}
     for name, labels, value in _LINE.findall(text):
         try:
@@ -38,10 +35,7 @@ def parse(text: str) -> Series:
 
 
 def of_job(series: Series, name: str, job: str) -> dict[str, float]:
-    """Return from an exposition the values of a metric of a job by rank.
-
-    The largest where several series are of one rank.
-    """
+    """Return a job's values of a metric by rank; the largest if a rank has several series."""
     found: dict[str, float] = {}
     for labels, value in series.get(name, {}).items():
         known = dict(labels)
@@ -51,7 +45,7 @@ def of_job(series: Series, name: str, job: str) -> dict[str, float]:
 
 
 def chosen(series: Series, name: str, job: str, label: str) -> dict[str, str]:
-    """Return by rank the value of the label for which an exposition's metric is 1."""
+    """Return by rank the value of the label for which a metric of the job is 1."""
     found: dict[str, str] = {}
     for labels, value in series.get(name, {}).items():
         known = dict(labels)
@@ -61,9 +55,9 @@ def chosen(series: Series, name: str, job: str, label: str) -> dict[str, str]:
 
 
 def moved(before: Series, after: Series) -> list[str]:
-    """Return what is different in the second exposition, of GPUs, fabric and kernel.
+    """Return the changes of GPU, fabric and kernel metrics between two expositions.
 
-    One line a series, a bounded number of them.
+    One line per series, a bounded number of them.
     """
     lines = []
     for name, values in sorted(after.items()):
@@ -81,6 +75,6 @@ def moved(before: Series, after: Series) -> list[str]:
 
 
 def write(labels: Mapping[str, str] | Labels) -> str:
-    """Write labels as they stand in an exposition."""
+    """Format labels as in an exposition."""
     pairs = labels.items() if isinstance(labels, Mapping) else labels
     return "{" + ",".join(f'{name}="{value}"' for name, value in pairs) + "}" if labels else ""

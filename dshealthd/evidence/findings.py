@@ -1,6 +1,6 @@
-"""What a collection of evidence is about, and what it has found of each rank.
+"""The case that a collection of evidence is about, and its findings on each rank.
 
-Plain values that travel as JSON between the agent and the collecting process.
+The case travels as JSON from the agent to the collecting process.
 """
 
 from __future__ import annotations
@@ -12,39 +12,33 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangCase:
-    """Why evidence is taken, and what is known before it is."""
+    """Why evidence is taken, and what is known beforehand."""
 
     job: str
     """Empty for all jobs of the node."""
     reason: str
-    """The class of the hang, such as `desync`.
-
-    `requested` where somebody asked for the evidence.
-    """
+    """The class of the hang, such as `desync`; `requested` if somebody requested the evidence."""
     since: float | None = None
-    """Unix time of the last sign of life."""
+    """Unix time of the last progress."""
     culprits: tuple[tuple[int, str], ...] = ()
-    """Ranks of this node that are at fault, and why."""
+    """Culprits among this node's ranks, and why."""
     ranks: tuple[tuple[int, int], ...] = ()
-    """Ranks of this node with their pids, as the heartbeats tell.
-
-    Those that do not report may be missing.
-    """
+    """Ranks of this node with their pids, from heartbeats; ranks that send none may be missing."""
     always_ask: bool = False
-    """Whether NCCL's RAS is asked although rank 0 is on another node, whose agent asks."""
+    """Whether to query NCCL RAS although rank 0 is on another node, whose agent queries it."""
 
 
 def file_of(rank: int, pid: int) -> str:
-    """Return how the names of a rank's files of evidence begin.
+    """Return the prefix of the names of a rank's evidence files.
 
-    By pid too: another process may claim the same rank, and what it gives must not mix.
+    It includes the pid: another process may claim the same rank, and their files must not mix.
     """
     return f"rank-{rank}-{pid}"
 
 
 @dataclass(slots=True)
 class RankEvidence:
-    """What was found of one rank of this node."""
+    """The findings on one rank of this node."""
 
     job: str
     rank: int
@@ -56,13 +50,13 @@ class RankEvidence:
 
     @property
     def file(self) -> str:
-        """How the names of the rank's files of evidence begin."""
+        """Prefix of the names of the rank's evidence files."""
         return file_of(self.rank, self.pid)
 
 
 @dataclass(slots=True)
 class CollectedEvidence:
-    """All that was found, for the summary."""
+    """All findings, for the summary."""
 
     case: HangCase
     node: str
@@ -71,18 +65,18 @@ class CollectedEvidence:
     seconds: float = 0.0
     ranks: list[RankEvidence] = field(default_factory=list)
     collectives: list[str] = field(default_factory=list)
-    """Which ranks lag, by the flight recorders."""
+    """Lagging ranks, by the flight recorders."""
     logs: list[str] = field(default_factory=list)
-    """What the jobs' logs say of a failure, one line a job."""
+    """Failures found in the jobs' logs, one line per job."""
     ras: Mapping[str, Any] | None = None
     moved: list[str] = field(default_factory=list)
-    """Counters of GPUs, fabric and kernel that are different at the end."""
+    """GPU, fabric and kernel metrics that changed during the collection."""
     interval: float = 0.0
-    """Seconds between the two looks at those."""
+    """Seconds between the two expositions that `moved` compares."""
     metrics: str = ""
     """The exposition at the beginning."""
     rounds: list[Mapping[str, Any]] = field(default_factory=list)
-    """Rounds of probes of the last hour."""
+    """Probe rounds of the last hour."""
     missing: list[str] = field(default_factory=list)
     """What was not collected, and why."""
     finished: bool = False

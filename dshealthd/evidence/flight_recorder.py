@@ -1,11 +1,9 @@
-"""PyTorch's flight recorder of one rank.
+"""PyTorch's flight recorder of one rank: requests a dump through its FIFO, and takes it.
 
-Asked for a dump through its FIFO, without ending anything, and the dump taken.
-
-`TORCH_NCCL_DEBUG_INFO_PIPE_FILE=<prefix>` makes torch open `<prefix><rank>.pipe`, where
-`TORCH_NCCL_TRACE_BUFFER_SIZE` is set (before 2.13, at least, by this very name); a thread looks at
-it once a second (`DumpPipe` in `torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp`). The dump is
-written to `<TORCH_FR_DUMP_TEMP_FILE><rank>` (`DebugInfoWriter` in `FlightRecorder.cpp`).
+The job goes on. `TORCH_NCCL_DEBUG_INFO_PIPE_FILE=<prefix>` makes torch open `<prefix><rank>.pipe`
+if `TORCH_NCCL_TRACE_BUFFER_SIZE` is set (by this very name, at least before 2.13). A thread polls
+the FIFO once a second (`DumpPipe` in `torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp`). The dump
+is written to `<TORCH_FR_DUMP_TEMP_FILE><rank>` (`DebugInfoWriter` in `FlightRecorder.cpp`).
 """
 
 from __future__ import annotations
@@ -34,14 +32,14 @@ if TYPE_CHECKING:
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""Where dumps go; the first one that is set counts."""
+"""Variables with the path prefix of dumps; the first one that is set counts."""
 MAX_DUMP = 32 << 20
 """Bytes. 2,000 entries, torch's default, take some 2 MiB."""
 QUIET = 0.5
-"""Seconds for which a dump must not have changed to count as whole; torch writes it at one go."""
+"""Seconds without a change after which a dump counts as whole; torch writes it in one go."""
 PATIENCE = 30.0
-"""Seconds for a dump to appear: torch looks at the FIFO once a second and, for its first dump,
-imports what resolves stacks, 2 s of CPU in 2.12.0, which took 13 to 16 s on a busy machine.
+"""Seconds to wait for a dump. Torch polls the FIFO once a second. Before its first dump it imports
+what resolves stacks: 2 s of CPU in 2.12.0, which took 13 to 16 s on a busy machine.
 """
 _LOOK_EVERY = 0.1
 
@@ -49,12 +47,12 @@ _LOOK_EVERY = 0.1
 def take(
     emit: Emit, host: Host, pid: int, rank: int, environment: Mapping[str, str]
 ) -> dict[str, object]:
-    """Ask a rank's recorder for a dump and emit `rank-<rank>-<pid>.flight-recorder.pickle`.
+    """Request a dump from a rank's recorder and emit `rank-<rank>-<pid>.flight-recorder.pickle`.
 
     `Missing` says why there is none, OSError.
 
-    Becomes the rank's user. Where the rank does not answer, a dump that lies there already (after a
-    timeout) is taken, and said to be old.
+    Becomes the rank's user. If the rank does not answer, an existing dump (from a timeout) is taken
+    and marked as stale.
     """
     prefix = environment.get(PIPE)
     dumps = next((environment[name] for name in DUMPS if environment.get(name)), None)
@@ -72,7 +70,7 @@ def take(
     asked = (
         _ask(root, f"{prefix}{rank}.pipe")
         if prefix
-        else f"{PIPE} is not set, so that none could be asked for"
+        else f"{PIPE} is not set, so no dump could be requested"
     )
     fresh = not asked and _wait(root, place, before, functools.partial(_stopped, host, pid))
     if not fresh and before is None:
@@ -105,15 +103,15 @@ def take(
         ""
         if fresh
         else (
-            f"of {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(written.st_mtime))}, not of "
-            f"now: {asked or 'no new one'}"
+            f"from {time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(written.st_mtime))}, "
+            f"stale: {asked or 'no new dump'}"
         )
     )
     return {"file": name, "note": note}
 
 
 def _ask(root: Root, place: str) -> str:
-    """Write to a flight recorder's FIFO; return why that was not possible, or nothing."""
+    """Write to a flight recorder's FIFO; return why that failed, or an empty string."""
     try:
         descriptor = root.open_kind(
             place, os.O_WRONLY, stat.S_ISFIFO, "FIFO", follow=False, owned=True
@@ -128,25 +126,27 @@ def _ask(root: Root, place: str) -> str:
         return f"{place} is full: the rank does not read it"
     except OSError as error:
         return (
-            f"nobody reads {place}" if error.errno == errno.ENXIO else f"{place}: {error.strerror}"
+            f"no process reads {place}"
+            if error.errno == errno.ENXIO
+            else f"{place}: {error.strerror}"
         )
     return ""
 
 
 def _stopped(host: Host, pid: int) -> bool:
-    """Tell whether a rank is stopped by a signal, so that its flight recorder cannot dump.
+    """Return whether a rank is stopped by a signal, so that its flight recorder cannot dump.
 
-    A stop for a tracer is none: py-spy, which takes its stacks at the same time, makes short ones.
+    A tracing stop does not count: py-spy, which runs at the same time, causes short ones.
     """
     try:
         return parse_stat(read_bytes(host.proc(f"{pid}/stat"), 4096)).state == "T"
     except (OSError, ValueError):
-        return False  # it has ended, or says nothing: what it wrote is waited for
+        return False  # it has ended or cannot be read: its dump may still appear
 
 
 def _wait(root: Root, place: str, before: object, stopped: Callable[[], bool]) -> bool:
-    """Wait until another dump of the flight recorder is there than before, with something in it,
-    and has not changed for a moment; a process that is stopped is not waited for.
+    """Wait for a new dump that is not empty and has not changed for a moment; return whether one
+    appeared. Stop waiting if the process is stopped.
     """
     end = time.monotonic() + PATIENCE
     last, since = before, time.monotonic()
@@ -163,5 +163,5 @@ def _wait(root: Root, place: str, before: object, stopped: Callable[[], bool]) -
 
 
 def _signature(found: os.stat_result | None) -> Signature | None:
-    """Return what changes when a recorder dumps anew; None as long as the dump is empty."""
+    """Return what changes when a recorder dumps again; None while the dump is empty or missing."""
     return None if found is None or not found.st_size else signature(found)

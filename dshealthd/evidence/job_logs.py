@@ -1,4 +1,4 @@
-"""What the logs of the ranks say of a failure: the answer of `dshealthd explain`, with its proof."""
+"""Failures in the ranks' logs: the answer of `dshealthd explain`, with its proof."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 FILE = "explain.txt"
 MAX_FILES = 64
 MAX_BYTES = 256 << 20
-"""Of all files together, the newest of each: some five seconds."""
+"""Limit for all files together, which takes some five seconds; the end of each file is read."""
 MEMORY = 1 << 30
 SECONDS = 20
 Opened = tuple[str, int | None, IO[bytes]]
-"""Path, the rank that alone writes it, and the open file."""
+"""Path, the rank if only one writes to it, and the open file."""
 
 
 def take(
@@ -41,11 +41,11 @@ def take(
     paths: tuple[str, ...],
     now: float,
 ) -> dict[str, Any]:
-    """Emit `explain.txt` of the jobs' logs, and return a line for each whose logs tell a cause.
+    """Emit `explain.txt` of the jobs' logs, and return a line for each job whose logs show a cause.
 
     `ranks` are job, rank and pid; `paths` the configured patterns. `Missing` if there is no log.
 
-    The files are opened with the rights of the job's user, and their lines examined as nobody.
+    The files are opened with the rights of the job's user. Their lines are examined as nobody.
     """
     by_job: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for job, rank, pid in ranks:
@@ -58,7 +58,7 @@ def take(
         message = "; ".join(problems[:3]) or "no rank's output is a file, and no path matches"
         raise Missing(message)
     for slug in {pattern.slug for pattern in patterns.load().every}:
-        remedy(slug)  # read now: there are no files any more in a moment
+        remedy(slug)  # cached now: `confine` forbids opening files
     recognisers = {job: Recogniser() for job in opened}
     privileges.become(privileges.NOBODY)
     privileges.end_with_parent()
@@ -91,7 +91,7 @@ def _open(
     paths: tuple[str, ...],
     problems: list[str],
 ) -> Iterator[Opened]:
-    """Open the logs of one job as evidence, each once."""
+    """Open the logs of one job, each once."""
     seen: set[tuple[int, int]] = set()
     writers: dict[str, set[int]] = defaultdict(set)
     for rank, pid in members:

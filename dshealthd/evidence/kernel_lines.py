@@ -1,4 +1,4 @@
-"""The last minutes of the kernel log as evidence: all lines, whoever wrote them."""
+"""The last minutes of the kernel log: all lines, whoever wrote them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 FILE = "kernel-log.txt"
 AGE = 900.0
-"""Seconds back."""
+"""Age in seconds up to which lines are taken."""
 MAX_RECORDS = 200_000
-"""More than any buffer has."""
+"""More than any buffer holds."""
 MAX_LINES = 2_000
 _SECONDS = 5.0
 
 
 def take(emit: Emit, host: Host) -> dict[str, Any]:
-    """Emit `kernel-log.txt`, the newest lines at its end, and return how many there are.
+    """Emit `kernel-log.txt`, newest lines last, and return how many there are.
 
     OSError if the log cannot be read.
 
-    A line that the kernel itself did not write is marked: whoever may write to the log can make it
-    say anything.
+    Lines that the kernel itself did not write are marked: any process with access to the log can
+    forge them.
     """
     reader = KernelLogReader(host.device("kmsg"), time.monotonic)
     oldest = time.clock_gettime(time.CLOCK_MONOTONIC) - AGE

@@ -1,8 +1,8 @@
-"""The kernel's view of one rank: what each of its threads waits for, and whether it moves.
+"""The kernel's view of one rank: what each thread waits for, and whether the process moves.
 
-State and waiting place of each thread, and whether it used the CPU or read and wrote meanwhile.
+It has the state and wait channel of each thread, and the CPU time and I/O of the process meanwhile.
 
-No arguments and no environment: these may hold secrets.
+Arguments and environment are left out: they may hold secrets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dshealthd.evidence.step import Emit
 
 INTERVAL = 1.0
-"""Seconds between two looks."""
+"""Seconds between the two readings."""
 MAX_THREADS = 128
 _STATUS = (
     "Name",
@@ -44,8 +44,9 @@ _IO = ("rchar", "wchar", "read_bytes", "write_bytes")
 
 
 def look(emit: Emit, host: Host, pid: int, rank: int) -> dict[str, Any]:
-    """Emit the kernel's view, `rank-<rank>-<pid>.kernel.txt`, and return the state, where the main
-    thread waits, and what moved; `Missing` if it is gone.
+    """Emit the kernel's view, `rank-<rank>-<pid>.kernel.txt`; `Missing` if the process is gone.
+
+    Return the state, where the main thread waits, CPU use and I/O.
     """
     name = f"{file_of(rank, pid)}.kernel.txt"
     before, transferred = _cpu(host, pid), _transferred(host, pid)
@@ -87,7 +88,7 @@ def _status(host: Host, pid: int) -> Iterator[str]:
 
 
 def _threads(host: Host, pid: int) -> list[str]:
-    """Return the threads that the kernel has of a rank, the main one first."""
+    """Return the thread ids of a process, the main thread first."""
     try:
         names = sorted(os.listdir(host.proc(f"{pid}/task")), key=int)
     except (FileNotFoundError, ProcessLookupError):
@@ -98,7 +99,7 @@ def _threads(host: Host, pid: int) -> list[str]:
 
 
 def _thread(host: Host, place: str) -> tuple[str, str]:
-    """Return the kernel's view of a thread, and where it waits in the kernel."""
+    """Return a thread's description, and where it waits in the kernel."""
     parts = {name: _read(host, f"{place}/{name}") for name in ("comm", "wchan", "syscall", "stack")}
     try:
         state = parse_activity(_read(host, f"{place}/stat").encode()).state.value
@@ -113,7 +114,7 @@ def _thread(host: Host, place: str) -> tuple[str, str]:
 
 
 def _read(host: Host, place: str) -> str:
-    """Return a line or more of the kernel's view of a rank; in brackets why it cannot be read."""
+    """Return the text of a file in /proc; in brackets why it cannot be read."""
     try:
         return read(host.proc(place), 1 << 14).strip()
     except OSError as error:
@@ -129,7 +130,7 @@ def _cpu(host: Host, pid: int) -> tuple[str, float] | None:
 
 
 def _transferred(host: Host, pid: int) -> dict[str, int]:
-    """Return the bytes that the kernel has seen a process read and write; nothing if hidden."""
+    """Return the bytes that a process has read and written; empty if not permitted."""
     found = {}
     for line in _read(host, f"{pid}/io").splitlines():
         name, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""Which code on a rank's stack is a library's, and not the training's own."""
+"""Distinguishes library code on a rank's stack from the job's own code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PARTS = (
     "/dist-packages/",
     "/lib/python",
 )
-"""The frameworks may be run from a checkout, and then no directory says that they are installed."""
+"""Frameworks are listed by name because they may run from a checkout, outside site-packages."""
 
 
 def is_library(filename: str) -> bool:

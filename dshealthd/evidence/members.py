@@ -1,4 +1,4 @@
-"""The ranks of a job on this node to collect evidence from, and what their environment says."""
+"""The ranks of a job on this node to collect evidence from, with their environments."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from dshealthd.evidence.step import Emit
 
 MAX_RANKS = 128
-"""Ranks that are told of, of each user in turn.
+"""Ranks returned; users take turns.
 
-The variables needed of each are 20 KiB at most, and an answer may have 4 MiB.
+The variables needed of each rank are 20 KiB at most, and an answer is limited to 4 MiB.
 """
 MAX_SWEEPS = 16
 """Sweeps of the process table, each of which reads 32 MiB of environments."""
 _NEEDED = frozenset((PIPE, *DUMPS, "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE"))
-"""Variables that the steps of a collection look at."""
+"""Variables that the steps of a collection use."""
 
 
 def find(_emit: Emit, host: Host, job: str, pids: Collection[int] = ()) -> dict[str, Any]:
-    """Return the ranks of a job here to collect evidence from, of all jobs if it is empty.
+    """Return the ranks of `job` on this node, or of all jobs if it is empty.
 
-    And how many processes could not be looked at by why. `pids` are ranks that are known to be of
-    the job: where there are some, only processes of their users are.
+    Also return the node's jobs, and the number of uninspected processes by reason. `pids` are known
+    ranks of the job: if any of them exist, only processes of their users count as its ranks.
     """
     context = Context(host=host, monotonic=time.monotonic, wall=time.time, sweep=1)
     table = ProcessTable(context)
     processes = table.refresh()
     while table.unseen[Unseen.DEFERRED] and context.sweep < MAX_SWEEPS:
-        context.sweep += 1  # environments can be long, and nobody else's loop waits for this one
+        context.sweep += 1  # environments can be long, and no event loop waits for this process
         processes = table.refresh()
     users = {process.user for process in processes if process.pid in pids}
     if job and users:

@@ -1,6 +1,6 @@
-"""What NCCL's RAS says of a job, asked twice: raw, and what it comes to.
+"""Two NCCL RAS answers about a job: raw, and evaluated.
 
-By the same rules as the collector: a release that a query can crash is not asked.
+The rules are the collector's: an NCCL release that a query can crash is not queried.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from dshealthd.jobs.ras.question import JobProcess, Loaded
 
 PAUSE = 4.0
-"""Seconds from one answer to the next question: what stands still is what both say the same of."""
+"""Seconds from one answer to the next query; what is the same in both answers is stalled."""
 TIMEOUT = 12.0
-"""Seconds that an answer may take; NCCL needs up to 10 s where processes are stopped."""
+"""Timeout of an answer in seconds; NCCL needs up to 10 s if processes are stopped."""
 MAX_ANSWER = 16 << 20
 MAX_MEMORY = 256 << 20
-"""Bytes that two answers may take while they are read.
+"""Memory limit in bytes for parsing two answers.
 
-JSON made for it takes thirty times its size; 4,096 honest ranks have answers of some 3 MiB.
+Malicious JSON takes thirty times its size; answers about 4,096 honest ranks have some 3 MiB.
 """
 
 
@@ -48,12 +48,12 @@ def ask(
     members: Sequence[JobProcess],
     world_size: int | None,
 ) -> dict[str, Any]:
-    """Emit RAS's answers, `nccl-ras-1.json` and -2 (`.txt` before NCCL 2.28.7), and return them.
+    """Query RAS twice, and emit `nccl-ras-1.json` and -2 (`.txt` before NCCL 2.28.7).
 
-    That is who is behind and who is in trouble; `Missing` says why not.
+    Return which ranks lag and which are in trouble; `Missing` says why not.
     """
     if not enabled(environment):
-        message = "NCCL_RAS_ENABLE switches it off"
+        message = "disabled by NCCL_RAS_ENABLE"
         raise Missing(message)
     privileges.limit_memory(MAX_MEMORY)
     releases = MappedReleases()
@@ -86,17 +86,17 @@ def ask(
 
 
 def _form(host: Host, loaded: Loaded) -> Form:
-    """Return in which form a job's RAS may be asked; `Missing` if it may not."""
+    """Return the form in which a job's RAS may be queried; `Missing` if it may not be."""
     decision = question.decide(host, loaded, permit_unknown=False)
     if decision.form is None:
-        releases = ", ".join(sorted(map(str, loaded.versions - {None}))) or "none that is known"
-        message = f"not asked, {decision.reason}: NCCL loaded is {releases} {loaded.detail}"
+        releases = ", ".join(sorted(map(str, loaded.versions - {None}))) or "unknown"
+        message = f"not queried, {decision.reason}: loaded NCCL is {releases} {loaded.detail}"
         raise Missing(message.strip())
     return decision.form
 
 
 def _answer(environment: Mapping[str, str], host: Host, loaded: Loaded, form: Form) -> RasAnswer:
-    """Return one RAS answer of a process that belongs to the job; `Missing` if there is none."""
+    """Return one RAS answer from a process of the job; `Missing` if there is none."""
     try:
         query = question.prepare(environment, loaded, form, host, time.monotonic, MAX_ANSWER)
     except ValueError as error:

@@ -16,44 +16,41 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceOptions:
-    """What is kept of a job that hangs.
-
-    One directory below `evidence` in `path.state`, once for each hang.
-    """
+    """What is kept of a hung job: one directory below `evidence` in `path.state` per hang."""
 
     enabled: bool = option(
         True,
-        "Whether evidence of hangs is taken. It can be taken by hand in any case: `dshealthd "
-        "evidence`.",
+        "Whether evidence of hangs is taken automatically. `dshealthd evidence` takes it by hand "
+        "in any case.",
     )
     after: Duration = option(
         "10s", "How long a job must have been hung before evidence is taken.", minimum="0s"
     )
     again_after: Duration = option(
         "30m",
-        "Least time between two bundles of one job. A second one is taken of another hang "
-        "only, not of one that goes on.",
+        "Least time between two bundles of one job. A second one is taken only of another "
+        "hang, not of one that continues.",
         minimum="1m",
     )
     deadline: Duration = option(
-        "90s", "How long a collection may take; what there is by then is kept.", minimum="30s"
+        "90s", "Time limit of a collection; partial evidence is kept.", minimum="30s"
     )
     max_bundles: int = option(
-        16, "Bundles that are kept; the oldest one goes first.", minimum=1, maximum=1000
+        16, "Most bundles kept; the oldest is removed first.", minimum=1, maximum=1000
     )
     max_bytes: Bytes = option(
-        Bytes(1024 * MIB), "Bytes of all bundles together.", minimum=Bytes(MIB)
+        Bytes(1024 * MIB), "Most bytes of all bundles together.", minimum=Bytes(MIB)
     )
     max_bundle_bytes: Bytes = option(
-        Bytes(128 * MIB), "Bytes of one bundle; what goes beyond is left out.", minimum=Bytes(MIB)
+        Bytes(128 * MIB), "Most bytes of one bundle; further data is left out.", minimum=Bytes(MIB)
     )
     min_free_bytes: Bytes = option(
         Bytes(1024 * MIB),
-        "Bytes that must be free on the disk beside a new bundle; otherwise none is made.",
+        "Bytes that must remain free on the disk after a new bundle; otherwise none is made.",
         minimum=0,
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield the options of evidence whose values cannot be used, and why."""
+        """Yield the options with invalid values, and why."""
         if self.max_bytes < self.max_bundle_bytes:
             yield "max_bytes", f"must be at least max_bundle_bytes ({self.max_bundle_bytes})"

@@ -1,7 +1,7 @@
-"""Letting go of privileges in a process that touches what belongs to others.
+"""Dropping privileges in a process that touches other users' files.
 
-Whatever is read of a rank is read as the rank's own user, so that no link that this user makes
-leads further than the user's own rights. What is taken apart is taken apart as nobody.
+A rank's files are read as the rank's own user, so that a symlink made by this user leads no further
+than the user's own rights. Untrusted data is parsed as user nobody.
 """
 
 from __future__ import annotations
@@ -33,52 +33,52 @@ NOBODY = User(65534, 65534)
 
 
 def become(user: User, *, keep_ptrace: bool = False) -> None:
-    """Become a user for good, without other privileges, where one may.
+    """Become a user for good, without other privileges, if this process is root.
 
-    Without privileges one stays who one is, and the kernel says what that user may not.
+    Without root it stays who it is, and the kernel enforces that user's limits.
 
-    `keep_ptrace` keeps the right to read other processes' memory, through exec too, where there is
-    one to keep.
+    `keep_ptrace` keeps the right to read other processes' memory, also across exec, if this process
+    has it.
     """
     if os.geteuid() != 0 or user.uid == 0:
         return
     if keep_ptrace:
         _prctl(PR_SET_KEEPCAPS, 1)
-    # Groups and gid first: without root's uid they cannot be changed any more.
+    # Groups and gid first: they cannot be changed without root's uid.
     os.setgroups(user.groups)
     os.setresgid(user.gid, user.gid, user.gid)
     os.setresuid(user.uid, user.uid, user.uid)
     if keep_ptrace and _capset(1 << CAP_SYS_PTRACE):
         _prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, CAP_SYS_PTRACE)
     elif keep_ptrace:
-        # PR_SET_KEEPCAPS has kept all permitted capabilities, not this one alone.
+        # PR_SET_KEEPCAPS has kept all permitted capabilities, not only this one.
         _capset(0)
 
 
 def end_with_parent() -> None:
-    """Have this unprivileged process killed when its parent ends.
+    """Have the kernel kill this unprivileged process when its parent ends.
 
-    To be called after `become`, which takes that back.
+    Call it after `become`, which clears the setting.
     """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def seclude(descriptor: int) -> None:
-    """Let go of all descriptors but the standard ones and this, and of new privileges."""
+    """Close all descriptors but the standard ones and this one, and renounce new privileges."""
     os.closerange(3, descriptor)
     os.closerange(descriptor + 1, 1 << 30)
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
 def limit_memory(memory: int) -> None:
-    """Allow this process so many bytes of memory beyond what it has; MemoryError from then on."""
+    """Limit this process to `memory` more bytes than it has; beyond that, MemoryError."""
     pages = int(read("/proc/self/statm").split()[0])
     limit = pages * resource.getpagesize() + memory
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def confine(memory: int, seconds: int) -> None:
-    """Allow this process no file, no process, and so many bytes of memory and seconds of CPU."""
+    """Forbid this process new files and processes, and limit its memory (bytes) and CPU seconds."""
     for what, limit in (
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_CPU, seconds),
@@ -98,7 +98,7 @@ def _prctl(option: int, *arguments: int) -> None:
 
 
 def _capset(mask: int) -> bool:
-    """Have these capabilities and no other privileges; False where one has not got them."""
+    """Reduce this process to these capabilities; False if it does not have them."""
     header = struct.pack("=Ii", _VERSION, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     return bool(

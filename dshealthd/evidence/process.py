@@ -1,7 +1,4 @@
-"""The collecting process as the agent's loop sees it.
-
-Started, talked to in frames, and ended whatever it does.
-"""
+"""The agent's handle of the collecting process: start, frames, and a certain end."""
 
 from __future__ import annotations
 
@@ -21,15 +18,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GRACE = 1.0
-"""Seconds in which it may end by itself once its channel is closed, and in which SIGKILL must have
-ended it.
-"""
+"""Seconds for the process to exit after its channel is closed, and again after SIGKILL."""
 
 
 class CollectionProcess:
-    """A process and the socket to it.
+    """The collecting process and the socket to it.
 
-    In a session of its own, so that no signal of a terminal reaches it.
+    It has a session of its own, so that no terminal signal reaches it.
     """
 
     def __init__(
@@ -45,7 +40,7 @@ class CollectionProcess:
 
         StartError.
         """
-        what = "the process that takes evidence"
+        what = "the evidence process"
         with channel(what) as (ours, theirs):
             child = spawn(what, [*command, str(theirs.fileno())], descriptors=[theirs.fileno()])
             return cls(child, *await streams(ours))
@@ -56,8 +51,10 @@ class CollectionProcess:
         await self._writer.drain()
 
     async def receive(self) -> dict[str, Any]:
-        """Return the collecting process's next frame; ValueError or TypeError if it is none,
-        IncompleteReadError or ConnectionError at its end.
+        """Return the collecting process's next frame.
+
+        ValueError or TypeError if it is malformed, IncompleteReadError or ConnectionError if the
+        process has ended.
         """
         (size,) = wire.LENGTH.unpack(await self._reader.readexactly(wire.LENGTH.size))
         if size > wire.MAX_FRAME:
@@ -65,14 +62,14 @@ class CollectionProcess:
             raise ValueError(message)
         found = json.loads(await self._reader.readexactly(size))
         if not isinstance(found, dict):
-            message = "no JSON object"
+            message = "not a JSON object"
             raise TypeError(message)
         return found
 
     async def end(self) -> None:
-        """Close the channel, and kill the collecting process if it does not end.
+        """Close the channel, and kill the collecting process if it does not exit.
 
-        What it has started ends with it; what cannot be killed is left.
+        Its children end with it. A process that cannot be killed is left behind.
         """
         self._writer.close()
         if not (await self._child.ends(GRACE) or await self._child.killed(GRACE)):

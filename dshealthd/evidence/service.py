@@ -1,6 +1,6 @@
-"""The service that has evidence taken of hangs, by a process of its own, one at a time.
+"""The service that takes evidence of hangs, one at a time, in a separate process.
 
-The agent's loop waits for nothing and is slowed by nothing.
+It neither blocks nor slows the agent's loop.
 """
 
 from __future__ import annotations
@@ -37,29 +37,27 @@ log = logging.getLogger(__name__)
 
 BUNDLES = counter(
     "dshealthd_evidence_bundles_total",
-    "Bundles of evidence by what became of them: complete, partial (a rank could not be "
-    "looked at, or there was no room), killed at its "
-    "deadline (what there was is kept), refused (the disk is nearly full), failed.",
+    "Bundles of evidence by outcome: complete, partial (a rank could not be inspected, or the "
+    "bundle was full), killed (at its deadline; partial evidence is kept), refused (the disk is "
+    "nearly full), failed.",
     "outcome",
 )
 LAST = gauge(
     "dshealthd_evidence_last_timestamp_seconds",
-    "Unix time at which the newest bundle that is kept was begun.",
+    "Unix time at which the newest kept bundle was begun.",
 )
 KEPT = gauge(
     "dshealthd_evidence_bundles_kept",
-    "Bundles that are kept on this node; absent if it is unknown.",
+    "Bundles kept on this node; absent if unknown.",
 )
-BYTES = gauge(
-    "dshealthd_evidence_bytes", "Bytes of all bundles that are kept, as of the last collection."
-)
+BYTES = gauge("dshealthd_evidence_bytes", "Bytes of all kept bundles, as of the last collection.")
 INFO = gauge(
     "dshealthd_evidence_bundle_info",
-    "1 for the newest bundle of a job that is kept, a directory below path.state.",
+    "1 for the newest kept bundle of a job; bundle is a directory below evidence in path.state.",
     "job",
     "bundle",
 )
-RUNNING = gauge("dshealthd_evidence_running", "1 while evidence is taken.")
+RUNNING = gauge("dshealthd_evidence_running", "1 while evidence is being taken.")
 METRICS = (BUNDLES, LAST, KEPT, BYTES, INFO, RUNNING)
 OUTCOMES = ("complete", "partial", "killed", "refused", "failed")
 
@@ -68,12 +66,12 @@ DIRECTORY = "evidence"
 INTERVAL = 10.0
 """Seconds from the first exposition to the second."""
 LIST_DEADLINE = 2.0
-"""Seconds for the names of the bundles to be read, which a child does in 20 ms."""
+"""Deadline in seconds for listing the bundles, which takes a child 20 ms."""
 MAX_WAITING = 8
 
 
 class Taken(NamedTuple):
-    """What came of a collection."""
+    """The result of a collection."""
 
     outcome: str
     detail: str
@@ -82,7 +80,7 @@ class Taken(NamedTuple):
 
 
 def case(hang: Hang) -> HangCase:
-    """Return the case that evidence is to be taken of."""
+    """Return the evidence case of a hang."""
     return HangCase(
         job=hang.job,
         reason=str(hang.reason),
@@ -93,13 +91,13 @@ def case(hang: Hang) -> HangCase:
 
 
 def job_log_paths(config: Config) -> tuple[str, ...]:
-    """Return the patterns of the jobs' logs, which evidence of a hang looks at too."""
+    """Return the patterns of the jobs' logs, which evidence of a hang includes."""
     paths: tuple[str, ...] = getattr(config.collectors.get("job_logs"), "paths", ())
     return paths
 
 
 class Evidence:
-    """Bundles of this node, and the one that is being taken."""
+    """The service: the bundles of this node, and the one that is being taken."""
 
     name = "evidence"
 
@@ -118,9 +116,9 @@ class Evidence:
     ) -> None:
         """Keep bundles below `state`.
 
-        `metrics` gives an exposition and `probes` the status of the probes, None if it is unknown.
-        `interval` is in seconds, from the first exposition to the second; `command` the collecting
-        program, which is given the number of its descriptor as last argument.
+        `metrics` returns an exposition and `probes` the status of the probes, None if unknown.
+        `interval` is the time in seconds from the first exposition to the second. `command` is the
+        collecting program, which gets the number of its descriptor as its last argument.
         """
         self.options = options
         self.log_paths: tuple[str, ...] = ()
@@ -136,22 +134,22 @@ class Evidence:
         self._outcomes: Counter[str] = Counter()
         self._sizes: dict[str, int | None] | None = None
         self._first_seen: dict[str, float] = {}
-        """When each job that is hung was first seen to, by the monotonic clock."""
+        """When each hung job was first seen hung, by the monotonic clock."""
         self._done: set[str] = set()
-        """Jobs of whose present hang there is evidence."""
+        """Jobs whose present hang has been handled."""
         self._waiting: dict[str, HangCase] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._running = False
 
     async def apply(self, config: Config) -> None:
-        """Take evidence as the configuration says from now on."""
+        """Apply a configuration from now on."""
         self.options, self._host = config.evidence, config.path.host
         self.log_paths = job_log_paths(config)
         if self._sizes is None:
             await self.remember()
 
     async def remember(self) -> None:
-        """Look which bundles of evidence there are; their sizes the next collection tells."""
+        """List the bundles on the disk; their sizes stay unknown until the next collection."""
         look = functools.partial(state_file.names_in_child, str(self.directory))
         try:
             names = await background.call(look, "kept evidence", LIST_DEADLINE, OSError)
@@ -159,22 +157,20 @@ class Evidence:
             names = []
         except OSError as error:
             self._sizes = None
-            log.warning("evidence: %s", str(error) or "the disk of path.state hangs")
+            log.warning("evidence: %s", str(error) or "the disk of path.state is hung")
             return
         self._sizes = dict.fromkeys((entry.name for entry in bundles(names)), None)
 
     def see(self, hangs: Iterable[Hang]) -> None:
-        """Note the hangs to take evidence of, confirmed now; those that are not given are over."""
+        """Note the hangs that are confirmed now; hangs that are not given are over."""
         self.look(map(case, hangs))
 
     def look(self, hangs: Iterable[HangCase]) -> None:
-        """Take note of the jobs that are hung now, and begin to collect evidence where it is time
-        for that.
-        """
+        """Note the jobs that are hung now, and start collecting evidence of those that are due."""
         present = {case.job: case for case in hangs}
         now = self._monotonic()
         self._first_seen = {job: self._first_seen.get(job, now) for job in present}
-        # A job that went on and hangs again has another hang, of which there is no evidence yet.
+        # A job that went on and hangs again has a new hang, without evidence yet.
         self._done &= present.keys()
         if not self.options.enabled:
             return
@@ -213,7 +209,7 @@ class Evidence:
             yield LAST(max(entry.taken for entry in newest.values()))
 
     def status(self) -> dict[str, Any]:
-        """Return what the status document says of the evidence; the newest bundle first."""
+        """Return the evidence part of the status document; the newest bundle first."""
         bundles = None if self._sizes is None else sorted(self._sizes, reverse=True)
         return {
             "state": "running" if self._running else "ok",
@@ -224,12 +220,12 @@ class Evidence:
     async def take(self, case: HangCase) -> Taken:
         """Take evidence now.
 
-        Every failure is an outcome; when this is cancelled, the collecting process is killed.
+        Every failure is an outcome. Cancellation kills the collecting process.
         """
         try:
             process = await CollectionProcess.start(self._command)
         except OSError as error:
-            return self._count(Taken("failed", f"no process for it: {error}", ""))
+            return self._count(Taken("failed", f"cannot start the process: {error}", ""))
         bundle = ""
 
         async def collected() -> dict[str, Any]:
@@ -253,7 +249,7 @@ class Evidence:
             return self._count(
                 Taken(
                     "killed",
-                    f"not within {self.options.deadline}; what there was is kept",
+                    f"not finished within {self.options.deadline}; partial evidence is kept",
                     bundle,
                 )
             )
@@ -264,7 +260,7 @@ class Evidence:
             await process.end()
 
     async def close(self) -> None:
-        """Give up the evidence that is being taken."""
+        """Abort the running collections."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -273,9 +269,9 @@ class Evidence:
                 await task
 
     def _due(self, job: str) -> bool:
-        """Tell whether the last evidence of a job is old enough.
+        """Return whether the last evidence of a job is old enough.
 
-        A clock that was set back makes none too new.
+        Evidence from the future, after the clock was set back, counts as old enough.
         """
         last = max(
             (
@@ -288,7 +284,7 @@ class Evidence:
         return last is None or not 0 <= self._wall() - last < self.options.again_after
 
     async def _take_waiting(self) -> None:
-        """Take evidence of the jobs that wait for it, one after another."""
+        """Take evidence of the waiting jobs, one after another."""
         try:
             while self._waiting:
                 job = next(iter(self._waiting))
@@ -297,7 +293,7 @@ class Evidence:
             self._running = False
 
     def _begin(self, work: Coroutine[None, None, None], name: str) -> None:
-        """Have evidence taken beside the loop's other work; say so if it ends by a defect."""
+        """Run `work` as a background task; log it if it ends by a defect."""
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)

@@ -1,4 +1,4 @@
-"""Python stacks of one rank, by py-spy, without stopping it and without variables' values."""
+"""Python stacks of one rank, by py-spy, without stopping it and without values of variables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dshealthd.evidence.step import Emit
 
 ATTEMPTS = 3
-"""A process that runs may be read in the middle of a change."""
+"""A running process may be read in the middle of a change, so several attempts are made."""
 PAUSE = 0.3
 MAX_OUTPUT = 8 << 20
 MAX_THREADS = 256
@@ -31,7 +31,7 @@ MAX_FRAMES = 128
 
 
 def find_py_spy() -> str | None:
-    """Return where py-spy is: beside the agent's own interpreter, or in the PATH."""
+    """Return the path of py-spy: beside the agent's own interpreter, or in PATH."""
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
@@ -41,13 +41,13 @@ def take(emit: Emit, host: Host, pid: int, rank: int, program: str | None) -> di
 
     `Missing` says why there are none, OSError.
 
-    Becomes the rank's user, but keeps the right to read its memory, which Yama takes from users.
+    Becomes the rank's user, but keeps the right to read its memory, which Yama denies users.
     """
     if program is None:
         message = "py-spy is not installed"
         raise Missing(message)
     user = user_of(host, pid)
-    # The rank's user may not get to where it is installed.
+    # Opened now: the rank's user may have no access to its directory.
     descriptor = os.open(program, os.O_RDONLY | os.O_CLOEXEC)
     privileges.become(user, keep_ptrace=True)
     privileges.end_with_parent()
@@ -56,7 +56,7 @@ def take(emit: Emit, host: Host, pid: int, rank: int, program: str | None) -> di
         try:
             threads = parse(output) if not problem else []
         except ValueError as error:
-            problem = f"py-spy gave what is not understood: {error}"
+            problem = f"py-spy output not understood: {error}"
         if not problem:
             break
         if attempt < ATTEMPTS - 1:
@@ -70,9 +70,9 @@ def take(emit: Emit, host: Host, pid: int, rank: int, program: str | None) -> di
 
 
 def _run(program: int, pid: int) -> tuple[bytes, str]:
-    """Return the stacks that py-spy prints, or why it does not."""
+    """Return the stacks that py-spy prints, or why there are none."""
     with subprocess.Popen(  # noqa: S603 - a program of the administrator's
-        ["py-spy", "dump", "--nonblocking", "--json", "--pid", str(pid)],  # noqa: S607 - what runs is the open file
+        ["py-spy", "dump", "--nonblocking", "--json", "--pid", str(pid)],  # noqa: S607 - the open file is what runs
         executable=f"/proc/self/fd/{program}",
         pass_fds=[program],
         stdin=subprocess.DEVNULL,
@@ -81,8 +81,8 @@ def _run(program: int, pid: int) -> tuple[bytes, str]:
         env={"PATH": "/usr/bin:/bin", "HOME": "/", "RUST_BACKTRACE": "0", "NO_COLOR": "1"},
         cwd="/",
     ) as process:
-        assert process.stdout is not None  # noqa: S101 - as it was asked for
-        assert process.stderr is not None  # noqa: S101 - as it was asked for
+        assert process.stdout is not None  # noqa: S101 - it is a pipe
+        assert process.stderr is not None  # noqa: S101 - it is a pipe
         output = process.stdout.read(MAX_OUTPUT + 1)
         if len(output) > MAX_OUTPUT:
             process.kill()
@@ -98,8 +98,9 @@ def _run(program: int, pid: int) -> tuple[bytes, str]:
 
 
 def parse(output: bytes) -> list[dict[str, Any]]:
-    """Return the threads that `py-spy dump --json` tells of, without the command line and without
-    variables; ValueError if malformed.
+    """Return the threads of `py-spy dump --json`, without command line and variables.
+
+    ValueError if malformed.
     """
     try:
         document = json.loads(output)
@@ -119,7 +120,7 @@ def parse(output: bytes) -> list[dict[str, Any]]:
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(repr(error)[:200]) from error
     if not threads:
-        message = "no thread"
+        message = "no threads"
         raise ValueError(message)
     return threads
 
@@ -146,10 +147,7 @@ def write(threads: list[dict[str, Any]]) -> str:
 
 
 def place(frames: list[tuple[str, str, int]]) -> str:
-    """Return the innermost frame of a stack that is not a library's.
-
-    The innermost of all where there is none.
-    """
+    """Return the innermost frame outside libraries, or the innermost of all if there is none."""
     own = [frame for frame in frames if not is_library(frame[1])]
     name, filename, line = (own or frames or [("?", "?", 0)])[0]
     return printable(f"{filename}:{line} {name}")

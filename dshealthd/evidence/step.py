@@ -1,9 +1,9 @@
 """A step of a collection, in a forked process of its own, since whatever it touches may hang.
 
-What it has found by its deadline is kept.
+Its output until its deadline is kept.
 
-A step is a function that is given an `Emit` and returns a JSON document. It emits the content of
-files as it comes to it.
+A step is a function that takes an `Emit` and returns a JSON document. It emits the content of files
+as it reads them.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ MAX_NAME = 100
 _STANDARD_ERROR = 2
 MAX_ANSWER = 4 << 20
 KILL_DEADLINE = 0.5
-"""Seconds after SIGKILL until a step counts as unkillable."""
+"""Seconds after SIGKILL until a process counts as unkillable."""
 
 
 class Missing(Exception):
-    """What a step was to get cannot be had, and why."""
+    """A step cannot collect its part; the message says why."""
 
 
 class RunningStep:
-    """A running step. `answer` is what it returned, `problem` why it did not."""
+    """A running step. `answer` is its result, `problem` says why there is none."""
 
     def __init__(
         self, name: str, function: Function, seconds: float, max_bytes: int, keep: Emit
     ) -> None:
-        """Start it; it may take so long and emit so much.
+        """Start it with a deadline in seconds and a limit on the bytes that it emits.
 
-        `keep` is given in this process what the step emits.
+        `keep` is called in this process with everything that the step emits.
         """
         self.name = name
         self.answer: Any = None
@@ -73,18 +73,17 @@ class RunningStep:
         self.descriptor = read_end
 
     def receive(self) -> bool:
-        """Take what has come from the step's process; False at its end."""
+        """Read from the step's process; False at its end."""
         try:
             data = os.read(self.descriptor, _CHUNK)
         except BlockingIOError:
             return True
         self._buffer += data
-        # A step may have taken apart what a user made, so that its frames are bounded like a
-        # stranger's.
+        # The step may have parsed a user's data, so its frames are bounded like a stranger's.
         while len(self._buffer) >= _HEAD.size:
             name_size, size = _HEAD.unpack_from(self._buffer)
             if name_size > MAX_NAME or (size > MAX_ANSWER if not name_size else size > self._left):
-                self.problem = "it gave more than is kept"
+                self.problem = "its output exceeds its limit"
                 return False
             end = _HEAD.size + name_size + size
             if len(self._buffer) < end:
@@ -95,18 +94,18 @@ class RunningStep:
         return bool(data)
 
     def end(self) -> None:
-        """End the step's process, if it has not ended; one that cannot be killed is left behind."""
+        """Kill the step's process if it has not ended; one that cannot be killed is left behind."""
         os.close(self.descriptor)
         if not self._answered and not self.problem and time.monotonic() >= self.deadline:
-            self.problem = f"not within {self._seconds:g} s"
-        status = self._reaped() if self._answered else None  # it ends by itself
+            self.problem = f"not finished within {self._seconds:g} s"
+        status = self._reaped() if self._answered else None  # it exits by itself
         if status is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
             status = self._reaped()
         if status is None:
             self.problem = (
-                f"{self.problem or 'it did not end'}; process {self._pid} cannot be killed"
+                f"{self.problem or 'it did not exit'}; process {self._pid} cannot be killed"
             )
         elif not self._answered and not self.problem:
             code = os.waitstatus_to_exitcode(status)
@@ -120,7 +119,7 @@ class RunningStep:
         """Return the step's wait status; None if it has not ended within `KILL_DEADLINE`."""
         end = time.monotonic() + KILL_DEADLINE
         while True:
-            late = time.monotonic() >= end  # before the look: this process may be stopped after it
+            late = time.monotonic() >= end  # before waitpid: this process may be paused in between
             ended, status = os.waitpid(self._pid, os.WNOHANG)
             if ended or late:
                 return status if ended else None
@@ -137,7 +136,7 @@ class RunningStep:
 
 
 def run(steps: Iterable[Callable[[], RunningStep]], at_once: int) -> list[RunningStep]:
-    """Run steps of a collection side by side, so many at a time, each to its end or its deadline.
+    """Run steps in parallel, `at_once` at a time, each to its end or its deadline.
 
     Return them in the order in which they were started.
     """
@@ -166,10 +165,10 @@ def run(steps: Iterable[Callable[[], RunningStep]], at_once: int) -> list[Runnin
 
 
 def _run(function: Function, descriptor: int) -> NoReturn:
-    """Be a step of a collection: in the child."""
+    """Run a step in the child."""
     status = 1
     try:
-        # So that programs which it starts, such as py-spy, are killed with it.
+        # So that programs that it starts, such as py-spy, are killed with it.
         os.setpgid(0, 0)
         privileges.end_with_parent()
         privileges.seclude(descriptor)
@@ -182,10 +181,10 @@ def _run(function: Function, descriptor: int) -> NoReturn:
         except (Missing, OSError, ValueError) as error:
             answer, problem = None, str(error)
         except MemoryError:
-            answer, problem = None, "it takes more memory than it may have"
+            answer, problem = None, "it needs more memory than its limit"
         _write(descriptor, b"", json.dumps({"answer": answer, "problem": problem}).encode())
         status = 0
-    except BaseException:  # noqa: BLE001 - nothing may return into the parent's code; said on standard error, which is the log
+    except BaseException:  # noqa: BLE001 - nothing may return into the parent's code; standard error is the log
         os.write(_STANDARD_ERROR, traceback.format_exc().encode())
     finally:
         os._exit(status)

@@ -1,4 +1,4 @@
-"""The summary of a bundle of evidence: what is read first, at night, to decide whom to blame."""
+"""The summary of a bundle of evidence: the page to read first, at night, to find the culprit."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ FILES = (
             "plain Python"
         ),
     ),
-    ("rank-R-PID.flight-recorder.json", "what that dump says of the last collectives"),
-    ("explain.txt", "what the logs of the ranks say of a failure, with the lines that prove it"),
-    ("nccl-ras-1.json, -2.json", "NCCL RAS, asked twice"),
+    ("rank-R-PID.flight-recorder.json", "last collectives in that dump"),
+    ("explain.txt", "failures found in the ranks' logs, with the lines that prove them"),
+    ("nccl-ras-1.json, -2.json", "two NCCL RAS answers, some seconds apart"),
     ("kernel-log.txt", "kernel lines of the last 15 minutes"),
-    ("metrics-before.prom, -after.prom", "all metrics of the agent"),
+    ("metrics-before.prom, -after.prom", "all metrics of the agent, at start and end"),
     ("probes.json", "state of the probes and their last rounds"),
 )
 
@@ -46,13 +46,13 @@ def write(findings: CollectedEvidence) -> str:
 def _lines(findings: CollectedEvidence) -> Iterator[str]:
     case = findings.case
     series = exposition_text.parse(findings.metrics)
-    what = "asked for by hand" if case.reason == "requested" else f"hung, cause: {case.reason}"
+    what = "requested by hand" if case.reason == "requested" else f"hung, cause: {case.reason}"
     yield f"{case.job or 'all jobs'} on {findings.node}: {what}"
     yield f"taken   {_time(findings.begun)}, in {findings.seconds:.0f} s"
     if case.since is not None:
-        yield f"since   {_time(case.since)}: no progress for {findings.begun - case.since:.0f} s then"
+        yield f"since   {_time(case.since)}: no progress for {findings.begun - case.since:.0f} s when taken"
     if not findings.finished:
-        yield "THE COLLECTION HAS NOT ENDED: it goes on, or was killed; the files tell what there was until then"
+        yield "THE COLLECTION HAS NOT ENDED: it is running or was killed; the files hold what was collected so far"
     yield ""
     yield "Lagging ranks"
     yield from _indented(_blame(findings, series))
@@ -60,10 +60,10 @@ def _lines(findings: CollectedEvidence) -> Iterator[str]:
     yield f"Ranks on this node: {len(findings.ranks)}"
     yield from _indented(_rank(findings, series, rank) for rank in findings.ranks[:MAX_RANKS])
     yield ""
-    yield f"GPU, fabric and kernel: what moved within {findings.interval:.0f} s"
-    yield from _indented(findings.moved or ["nothing" if findings.interval else "not known"])
+    yield f"GPU, fabric and kernel metrics that changed within {findings.interval:.0f} s"
+    yield from _indented(findings.moved or ["none" if findings.interval else "unknown"])
     yield ""
-    yield "Rounds of probes of the last hour"
+    yield "Probe rounds of the last hour"
     yield from _indented([_round(entry) for entry in findings.rounds[-MAX_ROUNDS:]] or ["none"])
     yield ""
     yield "Not collected"
@@ -84,10 +84,10 @@ def _lines(findings: CollectedEvidence) -> Iterator[str]:
 
 
 def _stopped(findings: CollectedEvidence) -> Iterator[str]:
-    """Yield ranks for the summary that a signal has stopped, where no line names them yet.
+    """Yield a line for each rank that is stopped by a signal and not already named a culprit.
 
-    A job without heartbeats has no other sign of it: such a rank leaves no dump, and its peers' say
-    only that all of them have entered.
+    Nothing else shows this in a job without heartbeats: such a rank writes no dump, and its peers'
+    dumps say only that all of them have entered.
     """
     named = {rank for rank, _ in findings.case.culprits}
     for rank in findings.ranks:
@@ -97,7 +97,7 @@ def _stopped(findings: CollectedEvidence) -> Iterator[str]:
 
 
 def _blame(findings: CollectedEvidence, series: exposition_text.Series) -> Iterator[str]:
-    """Yield for the summary what says who the others wait for, the surest first."""
+    """Yield what shows whom the other ranks wait for, the most reliable first."""
     found = False
     for line in (
         *(f"rank {rank}: {why}" for rank, why in findings.case.culprits),
@@ -123,11 +123,11 @@ def _by_ras(ras: Mapping[str, Any] | None) -> Iterator[str]:
     for number, host, gpu, operation, behind in ras["behind"]:
         if number == UNCLEAR:
             yield (
-                f"NCCL RAS: ranks are {plural(behind, 'operation')} ({operation}) apart; which of "
-                f"them are behind is unclear, as NCCL {ras['version']} does not name them"
+                f"NCCL RAS: ranks are {plural(behind, 'operation')} ({operation}) apart; which "
+                f"ones lag is unclear, because NCCL {ras['version']} does not name them"
             )
             continue
-        yield f"NCCL RAS: {_who(number, host, gpu)} has launched {behind} {operation} fewer than the rank that is furthest"
+        yield f"NCCL RAS: {_who(number, host, gpu)} is {behind} {operation} behind the furthest rank"
     if not ras["troubles"] and not ras["behind"]:
         still = (
             "nothing was launched between two answers"
@@ -144,7 +144,7 @@ def _who(number: str, host: str, gpu: str) -> str:
 
 
 def _by_steps(findings: CollectedEvidence, series: exposition_text.Series) -> Iterator[str]:
-    """Compare for the summary the steps that the heartbeats tell."""
+    """Compare the steps that the heartbeats report."""
     for job in sorted({rank.job for rank in findings.ranks}):
         steps = exposition_text.of_job(series, "dshealthd_job_step", job)
         if steps and min(steps.values()) < max(steps.values()):
@@ -154,7 +154,7 @@ def _by_steps(findings: CollectedEvidence, series: exposition_text.Series) -> It
 
 
 def _moving(findings: CollectedEvidence, series: exposition_text.Series) -> Iterator[str]:
-    """Say of each job in the summary that the agent finds well that it is not hung."""
+    """Yield a line for each job that the agent finds not hung, if evidence was requested."""
     if findings.case.reason != "requested":
         return
     for labels, hung in series.get("dshealthd_job_hang", {}).items():
@@ -168,7 +168,7 @@ def _moving(findings: CollectedEvidence, series: exposition_text.Series) -> Iter
 
 
 def _rank(findings: CollectedEvidence, series: exposition_text.Series, rank: RankEvidence) -> str:
-    """Write one rank as one line of the summary."""
+    """Return one rank as one line."""
     key = str(rank.rank)
     step = exposition_text.of_job(series, "dshealthd_job_step", rank.job).get(key)
     doing = [
@@ -188,7 +188,7 @@ def _rank(findings: CollectedEvidence, series: exposition_text.Series, rank: Ran
         f"pid {rank.pid}",
         f"step {step:.0f}" if step is not None else "step unknown",
         "/".join(filter(None, doing)) or "stage unknown",
-        f"heard {findings.begun - heard:.0f} s ago" if heard is not None else "",
+        f"heartbeat {findings.begun - heard:.0f} s ago" if heard is not None else "",
         f"{kernel.get('state', 'state unknown')}"
         + (f" in {kernel['waits']}" if kernel.get("waits") else ""),
         f"CPU {cpu:.0%}" if cpu is not None else "",
@@ -210,7 +210,7 @@ def _problem(rank: RankEvidence, name: str) -> str:
 
 
 def _round(entry: Mapping[str, Any]) -> str:
-    """Write one probe round into the summary as the status document has it."""
+    """Return one probe round as one line, with the fields of the status document."""
     return ", ".join(
         f"{name} {value}"
         for name, value in entry.items()

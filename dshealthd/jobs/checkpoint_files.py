@@ -1,4 +1,4 @@
-"""The files of a DeepSpeed checkpoint, by name, size and form; nothing is unpickled.
+"""The files of a DeepSpeed checkpoint, by name, size and format; nothing is unpickled.
 
 Layout of DeepSpeed 0.19.8: runtime/engine.py (`_get_ckpt_name`, `_get_rank_zero_ckpt_name`),
 checkpoint/ds_to_universal.py.
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from dshealthd.linux.process_files import Root
 
 MAX_FILES = 20_000
-"""Files of one tag; a job of 8,192 ranks with ZeRO 3 has two of each."""
+"""Most files of one tag; with ZeRO 3 each rank writes two, so 8,192 ranks fit."""
 MAX_OPENED = 2048
 """Files whose last bytes are read; each costs a network file system one round trip."""
 MAX_TAG = 255
@@ -31,54 +31,54 @@ _EXPERT = re.compile(
 )
 _ZIP_HEAD, _ZIP_END = b"PK\x03\x04", b"PK\x05\x06"
 _END_SIZE = 22
-"""Bytes of a zip file's last record; torch writes no comment behind it."""
+"""Bytes of a zip file's last record; torch writes no comment after it."""
 
 
 class Gap(NamedTuple):
-    """Data-parallel ranks of which a file is missing, of one model-parallel rank."""
+    """Data-parallel ranks without a file, within one model-parallel rank."""
 
     kind: str
-    """Of what: `optim` or `model`."""
+    """Kind of the missing files: `optim` or `model`."""
     model_rank: int
     absent: list[int]
     whole: int
-    """How many data-parallel ranks there are, by the highest that has a file."""
+    """Number of data-parallel ranks, inferred from the highest one that has a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What lies in a checkpoint directory."""
+    """The content of a checkpoint directory."""
 
     directory: str
     tag: str
-    """Empty where neither the user nor `latest` says one."""
+    """Empty if neither the user nor `latest` names one."""
     pointer: str
     """The file that names the tag: `latest`, or `latest_universal` for universal ones."""
     latest: str
-    """What that file says; empty if there is none."""
+    """Content of that file; empty if it does not exist."""
     files: Mapping[str, int]
-    """Sizes in bytes by name, of the files of the tag."""
+    """Sizes in bytes of the tag's files, by name."""
     truncated: tuple[str, ...]
-    """Files that begin as torch's do, and end before their table of contents."""
+    """Files that begin as torch's do but lack their table of contents at the end."""
     is_universal: bool
     tag_exists: bool
     tags: tuple[str, ...]
-    """Directories beside it."""
+    """All directories in the checkpoint directory."""
 
     def shards(self) -> dict[int, set[int]]:
         """Return the data-parallel ranks with optimizer files, by model-parallel rank."""
         return _ranks(_SHARD, self.files)
 
     def model_shards(self) -> dict[int, set[int]]:
-        """Return the data-parallel ranks whose parameter files are there: with ZeRO 3 alone."""
+        """Return the data-parallel ranks with parameter files, which only ZeRO 3 writes."""
         return _ranks(_MODEL_SHARD, self.files)
 
     def models(self) -> set[int]:
-        """Return the model-parallel ranks whose checkpoint files are there."""
+        """Return the model-parallel ranks with checkpoint files."""
         return {int(match[1]) for name in self.files if (match := _MODEL.fullmatch(name))}
 
     def gaps(self) -> Iterator[Gap]:
-        """Yield of which ranks files are missing, as others of higher ranks are there."""
+        """Yield the ranks whose files are missing although higher ranks have theirs."""
         for groups, kind in ((self.shards(), "optim"), (self.model_shards(), "model")):
             whole = 1 + max((max(ranks) for ranks in groups.values()), default=-1)
             for model_rank, ranks in sorted(groups.items()):
@@ -87,9 +87,9 @@ class Checkpoint:
                     yield Gap(kind, model_rank, absent, whole)
 
     def missing(self, optimizer_files: int | None) -> int:
-        """Return how many files are missing; `optimizer_files` were to be written, if known.
+        """Return the least number of missing files.
 
-        Each count is what is missing at least.
+        `optimizer_files` is the expected number of optimizer files, None if unknown.
         """
         shards, models = self.shards(), self.model_shards()
         gaps = Counter[str]()
@@ -98,19 +98,19 @@ class Checkpoint:
         optimizers = sum(map(len, shards.values()))
         absent = max(gaps["optim"], (optimizer_files or 0) - optimizers)
         if models:
-            # With ZeRO 3 each rank that has a file of one kind has one of the other.
+            # With ZeRO 3 each rank writes one file of each kind.
             parameters = sum(map(len, models.values()))
             return absent + max(gaps["model"], optimizers + absent - parameters)
         return absent + (not self.models())
 
     @property
     def has_experts(self) -> bool:
-        """Whether files of experts are there, which keep their optimizers elsewhere."""
+        """Whether there are files of experts, whose optimizers are stored separately."""
         return any(_EXPERT.fullmatch(name) for name in self.files)
 
     @property
     def stage(self) -> int | None:
-        """The ZeRO stage that the files tell: 3, 1 (which stands for 2 too), or 0; else None."""
+        """The ZeRO stage inferred from the files: 3, 1 (also for 2) or 0; None if unknown."""
         if self.model_shards():
             return 3
         if self.shards():
@@ -127,10 +127,10 @@ def _ranks(pattern: re.Pattern[str], names: Mapping[str, int]) -> dict[int, set[
 
 
 def read(directory: str, tag: str = "", *, universal: bool = False) -> dict[str, Any]:
-    """Return a checkpoint as JSON has it, read with its owner's rights.
+    """Return a checkpoint as a JSON document, read with its owner's rights.
 
-    `universal` is whether the job will load a universal one. OSError; ValueError if it has more
-    files than any job saves, or its `latest` is no name.
+    `universal` says whether the job will load a universal one. OSError; ValueError if it has more
+    files than any job saves, or if its `latest` is not a valid name.
     """
     pointer = "latest_universal" if universal else "latest"
     place = os.path.abspath(directory)
@@ -177,7 +177,7 @@ def read(directory: str, tag: str = "", *, universal: bool = False) -> dict[str,
 
 
 def from_json(document: Mapping[str, Any]) -> Checkpoint:
-    """Return the checkpoint's files from a JSON document."""
+    """Return the checkpoint of a JSON document."""
     return Checkpoint(
         **{
             **document,
@@ -188,25 +188,23 @@ def from_json(document: Mapping[str, Any]) -> Checkpoint:
 
 
 def pointed(root: Root, path: str) -> str:
-    """Return the checkpoint's tag that a file such as `latest` names, empty if it is empty.
-    OSError.
-    """
+    """Return the tag in a file such as `latest`; empty if the file is empty. OSError."""
     return root.read(path, MAX_TAG + 2).decode(errors="replace").strip()
 
 
 def check_tag(tag: str, where: str) -> None:
-    """Raise ValueError if a checkpoint's tag, of a file or a user, is no name of a directory."""
+    """Raise ValueError if a tag, from a file or a user, is not a valid directory name."""
     if len(tag) > MAX_TAG or "/" in tag or tag in {".", ".."}:
-        message = f"{where}: {tag[:60]!r} is no name of a checkpoint"
+        message = f"{where}: {tag[:60]!r} is not a valid checkpoint name"
         raise ValueError(message)
 
 
 def is_truncated(root: Root, path: str) -> bool:
-    """Tell whether a checkpoint file begins as torch's do, and ends too early. OSError."""
+    """Return whether a checkpoint file begins as torch's do but is cut off. OSError."""
     descriptor = root.open(path)
     try:
         if os.pread(descriptor, len(_ZIP_HEAD), 0) != _ZIP_HEAD:
-            return False  # of a torch before 1.6, or another writer's
+            return False  # written by torch before 1.6, or by something else
         size = os.fstat(descriptor).st_size
         end = os.pread(descriptor, _END_SIZE, max(0, size - _END_SIZE))
         return not end.startswith(_ZIP_END)

@@ -1,7 +1,8 @@
 """The watch of one running job's checkpoints, with its user's rights, a few files at a time.
 
-Looked at is what DeepSpeed's `latest` names, once after each save: names, sizes and the last bytes
-of files. Nobody calls this while a save runs, as what is written then is neither whole nor broken.
+It checks the checkpoint that DeepSpeed's `latest` names, once after each save: names, sizes and the
+last bytes of files. It must not be called during a save, when the checkpoint is incomplete without
+being broken.
 """
 
 from __future__ import annotations
@@ -27,37 +28,37 @@ if TYPE_CHECKING:
 
 POINTER = "latest"
 FILES_A_LOOK = 512
-"""Files that are looked at before other jobs have their turn."""
+"""Most files checked before other jobs have their turn."""
 AGAIN = 300.0
-"""Seconds after which one that is not whole is looked at again: a network file system may show
+"""Seconds after which an incomplete checkpoint is checked again: a network file system may show
 another node's files late.
 """
 REMEMBERED = 3
-"""Checkpoints whose sizes are remembered."""
+"""Number of checkpoints whose sizes are remembered."""
 
 
 class _Pointed(NamedTuple):
-    """What a `latest` names, and when it was written."""
+    """The checkpoint that a `latest` names, and when the file was written."""
 
     directory: str
     tag: str
     written: int
-    """In nanoseconds; a save that repeats its tag writes it again."""
+    """Unix time in nanoseconds; a save that repeats its tag rewrites the file."""
 
 
 class CheckpointWatch:
-    """What is known of one job's checkpoints; None is unknown."""
+    """The state of one job's checkpoints; None is unknown."""
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Start with everything unknown."""
         self.free: int | None = None
-        """Bytes free where it saves."""
+        """Bytes free where the job saves."""
         self.saved_at: float | None = None
-        """Unix time at which the newest one was completed."""
+        """Unix time at which the newest checkpoint was completed."""
         self.size: int | None = None
-        """Bytes of the newest one."""
+        """Bytes of the newest checkpoint."""
         self.problems: Mapping[str, int] | None = None
-        """How many files of the newest one have each problem."""
+        """Number of files of the newest checkpoint with each problem."""
         self._sizes: deque[int] = deque(maxlen=REMEMBERED)
         self._makes_room = False
         self._seen: _Pointed | None = None
@@ -67,27 +68,27 @@ class CheckpointWatch:
         self._truncated: list[str] = []
         self._universal = False
         self._finished: float | None = None
-        """When the last file was looked at; None until then."""
+        """Monotonic time at which the last file was checked; None until then."""
 
     @property
     def next_size(self) -> int | None:
-        """Return how many bytes the job's next checkpoint takes: the most of the last ones.
+        """The expected bytes of the job's next checkpoint: those of the largest recent one.
 
-        None while none is known, and where the job makes room for it by itself: it overwrites the
-        last one, or has saved before with less room than that.
+        None while none is known, and if the job frees space by itself: it overwrites the last
+        checkpoint, or has saved with less free space than that before.
         """
         return None if self._makes_room or not self._sizes else max(self._sizes)
 
     def look(self, root: Root, saved: Saved, now: float, has_time: Callable[[], bool]) -> None:
-        """Watch the checkpoint that a job saved, a few files at a time over several calls.
+        """Check the checkpoint that a job saved, a few files at a time over several calls.
 
-        `now` is monotonic. OSError where it cannot be looked at; ValueError where it is no
-        checkpoint of DeepSpeed's.
+        `now` is monotonic. OSError if it cannot be read; ValueError if it is not a DeepSpeed
+        checkpoint.
         """
         before, self.free = self.free, root.free(saved.directory)
         place = f"{saved.directory}/{POINTER}"
         status = root.look(place)
-        if status is None:  # of a training without DeepSpeed
+        if status is None:  # a job without DeepSpeed
             self._forget()
             return
         newest = _Pointed(saved.directory, pointed(root, place), status.st_mtime_ns)
@@ -107,7 +108,7 @@ class CheckpointWatch:
         return self.problems is not None and any(self.problems.values())
 
     def _has_made_room(self, newest: _Pointed, before: int | None) -> bool:
-        """Tell whether the job saved the checkpoint without the room of the last."""
+        """Return whether the job saved with less free space than a checkpoint needs."""
         if self._seen is None:
             return False
         if self._seen[:2] == newest[:2]:
@@ -117,11 +118,11 @@ class CheckpointWatch:
         return max(before, self.free) < max(self._sizes)
 
     def _forget(self) -> None:
-        """Know nothing of the newest checkpoint."""
+        """Forget the newest checkpoint."""
         self.saved_at = self.size = self.problems = self._seen = None
 
     def _begin(self, root: Root, newest: _Pointed) -> None:
-        """List a checkpoint's files to watch; OSError, ValueError if it has too many."""
+        """List a checkpoint's files to check; OSError, ValueError if it has too many."""
         self._files, self._truncated, self._todo = {}, [], []
         self._universal, self._finished = False, None
         check_tag(newest.tag, f"{newest.directory}/{POINTER}")
@@ -138,7 +139,7 @@ class CheckpointWatch:
         self._todo = sorted(names, reverse=True)
 
     def _go_on(self, root: Root, newest: _Pointed, has_time: Callable[[], bool]) -> bool:
-        """Look at some of the watched checkpoint's files, and tell whether that was all."""
+        """Check some of the checkpoint's files, and return whether all are done."""
         for _ in range(FILES_A_LOOK):
             if not self._todo or not has_time():
                 break
@@ -150,11 +151,11 @@ class CheckpointWatch:
                 if opens and is_truncated(root, path):
                     self._truncated.append(name)
                 self._files[name] = status.st_size
-            self._todo.pop()  # now, so that one that cannot be read is not taken for absent
+            self._todo.pop()  # only now, so that an unreadable file does not count as absent
         return not self._todo
 
     def _conclude(self, newest: _Pointed, saved: Saved) -> None:
-        """Say what the watched checkpoint's files come to."""
+        """Derive problems and size from the checkpoint's files."""
         checkpoint = Checkpoint(
             directory=newest.directory,
             tag=newest.tag,
@@ -176,6 +177,6 @@ class CheckpointWatch:
         self.problems = problems
         if self._exists:
             known, self.size = self.size, sum(self._files.values())
-            if known is not None:  # looked at again
+            if known is not None:  # checked again
                 self._sizes.pop()
             self._sizes.append(self.size)

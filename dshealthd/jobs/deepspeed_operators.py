@@ -1,7 +1,7 @@
-"""Which of DeepSpeed's operators an environment has built, from what its `setup.py` wrote.
+"""Which of DeepSpeed's operators are built in an environment, as its `setup.py` recorded.
 
-Read from `deepspeed/git_version_info_installed.py`, and nothing is run. An operator that is not
-built is compiled when it is first used.
+This is read from `deepspeed/git_version_info_installed.py`; nothing is run. An operator that is not
+built is compiled on first use.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _LIMIT = 1 << 16
 
 
 def parse_operators(source: str) -> dict[str, bool]:
-    """Return for each operator whether it is built; ValueError where the file does not say."""
+    """Return for each operator whether it is built; ValueError if the file does not say."""
     match = _OPERATORS.search(source)
     if match is None:
-        message = f"{FILE}: says nothing of installed_ops"
+        message = f"{FILE}: has no installed_ops"
         raise ValueError(message)
     return {name: built == "True" for name, built in _OPERATOR.findall(match[1])}
 
 
 def operators(root: Root, prefix: str) -> dict[str, bool] | None:
-    """Return for each DeepSpeed operator whether it is built; None where there is no DeepSpeed.
+    """Return for each DeepSpeed operator whether it is built; None without DeepSpeed.
 
     Raises OSError, ValueError.
     """

@@ -1,8 +1,6 @@
-"""The environment of a training process: what its launcher tells it of job, rank and NCCL.
+"""The environment of a training process: its job, its rank and its NCCL settings.
 
-Which rank it is, and of which job.
-
-Only the variables named here are ever kept of an environment; the rest may hold secrets.
+Only the variables named here are ever kept; the rest of an environment may hold secrets.
 """
 
 from __future__ import annotations
@@ -17,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_VALUE = 4096
-"""Bytes; PATH_MAX. A longer value is nothing that a launcher sets, and is left out."""
+"""Bytes; PATH_MAX. Launchers set no longer values, so these are left out."""
 
 
 class Launcher(enum.StrEnum):
-    """Whose variables say that a process trains."""
+    """The launcher whose variables mark a process as training."""
 
     TORCH = "torch"
     """RANK and WORLD_SIZE: torchrun, deepspeed, accelerate, or by hand."""
@@ -46,7 +44,7 @@ _RANKS = {
 _SCHEDULERS = (("slurm", "SLURM_JOB_ID"), ("pbs", "PBS_JOBID"), ("lsf", "LSB_JOBID"))
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 _MPI_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
-"""Names that mpirun gives to a job, the same for all its processes on all nodes."""
+"""Variables with the name that mpirun gives a job, the same for its processes on all nodes."""
 _PLACES = (
     "CUDA_DEVICE_ORDER",
     "CUDA_VISIBLE_DEVICES",
@@ -55,9 +53,9 @@ _PLACES = (
     "LOCAL_WORLD_SIZE",
 )
 _DEEPSPEED = ("CROSS_SIZE", "LOCAL_SIZE")
-"""What tells `deepspeed` from others that set RANK.
+"""Variables that distinguish `deepspeed` from other launchers that set RANK.
 
-Deepspeed/launcher/launch.py sets them, torchrun does not.
+deepspeed/launcher/launch.py sets them, torchrun does not.
 """
 _STEP = ("SLURM_STEP_ID",)
 _RAS = ("NCCL_RAS_ADDR", "NCCL_RAS_ENABLE")
@@ -67,9 +65,7 @@ _FLIGHT_RECORDER = (
     "TORCH_FR_DUMP_TEMP_FILE",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
 )
-"""Prefixes of paths: where PyTorch takes the order to dump its last collectives, and where it
-writes them.
-"""
+"""Path prefixes: of the FIFO that makes PyTorch dump its last collectives, and of the dumps."""
 NCCL_COMMON = (
     *(
         "NCCL_ALGO",
@@ -89,9 +85,9 @@ NCCL_COMMON = (
     ),
     *("NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
 )
-"""Settings by which each rank chooses by itself how it talks to the others.
+"""Settings by which each rank chooses on its own how it talks to the others.
 
-They must be the same on all.
+They must be the same on all ranks.
 """
 _NCCL = (
     *(
@@ -110,7 +106,7 @@ _NCCL = (
     ),
     *("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"),
 )
-"""The others whose values are checked."""
+"""Other settings whose values are checked."""
 
 ALLOWED = frozenset(
     (
@@ -128,13 +124,13 @@ ALLOWED = frozenset(
         *_NCCL,
     )
 )
-"""The variables that are kept. Whoever adds one makes sure that it cannot hold a secret."""
+"""The variables that are kept. A variable added here must not be able to hold a secret."""
 
 
 MAX_NAMES = 256
-"""Of one process; more than all that NCCL reads."""
+"""Most NCCL names kept of one process; NCCL reads fewer."""
 NAMES_LIMIT = 1 << 18
-"""Bytes of an environment that are searched for them."""
+"""Bytes of an environment that are searched for NCCL names."""
 _OTHERS = (
     "ACCELERATE_DISABLE_NCCL",
     "CUDA_MEMORY_FRACTION",
@@ -142,13 +138,13 @@ _OTHERS = (
     "DEEPSPEED_PROFILE",
     "DS_ACCELERATORATOR",
 )
-_NAME = re.compile(rb"NCCL_[A-Z0-9_]{1,60}=")  # begins with what is searched for fast
+_NAME = re.compile(rb"NCCL_[A-Z0-9_]{1,60}=")  # the literal prefix makes the search fast
 _BEFORE = (b"\0", b"\0TORCH_")
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The place of a process in its job; None where the launcher does not tell it."""
+    """The place of a process in its job; None if the launcher does not set it."""
 
     launcher: Launcher
     rank: int
@@ -159,7 +155,7 @@ class Launch:
 def parse_environ(data: bytes) -> dict[str, str]:
     """Return the allowed variables of `/proc/<pid>/environ`.
 
-    Of a name that occurs twice the first counts, as for getenv(3).
+    The first of two equal names counts, as for getenv(3).
     """
     if b"RANK=" not in data and b"SLURM_PROCID=" not in data:
         return {}
@@ -172,12 +168,12 @@ def parse_environ(data: bytes) -> dict[str, str]:
 
 
 def nccl_variables(data: bytes) -> frozenset[str]:
-    """Return the names of what a `/proc/<pid>/environ` sets for NCCL, and of what guides set beside
-    it: no values, a bounded number.
+    """Return the names of the NCCL variables in a `/proc/<pid>/environ`, and of related ones that
+    guides recommend: no values, a bounded number.
     """
     data = b"\0" + data[:NAMES_LIMIT]
     found = {name for name in _OTHERS if b"\0%s=" % name.encode() in data}
-    # Those within values are passed over.
+    # Matches within values are skipped.
     for match in itertools.islice(_NAME.finditer(data), 4 * MAX_NAMES):
         start = data.rfind(b"\0", max(0, match.start() - 7), match.start())
         if start >= 0 and data[start : match.start()] in _BEFORE and len(found) < MAX_NAMES:
@@ -186,8 +182,8 @@ def nccl_variables(data: bytes) -> frozenset[str]:
 
 
 def launched_by(environment: Mapping[str, str], place: Launch) -> str:
-    """Return which launcher made a process's environment: deepspeed, torchrun, openmpi, pmi, slurm,
-    or torch where RANK was set by something else.
+    """Return the launcher that made a process's environment: deepspeed, torchrun, openmpi, pmi,
+    slurm, or torch if something else set RANK.
     """
     if "TORCHELASTIC_RUN_ID" in environment:
         return "torchrun"
@@ -204,9 +200,7 @@ def launched_by(environment: Mapping[str, str], place: Launch) -> str:
 
 
 def scheduled(environment: Mapping[str, str]) -> str | None:
-    """Return the scheduler's name of the job, such as `slurm-123`; None if the environment has
-    none.
-    """
+    """Return the scheduler's name of the job, such as `slurm-123`; None if it has none."""
     for scheduler, name in _SCHEDULERS:
         number = environment.get(name, "").partition(".")[0].partition("[")[0]
         if natural(number) is not None:
@@ -215,14 +209,13 @@ def scheduled(environment: Mapping[str, str]) -> str | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether an environment's address, such as MASTER_ADDR, is of the machine itself."""
+    """Return whether an address, such as MASTER_ADDR, is the machine's own loopback."""
     return address.startswith("127.") or address in {"localhost", "::1", "[::1]"}
 
 
 def launch(environment: Mapping[str, str]) -> Launch | None:
-    """Return the place of a process in its job, by its environment.
-
-    None if its environment is not that of a training process.
+    """Return the place of a process in its job; None if its environment is not that of a training
+    process.
     """
     for launcher, (rank, local_rank, world_size) in _RANKS.items():
         place = natural(environment.get(rank))
@@ -235,14 +228,14 @@ def launch(environment: Mapping[str, str]) -> Launch | None:
 
 
 def job(environment: Mapping[str, str], machine: str) -> str:
-    """Return the job's name by the environment, equal on all its nodes without asking any.
+    """Return the job's name, which all its nodes derive alike from the environment.
 
-    Bounded, and safe as a label.
+    It is bounded, and safe as a label.
 
-    That is the scheduler's number (`slurm-123`), else a digest of the rendezvous
-    (`run-0c5d8a1e93f2`). A rendezvous on the loopback address is a job of this machine alone, and
-    so is one that names no address: `machine` (any text that only processes of this machine have
-    which reach each other there) keeps it apart from equal ones elsewhere, and in other containers.
+    The name is the scheduler's number (`slurm-123`), or else a digest of the rendezvous
+    (`run-0c5d8a1e93f2`). A rendezvous on the loopback address, or without an address, is a job of
+    this machine alone. `machine` (any text shared only by processes that reach each other over
+    this loopback) distinguishes it from equal ones on other machines and in other containers.
     """
     if (number := scheduled(environment)) is not None:
         return number
@@ -250,11 +243,11 @@ def job(environment: Mapping[str, str], machine: str) -> str:
     address = parts[0] = parts[0].strip().lower()
     if is_loopback(address) or not (address or any(parts[-len(_MPI_JOBS) :])):
         parts.append(machine)
-    import hashlib  # with OpenSSL behind it; on nodes of a scheduler no worker needs it
+    import hashlib  # loads OpenSSL, which no worker needs on nodes with a scheduler
 
     return f"run-{hashlib.blake2b(chr(0).join(parts).encode(errors='replace'), digest_size=6).hexdigest()}"
 
 
 def natural(text: str | None) -> int | None:
-    """Return the number that a variable's `text` writes in plain digits; None otherwise."""
+    """Return the number that `text` writes in plain digits; None otherwise."""
     return int(text) if text and len(text) <= 12 and text.isascii() and text.isdigit() else None  # noqa: PLR2004 - 12 digits hold any id

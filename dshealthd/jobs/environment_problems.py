@@ -1,6 +1,6 @@
-"""Problems of the environment of a rank: names, values, numbers, GPUs, interfaces, adapters.
+"""Problems of a rank's environment: names, values, rank numbers, GPUs, interfaces, adapters.
 
-In itself, on its node, and beside the other ranks.
+It is checked on its own, against its node, and against the other ranks.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ if TYPE_CHECKING:
     from dshealthd.jobs.network_devices import Interfaces, Ports
 
 Finding: TypeAlias = tuple[str, str]
-"""A variable, and what is wrong with it: a `Problem`, `Misfit` or `Misnomer`.
+"""A variable and its problem: a `Problem`, `Misfit` or `Misnomer`.
 
-Both are bounded, whatever a user writes.
+Both are bounded, whatever a user sets.
 """
 
 _ONE_ADAPTER = re.compile(r".*_\d+")
 _SHARED = ("torchrun", "deepspeed")
 """Launchers that give all ranks of a node the same GPUs.
 
-Others may give each rank one that it knows as number 0.
+Other launchers may give each rank one GPU, which it sees as number 0.
 """
 
 
 class Problem(enum.StrEnum):
-    """What is wrong, beside names and values."""
+    """Problems other than those of names and values."""
 
     BEYOND = "beyond"
-    """Of RANK and LOCAL_RANK: not below the number of ranks, or of visible GPUs."""
+    """RANK or LOCAL_RANK is not below the number of ranks or of visible GPUs."""
     REPEATED = "repeated"
-    """Of CUDA_VISIBLE_DEVICES: a GPU is listed twice, and CUDA shows none."""
+    """CUDA_VISIBLE_DEVICES lists a GPU twice, and CUDA shows none."""
     ABSENT = "absent"
     """It names an interface, adapter or GPU that this node does not have."""
     DOWN = "down"
-    """It names one that is there and does not work."""
+    """It names an interface or adapter that is down."""
     LOOPBACK = "loopback"
-    """It leaves a run of several nodes the loopback interface alone."""
+    """It leaves a run of several nodes only the loopback interface."""
     DISABLED = "disabled"
-    """It switches off a transport."""
+    """It disables a transport."""
     EXPOSED = "exposed"
-    """It opens NCCL's RAS port, which asks nobody who they are, to other hosts."""
+    """It opens NCCL's RAS port, which has no authentication, to other hosts."""
     UNORDERED = "unordered"
-    """Of CUDA_DEVICE_ORDER: CUDA numbers GPUs that are not alike by its guess of their speed, and
-    not as NVML, and alerts, number them.
+    """CUDA_DEVICE_ORDER lets CUDA number different GPUs by its guess of their speed, not in the
+    order of NVML and of the alerts.
     """
     DIFFERS = "differs"
     """Most ranks of the run on this node have another value."""
@@ -68,7 +68,7 @@ def names(have: Iterable[str]) -> Iterator[Finding]:
 
 
 def values(settings: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield problems of the variables' values, and what they switch off or open."""
+    """Yield problems of values, including transports disabled and ports opened."""
     for name, value in settings.items():
         if (found := misfit(name, value)) is not None:
             yield name, found
@@ -90,9 +90,9 @@ def values(settings: Mapping[str, str]) -> Iterator[Finding]:
 def place(
     launch: Launch, environment: Mapping[str, str], gpus: int | None, *, mixed: bool = False
 ) -> Iterator[Finding]:
-    """Yield problems of a rank's numbers and its GPUs, as its environment has them.
+    """Yield problems of a rank's numbers and its GPUs.
 
-    `gpus` is how many the node has; None, or 0, if none can be told. `mixed` says that they are of
+    `gpus` is the number of GPUs of the node; None or 0 if unknown. `mixed` says that they are of
     several models.
     """
     if mixed and environment.get("CUDA_DEVICE_ORDER", "").strip() != "PCI_BUS_ID":
@@ -114,10 +114,7 @@ def place(
 
 
 def interface(text: str, interfaces: Interfaces, *, many_nodes: bool) -> Iterator[Finding]:
-    """Yield problems of NCCL_SOCKET_IFNAME.
-
-    NCCL takes no notice of a value of one character.
-    """
+    """Yield problems of NCCL_SOCKET_IFNAME; NCCL ignores a value of one character."""
     if len(text) < 2:  # noqa: PLR2004 - as in ncclFindInterfaces
         return
     selection = parse_selection(text)
@@ -127,20 +124,18 @@ def interface(text: str, interfaces: Interfaces, *, many_nodes: bool) -> Iterato
     elif all(runs is False for runs in taken.values()):
         yield "NCCL_SOCKET_IFNAME", Problem.DOWN
     elif many_nodes and "lo" in taken:
-        # With the variable set, NCCL leaves out only what it lists, and bootstrap takes the first
-        # interface that is left: loopback comes before all others (ncclFindInterfaces, 2.30.7).
+        # With the variable set, NCCL excludes only what it lists, and bootstrap takes the first
+        # remaining interface: loopback comes before all others (ncclFindInterfaces, 2.30.7).
         others = {name for name, runs in taken.items() if runs is not False} - {"lo"}
         if selection.exclude or not others:
             yield "NCCL_SOCKET_IFNAME", Problem.LOOPBACK
 
 
 def adapters(text: str, ports: Ports) -> Iterator[Finding]:
-    """Yield problems of NCCL_IB_HCA.
+    """Yield problems of NCCL_IB_HCA: no working port is selected, or an entry for one adapter
+    matches no working port.
 
-    Nothing is left, or an entry that names one adapter names none that works.
-
-    An entry that is a mere prefix may be there for other nodes, as long as others stand for
-    something.
+    An entry that is only a prefix may be meant for other nodes, if other entries match.
     """
     selection = parse_selection(text)
     found: set[Problem] = set()
@@ -165,9 +160,9 @@ def adapters(text: str, ports: Ports) -> Iterator[Finding]:
 
 
 def differing(settings: Mapping[int, Mapping[str, str]]) -> Iterator[tuple[int, Finding]]:
-    """Yield the ranks whose environments differ in settings from those of most ranks here, by rank.
+    """Yield the ranks that differ from most ranks here in a setting that all must share.
 
-    Of what all ranks of a run must have in common.
+    `settings` are the environments by rank.
     """
     for name in NCCL_COMMON:
         found = {rank: values.get(name) for rank, values in sorted(settings.items())}
@@ -185,7 +180,7 @@ def _names_one(selection: Selection, entry: SelectedName) -> bool:
 
 
 def _broken(ports: Ports) -> set[Problem]:
-    """Return the problem of all of these ports, that the environment names, together."""
+    """Return the problem of these ports as a whole: absent or down; empty if one may work."""
     if not ports:
         return {Problem.ABSENT}
     return {Problem.DOWN} if all(active is False for active in ports.values()) else set()

@@ -1,6 +1,6 @@
 """Which ranks of training jobs have a process on a GPU.
 
-NVML's pids looked up in `/proc`, each once in the life of its process.
+NVML's pids are looked up in `/proc`, each once in the life of its process.
 """
 
 from __future__ import annotations
@@ -36,20 +36,18 @@ class GpuRank(NamedTuple):
 
 
 class GpuRanks:
-    """Remembers whose process each pid is.
+    """A cache of the ranks behind pids.
 
-    A process that waits in the kernel is looked at when it does so no more.
+    A process in uninterruptible sleep is looked up after it wakes.
     """
 
     def __init__(self, context: Context) -> None:
-        """Look at nothing yet."""
+        """Start with an empty cache."""
         self._context = context
         self._known: dict[tuple[int, int], TrainingProcess | None] = {}
 
     def of(self, pids: Iterable[int]) -> tuple[dict[int, GpuRank], int]:
-        """Return the ranks among these processes of a GPU, and of how many it is not known whether
-        they are some.
-        """
+        """Return the ranks among these processes by pid, and the number of unidentified ones."""
         found: list[TrainingProcess] = []
         known: dict[tuple[int, int], TrainingProcess | None] = {}
         unknown = 0
@@ -61,7 +59,7 @@ class GpuRanks:
                     stat.state == _UNINTERRUPTIBLE
                     or self._context.entering(f"process {pid}") is not None
                 ):
-                    unknown += 1  # to read its environment may hang
+                    unknown += 1  # reading its environment may hang
                     continue
                 process = known[key] = (
                     self._known[key] if key in self._known else self._look(pid, stat)

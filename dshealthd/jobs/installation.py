@@ -1,7 +1,7 @@
-"""The installation of a Python environment: which versions of what training stands on it has.
+"""The versions of Python, torch, CUDA, NCCL and DeepSpeed in a Python environment.
 
-Read from its files: nothing is imported or run. Whoever owns an environment may put anything there,
-so its files are opened through `Root` alone, sizes are bounded, and so are the versions found.
+They are read from files; nothing is imported or run. The owner of an environment may put anything
+there, so files are opened only through `Root`, and their sizes and the versions found are bounded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dshealthd.linux.process_files import Root
 
 Versions = frozenset[tuple[str, str]]
-"""Pairs of component and version; a component that is installed twice is there twice."""
+"""Pairs of component and version; a component that is installed twice has two."""
 
 _ASSIGNMENT = re.compile(r"^(\w+)\s*(?::[^=\n]*)?=\s*['\"]([^'\"\n]+)['\"]", re.MULTILINE)
 _DISTRIBUTION = re.compile(
@@ -33,9 +33,11 @@ _LIBRARY = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)")
 _BANNER = re.compile(rb"NCCL version (\d+\.\d+\.\d+)\+cuda")
 _INTERPRETER = re.compile(r"python3(\.\d+)?")
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}")
-"""What PEP 440 and conda allow in a version."""
+"""Characters that PEP 440 and conda allow in a version."""
 MAX_VERSIONS = 4
-"""Of one component, each a series: a broken upgrade leaves two, and a user could make thousands."""
+"""Most versions of one component. Each is a series: a broken upgrade leaves two, but a user could
+make thousands.
+"""
 _TEXT_LIMIT = 1 << 16
 
 
@@ -57,8 +59,8 @@ def parse_settings(text: str) -> dict[str, str]:
 
 
 def parse_distributions(names: Iterable[str]) -> set[tuple[str, str]]:
-    """Return component and version of the distributions that matter, from the names of their
-    metadata directories.
+    """Return component and version of the relevant distributions, from the names of their metadata
+    directories.
     """
     found = set()
     for name in names:
@@ -74,12 +76,12 @@ def parse_distributions(names: Iterable[str]) -> set[tuple[str, str]]:
 
 
 def library_version(root: Root, path: str) -> str | None:
-    """Return the version of NCCL that an installed shared library is, or has linked into it.
+    """Return the version of NCCL that a shared library is, or has linked into it.
 
     None if it does not say. Raises OSError.
 
-    Its file name says it outside of Python packages (`libnccl.so.2.21.5`), else the text that it
-    prints at start.
+    Outside of Python packages the file name says it (`libnccl.so.2.21.5`), otherwise the banner
+    that NCCL prints at startup.
     """
     try:
         name = os.path.basename(root.link(path))
@@ -100,22 +102,19 @@ def library_version(root: Root, path: str) -> str | None:
 
 
 Key = tuple["Signature", int]
-"""What a place was when it was read, and by whose rights."""
+"""Signature of a path when it was read, and the uid whose rights were used."""
 
 
 class Installations:
-    """Reads environments, and remembers from round to round what it found.
-
-    Until the directory or the library changes.
-    """
+    """A reader of environments that caches each result until the directory or library changes."""
 
     def __init__(self) -> None:
-        """Nothing is read yet."""
+        """Start with an empty cache."""
         self._found: dict[Key, Versions] = {}
         self._before: dict[Key, Versions] = {}
 
     def begin(self) -> None:
-        """Start a round of installations: what the last one did not ask for is forgotten."""
+        """Start a round, and forget what the previous round did not use."""
         self._before, self._found = self._found, {}
 
     def environment(self, root: Root, prefix: str) -> Versions:
@@ -126,7 +125,7 @@ class Installations:
         base = prefix.rstrip("/")
         settings = _settings(root, base)
         versions = self._packages(root, base)
-        # Of the interpreter that the environment was made with.
+        # The interpreter that the environment was made with.
         home = os.path.dirname(settings.get("home", ""))
         if settings.get("include-system-site-packages") == "true" and home.startswith("/"):
             versions |= _missing(versions, self._packages(root, home.rstrip("/")))
@@ -147,7 +146,7 @@ class Installations:
         return self._remembered(root, site, lambda: _plausible(self._read(root, site)))
 
     def library(self, root: Root, path: str) -> Versions:
-        """Return which NCCL an installed library is or contains; empty if it does not say.
+        """Return the NCCL version that a library is or contains; empty if it does not say.
 
         Raises OSError if it cannot be read.
         """
@@ -168,14 +167,14 @@ class Installations:
         return self._found[key]
 
     def _packages(self, root: Root, base: str) -> Versions:
-        """Return what all directories of packages of an interpreter hold."""
+        """Return what is installed in all package directories of an interpreter."""
         versions: Versions = frozenset()
         for site in sites(root, base):
             versions |= _missing(versions, self.site(root, site))
         return versions
 
     def _first(self, root: Root, libraries: Iterable[str]) -> Versions:
-        """Return the version of the first installed library that there is."""
+        """Return the version of the first of these libraries that exists."""
         for path in libraries:
             if root.look(path) is not None:
                 return self.library(root, path)
@@ -184,7 +183,7 @@ class Installations:
     def _read(self, root: Root, site: str) -> Versions:
         found = parse_distributions(root.names(site))
         torch = _assignments(root, f"{site}/torch/version.py")
-        # What torch.__version__ says; the metadata may lack the build (+cu121).
+        # torch.__version__ counts; the metadata may lack the build (+cu121).
         if "__version__" in torch:
             found = {pair for pair in found if pair[0] != "torch"} | {
                 ("torch", torch["__version__"])
@@ -204,7 +203,7 @@ class Installations:
 
 
 def sites(root: Root, base: str) -> list[str]:
-    """Return the directories of packages of the environment at a prefix.
+    """Return the package directories of the environment at a prefix.
 
     Raises OSError if there is no environment.
     """
@@ -226,7 +225,7 @@ def sites(root: Root, base: str) -> list[str]:
 
 
 def _plausible(found: Iterable[tuple[str, str]]) -> Versions:
-    """Return what can be versions of installed components, at most `MAX_VERSIONS` of each."""
+    """Return the pairs with valid versions, at most `MAX_VERSIONS` of each component."""
     kept: dict[str, list[str]] = {}
     for component, version in sorted(found):
         if _VERSION.fullmatch(version) and len(kept.setdefault(component, [])) < MAX_VERSIONS:
@@ -235,15 +234,15 @@ def _plausible(found: Iterable[tuple[str, str]]) -> Versions:
 
 
 def _missing(have: Versions, more: Versions) -> Versions:
-    """Return what `more` has of installed components that `have` lacks."""
+    """Return the pairs in `more` whose components `have` lacks."""
     components = {component for component, _ in have}
     return frozenset(pair for pair in more if pair[0] not in components)
 
 
 def _interpreters(root: Root, base: str, lib: str = "lib") -> list[str]:
-    """Return the directories of interpreters below a prefix, such as `python3.11`.
+    """Return the names of interpreter directories below a prefix, such as `python3.11`.
 
-    None if there is no such prefix.
+    Empty if there is no such prefix.
     """
     try:
         names = [name for name in root.names(f"{base}/{lib}") if _INTERPRETER.fullmatch(name)]
@@ -253,7 +252,7 @@ def _interpreters(root: Root, base: str, lib: str = "lib") -> list[str]:
 
 
 def _text(root: Root, path: str) -> str:
-    """Return an environment's short text; nothing where there is no such file. Raises OSError."""
+    """Return the text of a short file; empty if it does not exist. Raises OSError."""
     try:
         return root.read(path, _TEXT_LIMIT).decode(errors="replace")
     except (FileNotFoundError, NotADirectoryError):
@@ -269,7 +268,7 @@ def _settings(root: Root, base: str) -> dict[str, str]:
 
 
 def _python(root: Root, base: str, settings: Mapping[str, str], names: Iterable[str]) -> str:
-    """Return the version of an environment's interpreter: as exactly as its files say."""
+    """Return the version of an environment's interpreter, as exactly as its files say."""
     if version := settings.get("version_info") or settings.get("version"):
         return ".".join(version.split(".")[:3])
     for name in names:

@@ -1,4 +1,4 @@
-"""Which torch and NCCL a running process has loaded, and which Python environment it runs in."""
+"""The torch and NCCL that a running process has loaded, and the Python environment it runs in."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class Libraries:
     """Paths as the process sees them."""
 
     site: str | None
-    """The directory of packages that torch was loaded from; None if it is not loaded."""
+    """The package directory that torch was loaded from; None if it is not loaded."""
     nccl: str | None
-    """The library that has NCCL: its own, or the part of torch that uses CUDA.
+    """The library that contains NCCL: its own, or torch's CUDA library.
 
     None if neither is loaded.
     """
     replaced: str | None
-    """One of them that is no longer on disk: it was upgraded or removed while the process runs."""
+    """One of them that was upgraded or removed on disk while the process runs."""
 
 
 def parse_maps(data: bytes) -> Libraries:
-    """Return the loaded libraries of `/proc/<pid>/maps` that matter: torch's and NCCL's."""
+    """Return the torch and NCCL libraries in `/proc/<pid>/maps`."""
     found = {
         line[line.find(b"/") :] for line in data.split(b"\n") if _TORCH in line or _NCCL in line
     }
@@ -55,9 +55,9 @@ def parse_maps(data: bytes) -> Libraries:
 
 
 def libraries(place: str) -> Libraries:
-    """Return the libraries that the process of the directory `place` in `/proc` has loaded.
+    """Return the libraries loaded by a process; `place` is its directory in `/proc`.
 
-    Raises OSError; other users' take CAP_SYS_PTRACE.
+    Raises OSError; other users' processes need CAP_SYS_PTRACE.
     """
     return parse_maps(read_bytes(f"{place}/maps", MAPS_LIMIT))
 
@@ -69,10 +69,10 @@ def versions(
     loaded: Libraries,
     installations: Installations,
 ) -> Versions:
-    """Return which torch and NCCL runs; `place` is the process's directory in `/proc`, `root` its
-    root.
+    """Return the versions that a process runs: what it has loaded, and for the other components
+    what its environment has installed. Raises OSError.
 
-    What it has loaded, and of the rest what its environment has installed. Raises OSError.
+    `place` is the process's directory in `/proc`, `root` its root.
     """
     found: Versions = frozenset()
     decided: set[str] = set()
@@ -97,7 +97,7 @@ def versions(
 
 
 def _prefixes(place: str, process: TrainingProcess, loaded: Libraries) -> Iterator[str]:
-    """Yield where the Python environment of a running process may be, the surest first."""
+    """Yield possible prefixes of a running process's Python environment, most reliable first."""
     program = os.fsdecode(read_bytes(f"{place}/cmdline", 4096).partition(b"\0")[0])
     # A virtual environment's interpreter is a link, which only this name shows.
     yield from _prefix(program)

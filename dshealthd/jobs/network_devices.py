@@ -1,4 +1,4 @@
-"""Network devices, interfaces and InfiniBand or RoCE ports, that a training process could use."""
+"""Network devices that a training process could use: interfaces, InfiniBand and RoCE ports."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Context
 
 Interfaces = dict[str, "bool | None"]
-"""Whether each runs, in the sense of IFF_RUNNING, by name; None where that is unknown."""
+"""Whether each interface runs, in the sense of IFF_RUNNING, by name; None if unknown."""
 Ports = dict[tuple[str, int], "bool | None"]
-"""Whether each port is active, by adapter and number; None where that is unknown."""
+"""Whether each port is active, by adapter and number; None if unknown."""
 
 _IFF_UP = 1
 _ACTIVE = 4
-_RUNNING = frozenset({"up", "unknown"})  # what the kernel calls operational: netif_oper_up()
+_RUNNING = frozenset({"up", "unknown"})  # operational to the kernel: netif_oper_up()
 
 
 def parse_names(text: str) -> list[str]:
@@ -35,12 +35,10 @@ def parse_names(text: str) -> list[str]:
 
 
 class NetworkDevices:
-    """What there is in one sweep; each network namespace and the adapters are read once, when they
-    are asked for.
-    """
+    """The devices of one sweep; each network namespace, and all adapters, are read once on use."""
 
     def __init__(self, context: Context) -> None:
-        """Read nothing yet."""
+        """Start without reading anything."""
         self._context = context
         self._host = context.host
         self._interfaces: dict[tuple[int, int] | None, Interfaces] = {}
@@ -51,14 +49,14 @@ class NetworkDevices:
     def interfaces(self, pid: int) -> Interfaces:
         """Return the interfaces of a process's network namespace.
 
-        Of another than the agent's it is unknown which run. Raises OSError.
+        Which of them run is only known in the agent's own namespace. Raises OSError.
         """
         ours = self._namespace("self")
         try:
             theirs = self._namespace(str(pid))
         except PermissionError:
             theirs = None
-            ours = ours or (0, 0)  # which is not theirs
+            ours = ours or (0, 0)  # anything but None, so that it differs from theirs
         if theirs is None or theirs not in self._interfaces:
             names = parse_names(read(self._host.proc(f"{pid}/net/dev")))
             self._interfaces[theirs] = {
@@ -67,7 +65,7 @@ class NetworkDevices:
         return self._interfaces[theirs]
 
     def ports(self) -> Ports:
-        """Return the ports of all InfiniBand adapters; empty where there is none."""
+        """Return the ports of all InfiniBand adapters; empty if there are none."""
         if self._ports is None:
             self._ports = {}
             try:
@@ -79,10 +77,7 @@ class NetworkDevices:
         return self._ports
 
     def _namespace(self, pid: str) -> tuple[int, int] | None:
-        """Return what a network namespace is known by.
-
-        None where `/proc` does not tell of namespaces.
-        """
+        """Return the identity of a network namespace; None if `/proc` has no namespaces."""
         try:
             status = os.stat(self._host.proc(f"{pid}/ns/net"))
         except FileNotFoundError:
@@ -100,7 +95,7 @@ class NetworkDevices:
             return None
 
     def _adapter(self, name: str) -> Mapping[tuple[str, int], bool | None]:
-        """Return the ports of one network adapter, whose firmware is asked and may not answer."""
+        """Return the ports of one adapter; this queries its firmware, which may hang."""
         place = self._host.sys(f"class/infiniband/{name}/ports")
         found: Ports = {}
         try:

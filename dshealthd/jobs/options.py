@@ -1,4 +1,4 @@
-"""Options of what the agent watches of training jobs: their heartbeats, and whether they hang."""
+"""Options of the watch over training jobs: heartbeats and hangs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class HeartbeatOptions(CollectorOptions):
 
     socket: str = option(
         DEFAULT_PATH,
-        "Unix socket that trainings report to, which the agent makes; its directory must "
-        "be there, and open to their users.",
+        "Unix socket that training jobs report to. The agent creates it; its directory must "
+        "exist and be open to their users.",
     )
     max_ranks: int = option(
         64,
-        "Ranks that get series of their own: users take turns, then their jobs, the oldest first.",
+        "Most ranks with series of their own: users take turns, then their jobs, the oldest first.",
         minimum=1,
         maximum=256,
     )
@@ -28,16 +28,16 @@ class HeartbeatOptions(CollectorOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class HangOptions(CollectorOptions):
-    """Options of this collector."""
+    """Options of the hang detection."""
 
     interval: Duration = option(
         "2s",
-        "Time from one look at the ranks to the next; a hang is reported at the second.",
+        "Time between two checks of the ranks; a hang is reported after the second one.",
         minimum="100ms",
     )
     floor: Duration = option(
         "30s",
-        "Silence that is usual in any training. More where pauses are neither marked nor "
-        "come often enough to be learnt.",
+        "Silence that is usual in any job. Set it higher if pauses are neither marked nor "
+        "frequent enough to be learnt.",
         minimum="1s",
     )

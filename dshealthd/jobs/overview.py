@@ -1,7 +1,4 @@
-"""The overview of this node's training jobs, as people ask for them: ranks, hangs, failures.
-
-How far they are, whether they move, who is at fault.
-"""
+"""The overview of this node's training jobs: ranks, progress, hangs, failures and culprits."""
 
 from __future__ import annotations
 
@@ -14,11 +11,14 @@ if TYPE_CHECKING:
     from dshealthd.findings.series import Series
 
 MAX_RANKS = 64
-"""Ranks of a job that are listed; a node has as many GPUs at most."""
+"""Most ranks listed of a job; no node has more GPUs."""
 
 
 def overview(series: Series, bundles: str) -> list[dict[str, Any]]:
-    """Return each job of this node, hung ones first; `bundles` is the directory of the evidence."""
+    """Return each job of this node, hung and failed ones first.
+
+    `bundles` is the directory of the evidence.
+    """
     names = {
         point.labels["job"]
         for metric in ("job_step", "job_hang", "job_ranks", "job_failure_info")
@@ -66,7 +66,7 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
 
 
 def _ranks(series: Series, job: str) -> Iterator[dict[str, Any]]:
-    """Yield for the overview the ranks of this node that send heartbeats, by their number."""
+    """Yield this node's ranks that send heartbeats, in order of rank."""
     found = sorted({int(point.labels["rank"]) for point in series("job_step", job=job)})
     for number in found:
         id = {"job": job, "rank": str(number)}
@@ -84,7 +84,7 @@ def _ranks(series: Series, job: str) -> Iterator[dict[str, Any]]:
 
 
 def _hang(series: Series, job: str) -> dict[str, Any] | None:
-    """Return the overview's part on a hang: cause, ranks at fault, time without progress."""
+    """Return the hang of a job: cause, culprits, time without progress; None if it is not hung."""
     cause = next((p.labels["class"] for p in series("job_hang", job=job) if p.value == 1), None)
     if cause is None:
         return None
@@ -100,7 +100,9 @@ def _hang(series: Series, job: str) -> dict[str, Any] | None:
 
 
 def _failures(series: Series, job: str) -> list[dict[str, Any]]:
-    """Return why the job failed by its logs, for each rank at fault; none is a null rank."""
+    """Return why the job failed according to its logs, one entry per culprit; a null rank is
+    unknown.
+    """
     return [
         {
             "slug": point.labels["slug"],
@@ -112,9 +114,9 @@ def _failures(series: Series, job: str) -> list[dict[str, Any]]:
 
 
 def _slowest(series: Series, job: str) -> dict[str, Any] | None:
-    """Return the rank of this node that computes longest, against the median of the ranks here.
+    """Return this node's slowest rank in the forward pass, relative to the median of its ranks.
 
-    Three ranks at least: of two, neither is usual.
+    It takes at least three ranks: with two, neither is the usual one.
     """
     times = {
         int(point.labels["rank"]): point.value

@@ -1,8 +1,8 @@
-"""Training processes of this machine, found in `/proc` by what their launcher gave them.
+"""Training processes of this machine, found in `/proc` by their launcher's variables.
 
-`/proc` is listed once a sweep, and an environment is read once in the life of a program: `stat`
-tells, for less, that a pid was reused (start time) or runs another program (place of its
-environment, which exec changes).
+`/proc` is listed once per sweep, and an environment is read once in the life of a program. `stat`
+is cheaper to read, and shows that a pid was reused (start time) or runs another program (address of
+its environment, which exec changes).
 """
 
 from __future__ import annotations
@@ -31,26 +31,25 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
 ENVIRON_LIMIT = 2 << 20
-"""Bytes of one environment that are read.
+"""Bytes that are read of one environment.
 
-A process that has more, and nothing of a launcher in these, counts as unseen.
+A process with a longer one, and no launcher's variables in these bytes, counts as unseen.
 """
 SWEEP_LIMIT = 32 << 20
-"""Bytes of environments that are read in one sweep, some 20 ms.
+"""Bytes of environments that are read in one sweep, which takes some 20 ms.
 
-What is left waits for the next, so that nobody can stall the agent.
+The rest waits for the next sweep, so that no user can stall the agent.
 """
 ENTRY = 64
-"""How many of these bytes each variable counts for, as it costs as much time."""
+"""Extra bytes of that budget for each variable, whose parsing takes as much time."""
 YOUNG = 2.0
-"""Seconds.
-
-Below this age a process may not have called exec yet, and is looked at again in the next sweep.
+"""Age in seconds below which a process may not have called exec yet; it is read again in the next
+sweep.
 """
 ROTATION = 16
-"""In so many sweeps every known process is checked for having been replaced.
+"""Sweeps in which every known process is checked for having been replaced.
 
-At least 8 and at most 256 in each.
+Each sweep checks at least 8 and at most 256.
 """
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
@@ -60,22 +59,22 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Unseen(enum.StrEnum):
-    """Why it is not known whether a process trains."""
+    """Why it is unknown whether a process trains."""
 
     PERMISSION_DENIED = "permission_denied"
-    """Environments of other users take CAP_SYS_PTRACE."""
+    """Environments of other users need CAP_SYS_PTRACE."""
     BLOCKED = "blocked"
-    """It waits in the kernel and cannot be interrupted, so that reading it may hang."""
+    """It is in uninterruptible sleep, so reading its environment may hang."""
     DEFERRED = "deferred"
-    """There was too much to read in one sweep; its turn comes."""
+    """There was too much to read in one sweep; a later one reads it."""
     UNREADABLE = "unreadable"
-    """Its environment is longer than what is read, or the kernel's answer is not understood."""
+    """Its environment is too long, or the kernel's answer is not understood."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingProcess:
-    """A process that a launcher started for a job, or a child that inherited its environment (a
-    data loader, say).
+    """A process that a launcher started for a job, or a child that inherited its environment, such
+    as a data loader.
     """
 
     pid: int
@@ -89,33 +88,33 @@ class TrainingProcess:
     job: str
     """Equal on all nodes of the job; see `dshealthd.jobs.environment.job`.
 
-    With its user's id behind it where the name is another user's (`dshealthd.jobs.ownership`).
+    Its user's id is appended if another user owns the name (`dshealthd.jobs.ownership`).
     """
     launch: Launch
     environment: Mapping[str, str]
     """The allowed variables, and no others."""
     nccl: frozenset[str] = frozenset()
-    """Names, without values, of all that is set for NCCL."""
+    """Names, without values, of all variables that are set for NCCL."""
     user: int | None = None
-    """Its real uid; None where the kernel does not tell."""
+    """Its real uid; None if unknown."""
     confirmed: bool = False
-    """Whether the scheduler's cgroup says that it is of the job which it names."""
+    """Whether the scheduler's cgroup names the claimed job too."""
     network: str = ""
-    """Its network namespace; empty where that is the agent's own, or unknown."""
+    """Its network namespace; empty if that is the agent's own, or unknown."""
 
     @property
     def started(self) -> float:
-        """When the training process started, in seconds since boot."""
+        """Start time in seconds since boot."""
         return self.start / _TICKS
 
     @property
     def claimed(self) -> str:
-        """The job as the training process's environment names it, whoever's that is."""
+        """The job's name in the process's environment, whoever owns the job."""
         return ownership.claimed(self.job)
 
 
 def with_owners(processes: Iterable[TrainingProcess]) -> list[TrainingProcess]:
-    """Return training processes with the jobs that they are of, among each other."""
+    """Return training processes with the jobs that they belong to, given all claims among them."""
     processes = list(processes)
     owners = ownership.owners(processes)
     return [
@@ -127,9 +126,9 @@ def with_owners(processes: Iterable[TrainingProcess]) -> list[TrainingProcess]:
 
 
 def standing(place: str, job: str) -> tuple[int | None, bool]:
-    """Return the user of a training process, and whether the scheduler says that it is of a job.
+    """Return the user of a training process, and whether the scheduler confirms its job.
 
-    `place` is its directory in `/proc`. None and False where the kernel does not tell.
+    `place` is its directory in `/proc`. None and False if unknown.
     """
     try:
         user = parse_real_user(read_bytes(f"{place}/status", 1 << 16))
@@ -142,10 +141,9 @@ def standing(place: str, job: str) -> tuple[int | None, bool]:
 
 
 def namespace(host: Host, pid: int) -> str:
-    """Return the network namespace of a training process.
+    """Return the network namespace of a process; empty if it is the agent's own or unknown.
 
-    Empty where it is the agent's own, or the kernel does not tell: two pods that meet on
-    `localhost`, on equal ports, are two jobs.
+    It distinguishes jobs: two pods that meet on `localhost`, on equal ports, are two jobs.
     """
     try:
         theirs = os.readlink(host.proc(f"{pid}/ns/net"))
@@ -155,42 +153,39 @@ def namespace(host: Host, pid: int) -> str:
 
 
 class ProcessTable:
-    """All processes of the machine; one in an agent or worker, `context.shared(ProcessTable)`."""
+    """The processes of the machine; an agent or worker has one, `context.shared(ProcessTable)`."""
 
     def __init__(self, context: Context) -> None:
-        """Read nothing yet."""
+        """Start without reading anything."""
         self._context = context
         self._proc = str(context.host.procfs)
         self._sweep: int | None = None
         self._machine: str | None = None
         self._known: dict[str, tuple[int, int]] = {}
-        """The image of every process that was looked at, the one that was checked the longest ago
-        first.
-        """
+        """The image of every known process, least recently checked first."""
         self._training: dict[str, TrainingProcess] = {}
-        """With the jobs that they name."""
+        """Training processes with the jobs that they claim."""
         self._shown: list[TrainingProcess] = []
-        """With the jobs that they are of."""
+        """Training processes with the jobs that they belong to."""
         self._unseen: dict[str, Unseen] = {}
         self._again: set[str] = set()
         self._budget = 0
         self.pids: Collection[str] = ()
-        """The directories of all processes, as the last sweep found them."""
+        """The names of all processes' directories in the last sweep."""
         self.hidden = False
-        """Whether `/proc` shows some processes only (hidepid): not even the first one is there."""
+        """Whether `/proc` hides processes (hidepid): even pid 1 is missing."""
 
     @property
     def unseen(self) -> Mapping[Unseen, int]:
-        """How many processes may or may not train, by why their environment could not be read."""
+        """Number of processes whose environment could not be read, by reason."""
         counts = Counter(self._unseen.values())
         return {reason: counts[reason] for reason in Unseen}
 
     def refresh(self) -> list[TrainingProcess]:
-        """Return the training processes, oldest first, after bringing the table up to date once in
-        a sweep.
+        """Update the table, once per sweep, and return the training processes, oldest first.
 
-        Raises OSError if `/proc` cannot be listed. A process that cannot be looked at is `unseen`;
-        one that vanishes is gone.
+        Raises OSError if `/proc` cannot be listed. A process that cannot be read is `unseen`; one
+        that vanishes is dropped.
         """
         if self._sweep != self._context.sweep:
             self._update()
@@ -216,25 +211,22 @@ class ProcessTable:
             self._look(pid, young)
         for pid in new:
             self._look(pid, young)
-        # After the new ones, which have never been looked at.
+        # After the new ones, which have never been read.
         for pid in again - new:
             self._look(pid, young, again=True)
 
     def _turn(self, processes: int) -> Iterable[str]:
-        """Return the share of the known training processes that was checked the longest ago."""
+        """Return the share of the known processes that was checked longest ago."""
         turn = list(itertools.islice(self._known, min(256, max(8, processes // ROTATION))))
         for pid in turn:
             self._known[pid] = self._known.pop(pid)  # to the end
         return turn
 
     def _look(self, pid: str, young: float, *, again: bool = False) -> None:
-        """Find out whether a process trains.
-
-        One that cannot be told yet stays unknown, and is looked at in the next sweep.
-        """
+        """Find out whether a process trains; if that fails, the next sweep tries again."""
         try:
             stat = parse_stat(read_bytes(f"{self._proc}/{pid}/stat", 4096))
-            # Not by the pid alone, which may be another process's since the last sweep.
+            # Not by the pid alone, which another process may have got since the last sweep.
             if self._known.get(pid) == stat.image and (not again or pid in self._training):
                 return
             self._forget(pid)
@@ -244,8 +236,8 @@ class ProcessTable:
                 self._unseen[pid] = unseen
             else:
                 self._read(pid, stat)
-                # Between fork and exec a launcher's child has the launcher's environment, without a
-                # rank.
+                # Between fork and exec a launcher's child has the launcher's environment, which
+                # has no rank.
                 if stat.start > young and pid not in self._training:
                     self._again.add(pid)
         except (FileNotFoundError, ProcessLookupError):
@@ -258,10 +250,10 @@ class ProcessTable:
             self._unseen[pid] = Unseen.UNREADABLE
 
     def _postponed(self, pid: str, stat: Stat) -> Unseen | None:
-        """Say why the environment of a process should not be read now.
+        """Return why the environment of a process should not be read now; None if it may be.
 
-        The kernel takes the lock of the address space to read it, and a process that waits in a
-        driver may hold that lock for ever.
+        Reading takes the lock of the address space, which a process that waits in a driver may hold
+        forever.
         """
         if stat.state == _UNINTERRUPTIBLE or self._context.entering(f"process {pid}") is not None:
             return Unseen.BLOCKED
@@ -274,7 +266,7 @@ class ProcessTable:
         except PermissionError:
             self._known[pid], self._unseen[pid] = stat.image, Unseen.PERMISSION_DENIED
             return
-        # Counted after the read, as nobody knows before how long it is; the next process waits.
+        # Counted after the read, because the length is unknown before; the next process waits.
         self._budget -= len(data) + ENTRY * data.count(b"\0")
         cut = len(data) >= ENVIRON_LIMIT
         environment = parse_environ(data[: data.rfind(b"\0") + 1] if cut else data)
@@ -284,7 +276,7 @@ class ProcessTable:
             name = job(environment, self.machine + network)
             user, confirmed = standing(f"{self._proc}/{pid}", name)
             if parse_stat(read_bytes(f"{self._proc}/{pid}/stat", 4096)).image != stat.image:
-                return  # it was replaced while it was read: the next sweep looks at its successor
+                return  # it was replaced while it was read: the next sweep reads its successor
             self._training[pid] = TrainingProcess(
                 int(pid),
                 stat.start,
@@ -307,10 +299,7 @@ class ProcessTable:
         self._unseen.pop(pid, None)
 
     def _now(self) -> float:
-        """Return the clock ticks since boot, for the age of processes.
-
-        Infinity, by which nothing is young, where they cannot be read.
-        """
+        """Return the clock ticks since boot; infinity, so that nothing is young, if unknown."""
         try:
             return float(read(f"{self._proc}/uptime").split()[0]) * _TICKS
         except (OSError, IndexError, ValueError):
@@ -318,7 +307,7 @@ class ProcessTable:
 
     @property
     def machine(self) -> str:
-        """Return what only this machine has, to name jobs; empty where it is not known."""
+        """An id of this machine and boot, to name jobs; empty if unknown."""
         if self._machine is None:
             try:
                 self._machine = read(f"{self._proc}/sys/kernel/random/boot_id").strip()

@@ -1,10 +1,8 @@
-"""The ranks of training jobs on this node, put together into runs by their rendezvous.
+"""The ranks of training jobs on this node, grouped into runs by their rendezvous.
 
-Which processes are ranks, and which rendezvous they share.
-
-A job may run several times over on its nodes (a sweep within one allocation), so that what belongs
-together is the run: the processes whose launcher gave them the same address, port, size and name.
-Ranks that disagree about one of these are in different runs.
+A job may have several runs on its nodes (a sweep within one allocation). A run has the processes
+whose launcher gave them the same address, port, size and name. Ranks that differ in one of these
+are in different runs.
 """
 
 from __future__ import annotations
@@ -21,15 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
-"""What all ranks of a run must have in common."""
+"""Variables that all ranks of a run must share."""
 _MPI = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 Key = tuple[int, int]
-"""Pid and start time, which make a process unique."""
+"""Pid and start time, which identify a process uniquely."""
 
 
 def digest(*parts: str) -> int:
-    """Return 48 bits of a digest of a run: a number that a float holds exactly."""
-    import hashlib  # with OpenSSL behind it: half a MiB in each worker that reads ranks
+    """Return a 48-bit digest: a number that a float holds exactly."""
+    import hashlib  # loads OpenSSL: half a MiB in each worker that reads ranks
 
     return int.from_bytes(
         hashlib.blake2b("\0".join(parts).encode(errors="replace"), digest_size=6).digest(), "big"
@@ -38,20 +36,17 @@ def digest(*parts: str) -> int:
 
 @dataclass(slots=True)
 class Run:
-    """What one node has of a run."""
+    """One node's part of a run."""
 
     job: str
     name: str
-    """Equal on all its nodes; that of the job, where no scheduler names it."""
+    """Equal on all its nodes; the job's name if no scheduler names the job."""
     world_size: int | None
-    """What its ranks say that it is."""
+    """World size according to its ranks."""
     rendezvous: Mapping[str, str]
     """The values of `RENDEZVOUS`."""
     ranks: dict[int, list[TrainingProcess]] = field(default_factory=lambda: defaultdict(list))
-    """The processes of each rank, without those that a rank has started.
-
-    More than one is a rank used twice.
-    """
+    """The processes of each rank, without its children; more than one is a rank used twice."""
 
     @property
     def processes(self) -> list[TrainingProcess]:
@@ -60,7 +55,7 @@ class Run:
 
     @property
     def whole(self) -> bool:
-        """Whether each rank of the run is here, once."""
+        """Whether each rank of the run is on this node, exactly once."""
         return (
             self.world_size is not None
             and sorted(self.ranks) == list(range(self.world_size))
@@ -69,16 +64,16 @@ class Run:
 
     @property
     def many_nodes(self) -> bool:
-        """Whether the run has ranks elsewhere."""
+        """Whether the run has ranks on other nodes."""
         return self.world_size is not None and len(self.ranks) < self.world_size
 
     def without(self, machine: str) -> dict[str, int]:
-        """Return a digest of the rendezvous without each of its variables.
+        """Return for each variable of the rendezvous a digest of the others.
 
-        That of runs which disagree about this one alone is equal.
+        Runs that differ only in one variable have the same digest for it.
 
-        The address is left in where it is the loopback of the node that has rank 0: it is right
-        there, and differs from the others'.
+        There is none for MASTER_ADDR if it is loopback and rank 0 is on this node: it is correct
+        here, and differs from that of other nodes.
         """
         address = _address(self.rendezvous)
         if not address:
@@ -111,10 +106,7 @@ def _user(process: TrainingProcess) -> tuple[str, ...]:
 
 
 def _rendezvous(process: TrainingProcess) -> dict[str, str]:
-    """Return the values of its rendezvous by which a rank finds the others.
-
-    Of the size, that which its launcher names so.
-    """
+    """Return the rendezvous of a rank, with the world size that its launcher set."""
     values = {name: process.environment.get(name, "") for name in RENDEZVOUS}
     values["MASTER_ADDR"] = _address(values)
     values["WORLD_SIZE"] = (
@@ -129,9 +121,9 @@ def _name(process: TrainingProcess, values: Mapping[str, str], machine: str) -> 
     job = scheduled(environment)
     if job is None:
         return process.job
-    # With its user, as the name is compared across nodes: a stranger's claim elsewhere is another.
+    # With the user, because the name is compared across nodes: a stranger's claim must differ.
     parts = [job, *_user(process), *values.values()]
-    # The program finds out by itself: one step of the scheduler's, or one mpirun, is one run.
+    # The program finds its rendezvous itself: one scheduler step, or one mpirun, is one run.
     if not values["MASTER_ADDR"]:
         parts += [
             environment.get("SLURM_STEP_ID", ""),
@@ -143,18 +135,18 @@ def _name(process: TrainingProcess, values: Mapping[str, str], machine: str) -> 
 
 
 class Ranks:
-    """Tells ranks from what they start (data loaders) and from what starts them (torchrun below
-    srun), over the lives of processes.
+    """A filter that separates ranks from their children (data loaders) and from their launchers
+    (torchrun below srun).
+
+    It remembers children across calls, since their parents may exit first.
     """
 
     def __init__(self) -> None:
-        """Know no process yet."""
+        """Start without any processes."""
         self._children: set[Key] = set()
 
     def runs(self, processes: Iterable[TrainingProcess], machine: str) -> list[Run]:
-        """Return the runs of these processes, the oldest first, of which all are given at each
-        call.
-        """
+        """Return the runs of these processes, oldest first; each call must pass all processes."""
         places: dict[int, tuple[TrainingProcess, str, dict[str, str]]] = {}
         for process in processes:
             values = _rendezvous(process)
@@ -162,20 +154,20 @@ class Ranks:
         children, launchers = set(), set()
         for process, name, _ in places.values():
             key = process.pid, process.start
-            if key in self._children:  # and stays one, when its parent is gone
+            if key in self._children:  # it stays one after its parent exits
                 children.add(key)
             if process.parent not in places:
                 continue
             parent, parents, _ = places[process.parent]
             if parent.start > process.start:
-                continue  # the parent's pid is another's by now
+                continue  # the parent's pid was reused
             if (parents, parent.launch.rank) == (name, process.launch.rank):
                 children.add(key)
             elif (process.launch.world_size or 0) >= (parent.launch.world_size or 0):
                 launchers.add(process.parent)
             else:
                 children.add(key)  # a smaller run within the rank, such as an evaluation
-        for pid in tuple(launchers):  # and what has started the launcher
+        for pid in tuple(launchers):  # and the launchers' own parents
             while (pid := places[pid][0].parent) in places and pid not in launchers:
                 launchers.add(pid)
         self._children = children

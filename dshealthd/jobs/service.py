@@ -1,6 +1,6 @@
-"""The service of the training jobs on this node: takes heartbeats and watches for hangs.
+"""The service for the training jobs on this node: receives heartbeats and watches for hangs.
 
-The collectors `training` and `job_hang` read from here, and have the options.
+The collectors `training` and `job_hang` read from it and define its options.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SAVE_DEADLINE = 2.0
-"""Seconds for the last write at the end; it takes some 20 ms."""
+"""Deadline in seconds of the last write at shutdown, which takes some 20 ms."""
 
 
 class Jobs:
-    """Owns the receiver of heartbeats and the detector of hangs."""
+    """The service: it owns the heartbeat reception and the hang detector."""
 
     name = "jobs"
 
@@ -46,12 +46,12 @@ class Jobs:
         state: Path | None = None,
         on_suspicion: Callable[[str], object] = lambda _job: None,
     ) -> None:
-        """Prepare; `apply` starts.
+        """Prepare; `apply` starts the service.
 
-        `on_look` is called in the loop after each look, with all hangs that are confirmed by then,
-        and `on_suspicion` with a job that may hang (`dshealthd.jobs.hangs.suspicion`); both must
-        return at once. `state` is the directory for what is usual for ranks, which an agent
-        that is started anew goes on from; None where nothing is to be kept.
+        `on_look` is called in the loop after each check, with all hangs confirmed by then, and
+        `on_suspicion` with a job that may hang (`dshealthd.jobs.hangs.suspicion`). Both must return
+        at once. `state` is the directory for the ranks' baselines, from which a restarted agent
+        continues; None to keep nothing.
         """
         self._clocks: dict[str, Callable[[], float]] = {"monotonic": monotonic, "wall": wall}
         self._on_look = on_look
@@ -70,7 +70,7 @@ class Jobs:
     async def apply(self, config: Config) -> None:
         """Receive heartbeats and watch jobs as `training` and `job_hang` are configured.
 
-        What their options do not change goes on, with its senders and all that was learnt.
+        Parts whose options are unchanged continue, with their senders and baselines.
         """
         host = config.path.host
         heartbeats = cast("HeartbeatOptions", config.collectors["training"])
@@ -90,37 +90,37 @@ class Jobs:
             self._looking = Periodic(self._look, hangs.interval)
         if not hangs.enabled:
             self._report()
-        await asyncio.sleep(0)  # the first turns: collectors find the socket open
+        await asyncio.sleep(0)  # run the first turns, so that collectors find the socket open
         if self._reception is not None and self._receiving():
             for process in known:
                 self._reception.receiver.adopt(*process)
 
     def heartbeats(self) -> Reception:
-        """Return where the jobs' heartbeats come in; NotAvailable or SourceError where none can."""
+        """Return the reception of heartbeats; NotAvailable or SourceError if there is none."""
         if self._reception is None or self._tending is None:
             message = "heartbeats come in while an agent runs"
             raise NotAvailable(message)
         if self._tending.failed:
-            raise SourceError(Reason.INTERNAL, "the heartbeats' socket is not tended")
+            raise SourceError(Reason.INTERNAL, "the last check of the heartbeat socket failed")
         if self._reception.problem is not None:
-            raise self._reception.problem.with_traceback(None)  # an earlier raise left its frames
+            raise self._reception.problem.with_traceback(None)  # without an earlier raise's frames
         return self._reception
 
     def hangs(self) -> HangDetector:
-        """Return what is known of jobs' hangs; NotAvailable or SourceError where nothing can be."""
+        """Return the hang detector; NotAvailable or SourceError if nothing can be known."""
         if self._detector is None or self._looking is None or not self._receiving():
             message = "no heartbeats come in"
             raise NotAvailable(message)
         if self._looking.failed:
-            raise SourceError(Reason.INTERNAL, "the last look at the ranks failed")
+            raise SourceError(Reason.INTERNAL, "the last check of the ranks failed")
         return self._detector
 
     def samples(self) -> Iterator[Sample]:
-        """Yield nothing: the collectors show what is known of jobs."""
+        """Yield nothing: collectors export the state of jobs."""
         yield from ()
 
     def status(self) -> Mapping[str, Any]:
-        """Return whether heartbeats of jobs come in."""
+        """Return whether heartbeats can be received, for the status document."""
         try:
             self.heartbeats()
         except NotAvailable as absence:
@@ -130,16 +130,16 @@ class Jobs:
         return {"state": "ok"}
 
     async def close(self) -> None:
-        """Stop listening, let go of all jobs' processes, and keep what is usual for them."""
+        """Stop listening, release all jobs' processes, and save their baselines."""
         self._stop_looking()
         self._stop_receiving()
         if self._pace is not None:
             await state_writer.settled(SAVE_DEADLINE)
 
     async def _resume(self, detector: HangDetector, host: Host) -> list[tuple[int, int, int]]:
-        """Take up what an agent of this boot knew of jobs before.
+        """Load the baselines that an earlier agent of this boot saved.
 
-        Return pid, start and user of its ranks: one that hangs sends nothing to make itself known.
+        Return pid, start and user of its ranks: a hung rank sends nothing that would announce it.
         """
         if self._state is None:
             return []
@@ -149,7 +149,7 @@ class Jobs:
             known = [(int(row["pid"]), int(row["start"]), int(row["user"])) for row in rows]
             detector.restore(rows)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("what is usual for ranks is learnt anew: %s", error)
+            log.warning("cannot load the ranks' baselines, they are learnt again: %s", error)
             return []
         return known
 
@@ -157,12 +157,12 @@ class Jobs:
         return self._reception is not None and self._reception.receiver.is_open
 
     def _look(self) -> None:
-        """Look at the jobs once, and hand on what is hung."""
+        """Check the jobs once, and report those that are hung."""
         if self._reception is None or self._detector is None or not self._receiving():
             return
         self._detector.look(self._reception.ranks())
         for job in self._suspicions.look(self._detector.jobs, self._clocks["monotonic"]()):
-            # As those who are told of hangs: a defect of who is called is not one of the look.
+            # In its own callback, as in `_report`: a callee's defect must not fail the check.
             asyncio.get_running_loop().call_soon(self._on_suspicion, job)
         if self._pace is not None:
             self._pace.keep(self._detector.rows(), self._clocks["monotonic"]())
@@ -170,7 +170,7 @@ class Jobs:
 
     def _report(self) -> None:
         hangs = () if self._detector is None else tuple(self._detector.hangs.values())
-        # On its own, so that a defect of who is called is not one of the look.
+        # In its own callback: a callee's defect must not fail the check.
         asyncio.get_running_loop().call_soon(self._on_look, hangs)
 
     def _stop_looking(self) -> None:

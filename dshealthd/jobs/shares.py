@@ -1,7 +1,6 @@
-"""Shares of too few places: which jobs and ranks get one; users take turns, then jobs.
+"""Fair sharing of a limited number of places among jobs and ranks: users take turns, then jobs.
 
-By age alone, one user's idle processes would keep everybody's new jobs out for as long as they
-stay.
+By age alone, one user's idle processes would keep everybody's new jobs out as long as they live.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ def shared(
     job: Callable[[T], Hashable],
     start: Callable[[T], int],
 ) -> list[T]:
-    """Return the entries that get a share of so many places.
+    """Return the entries that get one of `places`.
 
-    Each user in turn gives one, and of a user each job in turn; the oldest goes first.
+    Users take turns, and the jobs of each user take turns; the oldest goes first.
     """
     oldest = sorted(entries, key=start)
     turns = _turns(oldest, lambda entry: (user(entry), job(entry)))
@@ -39,7 +38,7 @@ def shared(
 def jobs(
     processes: Iterable[TrainingProcess], places: int
 ) -> tuple[dict[str, list[TrainingProcess]], int]:
-    """Return the processes of jobs that get a share of so many places, and how many get none."""
+    """Return the processes of the jobs that get one of `places`, and how many jobs get none."""
     found: dict[str, list[TrainingProcess]] = {}
     for process in processes:
         found.setdefault(process.job, []).append(process)
@@ -54,7 +53,7 @@ def jobs(
 
 
 def _turns(entries: Iterable[T], group: Callable[[T], Hashable]) -> list[int]:
-    """Return for each entry to share places how many of its group come before it."""
+    """Return for each entry how many of its group come before it."""
     before: Counter[Hashable] = Counter()
     turns = []
     for entry in entries:

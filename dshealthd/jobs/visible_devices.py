@@ -1,4 +1,4 @@
-"""What `CUDA_VISIBLE_DEVICES` leaves a process of its node's GPUs."""
+"""The GPUs of its node that `CUDA_VISIBLE_DEVICES` leaves a process."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ _UUIDS = ("GPU-", "MIG-")
 
 
 class Visible(NamedTuple):
-    """The GPUs that a process sees, and what is wrong with the list."""
+    """The GPUs that a process sees, and the problems of the list."""
 
     devices: tuple[str, ...]
     """As they are listed; CUDA numbers them from 0 in this order."""
     repeated: bool = False
-    """One is listed twice: CUDA then shows none."""
+    """A GPU is listed twice: CUDA then shows none."""
     missing: bool = False
-    """One is listed that the node does not have: CUDA shows those before it."""
+    """A listed GPU does not exist on the node: CUDA shows only those before it."""
 
 
 def visible(text: str, gpus: int | None) -> Visible:
-    """Return which GPUs a list of `CUDA_VISIBLE_DEVICES` leaves.
+    """Return the GPUs that a `CUDA_VISIBLE_DEVICES` list makes visible.
 
-    `gpus` is how many the node has, where that is known; those that are listed by UUID are not
-    looked up.
+    `gpus` is the number of GPUs of the node, None if unknown. UUIDs are not looked up.
 
-    The rules are CUDA's, as torch 2.13.0 (`torch.cuda._parse_visible_devices`) repeats them: a list
-    ends at the first entry that is no GPU, and is empty if one is there twice. An empty list, or
-    one that starts with -1, is how GPUs are hidden on purpose.
+    The rules are CUDA's, as in torch 2.13.0 (`torch.cuda._parse_visible_devices`): a list ends at
+    the first entry that is not a GPU, and is empty if an entry occurs twice. An empty list, or one
+    that starts with -1, hides GPUs on purpose.
     """
     prefix = next((prefix for prefix in _UUIDS if text.startswith(prefix)), None)
     found: list[str] = []

@@ -1,4 +1,4 @@
-"""Heartbeats of a training, told to the agent of the node, which never wait and never fail.
+"""Heartbeats that a training job sends to the node's agent. They never block and never raise.
 
     from dshealthd.training import attach
 
@@ -11,12 +11,12 @@
         with heartbeat.phase("evaluation"):
             …
 
-Without a change to the script: `DSHEALTHD_HEARTBEAT=1` in its environment where the distribution
-`dshealthd-training` is installed, or `python -m dshealthd.training script.py`; see
-`dshealthd.training.watch` for what that can see. `DSHEALTHD_HEARTBEAT=0` turns every heartbeat off,
-`DSHEALTHD_HEARTBEAT_SOCKET` says where the agent listens.
+To leave the script unchanged, install the distribution `dshealthd-training` and set
+`DSHEALTHD_HEARTBEAT=1` in the job's environment, or run `python -m dshealthd.training script.py`;
+`dshealthd.training.watch` describes what that can see. `DSHEALTHD_HEARTBEAT=0` turns every
+heartbeat off, `DSHEALTHD_HEARTBEAT_SOCKET` sets the agent's socket.
 
-This package needs Python 3.9 and nothing but the standard library; torch is used where the training
+This package needs Python 3.9 or newer and only the standard library. It uses torch if the script
 has imported it.
 """
 
@@ -42,17 +42,18 @@ def attach(
     step: int = 0,
     socket: str | None = None,
 ) -> Heartbeat:
-    """Report every step of a DeepSpeed engine, or of a torch optimizer, to the agent, until the
-    heartbeat is closed.
+    """Report every step of a DeepSpeed engine or a torch optimizer to the agent until the heartbeat
+    is closed.
 
-    `model` is the outermost module whose forward pass a step calls (the DDP or FSDP wrapper, what
-    `torch.compile` returned): with it, the stage of a step is reported, and how long input and
-    forward pass take. `scaler` is the `torch.amp.GradScaler` that steps the optimizer: with it,
-    skipped steps and the loss scale are reported. `step` is how many steps were made before, of an
-    optimizer (a resumed training); an engine knows. `socket` is where the agent listens.
+    `model` is the outermost module whose forward pass a step calls: the DDP or FSDP wrapper, or the
+    result of `torch.compile`. It adds the stage of a step and the times of input and forward pass.
+    `scaler` is the `torch.amp.GradScaler` that steps the optimizer. It adds skipped steps and the
+    loss scale. `step` is the number of steps before this run, for a resumed job; an engine keeps
+    its own count. `socket` is the path of the agent's socket.
 
-    What cannot be attached to is said once, by `logging`, and training goes on without: nothing is
-    raised but TypeError for a call that names neither engine nor optimizer, or both.
+    If something cannot be attached to, one warning is logged and training goes on without it. The
+    only exception raised is TypeError, for a call that names neither engine nor optimizer, names
+    both, or passes `model` with an engine.
     """
     from dshealthd.training import attachment
     from dshealthd.training.heartbeat import Heartbeat

@@ -1,6 +1,6 @@
 """`python -m dshealthd.training script.py …`, or `-m module …`.
 
-Run a program with a heartbeat, unchanged.
+Run an unchanged program with a heartbeat.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dshealthd.training import watch
 
 
 def main() -> None:
-    """Run the training that the arguments name, as the interpreter itself would."""
+    """Run the script or module that the arguments name, as the interpreter itself would."""
     arguments = sys.argv[1:]
     if not arguments or arguments == ["-m"]:
         sys.exit("usage: python -m dshealthd.training (script.py | -m module) [argument …]")

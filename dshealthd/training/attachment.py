@@ -1,4 +1,4 @@
-"""Attachment of heartbeats to the steps of a training: engines, optimizers and models."""
+"""Attachment of heartbeats to what makes a job's steps: engines, optimizers and models."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def follow_engine(heartbeat: Heartbeat, engine: Any) -> None:
 
 @never_raise
 def follow_optimizer(heartbeat: Heartbeat, optimizer: Any, scaler: Any = None) -> None:
-    """Attach a heartbeat to the steps of a torch optimizer, or of the scaler that steps it."""
+    """Attach a heartbeat to the steps of a torch optimizer, or to the scaler that steps it."""
     optimizers.follow(heartbeat, optimizer, scaler)
 
 
 @never_raise
 def follow_model(heartbeat: Heartbeat, model: Any) -> None:
-    """Attach a heartbeat to the forward passes of a torch module, the stages of steps."""
+    """Attach a heartbeat to the forward passes of a torch module, which mark a step's stages."""
     models.follow(heartbeat, model)

@@ -1,9 +1,9 @@
-"""Steps of a DeepSpeed engine, and its checkpoints, by its methods: it has no hook for them.
+"""Steps and checkpoints of a DeepSpeed engine, noticed by wrapping its methods: it has no hooks.
 
-Its own methods are called through, on this one engine.
+Only the methods of this one engine object are wrapped, and each wrapper calls the original.
 
-What is read of the engine are numbers that it has on the host. Written against DeepSpeed 0.19; an
-attribute that a release does not have is not reported.
+Only numbers that the engine keeps on the host are read. Written against DeepSpeed 0.19; an
+attribute that a release lacks is not reported.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def follow(heartbeat: Heartbeat, engine: Any) -> None:
-    """Report the steps of `engine`; checkpoints and evaluation (from `engine.eval()` to
-    `engine.train()`) are marked as phases.
+    """Report the steps of `engine`, and mark its checkpoints and its evaluation (from
+    `engine.eval()` to `engine.train()`) as phases.
     """
     if not (hasattr(engine, "global_steps") and hasattr(engine, "step")):
-        message = f"{type(engine).__name__} is no DeepSpeed engine"
+        message = f"{type(engine).__name__} is not a DeepSpeed engine"
         raise TypeError(message)
     heartbeat.steps = engine.global_steps
-    if hasattr(engine, "train_batch"):  # a pipeline, which makes its steps itself
+    if hasattr(engine, "train_batch"):  # a pipeline engine, which makes its steps itself
         _after(heartbeat, engine, "train_batch", lambda loss: _step(heartbeat, engine, loss))
     else:
         _after(heartbeat, engine, "step", lambda _: _step(heartbeat, engine, None))
@@ -54,8 +54,8 @@ def follow(heartbeat: Heartbeat, engine: Any) -> None:
 
 @never_raise
 def _step(heartbeat: Heartbeat, engine: Any, loss: Any) -> None:
-    """Tell what the engine knows after a call of its `step`, which is a step at the end of an
-    accumulation only.
+    """Report the engine's state after a call of its `step`, which makes an optimizer step only at
+    the end of a gradient accumulation.
     """
     if loss is not None:
         heartbeat.loss(loss)
@@ -84,9 +84,9 @@ def _saved(
     *_: Any,
     **__: Any,
 ) -> None:
-    """Tell where `engine.save_checkpoint` has saved, and how many files of optimizers there are.
+    """Report where `engine.save_checkpoint` has saved, and how many optimizer files it wrote.
 
-    Not of one that `latest` does not name, which still names another.
+    Skip a checkpoint saved without `save_latest`: `latest` still names another one.
     """
     if not save_latest:
         return
@@ -99,11 +99,10 @@ def _saved(
 
 
 def _optimizer_files(engine: Any) -> int | None:
-    """Return how many `*_optim_states.pt` engines of all ranks write together; None where that is
-    not known.
+    """Return how many `*_optim_states.pt` the engines of all ranks write together; None if unknown.
 
     Each rank that holds a part of the optimizer writes one (`_save_zero_checkpoint`). A mixture of
-    experts has others.
+    experts writes different ones.
     """
     group = getattr(engine.optimizer, "dp_process_group", None)
     copies = getattr(engine, "mp_world_size", None)
@@ -114,7 +113,7 @@ def _optimizer_files(engine: Any) -> int | None:
 
 
 def _after(heartbeat: Heartbeat, engine: Any, name: str, then: Callable[[Any], None]) -> None:
-    """Have `then` be called with what a method of the engine returned."""
+    """Call `then` with the result of each call of an engine's method."""
     method = getattr(engine, name)
 
     @functools.wraps(method)
@@ -127,7 +126,7 @@ def _after(heartbeat: Heartbeat, engine: Any, name: str, then: Callable[[Any], N
 
 
 def _before(heartbeat: Heartbeat, engine: Any, name: str, first: Callable[..., None]) -> None:
-    """Have `first` be called with the first argument of a method of the engine."""
+    """Call `first` with the first argument before each call of an engine's method."""
     method = getattr(engine, name)
 
     @functools.wraps(method)
@@ -145,7 +144,7 @@ def _around(
     phase: str,
     then: Callable[..., object] | None = None,
 ) -> None:
-    """Mark what a method of the engine does as a phase; an engine need not have it.
+    """Mark each call of an engine's method as a phase; an engine need not have the method.
 
     `then` is called with the method's arguments once it has returned.
     """
@@ -166,7 +165,7 @@ def _around(
 
 def _replace(heartbeat: Heartbeat, engine: Any, name: str, called: Callable[..., Any]) -> None:
     def undo() -> None:
-        if vars(engine).get(name) is called:  # else somebody else has replaced it after us
+        if vars(engine).get(name) is called:  # else somebody has wrapped it after us
             delattr(engine, name)
 
     setattr(engine, name, called)
@@ -174,22 +173,22 @@ def _replace(heartbeat: Heartbeat, engine: Any, name: str, called: Callable[...,
 
 
 class Communication:
-    """Time in collectives by DeepSpeed's comms logger (`comms_logger.enabled` in its config), which
-    waits for the device by itself.
+    """The time in collectives that DeepSpeed's comms logger measures (`comms_logger.enabled` in its
+    config); the logger itself waits for the device.
 
-    Read from the logger's timers: the latency that it records of an operation (0.19) is the sum of
-    all its calls so far.
+    It is read from the logger's timers, because the latency that the logger records for an
+    operation (0.19) is the sum of all its calls so far.
     """
 
     def __init__(self) -> None:
-        """Nothing is summed yet."""
+        """Start from zero."""
         self._seconds = 0.0
         self._seen: dict[str, int] = {}
 
     def __call__(self) -> float | None:
-        """Return the seconds so far; None where the logger is off.
+        """Return the seconds so far; None if the logger is off.
 
-        Events that the device has not come to yet wait for the next call.
+        Events that the device has not reached yet are left for the next call.
         """
         comm = sys.modules.get("deepspeed.comm.comm")
         if comm is None or not comm.comms_logger.enabled:
@@ -209,9 +208,9 @@ class Communication:
 
 
 def _elapsed(event: Any) -> float | None:
-    """Return the seconds of an engine's timing: the host's, or between two events of the device.
+    """Return the seconds of an engine's timing: the host's, or those between two device events.
 
-    None if the second has not come yet.
+    None if the device has not reached the second event.
     """
     if isinstance(event, float):
         return event

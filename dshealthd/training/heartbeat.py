@@ -1,4 +1,4 @@
-"""The heartbeat of one training process; whatever fails in it, the training goes on."""
+"""The heartbeat of one training process. If it fails, the training goes on."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from dshealthd.training.step_timer import Average, StepTimer
 log = logging.getLogger("dshealthd.training")
 
 SLOW_INTERVAL = 1.0
-"""Seconds for which memory and communication, which cost more to read, are told again."""
+"""Seconds between two reads of memory and communication time, which cost more to read."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def never_raise(method: Method) -> Method:
-    """Keep what goes wrong in a heartbeat, the first argument, away from the training.
+    """Keep the exceptions of a heartbeat, the first argument, away from the training.
 
-    It is said once, and the heartbeat ends.
+    The first exception is logged and ends the heartbeat.
     """
 
     @functools.wraps(method)
@@ -38,7 +38,7 @@ def never_raise(method: Method) -> Method:
             return None
         try:
             return method(heartbeat, *arguments, **named)
-        except Exception:  # noqa: BLE001 - no defect of ours and no release of torch or DeepSpeed may end a training
+        except Exception:  # noqa: BLE001 - neither our bugs nor a new torch or DeepSpeed may end a training job
             heartbeat.give_up()
             return None
 
@@ -46,28 +46,26 @@ def never_raise(method: Method) -> Method:
 
 
 class Heartbeat:
-    """Tells the agent of every step.
+    """A reporter of every step to the agent.
 
-    A process has one; it survives fork, whose child is a sender of its own.
+    A process has one. It survives fork: the child becomes a sender of its own.
 
-    Nothing here waits for a device, the agent or a lock. What is told is of the moment of the
-    message, but for these:
+    Nothing here waits for a device, the agent or a lock. Values are those of the moment of the
+    message, with these exceptions:
 
-    - the stage is the host's, which launches work and is ahead of its device: a host that waits for
-      results (`loss.item()`) after a step
-      is in the stage of the input, whatever its device does;
-    - times of input and forward pass: late by some steps on a CUDA device, as `step_timer.StepTimer` says;
-    - loss and gradient norm on a CUDA device: late by a step or more, as `readback.Readback` says;
-    - memory and time of communication: up to a second old, as reading them costs tens of
-      microseconds;
-    - the step time is the time from the end of one step to the end of the next on the host. Where a
-      training never waits for its
-      device, steps end when their kernels are launched: single durations then vary, their mean is
-      right, as launching is held up when the device's queue is full.
+    - The stage is that of the host, which launches work and runs ahead of its device. A host that
+      waits for results after a step (`loss.item()`) is in the input stage whatever its device does.
+    - Times of input and forward pass are some steps late on a CUDA device (`step_timer.StepTimer`).
+    - Loss and gradient norm are a step or more late on a CUDA device (`readback.Readback`).
+    - Memory and communication time are up to a second old, because reading them costs tens of
+      microseconds.
+    - The step time runs from the end of one step to the end of the next on the host. If a job never
+      waits for its device, steps end when their kernels are launched. Single durations then vary,
+      but their mean is right, because launching blocks when the device's queue is full.
     """
 
     def __init__(self, *, step: int = 0, socket: str | None = None) -> None:
-        """Prepare; `step` is how many steps were made before, `socket` where the agent listens."""
+        """Prepare. `step` counts the steps of earlier runs, `socket` is the agent's socket."""
         self.closed = os.environ.get("DSHEALTHD_HEARTBEAT") == "0"
         self._page = Page(socket or os.environ.get("DSHEALTHD_HEARTBEAT_SOCKET") or DEFAULT_PATH)
         self.steps = step
@@ -90,25 +88,25 @@ class Heartbeat:
         self._undo: list[Callable[[], object]] = []
         self._saves = 0
         self.skipped: int | None = None
-        """Steps that were skipped so far; None if that cannot be known."""
+        """Steps skipped so far; None if unknown."""
         self.loss_scale: float | None = None
         self.communication: Callable[[], float | None] | None = None
         """Returns the seconds spent in collectives so far, without waiting."""
 
     @never_raise
     def step(self, step: int | None = None) -> None:
-        """Say in the heartbeat that an optimizer step was made, as `attach` does by itself.
+        """Report an optimizer step; `attach` does this by itself.
 
-        `step` is its number if it is known better.
+        `step` sets the step count, for a caller that keeps its own.
         """
         now = time.monotonic()
         self.steps = self.steps + 1 if step is None else step
-        # Else it is not known how long the pause was.
+        # Inside a pause the duration is unknown: the pause has not ended.
         if self._ended is not None and self._pause_began is None:
             self._last = max(now - self._ended - self._paused, 0.0)
             self._mean.add(self._last)
         self._ended, self._paused, self._pause_began = now, 0.0, None
-        self._phase = Phase.TRAINING  # who makes steps trains, whatever was marked before
+        self._phase = Phase.TRAINING  # a process that makes steps trains, whatever it marked before
         if self._stage is not StepStage.UNKNOWN:
             self._stage = StepStage.INPUT
             self._step_timer.step_ended(now)
@@ -116,7 +114,7 @@ class Heartbeat:
 
     @never_raise
     def micro_step(self) -> None:
-        """Say in the heartbeat that a micro-step was made which is no step yet."""
+        """Report a micro-step that does not complete an optimizer step."""
         now = time.monotonic()
         if self._stage is not StepStage.UNKNOWN:
             self._stage = StepStage.INPUT
@@ -125,13 +123,12 @@ class Heartbeat:
 
     @never_raise
     def forward_began(self, model: Any, *, computes: bool) -> None:
-        """Say in the heartbeat that a forward pass of `model` begins.
+        """Report that a forward pass of `model` begins.
 
-        And that it computes, or that `compute_began` will be called when it does.
+        `computes` says that computing begins with it; otherwise `compute_began` will be called.
         """
         now = time.monotonic()
-        # Only now is the model where it will be: it may be moved to its device after the engine was
-        # made.
+        # The device is read this late because the model may move to it after the engine was made.
         if self._stage is StepStage.UNKNOWN:
             parameter = next(model.parameters(), None)
             self._step_timer.on(
@@ -145,21 +142,19 @@ class Heartbeat:
 
     @never_raise
     def compute_began(self) -> None:
-        """Say in the heartbeat that the model within a wrapper begins to compute.
-
-        What that takes is the time of the forward pass.
-        """
+        """Report that the model within a wrapper begins to compute: the forward time starts."""
         self._step_timer.forward_began(time.monotonic())
 
     @never_raise
     def compute_ended(self) -> None:
-        """Say in the heartbeat that the model has computed."""
+        """Report that the model within a wrapper has finished computing."""
         self._step_timer.forward_ended(time.monotonic())
 
     @never_raise
     def forward_ended(self, *, computes: bool) -> None:
-        """Say in the heartbeat that the forward pass has ended, and with it computing, unless said
-        before.
+        """Report that the forward pass has ended.
+
+        `computes` says that computing ends with it; otherwise `compute_ended` was called before.
         """
         now = time.monotonic()
         self._stage = StepStage.BACKWARD
@@ -169,24 +164,22 @@ class Heartbeat:
 
     @never_raise
     def loss(self, loss: Any) -> None:
-        """Say in the heartbeat what the loss is: a number, or a tensor with one element.
+        """Report the loss, a number or a tensor with one element.
 
-        Whether it is finite is reported.
+        Only whether it is finite reaches the agent.
         """
         self._loss.offer(loss, time.monotonic())
 
     @never_raise
     def gradient_norm(self, norm: Any) -> None:
-        """Say in the heartbeat what the gradients' norm is: what `torch.nn.utils.clip_grad_norm_`
-        returns.
-        """
+        """Report the gradient norm, as returned by `torch.nn.utils.clip_grad_norm_`."""
         self._norm.offer(norm, time.monotonic())
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Mark in the heartbeat what is no training: `evaluation`, `checkpoint`, `compile` or `other`.
+        """Mark a block as not training: `evaluation`, `checkpoint`, `compile` or `other`.
 
-        It counts neither as a hang nor as step time.
+        Its time counts neither as a hang nor as step time.
         """
         before = self._phase
         self.enter(name)
@@ -197,9 +190,7 @@ class Heartbeat:
 
     @never_raise
     def enter(self, name: str) -> None:
-        """Mark a phase in the heartbeat without a with statement; the next step, or
-        `enter("training")`, ends it.
-        """
+        """Mark a phase without a with statement; the next step, or `enter("training")`, ends it."""
         phase = getattr(Phase, name.upper(), Phase.OTHER)
         if phase is self._phase:
             return
@@ -221,11 +212,11 @@ class Heartbeat:
         optimizer_files: int | None = None,
         node_local: bool = False,
     ) -> None:
-        """Say that a checkpoint was saved in a directory, as `attach(engine)` does by itself.
+        """Report that a checkpoint was saved in `directory`; `attach(engine)` does this by itself.
 
-        The agent then looks, with the rights of this process's user, whether the next one finds
-        room and whether this one is complete. A path of more than some 480 bytes is not told, nor
-        a relative one whose working directory was removed.
+        The agent then checks, with the rights of this process's user, that the next one has enough
+        space and that this one is complete. A path longer than about 480 bytes is not reported, nor
+        is a relative path whose working directory was removed.
         """
         self._saves += 1
         with contextlib.suppress(ValueError, OSError):
@@ -233,34 +224,34 @@ class Heartbeat:
             self._page.note(encode_saved(Saved(place, self._saves, optimizer_files, node_local)))
 
     def close(self) -> None:
-        """Send no more heartbeats, and let go of what was attached to."""
+        """Stop sending heartbeats, and detach from everything that was attached to."""
         self.closed = True
         while self._undo:
             self._undo.pop()()
         self._page.close()
 
     def on_close(self, undo: Callable[[], object]) -> None:
-        """Have the heartbeat's `close` call this."""
+        """Register `undo`, to be called by `close`."""
         self._undo.append(undo)
 
     def give_up(self) -> None:
-        """End the heartbeat over the exception that is being handled, and say so."""
-        log.warning("the heartbeat ends, the training goes on", exc_info=sys.exc_info())
+        """End the heartbeat because of the exception being handled, and log it."""
+        log.warning("heartbeat stopped after an error; training goes on", exc_info=sys.exc_info())
         self.closed = True
-        self._page.close()  # else the agent would go on reading what is true no more
+        self._page.close()  # else the agent would go on reading stale values
 
     def __enter__(self) -> Heartbeat:  # noqa: PYI034 - Self needs Python 3.11
-        """Return the heartbeat, which is closed at the end."""
+        """Return the heartbeat, which is closed at the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def _tell(self, now: float) -> None:
-        """Write a message of the heartbeat to its page."""
+        """Write a message to the heartbeat's page."""
         loss = self._loss.take()
         if loss is not None:
-            # NaN and the infinities minus themselves are NaN.
+            # NaN and infinities minus themselves are NaN.
             self._finite = loss - loss == 0.0
             self._nonfinite += not self._finite
         if now >= self._slow_due:
@@ -290,9 +281,9 @@ class Heartbeat:
 
 
 def _memory() -> DeviceMemory | None:
-    """Return what torch's allocator knows of the current device, for the heartbeat.
+    """Return the figures of torch's allocator for the current device.
 
-    None where CUDA is not in use. Initialises nothing.
+    None if CUDA is not in use. Initialises nothing.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():

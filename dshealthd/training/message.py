@@ -1,14 +1,14 @@
-"""The message of a heartbeat, as bytes: what a training process tells the agent.
+"""The binary message of a heartbeat, from a training process to the agent.
 
-One message of a fixed layout, little-endian, in a page that both map or read.
+A message has a fixed layout, little-endian, in a page that both processes map or read.
 
-The layout grows at its end only, and the version with it: an agent reads the fields it knows of a
-newer message. Everything but the step itself may be unknown, which a bit says, so that an unknown
-is never 0. What counts only grows, so that what is overwritten unread loses nothing.
+The layout grows only at its end, and its version with it: an agent reads the fields it knows of a
+newer message. Any field but the step may be unknown; a bit says so, so an unknown is never 0.
+Counters only grow, so a message that is overwritten unread loses nothing.
 
-The page holds two messages, which are written in turn: a process that is stopped while it writes
-one leaves the other whole. Each has a checksum, by which a message that is read while it is written
-is told from one that is whole, on processors that reorder stores too.
+The page holds two messages, written in turn: a process that is stopped while it writes one leaves
+the other whole. Each has a checksum, which exposes a message read while it is being written, even
+on processors that reorder stores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 MAGIC = b"dshb"
 VERSION = 1
 HELLO = MAGIC + bytes([VERSION])
-"""What a process says as it hands over its page."""
+"""What a process sends when it hands over its page."""
 SLOT = 512
 """Bytes from one message of a page to the next."""
 ROOM = 256
@@ -31,18 +31,16 @@ ROOM = 256
 """
 PAGE = 2 * SLOT
 MAX_COUNT = 1 << 53
-"""What a float64 holds exactly; no training counts further."""
+"""The largest count that a float64 holds exactly; no training job reaches it."""
 
 _HEADER = struct.Struct("<4sBxHI")
-"""Magic, version, length, and the checksum of all behind it."""
+"""Magic, version, length, and the checksum of everything after the header."""
 _BODY = struct.Struct("<BBxxIQQQddddddddQQQ")
 SIZE = _HEADER.size + _BODY.size
 
 
 class Phase(enum.IntEnum):
-    """What the process is busy with; all but training are pauses in which no step is to be
-    expected.
-    """
+    """What the process is doing; in all phases but training, no step is expected."""
 
     TRAINING = 0
     EVALUATION = 1
@@ -52,7 +50,7 @@ class Phase(enum.IntEnum):
 
 
 class StepStage(enum.IntEnum):
-    """How far a step has come on the host, whose device may be behind."""
+    """How far a step has got on the host; its device may be behind."""
 
     UNKNOWN = 0
     INPUT = 1
@@ -75,7 +73,7 @@ class _Known(enum.IntFlag):
     FORWARD = 512
 
 
-# Plain numbers: the arithmetic of IntFlag would cost more than the rest of a message.
+# Plain numbers: IntFlag arithmetic would cost more than the rest of a message.
 (
     _STEP_SECONDS,
     _SKIPPED,
@@ -91,39 +89,38 @@ class _Known(enum.IntFlag):
 
 
 class DeviceMemory(NamedTuple):
-    """Bytes of the process's CUDA device as torch's allocator counts them."""
+    """Bytes of the process's CUDA device, as counted by torch's allocator."""
 
     allocated: int
     reserved: int
     peak: int
-    """The most that was allocated at a time."""
+    """The most that was allocated at one time."""
 
 
 class Message(NamedTuple):
     """One heartbeat; None is unknown."""
 
     step: int
-    """Optimizer steps so far, skipped ones among them."""
+    """Optimizer steps so far, including skipped ones."""
     sent: float
-    """Sender's monotonic clock in seconds.
-
-    When what the message tells began, its stage above all.
+    """Time of the event that the message reports, such as the start of its stage: the sender's
+    monotonic clock in seconds.
     """
     phase: int = Phase.TRAINING
     stage: int = StepStage.UNKNOWN
     last_seconds: float | None = None
-    """Duration of the last step, pauses left out."""
+    """Duration of the last step without pauses."""
     mean_seconds: float | None = None
-    """Moving average over about ten steps; known where `last_seconds` is."""
+    """Moving average over about ten steps; known if `last_seconds` is."""
     input_seconds: float | None = None
-    """Moving average of what a step waits for its input: on CUDA, for which the device waits."""
+    """Moving average of a step's wait for its input; on CUDA, of the device's wait."""
     forward_seconds: float | None = None
-    """Moving average of what the forward passes of a step take."""
+    """Moving average of the time of a step's forward passes."""
     skipped: int | None = None
-    """Steps so far that were skipped for an overflow."""
+    """Steps so far that were skipped because of an overflow."""
     loss_finite: bool | None = None
     nonfinite: int = 0
-    """Losses so far that were not finite; known where `loss_finite` is."""
+    """Losses so far that were not finite; known if `loss_finite` is."""
     loss_scale: float | None = None
     gradient_norm: float | None = None
     memory: DeviceMemory | None = None
@@ -132,7 +129,7 @@ class Message(NamedTuple):
 
 
 def encode(message: Message) -> bytes:
-    """Return a heartbeat's message as bytes; struct.error if a count is out of range."""
+    """Return a heartbeat message as bytes; struct.error if a count is out of range."""
     (
         step,
         sent,
@@ -178,19 +175,19 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Return the heartbeat's message that bytes begin with; ValueError if they hold none.
+    """Return the heartbeat message at the start of `data`; ValueError if there is none.
 
-    It is trusted as its own sender's account only.
+    The message is trusted only as its sender's own claim.
     """
     if len(data) < SIZE:
-        message = f"{len(data)} bytes are no heartbeat"
+        message = f"{len(data)} bytes are too few for a heartbeat"
         raise ValueError(message)
     magic, version, length, checksum = _HEADER.unpack_from(data)
     if magic != MAGIC or version < VERSION or not SIZE <= length <= len(data):
-        message = f"no heartbeat: it begins with {data[:8]!r}"
+        message = f"not a heartbeat: it begins with {data[:8]!r}"
         raise ValueError(message)
     if crc32(data[_HEADER.size : length]) != checksum:
-        message = "the checksum is wrong"
+        message = "wrong checksum"
         raise ValueError(message)
     (
         phase,
@@ -210,7 +207,7 @@ def decode(data: bytes) -> Message:
         *memory,
     ) = _BODY.unpack_from(data, _HEADER.size)
     if max(step, skipped, nonfinite, *memory) > MAX_COUNT:
-        message = "a count is beyond 2^53"
+        message = "a count exceeds 2^53"
         raise ValueError(message)
     for name, value in (
         ("sent", sent), ("step time", last), ("mean step time", mean), ("input", inputs), ("forward pass", forward),
@@ -242,7 +239,7 @@ def decode(data: bytes) -> Message:
 
 
 def newest(page: bytes) -> Message:
-    """Return the later heartbeat message of a page; ValueError if neither is whole."""
+    """Return the newer heartbeat message of a page; ValueError if neither is whole."""
     found, why = [], "no heartbeat"
     for start in range(0, PAGE, SLOT):
         try:

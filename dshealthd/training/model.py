@@ -1,12 +1,11 @@
-"""Forward passes of a torch module, by its own hooks: where a step is, and how long they take.
+"""Forward passes of a torch module, seen by its hooks: the stage of a step, and their duration.
 
-Stages are those of the outermost module: of DDP that of the wrapper, whose forward pass may begin
-with a collective. The time of the forward pass is that of the module within, which computes alone.
-FSDP and ZeRO 3 gather parameters in the middle of it: there the time includes waiting for others.
+Stages are those of the outermost module. With DDP that is the wrapper, whose forward pass may begin
+with a collective. The forward time is that of the module within, which only computes. FSDP and
+ZeRO 3 gather parameters in the middle of it: there the time includes waiting for other ranks.
 
-Hooks of a module that is compiled as a whole are traced with it, and do nothing then: of such a
-module there is no stage, unless it is the module that `torch.compile` returned, whose hooks are run
-outside.
+Hooks of a module that is compiled as a whole are traced with it and then do nothing: such a module
+has no stages, unless it is the one that `torch.compile` returned, whose hooks run outside.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ log = logging.getLogger("dshealthd.training")
 
 
 def follow(heartbeat: Heartbeat, model: Any) -> None:
-    """Report the stages of steps by the forward passes of `model`, and how long they take.
+    """Report the stages of steps, and the time of the forward passes of `model`.
 
-    Those of evaluation are left out.
+    Forward passes in evaluation mode are left out.
     """
     if not hasattr(model, "register_forward_pre_hook"):
-        log.warning("no stages of steps: %s is no torch module", type(model).__name__)
+        log.warning("step stages unavailable: %s is not a torch module", type(model).__name__)
         return
     compiling = _compiling()
     inner = _unwrapped(model)
@@ -62,17 +61,17 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
 
 
 def find(optimizer: Any) -> Any:
-    """Return the model: the module that no other one holds and that has all parameters of
+    """Return the model: the module that no other module contains and that has all parameters of
     `optimizer`.
 
     None if there is none, or more than one.
 
-    Looks through all objects that Python knows, which takes about a tenth of a second, once. The
-    variables of the functions that called would do as well, but before Python 3.13 to look at them
-    keeps what they hold now for as long as the function runs.
+    Searches all objects that Python tracks, once, which takes about a tenth of a second. Searching
+    the callers' local variables would do as well, but before Python 3.13 reading them keeps their
+    current values alive for as long as the function runs.
     """
     module_type = sys.modules["torch"].nn.Module
-    # Not isinstance, which may run others' code.
+    # Not isinstance, which may run foreign code.
     modules = [found for found in gc.get_objects() if issubclass(type(found), module_type)]
     held = {id(part) for module in modules for part in vars(module).get("_modules", {}).values()}
     optimized = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -86,15 +85,16 @@ def find(optimizer: Any) -> Any:
 
 
 def _unwrapped(model: Any) -> Any:
-    """Return the module of a model that computes alone, within one that also communicates."""
+    """Return the module that only computes, inside a wrapper that also communicates."""
     distributed = sys.modules["torch"].nn.parallel.DistributedDataParallel
     engine = getattr(sys.modules.get("deepspeed"), "DeepSpeedEngine", distributed)
     return model.module if isinstance(model, (distributed, engine)) else model
 
 
 def _compiling() -> Callable[[], bool]:
-    """Return torch's function that tells whether a model's hooks are being traced, which the
-    compiler knows: to it they are empty.
+    """Return torch's test for whether hooks are being traced.
+
+    The compiler evaluates it as true, so that the traced hooks are empty.
     """
     compiler = getattr(sys.modules["torch"], "compiler", None)
     return getattr(compiler, "is_compiling", None) or (lambda: False)

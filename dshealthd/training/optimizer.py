@@ -1,4 +1,4 @@
-"""Steps of plain torch: of an optimizer, the gradient scaler that steps it, or any of a program."""
+"""Steps of plain torch: of one optimizer, of the scaler that steps it, or of any in a program."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ log = logging.getLogger("dshealthd.training")
 
 _ENGINE = f"{os.sep}deepspeed{os.sep}runtime{os.sep}"
 _FRAMES = 12
-"""How far up the stack DeepSpeed is looked for."""
+"""Stack frames searched for DeepSpeed."""
 
 
 def follow(heartbeat: Heartbeat, optimizer: Any, scaler: Any = None) -> None:
     """Report the steps of `optimizer`.
 
-    With `scaler`, a step ends with `scaler.update()`, because a step that is skipped for an
-    overflow does not reach the optimizer. It is known by the scale that falls, which is read off
-    the device at a later step; skipped steps are late by as much.
+    With `scaler`, a step ends with `scaler.update()`, because a step skipped for an overflow does
+    not reach the optimizer. A skipped step shows as a falling scale. The scale is read back from
+    the device at a later step, so skipped steps are reported late.
     """
     while not hasattr(optimizer, "_optimizer_step_post_hooks") and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer  # one that wraps torch's: Accelerate's, say
+        optimizer = optimizer.optimizer  # a wrapper around torch's, such as Accelerate's
     if scaler is None or not scaler.is_enabled():
         handle = optimizer.register_step_post_hook(
             lambda _optimizer, _arguments, _named: heartbeat.step()
@@ -65,15 +65,16 @@ def _follow_scaler(heartbeat: Heartbeat, scaler: Any) -> None:
 
 @never_raise
 def _scaled(heartbeat: Heartbeat, scale: Readback, scaler: Any) -> None:
-    """Note a step of the gradient scaler; `get_scale()` would wait for the device, so that the
-    tensor behind it is read.
+    """Report a step of the gradient scaler.
+
+    The scale's tensor is read because `get_scale()` would wait for the device.
     """
-    scale.offer(scaler._scale, time.monotonic())  # noqa: SLF001 - there is no other way to it that does not wait
+    scale.offer(scaler._scale, time.monotonic())  # noqa: SLF001 - the only access that does not wait
     value, before = scale.take(), heartbeat.loss_scale
     if value is not None:
         if before is not None and 0.0 < value < before:
-            # Each skipped step lowers the scale by the same factor; between two readings there may
-            # have been several.
+            # Each skipped step lowers the scale by the same factor; several may lie between two
+            # readings.
             heartbeat.skipped = (heartbeat.skipped or 0) + round(
                 math.log(value / before) / math.log(scaler.get_backoff_factor())
             )
@@ -82,30 +83,30 @@ def _scaled(heartbeat: Heartbeat, scale: Readback, scaler: Any) -> None:
 
 
 class AnyOptimizer:
-    """Torch's hook for the steps of all optimizers, for a program that is not changed.
+    """A hook on the steps of all torch optimizers, for a program that is not changed.
 
-    Reported is the optimizer that makes the first step; others (a second model's) are left out, as
-    their steps are not the training's. The steps that DeepSpeed makes of its own accord are left
-    out as well: how many make one of the engine's depends on its settings. Steps that a GradScaler
+    It reports the optimizer that makes the first step. Others, such as a second model's, are left
+    out because their steps are not the job's. The steps that DeepSpeed makes are left out as well,
+    because how many of them make one engine step depends on its settings. Steps that a GradScaler
     skips are not seen.
     """
 
     def __init__(self, heartbeat: Heartbeat) -> None:
-        """Report to `heartbeat`; `register` begins."""
+        """Prepare to report to `heartbeat`; `register` starts it."""
         self._heartbeat = heartbeat
         self._main: weakref.ref[Any] | None = None
         self._refused = False
 
     def register(self) -> None:
-        """Have torch, which is imported, report every step of any optimizer."""
+        """Register with torch, which must be imported, for every step of any optimizer."""
         _register(self._heartbeat, self)
 
     def __call__(self, optimizer: Any, _arguments: Any, _named: Any) -> None:
-        """Note a step; torch calls this."""
+        """Report a step; torch calls this."""
         _stepped(self._heartbeat, self, optimizer)
 
     def reports(self, optimizer: Any) -> bool:
-        """Tell whether the steps of this optimizer are the training's."""
+        """Return whether the steps of this optimizer are the job's."""
         main = self._main() if self._main is not None else None
         if main is None and not self._refused and not self._driven_by_engine():
             self._main = weakref.ref(optimizer)
@@ -116,8 +117,8 @@ class AnyOptimizer:
         return main is optimizer
 
     def _driven_by_engine(self) -> bool:
-        """Tell whether DeepSpeed's engine makes this step of an optimizer."""
-        frame: FrameType | None = sys._getframe()  # noqa: SLF001 - documented; inspect would read the sources
+        """Return whether DeepSpeed's engine makes this optimizer step."""
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001 - documented; inspect would read source files
         for _ in range(_FRAMES):
             if frame is None:
                 break

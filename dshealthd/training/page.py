@@ -1,11 +1,10 @@
-"""The page of memory in which a heartbeat's last message stands, and which the agent is handed.
+"""The memory page that holds a heartbeat's last message and is handed to the agent.
 
-A message costs no system call but getpid, needs nobody to take it, and is never lost. What a
-process did last is known also where it does nothing any more, which a message that was held back
-could not tell.
+A message costs no system call but getpid, needs no reader and is never lost. The last action of a
+process stays readable after it stops doing anything; a message held back for sending would not.
 
-The page is handed to the agent once, as a descriptor over a Unix socket, by which the kernel
-vouches for who hands it over. Its size is sealed.
+The page is handed to the agent once, as a descriptor over a Unix socket, so that the kernel vouches
+for the sender. Its size is sealed.
 """
 
 from __future__ import annotations
@@ -24,24 +23,22 @@ log = logging.getLogger("dshealthd.training")
 
 DEFAULT_PATH = "/run/dshealthd/heartbeat.sock"
 RETRY = 1.0
-"""Seconds from one look for the agent to the next."""
+"""Seconds between two checks that the agent has the page."""
 
 _NOEXEC_SEAL = 8
-"""MFD_NOEXEC_SEAL: without it Linux 6.3 and newer complain, or refuse.
-
-Older ones do not know it.
-"""
+"""MFD_NOEXEC_SEAL: without it Linux 6.3 and newer warn or refuse; older kernels do not know it."""
 
 
 class Page:
-    """A page and a connection to the agent, made again by a child of fork, which is another process
-    to tell of.
+    """A page and a connection to the agent.
+
+    A forked child makes its own, because it is a separate process to report.
     """
 
     def __init__(self, path: str) -> None:
-        """Make nothing yet.
+        """Create nothing yet.
 
-        A path on a file system that hangs would make the first message hang: `/run` is none.
+        A path on a hung file system would make the first message hang; `/run` is not one.
         """
         self._path = path
         self._pid = 0
@@ -50,22 +47,22 @@ class Page:
         self._socket: socket.socket | None = None
         self._offset = 0
         self._due = 0.0
-        self._warned = os.environ.get("LOCAL_RANK", "0") != "0"  # one rank of a node says it
+        self._warned = os.environ.get("LOCAL_RANK", "0") != "0"  # only one rank of a node warns
 
     def write(self, data: bytes, now: float) -> None:
-        """Put a message in the heartbeat's page; `now` is monotonic time in seconds.
+        """Write a message to the heartbeat's page; `now` is monotonic time in seconds.
 
-        OSError if there can be no page.
+        OSError if no page can be made.
         """
-        # A forked child has the parent's page and connection: it would overwrite what its parent
-        # says.
+        # A forked child has its parent's page and connection: it would overwrite the parent's
+        # messages.
         if self._pid != os.getpid():
             self.close()
             self._make()
         memory, offset = self._memory, self._offset
         if memory is None:  # another thread closed it just now
             return
-        # Two slots in turn: who reads while one is being written finds the other whole.
+        # Two slots in turn: a reader finds one whole while the other is being written.
         self._offset = offset ^ SLOT
         memory[offset : offset + len(data)] = data
         if now >= self._due:
@@ -73,7 +70,7 @@ class Page:
             self._show()
 
     def note(self, data: bytes) -> None:
-        """Put down the page's note beside messages; nothing before this process wrote one."""
+        """Write the page's note beside the messages; do nothing before this process's first one."""
         memory = self._memory
         if memory is None or self._pid != os.getpid():
             return
@@ -81,7 +78,7 @@ class Page:
             memory[start : start + ROOM] = data[number * ROOM : (number + 1) * ROOM]
 
     def close(self) -> None:
-        """Let go of the heartbeat's page and the connection; the next message makes others."""
+        """Close the heartbeat's page and the connection; the next message makes new ones."""
         self._pid, self._due = 0, 0.0
         self._disconnect()
         memory, self._memory = self._memory, None
@@ -92,7 +89,7 @@ class Page:
             os.close(file)
 
     def _make(self) -> None:
-        """Make the heartbeat's page of shared memory, of zeros."""
+        """Create the heartbeat's page in shared memory, filled with zeros."""
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         try:
             self._file = os.memfd_create("dshealthd-heartbeat", flags | _NOEXEC_SEAL)
@@ -104,12 +101,12 @@ class Page:
         self._pid = os.getpid()
 
     def _show(self) -> None:
-        """Hand the heartbeat's page to the agent, if there is one that does not have it."""
+        """Hand the heartbeat's page to the agent, if one runs that does not have it."""
         if self._socket is not None:
             try:
                 if self._socket.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK):
                     return
-            except BlockingIOError:  # it is there, and says nothing, as ever
+            except BlockingIOError:  # connected; the agent never sends anything
                 return
             except OSError:
                 pass
@@ -119,15 +116,15 @@ class Page:
         )
         try:
             connection.connect(self._path)
-            # socket.send_fds drops its flags before Python 3.12, and a training may have SIGPIPE
-            # end it.
+            # Before Python 3.12 socket.send_fds drops its flags, and SIGPIPE may be set to kill
+            # the job.
             page = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", self._file))
             connection.sendmsg([HELLO], [page], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except OSError as error:  # not there, nobody listens, or too many wait
+        except OSError as error:  # no socket, no listener, or a full backlog
             connection.close()
             if error.errno == errno.ENOENT and not self._warned:
                 self._warned = True
-                path = self._path.encode(errors="backslashreplace").decode()  # any handler's text
+                path = self._path.encode(errors="backslashreplace").decode()  # safe for any handler
                 log.warning("no agent listens at %s: heartbeats are lost until one does", path)
             return
         self._socket = connection
@@ -138,8 +135,5 @@ class Page:
             connection.close()
 
     def __del__(self) -> None:
-        """Close without the warning that a forgotten socket gives.
-
-        A training need not close its heartbeat.
-        """
+        """Close without the warning for an unclosed socket; a job need not close its heartbeat."""
         self.close()

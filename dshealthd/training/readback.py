@@ -1,4 +1,4 @@
-"""Readback of a training's scalars, without making it wait for a device."""
+"""Readback of scalars that a job computes, without waiting for a device."""
 
 from __future__ import annotations
 
@@ -6,32 +6,31 @@ import sys
 from typing import Any
 
 INTERVAL = 0.1
-"""Seconds from one copy off a device to the next: a copy costs some microseconds of launching."""
+"""Least seconds between two copies from a device: launching one costs some microseconds."""
 
 
 class Readback:
-    """The last value of a scalar that training computes.
+    """The last value of a scalar that a job computes.
 
     A number, or a tensor on the CPU, is read at once. A tensor on a CUDA device does not hold its
-    value yet, and asking for it would wait until the device has done all that was launched before:
-    it is copied to pinned memory behind that work, and read at a later step, when an event says
-    that the copy is done. So the value is late by a step or more, and by up to `INTERVAL` where
-    steps are shorter. Tensors of other devices, and while a CUDA graph is captured, are left
-    unread.
+    value yet, and reading it would wait for all work launched before. It is copied to pinned memory
+    behind that work instead, and read at a later step, when an event says that the copy is done. So
+    the value is late by a step or more, and by up to `INTERVAL` if steps are shorter. Tensors on
+    other devices are not read, nor are any while a CUDA graph is captured.
     """
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Start without a value."""
         self.value: float | None = None
         self.fresh = False
-        """Whether a value came since `take`."""
+        """Whether a value has arrived since the last `take`."""
         self._host: Any = None
         self._event: Any = None
         self._pending = False
         self._due = 0.0
 
     def offer(self, scalar: Any, now: float) -> None:
-        """Read back a number or a tensor with one element, now or later.
+        """Read a number or a tensor with one element, now or later.
 
         `now` is monotonic time in seconds.
         """
@@ -47,7 +46,7 @@ class Readback:
             self._copy(scalar, now)
 
     def take(self) -> float | None:
-        """Return a value that was read back since the last call; None if none was."""
+        """Return a value that has arrived since the last call; None if none has."""
         if self._pending and self._event.query():
             self._pending = False
             self.value, self.fresh = float(self._host[0]), True

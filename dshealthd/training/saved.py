@@ -1,8 +1,8 @@
-"""The note on a heartbeat's page that says where a training saves its checkpoints, as bytes.
+"""The binary note on a heartbeat's page that says where a job saves its checkpoints.
 
-It is written once a save, into the room that messages leave at the end of their slots, so that a
-step costs nothing more, and an agent that knows no notes reads the messages as ever. It has a
-checksum, by which a note that is read while it is written is told from one that is whole.
+It is written once per save, into the space that messages leave at the end of their slots. A step
+costs nothing extra, and an agent that does not know notes still reads the messages. A checksum
+exposes a note that is read while it is being written.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ MAGIC = b"dshc"
 VERSION = 1
 SIZE = PAGE // SLOT * ROOM
 _HEADER = struct.Struct("<4sBxHI")
-"""Magic, version, length, and the checksum of all behind it."""
+"""Magic, version, length, and the checksum of everything after the header."""
 _BODY = struct.Struct("<QIBxxx")
-"""How many saves, optimizer files, flags; the directory follows."""
+"""Number of saves, number of optimizer files, flags; the directory follows."""
 _NODE_LOCAL = 1
 
 
@@ -28,19 +28,17 @@ class Saved(NamedTuple):
     """The last checkpoint that a rank took part in."""
 
     directory: str
-    """Absolute, as the training sees it: where DeepSpeed puts `latest` and a directory for each
-    tag.
-    """
+    """Absolute, as the job sees it: where DeepSpeed puts `latest` and a directory for each tag."""
     saves: int
-    """How many were completed so far."""
+    """Saves completed so far."""
     optimizer_files: int | None = None
-    """How many `*_optim_states.pt` DeepSpeed writes for all ranks together; None is unknown."""
+    """Number of `*_optim_states.pt` that DeepSpeed writes for all ranks; None is unknown."""
     is_node_local: bool = False
-    """Whether each node saves on a disk of its own."""
+    """Whether each node saves to its own disk."""
 
 
 def encode(saved: Saved) -> bytes:
-    """Return the note of a save, SIZE bytes; ValueError if the directory is too long for one."""
+    """Return the note of a save, SIZE bytes; ValueError if the directory is too long."""
     flags = _NODE_LOCAL if saved.is_node_local else 0
     body = _BODY.pack(saved.saves, saved.optimizer_files or 0, flags)
     body += os.fsencode(saved.directory)
@@ -54,21 +52,21 @@ def encode(saved: Saved) -> bytes:
 def decode(page: bytes) -> Saved | None:
     """Return the note of a save on a page, None if there is none; ValueError if it is not whole.
 
-    It is trusted as its own sender's account only.
+    The note is trusted only as its sender's own claim.
     """
     data = b"".join(page[start + SLOT - ROOM : start + SLOT] for start in range(0, PAGE, SLOT))
     if not data.rstrip(b"\0"):
         return None
     magic, version, length, checksum = _HEADER.unpack_from(data)
     if magic != MAGIC or version < VERSION or not _HEADER.size + _BODY.size < length <= SIZE:
-        message = f"no note of a checkpoint: it begins with {data[:8]!r}"
+        message = f"not a checkpoint note: it begins with {data[:8]!r}"
         raise ValueError(message)
     if crc32(data[_HEADER.size : length]) != checksum:
-        message = "the checksum is wrong"
+        message = "wrong checksum"
         raise ValueError(message)
     saves, files, flags = _BODY.unpack_from(data, _HEADER.size)
     directory = os.fsdecode(data[_HEADER.size + _BODY.size : length])
     if saves > MAX_COUNT or not directory.startswith("/"):
-        message = f"no directory of checkpoints: {directory[:60]!r}"
+        message = f"not a checkpoint directory: {directory[:60]!r}"
         raise ValueError(message)
     return Saved(directory, saves, files or None, bool(flags & _NODE_LOCAL))

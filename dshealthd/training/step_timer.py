@@ -8,52 +8,47 @@ from typing import Any
 AVERAGED = 10
 """Steps over which times are averaged."""
 SPANS = 256
-"""Times of one step that are kept while they are not known.
-
-Of one with more micro-steps nothing is told.
-"""
+"""Most pending spans kept for one step; the times of a step with more micro-steps are dropped."""
 LATE = 16
-"""Steps whose times are waited for."""
+"""Most steps whose times are awaited."""
 
 
 class Average:
-    """A moving average, to which the first values count alike, so that a long first one is soon
-    forgotten.
-    """
+    """A moving average whose first values weigh equally, so that a long first one soon fades."""
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Start without a value."""
         self.value: float | None = None
         self._count = 0
 
     def add(self, value: float) -> None:
-        """Take a timed value into the average."""
+        """Add a value to the average."""
         self._count += 1
         before = value if self.value is None else self.value
         self.value = before + (value - before) / min(self._count, AVERAGED)
 
 
 class Lap:
-    """The times of one step, each from one mark to another."""
+    """The spans of one step, each from one mark to another."""
 
     def __init__(self) -> None:
         self.inputs: list[tuple[Any, Any]] | None = []
-        """None where it cannot be known what was waiting for input."""
+        """None if the wait for input cannot be told from a pause."""
         self.forwards: list[tuple[Any, Any]] = []
 
 
 class StepTimer:
-    """Averages over the last steps.
+    """A timer of the input and the forward passes, averaged over the last steps.
 
-    On the CPU a mark is the host's clock. On a CUDA device the host is ahead, and would measure how
-    long launching takes: there a mark is an event in the current stream, which is asked for its
-    time at a later step, when the device has come to it. So the time of the input is that for which
-    the device has had nothing to do, and no wait of the host for results counts as one for input.
-    Of other devices, and while a CUDA graph is captured, nothing is known.
+    On the CPU a mark is the host's clock. On a CUDA device the host runs ahead and would only
+    measure launching. There a mark is an event in the current stream, whose time is read at a
+    later step, when the device has reached it. So the input time is the time for which the device
+    had nothing to do, and the host's waits for results do not count as input. Nothing is known for
+    other devices, nor while a CUDA graph is captured.
     """
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Start without values."""
         self.input = Average()
         self.forward = Average()
         self._lap = Lap()
@@ -64,14 +59,11 @@ class StepTimer:
         self._began: Any = None
 
     def on(self, device: str, cuda: Any) -> None:
-        """Tell the timer on which type of device the model is; nothing is measured before.
-
-        `cuda` is `torch.cuda`.
-        """
+        """Set the model's device type and start measuring; `cuda` is `torch.cuda`."""
         self._device, self._cuda = device, cuda
 
     def input_ended(self, now: float) -> None:
-        """Time the input of a step: a forward pass is about to begin."""
+        """End an input span: a forward pass is about to begin."""
         if (
             self._ended is not None
             and self._lap.inputs is not None
@@ -81,25 +73,25 @@ class StepTimer:
         self._ended = None
 
     def forward_began(self, now: float) -> None:
-        """Time a forward pass of a step: the model itself begins to compute."""
+        """Begin a forward span: the model itself begins to compute."""
         self._began = self._mark(now)
 
     def forward_ended(self, now: float) -> None:
-        """Time a forward pass of a step: it has ended."""
+        """End a forward span."""
         if self._began is not None and len(self._lap.forwards) < SPANS:
             self._lap.forwards.append((self._began, self._mark(now)))
         self._began = None
 
     def interrupted(self) -> None:
-        """Stop timing the input of a step: what goes on is no wait for it."""
+        """Drop this step's input spans: the pause is not a wait for input."""
         self._ended, self._lap.inputs = None, None
 
     def micro_step_ended(self, now: float) -> None:
-        """Time the input of the next forward pass from here on, in the same step."""
+        """Begin an input span within the same step."""
         self._ended = self._mark(now)
 
     def step_ended(self, now: float) -> None:
-        """Time the next step, which begins."""
+        """End the step, and begin the input span of the next."""
         self._ended = self._mark(now)
         self._late.append(self._lap)
         self._lap = Lap()
@@ -107,7 +99,7 @@ class StepTimer:
             self._late.popleft()
 
     def _mark(self, now: float) -> Any:
-        """Return the timer's mark of this moment; None if there is none."""
+        """Return a mark of this moment; None if none can be made."""
         if self._device == "cpu":
             return now
         if self._device != "cuda":
@@ -119,7 +111,7 @@ class StepTimer:
         return event
 
     def _settle(self, lap: Lap) -> bool:
-        """Take the times of a timed step into the averages, or tell that they are not there yet."""
+        """Add a step's times to the averages; False if the device has not reached its marks yet."""
         inputs, forwards = lap.inputs or [], lap.forwards
         if not (_come(inputs) and _come(forwards)):
             return False
@@ -131,14 +123,14 @@ class StepTimer:
 
 
 def _come(spans: list[tuple[Any, Any]]) -> bool:
-    """Tell whether the device has come to all of a timer's marks; there is no wait on the CPU."""
+    """Return whether the device has reached all marks; on the CPU they are immediate."""
     return all(
         mark is None or isinstance(mark, float) or mark.query() for span in spans for mark in span
     )
 
 
 def _total(spans: list[tuple[Any, Any]]) -> float | None:
-    """Return the seconds of all timed spans; None if there are none, or one is not known."""
+    """Return the total seconds of spans; None if there are none or too many, or one is unknown."""
     if not 0 < len(spans) < SPANS:
         return None
     total = 0.0

@@ -1,21 +1,20 @@
-"""The watch of a program that is not changed: heartbeats from the moment it imports torch.
+"""Heartbeats for an unchanged program, from the moment it imports torch.
 
-Torch's hook for all optimizers, registered as torch is imported.
+Torch's hook for all optimizers is registered when torch is imported.
 
-It begins in one of two ways:
+There are two ways to start it:
 
-- `DSHEALTHD_HEARTBEAT=1` in the environment: the distribution `dshealthd-training` brings a line in
-  a `.pth` file, by which an interpreter
-  imports this module as it starts, and only if the variable is set. Torch is not imported for it.
-  Interpreters that read no `.pth` files (`python -S`), and an installation by PYTHONPATH alone, do
-  not see the line.
-- `python -m dshealthd.training script.py`, or `-m module`; `torchrun -m dshealthd.training
-  script.py` starts ranks so.
+- `DSHEALTHD_HEARTBEAT=1` in the environment. The distribution `dshealthd-training` installs a
+  `.pth` file whose line makes an interpreter import this module at startup, only if the variable
+  is set. It does not import torch. The line has no effect in interpreters that read no `.pth` files
+  (`python -S`), nor if the package is only on PYTHONPATH.
+- `python -m dshealthd.training script.py`, or `-m module`. `torchrun -m dshealthd.training
+  script.py` starts ranks this way.
 
-Reported are steps, step times and memory, and the stages of steps where there is one model with the
-parameters of that optimizer. Loss, gradient norm and phases take a call in the script, DeepSpeed
-takes `attach(engine)`; optimizers whose `step` is compiled as a whole or replayed as a CUDA graph
-are not seen.
+It reports steps, step times and memory, and the stages of steps if exactly one model has the
+parameters of that optimizer. Loss, gradient norm and phases need a call in the script, and
+DeepSpeed needs `attach(engine)`. Optimizers whose `step` is compiled as a whole or replayed as a
+CUDA graph are not seen.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ MODULE = "torch.optim.optimizer"
 
 
 class OptimizerImportHook(importlib.abc.MetaPathFinder):
-    """Waits for torch's optimizers to be imported; then it goes."""
+    """A finder that waits for the import of torch's optimizers, then removes itself."""
 
     def find_spec(
         self,
@@ -48,7 +47,7 @@ class OptimizerImportHook(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,  # noqa: ARG002 - as the protocol wants
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        """Let the other finders find torch's module, and have its end of import noticed."""
+        """Let the other finders find torch's module, and register once it is imported."""
         if name != MODULE:
             return None
         self.remove()
@@ -59,23 +58,22 @@ class OptimizerImportHook(importlib.abc.MetaPathFinder):
 
         def loaded(module: ModuleType) -> None:
             execute(module)
-            # The module enters sys.modules before it is executed, which is where the hook looks for
-            # it.
+            # The hook looks for the module in sys.modules, where it is before it is executed.
             register()
 
-        spec.loader.exec_module = loaded  # type: ignore[method-assign] # of this one loader, which is made for this module
+        spec.loader.exec_module = loaded  # type: ignore[method-assign] # this loader serves this module alone
         return spec
 
     def remove(self) -> None:
-        """Stop waiting for the program's import of torch."""
+        """Stop waiting for the import of torch."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
 
 def register(**named: Any) -> Heartbeat:
-    """Watch from now on the steps of the program's optimizers; torch is imported.
+    """Report the steps of the program's optimizers from now on; torch must be imported.
 
-    `named` is for `Heartbeat`.
+    `named` is passed to `Heartbeat`.
     """
     heartbeat = Heartbeat(**named)
     AnyOptimizer(heartbeat).register()
@@ -83,7 +81,7 @@ def register(**named: Any) -> Heartbeat:
 
 
 def start() -> None:
-    """Watch a program: report the steps of its optimizers, as soon as torch is imported."""
+    """Report the steps of the program's optimizers as soon as torch is imported."""
     if MODULE in sys.modules:
         register()
     elif not any(isinstance(finder, OptimizerImportHook) for finder in sys.meta_path):

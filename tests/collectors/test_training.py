@@ -202,4 +202,4 @@ def test_processes_of_another_namespace(tmp_path: Path) -> None:
     (proc / "self").symlink_to("1")
     result = collected(tmp_path / "h.sock", Host(procfs=proc))
     assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.NOT_FOUND)
-    assert "another namespace" in result.detail
+    assert "another pid namespace" in result.detail

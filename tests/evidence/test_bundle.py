@@ -100,7 +100,7 @@ def test_a_bundle_has_so_much_room_and_no_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../a", "a/b", ".hidden", "", "A", "a" * 100])
 def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
     """A file of a bundle is in the bundle."""
-    with pytest.raises(ValueError, match="no name for a file of evidence"):
+    with pytest.raises(ValueError, match="not a valid name for an evidence file"):
         new(tmp_path).append(name, b"")
 
 

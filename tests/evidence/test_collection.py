@@ -130,10 +130,7 @@ def test_ras_is_asked_twice_and_tells_who_is_behind(node: Node) -> None:
     node.ras("json", answer, answer, job=7)
     text, files, whole = node.collect(HangCase(job="slurm-7", reason="desync"))
     assert "NCCL RAS: rank 2 on 192.0.2.1 GPU 0 is dead" in text
-    assert (
-        "NCCL RAS: rank 1 on 192.0.2.1 GPU 0 has launched 1 AllReduce fewer than the rank "
-        "that is furthest"
-    ) in text
+    assert "NCCL RAS: rank 1 on 192.0.2.1 GPU 0 is 1 AllReduce behind the furthest rank" in text
     assert files["nccl-ras-1.json"] == files["nccl-ras-2.json"] == answer
     assert json.loads(files["nccl-ras.json"])["idle"] == 1
     said = (node.root / "record").read_bytes().splitlines(keepends=True)
@@ -147,7 +144,7 @@ def test_a_release_that_may_crash_is_not_asked(node: Node, version: str) -> None
     """Evidence of a hang is not worth the job: not one byte is sent, and the summary says why."""
     node.ras("text", b"never", job=7, version=version)
     text, files, _ = node.collect(HangCase(job="slurm-7", reason="desync"))
-    assert "NCCL RAS: not asked, un" in text
+    assert "NCCL RAS: not queried, un" in text
     assert not any(name.startswith("nccl-ras") for name in files)
     assert not (node.root / "record").exists()
 
@@ -158,7 +155,7 @@ def test_a_ras_that_stalls_costs_its_own_part(node: Node) -> None:
     started = time.monotonic()
     text, files, whole = node.collect(HangCase(job="slurm-7", reason="waiting"))
     assert time.monotonic() - started < 30
-    assert "NCCL RAS: no whole answer in time" in text
+    assert "NCCL RAS: no complete answer in time" in text
     assert any(re.fullmatch(r"rank-0-\d+\.kernel\.txt", name) for name in files)
     assert whole
 
@@ -167,7 +164,7 @@ def test_another_node_asks_ras(node: Node) -> None:
     """One question goes through the whole job, so that the node with rank 0 asks alone."""
     node.rank(7, 1)
     text, _, _ = node.collect(HangCase(job="slurm-7", reason="waiting"))
-    assert "NCCL RAS: the node that has rank 0 asks it" in text
+    assert "NCCL RAS: queried by the node of rank 0" in text
 
 
 def test_the_logs_of_the_ranks_are_explained(node: Node) -> None:
@@ -264,5 +261,5 @@ def test_a_node_where_nothing_can_be_read_says_so(node: Node) -> None:
         "such file or directory"
     ) in text
     assert "kernel log: [Errno 2] No such file or directory" in text
-    assert "metrics: the agent was not asked" in text
+    assert "metrics: no data from the agent" in text
     assert not whole

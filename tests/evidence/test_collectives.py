@@ -33,7 +33,7 @@ def test_ranks_that_all_wait_for_the_same_are_not_accused() -> None:
     and that is said.
     """
     (line,) = compare(ranks(dump(entry(5, state="started")), dump(entry(5, state="started"))))
-    assert line.endswith("and wait for it, none of these ranks is behind")
+    assert line.endswith("and did not complete it; none of these ranks is behind")
     assert "ranks 0, 1 entered all_reduce 5 of 4096x1024, started" in line
 
 
@@ -41,7 +41,7 @@ def test_ranks_that_call_different_things_are_told_apart() -> None:
     """One that calls another operation under the same number is out of step."""
     lines = compare(ranks(dump(entry(5)), dump(entry(5, "nccl:all_gather")), dump(entry(5))))
     assert (
-        "group 0 default_pg of ranks [0, 1]: operation 5 is not the same for all: rank 1 "
+        "group 0 default_pg of ranks [0, 1]: operation 5 differs between ranks: rank 1 "
         "all_gather, ranks 0, 2 all_reduce"
     ) in lines
 
@@ -50,7 +50,7 @@ def test_an_all_reduce_of_another_size_is_told() -> None:
     """Ranks whose models differ hang in NCCL without an error."""
     lines = compare(ranks(dump(entry(5)), dump(entry(5, input_sizes=[[8]]))))
     assert any(
-        "operation 5 (all_reduce) has not the same size for all: rank 0 4096x1024, rank 1 8" in line
+        "operation 5 (all_reduce) differs in size between ranks: rank 0 4096x1024, rank 1 8" in line
         for line in lines
     )
 
@@ -73,7 +73,7 @@ def test_groups_are_compared_each_by_itself() -> None:
     )
     assert line == (
         "group 1 tp: rank 0 entered all_reduce 90 of 4096x1024 (called at "
-        "/home/user/train.py:55 forward) and wait for it, "
+        "/home/user/train.py:55 forward) and did not complete it; "
         "none of these ranks is behind"
     )
 

@@ -154,7 +154,7 @@ def test_a_rank_that_is_stopped_leaves_its_old_dump_and_a_word(place: Path) -> N
         assert watch.seconds() < flight_recorder.PATIENCE + 2
     assert step.problem == ""
     assert files == {f"rank-3-{pid}.flight-recorder.pickle": b"the dump"}
-    assert step.answer["note"].endswith("not of now: no new one")
+    assert step.answer["note"].endswith("UTC, stale: no new dump")
 
 
 def test_a_rank_that_is_stopped_and_never_dumped_is_said_to_be(place: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_fifo_that_nobody_reads_blocks_nobody(place: Path) -> None:
             os.chown(place / "fr_3.pipe", RANK_USER, RANK_USER)
         step, _ = take(pid, place)
     # and not, after PATIENCE, that no dump appeared
-    assert step.problem == f"nobody reads {place}/fr_3.pipe"
+    assert step.problem == f"no process reads {place}/fr_3.pipe"
 
 
 def test_what_is_no_fifo_is_not_written_to(place: Path) -> None:

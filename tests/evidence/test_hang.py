@@ -67,11 +67,11 @@ def test_a_rank_that_is_stopped_is_named_by_its_bundle(tmp_path: Path) -> None:
         assert "hung, cause: process" in summary
         assert re.search(r"Lagging ranks\n  rank 1: stopped\n", summary), summary
         assert re.search(
-            rf"\n  rank 1, \S+, pid {pids[1]}, step \d+, training\S*, heard \d+ s ago, stopped",
+            rf"\n  rank 1, \S+, pid {pids[1]}, step \d+, training\S*, heartbeat \d+ s ago, stopped",
             summary,
         ), summary
         assert re.search(
-            rf"\n  rank 0, \S+, pid {pids[0]}, step \d+, training\S*, heard \d+ s ago, sleeping",
+            rf"\n  rank 0, \S+, pid {pids[0]}, step \d+, training\S*, heartbeat \d+ s ago, sleeping",
             summary,
         ), summary
         assert len(re.findall(r"Python at \S+script_ddp.py:", summary)) == 2, summary
@@ -98,13 +98,13 @@ def test_a_rank_that_is_stopped_is_named_by_its_bundle(tmp_path: Path) -> None:
         assert len(list(bundle.parent.iterdir())) == 1
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 0, done.stderr
-        assert "asked for by hand" in done.stdout
+        assert "requested by hand" in done.stdout
         assert re.search(
-            rf"\n  rank 1, \S+, pid {pids[1]}, step \d+, training\S*, heard \d+ s ago, stopped",
+            rf"\n  rank 1, \S+, pid {pids[1]}, step \d+, training\S*, heartbeat \d+ s ago, stopped",
             done.stdout,
         ), done.stdout
         assert "agent unreachable" not in done.stderr
-        assert "metrics: the agent was not asked" not in done.stdout
+        assert "metrics: no data from the agent" not in done.stdout
         assert len(list(bundle.parent.iterdir())) == 2
 
 
@@ -144,7 +144,7 @@ def test_evidence_by_hand_names_the_rank_that_has_not_entered(tmp_path: Path) ->
         )
         assert unknown.returncode == 1
         assert re.match(
-            r"no job slurm-404 on this node; there are: .*\bslurm-990017\b", unknown.stderr
+            r"no job slurm-404 on this node; jobs here: .*\bslurm-990017\b", unknown.stderr
         ), unknown.stderr
         done = subprocess.run(
             [*command, "--job", "slurm-990017"],

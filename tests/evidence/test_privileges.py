@@ -29,7 +29,7 @@ def parsed(text: str) -> RunningStep:
 def test_an_answer_made_to_fill_the_memory() -> None:
     """16 MiB of empty objects would be 400 MiB; the step ends with a reason, and nothing else."""
     hostile = "[" + ",".join(["{}"] * (nccl_ras.MAX_ANSWER // 3)) + "]"
-    assert parsed(hostile).problem == "it takes more memory than it may have"
+    assert parsed(hostile).problem == "it needs more memory than its limit"
 
 
 def test_an_honest_answer_has_room() -> None:

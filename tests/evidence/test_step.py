@@ -69,7 +69,7 @@ def test_what_a_step_that_hangs_gave_before_is_kept() -> None:
     watch = Stopwatch()
     step, files = take(function, seconds=3.0)
     assert watch.seconds() < 5.5
-    assert (step.answer, step.problem) == (None, "not within 3 s")
+    assert (step.answer, step.problem) == (None, "not finished within 3 s")
     assert files == {"a.txt": b"before"}
 
 
@@ -142,7 +142,7 @@ def test_more_than_is_allowed_is_not_kept() -> None:
         emit("a.txt", b"y" * 600)
 
     step, files = take(function, max_bytes=1000)
-    assert step.problem == "it gave more than is kept"
+    assert step.problem == "its output exceeds its limit"
     assert files == {"a.txt": b"x" * 600}
 
 

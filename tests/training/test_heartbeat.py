@@ -280,7 +280,7 @@ def test_defects_stay_inside(agents_end: AgentsEnd, caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING, "dshealthd.training"):
         spaced(heartbeat, 3)
     assert [record.message for record in caplog.records] == [
-        "the heartbeat ends, the training goes on"
+        "heartbeat stopped after an error; training goes on"
     ]
     assert "AttributeError" in caplog.text
     assert agents_end.message().step == 1
@@ -292,7 +292,7 @@ def test_what_cannot_be_attached_to(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "dshealthd.training"):
         assert attach(object()).closed
         assert attach(optimizer=object()).closed
-    assert "object is no DeepSpeed engine" in caplog.text
+    assert "object is not a DeepSpeed engine" in caplog.text
 
 
 def test_attach_to_nothing() -> None:

@@ -173,7 +173,7 @@ def test_what_is_no_model(agents_end: AgentsEnd, caplog: pytest.LogCaptureFixtur
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with attach(optimizer=optimizer, model="model", socket=agents_end.path):
         make_step(model, optimizer)
-    assert "no stages of steps: str is no torch module" in caplog.text
+    assert "step stages unavailable: str is not a torch module" in caplog.text
     assert (agents_end.message().step, stage(agents_end)) == (1, StepStage.UNKNOWN)
 
 

@@ -55,13 +55,13 @@ def test_a_damaged_note_is_none(position: int) -> None:
     """A byte that is not as it was written, as while it is being written."""
     data = bytearray(encode(Saved("/checkpoints", 3, 8)))
     data[position] ^= 0x55
-    with pytest.raises(ValueError, match=r"checksum|no note"):
+    with pytest.raises(ValueError, match=r"checksum|not a checkpoint note"):
         decode(page(bytes(data)))
 
 
 def test_a_relative_directory_is_refused() -> None:
     """A sender says what it likes; what is no absolute path is no directory."""
-    with pytest.raises(ValueError, match="no directory of checkpoints: 'runs'"):
+    with pytest.raises(ValueError, match="not a checkpoint directory: 'runs'"):
         decode(page(encode(Saved("runs", 1))))
 
 

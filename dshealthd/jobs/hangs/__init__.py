@@ -1,1 +1,1 @@
-"""Whether a job is hung on this node, since when, and the cause."""
+"""Hang detection: whether a job is hung on this node, since when, and the cause."""

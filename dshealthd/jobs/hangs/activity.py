@@ -1,5 +1,6 @@
-"""The activity of a rank's process, from `/proc/<pid>/stat` and `schedstat`, which never wait for
-it.
+"""The activity of a rank's process, from `/proc/<pid>/stat` and `schedstat`.
+
+Reading these never blocks on the process.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ class ThreadState(enum.StrEnum):
     RUNNING = "running"
     SLEEPING = "sleeping"
     BLOCKED = "blocked"
-    """It waits in the kernel and cannot be interrupted."""
+    """In uninterruptible sleep in the kernel."""
     STOPPED = "stopped"
-    """By a signal."""
+    """Stopped by a signal."""
     TRACED = "traced"
-    """By a debugger."""
+    """Stopped by a debugger."""
     ZOMBIE = "zombie"
-    """It has ended, and its parent has not asked how."""
+    """It has exited and its parent has not reaped it."""
     GONE = "gone"
-    """There is no such process any more."""
+    """The process does not exist."""
     UNKNOWN = "unknown"
 
 
@@ -48,29 +49,26 @@ _STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a process does, and what it has done."""
+    """What a process does, and has done so far."""
 
     state: ThreadState
     start: int
     """Clock ticks from boot to its start."""
     cpu_seconds: float
-    """Time of all its threads on a CPU so far."""
+    """CPU time of all its threads so far."""
     exit_status: int
-    """As waitpid(2) returns it; meant of one that has ended only, and 0 where one may not know."""
+    """As returned by waitpid(2); only valid after exit, and 0 without permission to see it."""
     queued_seconds: float | None = None
-    """Time for which its main thread was ready to run and had no CPU so far.
-
-    None where the kernel does not tell.
-    """
+    """Time for which its main thread was runnable without a CPU so far; None if unknown."""
 
     @property
     def work_seconds(self) -> float:
-        """Time for which the process computed, or would have with enough CPUs."""
+        """Time for which the process computed, or would have computed with enough CPUs."""
         return self.cpu_seconds + (self.queued_seconds or 0.0)
 
 
 def parse_activity(data: bytes) -> Activity:
-    """Return the activity that `/proc/<pid>/stat` says; ValueError if malformed."""
+    """Return the activity in a `/proc/<pid>/stat`; ValueError if malformed."""
     stat = parse_stat(data)
     return Activity(
         _STATES.get(stat.state, ThreadState.UNKNOWN),
@@ -81,9 +79,9 @@ def parse_activity(data: bytes) -> Activity:
 
 
 def activity(host: Host, pid: int, start: int) -> Activity | None:
-    """Return the activity of the process that has this pid and start; None if it is gone.
+    """Return the activity of the process with this pid and start; None if it is gone.
 
-    ValueError, OSError if it cannot be known.
+    ValueError, OSError if it cannot be read.
     """
     try:
         found = parse_activity(read_bytes(host.proc(f"{pid}/stat"), 4096))
@@ -95,5 +93,5 @@ def activity(host: Host, pid: int, start: int) -> Activity | None:
         queue = parse_run_queue(read_bytes(host.proc(f"{pid}/schedstat"), 4096))
         return replace(found, queued_seconds=queue.waiting)
     except (OSError, ValueError):
-        # A kernel without it, or the process has just ended, which its state tells.
+        # A kernel without schedstat, or the process has just ended, which its state shows.
         return found

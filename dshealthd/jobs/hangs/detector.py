@@ -1,4 +1,4 @@
-"""The detector of hangs: which jobs are hung on this node, look by look."""
+"""The hang detector: which jobs are hung on this node, check by check."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from dshealthd.jobs.options import HangOptions
 
 SLACK = 3.0
-"""So many intervals may pass from one look to the next and still count as silence."""
+"""Most intervals between two checks that count as silence; time beyond that is ignored."""
 
 
 class HangDetector:
-    """Watches the ranks that report, and the processes behind them."""
+    """A detector that watches the ranks that send heartbeats, and their processes."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class HangDetector:
         monotonic: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        """Watch none yet; in the running loop, which hears of the ends of processes."""
+        """Start without ranks, in the running loop, which is notified when processes exit."""
         self._monotonic = monotonic
         self._wall = wall
         self._exit_watcher = ExitWatcher(host, asyncio.get_running_loop(), wall)
@@ -44,14 +44,14 @@ class HangDetector:
             floor=float(options.floor),
         )
         self._suspected: frozenset[str] = frozenset()
-        """Jobs that were hung at the last look."""
+        """Jobs that were hung at the last check."""
         self.jobs: Mapping[str, Sequence[RankState]] = {}
-        """The ranks of each job, as of the last look."""
+        """The ranks of each job, as of the last check."""
         self.hangs: Mapping[str, Hang] = {}
-        """By job, the hangs that are confirmed: two looks in a row have seen them."""
+        """Confirmed hangs by job: two checks in a row have seen them."""
 
     def look(self, ranks: Mapping[tuple[str, int], Sequence[tuple[Identity, Sender]]]) -> None:
-        """Look for hangs now; of each rank, the process that started last counts."""
+        """Check for hangs now; if a rank has several processes, the latest counts."""
         present = {}
         for place, senders in ranks.items():
             who, sender = senders[-1]
@@ -69,13 +69,13 @@ class HangDetector:
         self._suspected = frozenset(found)
 
     def restore(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Go on from `rows` of an earlier detector. ValueError, TypeError, KeyError."""
+        """Restore baselines from `rows` of an earlier detector. ValueError, TypeError, KeyError."""
         self._watch.restore(rows)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what is usual for the ranks here, for a detector after this one."""
+        """Return the ranks' baselines, for a later detector."""
         return self._watch.rows()
 
     def close(self) -> None:
-        """Let go of the processes that the detector watches."""
+        """Release the processes that the detector watches."""
         self._exit_watcher.close()

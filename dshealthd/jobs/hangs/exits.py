@@ -1,11 +1,9 @@
-"""The exits of ranks' processes: which was the first, by an error, by a signal or of its own
-accord.
+"""The exits of ranks' processes: which came first, and whether by error, by signal or normally.
 
-The kernel tells of the end of a process at once where one holds a descriptor of it (pidfd_open(2)),
-and how it ended can be read for as long as its parent has not asked: a launcher asks some ten times
-a second. So the rank that took the others with it is known, which their launcher ends within a
-fraction of a second. Since Linux 6.15 the descriptor tells it afterwards too, to an agent that had
-to wait for a CPU.
+A pidfd (pidfd_open(2)) reports the exit of its process at once. The exit status can be read until
+the parent reaps the process; a launcher does so some ten times a second. So the rank that failed
+first is known, although the launcher ends the others within a fraction of a second. Since Linux
+6.15 the pidfd has the status even after that, for an agent that had to wait for a CPU.
 """
 
 from __future__ import annotations
@@ -28,31 +26,31 @@ if TYPE_CHECKING:
 _ASKED = frozenset(
     {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU}
 )
-"""What schedulers, launchers and people send to end a job in order."""
+"""Signals that schedulers, launchers and people send to end a job in an orderly way."""
 _BY_SIGNAL = 128
-"""What a program that handles a signal adds to its number for its exit status."""
+"""Offset of exit statuses of programs that exit because of a signal that they handle."""
 
 
 class ExitKind(enum.StrEnum):
     """How a process ended."""
 
     ENDED = "ended"
-    """By itself, with exit status 0."""
+    """It exited with status 0."""
     FAILED = "failed"
-    """With another exit status: an exception, as a rule."""
+    """It exited with another status, usually after an exception."""
     TERMINATED = "terminated"
-    """By a signal that asks to end, from a scheduler or a launcher; or it handled one and said so
-    with the exit status that shells and Python programs use for that, 128 and the signal's number.
+    """A scheduler's or launcher's termination signal ended it, or it handled one and exited with
+    the status that shells and Python programs use for that, 128 plus the signal's number.
     """
     KILLED = "killed"
-    """By SIGKILL: the kernel, out of memory, or somebody."""
+    """SIGKILL ended it, from the kernel (out of memory) or from somebody."""
     CRASHED = "crashed"
-    """By another signal: a segmentation fault, an abort."""
+    """Another signal ended it, such as a segmentation fault or an abort."""
     UNKNOWN = "unknown"
 
 
 def how(status: int) -> ExitKind:
-    """Return how a rank's process exited whose status this is, as waitpid(2) has it."""
+    """Return how a process ended, from its status as returned by waitpid(2)."""
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if number:
         return (
@@ -78,39 +76,39 @@ class End:
 
 
 class ExitWatcher:
-    """Waits for the ends of processes, in the agent's own loop."""
+    """A watcher for the exits of processes, in the agent's own loop."""
 
     def __init__(
         self, host: Host, loop: asyncio.AbstractEventLoop, wall: Callable[[], float]
     ) -> None:
-        """Wait for none yet. `host` must show the pids that this process sees, too."""
+        """Start without processes. `host` must show the same pids as this process sees."""
         self._host = host
         self._loop = loop
         self._wall = wall
         self._followed: dict[tuple[int, int], int] = {}
-        """Descriptors, by pid and start."""
+        """Descriptors by pid and start."""
         self._ended: dict[tuple[int, int], End] = {}
 
     def follow(self, pid: int, start: int) -> None:
-        """Wait for the exit of a process, unless that is done already.
+        """Start watching for the exit of a process, if not done already.
 
-        Where the kernel cannot (before Linux 5.3) its end is seen later.
+        Without pidfds (before Linux 5.3) its exit is noticed later, by `end`.
         """
         key = pid, start
         if key in self._followed or key in self._ended:
             return
         try:
             descriptor = os.pidfd_open(pid)
-        except OSError:  # it has gone, or there are no descriptors left: `end` looks for itself
+        except OSError:  # it is gone, or there are no descriptors left: `end` checks by itself
             return
-        if self._status(pid, start) is ExitKind.UNKNOWN:  # another process has the pid by now
+        if self._status(pid, start) is ExitKind.UNKNOWN:  # the pid was reused
             os.close(descriptor)
             return
         self._followed[key] = descriptor
         self._loop.add_reader(descriptor, self._note, key)
 
     def end(self, pid: int, start: int) -> End | None:
-        """Return how the process exited; None while it runs, as far as is known."""
+        """Return how the process exited; None while it runs as far as is known."""
         key = pid, start
         if key not in self._ended and key not in self._followed:
             status = self._status(pid, start)
@@ -119,27 +117,27 @@ class ExitWatcher:
         return self._ended.get(key)
 
     def forget(self, pid: int, start: int) -> None:
-        """Wait for the exit of this process no longer."""
+        """Stop watching a process."""
         self._release((pid, start))
         self._ended.pop((pid, start), None)
 
     def close(self) -> None:
-        """Wait for no process's exit any longer."""
+        """Stop watching all processes."""
         for key in list(self._followed):
             self._release(key)
 
     def _note(self, key: tuple[int, int]) -> None:
         found = self._status(*key) or ExitKind.UNKNOWN
-        if found is ExitKind.UNKNOWN:  # its parent has asked already
+        if found is ExitKind.UNKNOWN:  # its parent has reaped it already
             status = exit_status(self._followed[key])
             found = found if status is None else how(status)
         self._release(key)
         self._ended[key] = End(found, self._wall())
 
     def _status(self, pid: int, start: int) -> ExitKind | None:
-        """Return how a process exited, by what is left of it.
+        """Return how a process exited, from its entry in `/proc`; UNKNOWN if that is gone.
 
-        None while it runs, or cannot be looked at.
+        None while it runs or cannot be read.
         """
         try:
             found = activity(self._host, pid, start)

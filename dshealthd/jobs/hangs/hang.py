@@ -1,8 +1,8 @@
-"""The hang of a job on this node: whether it is one, of which class, and which rank is at fault.
+"""The hang of a job on this node: whether it is hung, the class of the hang, and the culprit.
 
 A job is hung on a node if each of its ranks there has been silent for longer than is usual for
-it. Most of them wait for another, which may be on another node: then nothing here is at fault, and
-who is can only be said where all nodes are known, by the rules for Prometheus.
+it. Most of them wait for another rank, which may be on another node. Then the culprit is not here,
+and only the Prometheus rules, which see all nodes, can name it.
 """
 
 from __future__ import annotations
@@ -21,61 +21,60 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 BUSY = 0.5
-"""Share of a core's time from which a rank without a GPU computes.
+"""Share of a core's time from which a rank without a GPU counts as computing.
 
-One that waits for others in gloo sleeps.
+A rank that waits for others in gloo sleeps.
 """
 PATIENCE = 5.0
-"""A rank that computes may be silent for so many times its bound.
-
-A pause that nobody has marked and that has not been seen before.
+"""Factor on the silence bound of a rank that computes: it may be in an unmarked pause that has not
+occurred before.
 """
 
 
 class HangClass(enum.StrEnum):
-    """What holds a job up, as this node sees it."""
+    """The cause of a hang, as this node sees it."""
 
     NONE = "none"
-    """It does not stand still."""
+    """The job is not hung."""
     PROCESS = "process"
     """A rank's process is stopped, or has ended while the others wait for it."""
     CHECKPOINT = "checkpoint"
-    """A rank does not come back from a checkpoint."""
+    """A rank does not return from a checkpoint."""
     INPUT = "input"
     """A rank does not get its next batch, or hangs in I/O, while the others are in the step."""
     DESYNC = "desync"
-    """Ranks are at different places of the training, and none of them moves."""
+    """Ranks are at different points of the training, and none of them moves."""
     WAITING = "waiting"
-    """Nothing here explains it: the ranks wait for one elsewhere, or for the network."""
+    """No cause on this node: the ranks wait for a rank elsewhere, or for the network."""
 
 
 class Culprit(enum.StrEnum):
-    """What is wrong with the rank that the others wait for."""
+    """The problem of the rank that the others wait for."""
 
     STOPPED = "stopped"
-    """By a signal (SIGSTOP), or a debugger."""
+    """It is stopped by a signal (SIGSTOP) or a debugger."""
     GONE = "gone"
     """Its process has ended."""
     BLOCKED = "blocked"
-    """It waits in the kernel and cannot be interrupted: storage, or a driver."""
+    """It is in uninterruptible sleep in the kernel: storage or a driver."""
     CHECKPOINT = "checkpoint"
     PAUSED = "paused"
-    """It does not come back from a phase that it has marked, other than a checkpoint."""
+    """It does not return from a phase that it has marked, other than a checkpoint."""
     INPUT = "input"
     """It has not begun the step that the others are in."""
     LAGGING = "behind"
     AHEAD = "ahead"
-    """It has left the others behind: it has skipped what they wait in."""
+    """It is ahead of the others: it has skipped the operation in which they wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """What is known of one rank of this node at one moment."""
+    """The state of one rank of this node at one moment."""
 
     rank: int
     pid: int
     start: int
-    """Clock ticks from boot to its start; with the pid, this is what makes a process unique."""
+    """Clock ticks from boot to its start; this and the pid identify a process uniquely."""
     step: int
     """Steps it has made."""
     phase: Phase
@@ -86,30 +85,30 @@ class RankState:
     bound: float
     """Seconds of silence that are usual for it."""
     state: ThreadState
-    """What its process does."""
+    """State of its process."""
     ended: ExitKind | None = None
-    """How its process has ended; None while it runs."""
+    """How its process ended; None while it runs."""
     ended_at: float | None = None
-    """Unix time in seconds at which that was noticed."""
+    """Unix time in seconds at which its end was noticed."""
     settled: bool = True
-    """Whether it has made more than its first steps, since it was first heard."""
+    """Whether it has made more than its first steps since its first heartbeat."""
     user: int | None = None
-    """Its real uid; None where the kernel does not tell."""
+    """Its real uid; None if unknown."""
     cpu: float | None = None
-    """Share of a core's time that its process took, or was ready to take, since its last heartbeat;
-    None where that tells nothing: it
-    uses a GPU, on which waiting takes time too.
+    """Share of a core's time that its process used, or was ready to use, since its last heartbeat.
+
+    None if unknown, or if it uses a GPU, where waiting takes CPU time too.
     """
 
     @property
     def stands_still(self) -> bool:
-        """Whether the rank of a job is silent for longer than is usual."""
+        """Whether the rank has been silent for longer than is usual."""
         bound = self.bound * (PATIENCE if self.cpu is not None and self.cpu >= BUSY else 1.0)
         return self.silence > bound
 
     @property
     def stopped(self) -> bool:
-        """Whether the process of the job's rank is held by a signal or a debugger."""
+        """Whether the rank's process is stopped by a signal or a debugger."""
         return self.state in {ThreadState.STOPPED, ThreadState.TRACED}
 
 
@@ -120,26 +119,20 @@ class Hang:
     job: str
     reason: HangClass
     culprits: tuple[tuple[int, Culprit], ...]
-    """Ranks of this node that the others wait for, with what is wrong with them.
-
-    Empty where it is not known here.
-    """
+    """Ranks of this node that the others wait for, with their problems; empty if unknown here."""
     ranks: tuple[RankState, ...]
-    """All its ranks of this node, those that have ended among them."""
+    """All its ranks on this node, including those that have ended."""
     since: float
     """Unix time in seconds of the last heartbeat that any of them sent."""
 
 
 def judge(job: str, ranks: Sequence[RankState], now: float) -> Hang | None:
-    """Return what hang holds the job up, at Unix time `now`.
-
-    None if it moves, or has ended here, or is about to.
-    """
+    """Return the hang of a job at Unix time `now`; None if it moves, or has ended or ends here."""
     living = [rank for rank in ranks if rank.ended is None]
     if not living or not all(rank.stands_still for rank in living):
         return None
     done = any(rank.ended is ExitKind.ENDED for rank in ranks)
-    # Who is done leaves another to write what there is to write.
+    # After one rank has finished, another may still have to write results.
     if done and any(rank.silence < UNKNOWN for rank in living):
         return None
     reason, culprits = _cause(ranks, living)
@@ -151,8 +144,8 @@ def judge(job: str, ranks: Sequence[RankState], now: float) -> Hang | None:
 def _cause(
     ranks: Sequence[RankState], living: Sequence[RankState]
 ) -> tuple[HangClass, list[tuple[int, Culprit]]]:
-    # The most certain first: what the kernel says of a process, what a rank has marked itself, and
-    # only then who is where in the training, which has to be compared.
+    # The most certain first: the kernel's view of a process, then what a rank has marked itself,
+    # and only then how far each rank is, which has to be compared.
     process = [(rank.rank, Culprit.GONE) for rank in ranks if rank.ended is not None]
     process += [(rank.rank, Culprit.STOPPED) for rank in living if rank.stopped]
     if process:
@@ -172,18 +165,18 @@ def _cause(
 
 
 def _minority(living: Sequence[RankState], ranks: list[int]) -> list[int]:
-    """Return the ranks of a hung job if they are not all, and no more than half."""
+    """Return `ranks` if they are at most half of the living ones, otherwise none."""
     return ranks if len(ranks) * 2 <= len(living) else []
 
 
 def position(rank: RankState) -> tuple[int, int]:
-    """Return how far a rank is: steps, and place in the next one, 0 where that is unknown."""
+    """Return how far a rank is: its steps, and its stage in the next one, 0 if unknown."""
     return rank.step, rank.stage
 
 
 def _apart(living: Iterable[RankState]) -> tuple[HangClass, list[tuple[int, Culprit]]]:
-    """Compare how far the ranks are: those at fault are the fewer, and where both are as many the
-    ones behind.
+    """Compare how far the ranks are: the lagging ones are the culprits if they are at most half,
+    otherwise the ones ahead.
     """
     ranks = list(living)
     known = all(rank.stage is not StepStage.UNKNOWN for rank in ranks)

@@ -1,4 +1,4 @@
-"""The usual pace of the ranks of this boot, kept in a file for an agent that is started anew."""
+"""The baselines of the ranks of this boot, kept in a file for a restarted agent."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 
 MAX_RANKS = 256
 SAVE = 10.0
-"""Seconds from one write to the next, while there are ranks."""
+"""Seconds between two writes while there are ranks."""
 DEADLINE = 2.0
-"""Seconds for the file to be read; it takes some 20 ms."""
+"""Deadline in seconds for reading the file, which takes some 20 ms."""
 _LIMIT = 1 << 20
 
 
@@ -30,7 +30,7 @@ class Pace:
     """The file `job_hang.json` of the agent's state directory."""
 
     def __init__(self, directory: Path, host: Host) -> None:
-        """Read nothing yet; OSError where the boot has no id."""
+        """Prepare without reading the file; OSError if the boot id cannot be read."""
         boot_id = read(host.proc("sys/kernel/random/boot_id")).strip()
         self._content = ""
         self._file = CounterFile(directory, "job_hang", boot_id, lambda _place: self._content)
@@ -39,7 +39,7 @@ class Pace:
         """Whether the file may hold ranks."""
 
     async def load(self) -> list[dict[str, Any]]:
-        """Return the saved rows of ranks' pace; OSError, ValueError, KeyError, TypeError."""
+        """Return the saved rows of the ranks; OSError, ValueError, KeyError, TypeError."""
         look = functools.partial(state_file.read_in_child, self._file.place, _LIMIT)
         try:
             content = await background.call(look, "state of job_hang", DEADLINE, OSError)
@@ -53,11 +53,11 @@ class Pace:
         return [dict(row) for row in rows][:MAX_RANKS]
 
     def keep(self, rows: list[dict[str, Any]], now: float, *, at_once: bool = False) -> None:
-        """Have the usual pace written in the background, if it is time; `now` is monotonic."""
+        """Write the rows in the background, if it is time; `now` is monotonic."""
         if (now - self._saved < SAVE and not at_once) or not (rows or self._kept):
             return
         self._saved, self._kept = now, bool(rows)
         try:
             self._file.save({"ranks": rows[:MAX_RANKS]})
         except OSError as error:
-            log.warning("what is usual for ranks is not kept: %s", error)
+            log.warning("the ranks' baselines are not saved: %s", error)

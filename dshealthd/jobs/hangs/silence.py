@@ -1,10 +1,10 @@
 """The silence of a rank: how long is usual, learnt from its heartbeats, and when it is overdue.
 
-Heartbeats come as steps end, so that a pause between two steps (an evaluation every hundred steps,
-a checkpoint, a batch that is late) is a silence like any other, and what is usual is the longest
-silence of the last hours and not the time of a step. What is marked as a phase is learnt apart from
-training. A bound is never infinite, and generous as long as little is known: before the first
-steps, which compile and warm up, and in a phase that has not been seen to end yet.
+Heartbeats come when steps end, so a pause between two steps (an evaluation every hundred steps, a
+checkpoint, a late batch) is a silence like any other. Usual is therefore the longest silence of the
+last hours, not the time of a step. Marked phases are learnt separately from training. A bound is
+always finite. It is generous while little is known: before the first steps, which compile and warm
+up, and in a phase that has not ended before.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from dshealthd.training.message import Phase
 FLOOR = 30.0
 """Seconds of silence in training that are usual for every job."""
 MARGIN = 2.0
-"""A silence in training may be so many times as long as the longest before it."""
+"""Factor on the longest silence so far that gives the bound in training."""
 LONGEST = 600.0
-"""Seconds that a silence in training counts for at most, so that one hang which ended by itself
-does not hide the next.
+"""Most seconds that a silence in training counts for, so that a hang that ended by itself does not
+hide the next one.
 """
 UNKNOWN = 1800.0
-"""Seconds that are granted where nothing is known yet.
+"""Bound in seconds while nothing is known.
 
-As long as gloo waits for a collective by default, three times what NCCL does.
+It is gloo's default timeout of a collective, and three times NCCL's.
 """
 FIRST_STEPS = 10
 """Steps that are not learnt from: they compile, warm up and allocate."""
 MARKED_FLOOR, MARKED_MARGIN = 300.0, 4.0
-"""The same as FLOOR and MARGIN in a marked phase, whose length varies more.
+"""FLOOR and MARGIN of marked phases, whose length varies more.
 
 A checkpoint goes to storage that others use too.
 """
 WINDOW = 6 * 3600.0
-"""Seconds after which a silence may be forgotten; at the latest after twice as long."""
+"""Seconds after which a silence may be forgotten; after twice as long it is."""
 
 
 @dataclass(slots=True)
 class _Longest:
-    """The longest silence since one window ago, or up to two."""
+    """The longest silence of the last one to two windows."""
 
     current: float | None = None
     before: float | None = None
@@ -49,8 +49,8 @@ class _Longest:
 
     def add(self, seconds: float, at: float) -> None:
         """Note a silence that ended `at`."""
-        # Two windows instead of all silences of six hours: two numbers for each phase, for the
-        # price that one is forgotten up to a window late.
+        # Two windows instead of all silences of six hours: only two numbers for each phase, but a
+        # silence is forgotten up to a window late.
         if at >= self.until:
             self.before = self.current if at < self.until + WINDOW else None
             self.current, self.until = None, at + WINDOW
@@ -64,15 +64,15 @@ class _Longest:
 
 
 class SilenceBaseline:
-    """What is usual for one process.
+    """The usual silences of one process.
 
-    Times are seconds of any clock that does not run while nobody looks.
+    Times are seconds of any clock that only runs while the process is watched.
     """
 
     def __init__(self, at: float, step: int, phase: int, floor: float = FLOOR) -> None:
-        """Begin with the first heartbeat that was heard, `at` that time.
+        """Begin with the first heartbeat, heard `at` that time.
 
-        `floor` is what is usual in any training.
+        `floor` is the silence that is usual in any job.
         """
         self._floor = floor
         self._first = step
@@ -80,20 +80,20 @@ class SilenceBaseline:
         self._step = step
         self._phase = phase
         self.heard = at
-        """When the last heartbeat was heard."""
+        """Time of the last heartbeat."""
         self._longest: dict[int, _Longest] = {}
 
     def hear(self, at: float, step: int, phase: int) -> None:
-        """Learn a rank's silence from a heartbeat heard `at`, not before the previous one."""
+        """Learn a silence from a heartbeat heard `at`, not earlier than the previous one."""
         silence, self.heard = at - self.heard, at
         if self._phase != Phase.TRAINING or self.knows_training:
             self._longest.setdefault(self._phase, _Longest()).add(silence, at)
-        if step < self._step:  # it went back to a checkpoint: its first steps are slow again
+        if step < self._step:  # it resumed from a checkpoint: its first steps are slow again
             self._first, self._began = step, at
         self._step, self._phase = step, phase
 
     def document(self, now: float) -> dict[str, Any]:
-        """Return the silences to keep over a restart, times as seconds before `now`."""
+        """Return the baseline to keep across a restart, with times as seconds before `now`."""
         return {
             "first": self._first,
             "began": now - self._began,
@@ -108,9 +108,9 @@ class SilenceBaseline:
 
     @classmethod
     def restored(cls, document: Any, at: float, floor: float = FLOOR) -> SilenceBaseline:
-        """Return the kept baseline of silence, as if no time had passed until `at`.
+        """Return a saved baseline, as if no time had passed until `at`.
 
-        ValueError, TypeError or KeyError for what `document` never returned.
+        ValueError, TypeError or KeyError if `document` cannot be a saved one.
         """
         times = [document["began"], document["silence"]]
         longest = dict(document["longest"])
@@ -125,17 +125,17 @@ class SilenceBaseline:
         return self
 
     def resume(self, at: float, step: int, phase: int) -> None:
-        """Go on with a heartbeat that came while nobody listened: how late it was is not known."""
+        """Continue with a heartbeat that came while no agent ran; its silence is unknown."""
         self.heard, self._step, self._phase = at, step, phase
 
     @property
     def knows_training(self) -> bool:
-        """Whether the rank's steps are past those of which no silence is learnt."""
+        """Whether the rank is past its first steps, from which nothing is learnt."""
         return self._step - self._first >= FIRST_STEPS
 
     @property
     def bound(self) -> float:
-        """Seconds of silence that are still usual for what it was last heard to be busy with."""
+        """Seconds of silence that are still usual in its last known phase."""
         longest = self._longest.get(self._phase)
         seconds = longest.seconds if longest is not None else None
         if self._phase != Phase.TRAINING:
@@ -146,7 +146,7 @@ class SilenceBaseline:
             )
         if not self.knows_training:
             return max(UNKNOWN, self._floor)
-        if seconds is None:  # steps are too fast for each to be heard: their mean has to do
+        if seconds is None:  # steps are too fast for each to be seen: their mean has to do
             seconds = (self.heard - self._began) / (self._step - self._first)
         return max(self._floor, MARGIN * min(seconds, LONGEST))
 
@@ -155,5 +155,5 @@ class SilenceBaseline:
         return max(0.0, now - self.heard)
 
     def overdue(self, now: float) -> float:
-        """Return the seconds by which the silence is longer than is usual; 0 while it is not."""
+        """Return the seconds by which the silence exceeds its bound; 0 if it does not."""
         return max(0.0, self.silence(now) - self.bound)

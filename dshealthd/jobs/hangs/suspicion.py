@@ -1,9 +1,9 @@
-"""Suspicions: which jobs may be about to hang, long before that is certain.
+"""Suspicions: which jobs may be hung, long before that is certain.
 
-A hang is certain when the ranks of a job have been silent for twice as long as they ever were in
-the last hours. Half of that is longer than any silence that was usual, and early enough to ask what
-else knows of the job while it is: NCCL's RAS takes two answers to tell that nothing moves. A rank
-that is stopped or has failed is reason enough at once.
+A hang is certain when a job's ranks have been silent for twice their longest silence of the last
+hours. Half of that already exceeds any usual silence, and leaves time to query other sources: NCCL
+RAS needs two answers to show that nothing moves. A rank that is stopped or has failed is reason
+enough at once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from dshealthd.jobs.hangs.hang import RankState
 
 SHARE = 0.5
-"""Of the silence from which a job is hung."""
+"""Share of the silence bound from which a job is suspected."""
 AGAIN_AFTER = 5.0
-"""Seconds after which a suspicion that lasts is told once more, so that two answers differ by more
-than a step of the training, or by none.
+"""Seconds after which a lasting suspicion is reported once more, so that between the two answers
+the job makes either more than one step or none.
 """
 
 
@@ -33,15 +33,13 @@ class _Suspicion:
 
 
 class Suspicions:
-    """Remembers which jobs are suspected, so that each suspicion is told twice and no more."""
+    """The suspected jobs, remembered so that each suspicion is reported at most twice."""
 
     def __init__(self) -> None:
         self._suspected: dict[str, _Suspicion] = {}
 
     def look(self, jobs: Mapping[str, Sequence[RankState]], now: float) -> Iterator[str]:
-        """Yield the jobs to tell of, at monotonic time `now`: those whose suspicion is new, and
-        those whose suspicion lasts, once.
-        """
+        """Yield the jobs to report at monotonic time `now`: new suspicions, lasting ones once."""
         suspected = {job for job, ranks in jobs.items() if suspicious(ranks)}
         self._suspected = {job: known for job, known in self._suspected.items() if job in suspected}
         for job in sorted(suspected):
@@ -55,7 +53,7 @@ class Suspicions:
 
 
 def suspicious(ranks: Sequence[RankState]) -> bool:
-    """Tell whether the ranks of a job on this node look as at the beginning of a hang."""
+    """Return whether a job's ranks on this node look as at the beginning of a hang."""
     living = [rank for rank in ranks if rank.ended is None]
     if not living:
         return False

@@ -1,9 +1,8 @@
-"""The watch over the ranks of this node: how long each is silent, what its process does, how it
+"""The watch over the ranks of this node: how long each is silent, what its process does, and how it
 ended.
 
-The time of silence runs only while the watch looks, so that an agent that was stopped, or a machine
-that was suspended, makes nobody late; and it does not depend on the system's clock, which may be
-set.
+Silence is counted only while the watch runs, so a stopped agent or a suspended machine makes no
+rank overdue. It does not depend on the system clock, which may be set.
 """
 
 from __future__ import annotations
@@ -30,24 +29,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GRACE = 3
-"""Looks for which a process that reports no longer is kept.
+"""Checks for which a process that has stopped reporting is kept.
 
-Its connection ends a little before it does.
+Its connection closes a little before it exits.
 """
 SELDOM = 5
-"""Looks from one at the process itself to the next, while it is heard."""
+"""Checks of a rank per check of its process, while its heartbeats arrive."""
 REMEMBERED = 60.0
-"""Seconds within which a rank must report again for what was known of it to count."""
+"""Seconds within which a rank must report again for its saved baseline to count."""
 FRESH = 2.0
-"""Seconds of silence below which a rank is heard."""
+"""Seconds of silence below which a rank's heartbeats count as arriving."""
 KEPT = 600.0
-"""Seconds for which the end of a rank is told, unless its job goes on with another process before.
-"""
+"""Seconds for which the end of a rank is reported, unless its job goes on with another process."""
 MAX_ENDED = 256
-"""Ranks whose end is told at once, as many as can report at once.
+"""Most ranks whose end is reported at a time, as many as can send heartbeats at a time.
 
-A process that reports and ends costs its user nothing, and what is kept of each has its environment
-in it, which may be 252 KiB.
+Creating such processes costs a user nothing, and what is kept of each includes its environment,
+which may be 252 KiB.
 """
 
 Place = tuple[str, int]
@@ -62,14 +60,14 @@ class Watched:
     message: Message
     baseline: SilenceBaseline
     cpu_before: tuple[float, float] | None = None
-    """How long it had worked, and the watch's time, when it was first looked at after it was last
-    heard; both in seconds.
+    """Its work time and the watch's time, both in seconds, at the first check of its process after
+    its last heartbeat.
     """
     cpu: float | None = None
-    """Share of a core's time since that it took, or waited for."""
+    """Share of a core's time that it used, or waited for, since then."""
     state: ThreadState = ThreadState.UNKNOWN
     unheard: int = 0
-    """Looks in a row in which it reported no longer."""
+    """Consecutive checks in which it was not among the senders."""
     end: End | None = None
     ended_at: float = 0.0
     """The watch's time at which its end was noticed."""
@@ -80,7 +78,7 @@ class Watched:
         return self.who.process.pid, self.who.process.start
 
     def at(self, clock: float) -> RankState:
-        """Return the state of a watched rank at this time of the watch."""
+        """Return the rank's state at this time of the watch."""
         pid, start = self.key
         return RankState(
             rank=self.who.process.launch.rank,
@@ -96,21 +94,20 @@ class Watched:
             ended=self.end.how if self.end is not None else None,
             ended_at=self.end.at if self.end is not None else None,
             settled=self.baseline.knows_training,
-            # On a GPU who waits for the device takes a core as well, so that it tells nothing.
+            # Waiting for a GPU takes a core as well, so CPU time shows nothing there.
             cpu=self.cpu if self.message.memory is None else None,
         )
 
 
 class RankWatch:
-    """All ranks of this node that report, and for a while those that did."""
+    """The ranks of this node that send heartbeats, and for a while those that did."""
 
     def __init__(
         self, host: Host, exit_watcher: ExitWatcher, *, slack: float, floor: float = FLOOR
     ) -> None:
-        """Watch none yet.
+        """Start without ranks.
 
-        `slack` is how many seconds may pass from one look to the next and still count; `floor` as
-        for `SilenceBaseline`.
+        `slack` is the most seconds between two checks that count; `floor` as for `SilenceBaseline`.
         """
         self._host = host
         self._exit_watcher = exit_watcher
@@ -121,14 +118,14 @@ class RankWatch:
         self._looks = 0
         self.watched: dict[Place, Watched] = {}
         self._saved: dict[tuple[int, int], dict[str, Any]] = {}
-        """What an agent before this one knew of ranks, by pid and start."""
+        """Rows of an earlier agent, by pid and start."""
 
     def restore(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Go on watching from what `rows` gave once, with processes that report again."""
+        """Restore from earlier `rows`; they apply to processes that report again."""
         self._saved = {(row["pid"], row["start"]): row for row in rows}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what is kept of the watched ranks that run, for an agent after this one."""
+        """Return the rows of the running ranks, for a later agent."""
         return [
             {
                 "pid": watched.who.process.pid,
@@ -142,7 +139,7 @@ class RankWatch:
         ] + list(self._saved.values())
 
     def look(self, present: Mapping[Place, tuple[Identity, Message]], now: float) -> None:
-        """Watch what processes of ranks report, at monotonic time `now` in seconds."""
+        """Take the ranks' latest messages, at monotonic time `now` in seconds."""
         elapsed = 0.0 if self._now is None else min(now - self._now, self._slack)
         self._now = now
         self._clock += elapsed
@@ -150,8 +147,8 @@ class RankWatch:
         if self._clock > REMEMBERED:
             self._saved.clear()
         for place, (who, message) in present.items():
-            # When it was sent is the sender's word. It was not there at the last look, so that it
-            # is no older than that.
+            # The send time is the sender's claim. The message was not there at the last check, so
+            # it is not older than that.
             heard = self._clock - min(max(now - message.sent, 0.0), elapsed)
             watched = self.watched.get(place)
             if watched is None or watched.who != who:
@@ -174,7 +171,7 @@ class RankWatch:
         return dict(found)
 
     def _baseline(self, who: Identity, message: Message, heard: float) -> SilenceBaseline:
-        """Return the usual silence of a newly watched process: what was known of it, if any."""
+        """Return the baseline of a newly watched process: the saved one, if any."""
         fresh = SilenceBaseline(heard, message.step, message.phase, self._floor)
         saved = self._saved.pop((who.process.pid, who.process.start), None)
         if saved is None:
@@ -182,14 +179,18 @@ class RankWatch:
         try:
             baseline = SilenceBaseline.restored(saved["baseline"], self._clock, self._floor)
         except (ValueError, TypeError, KeyError) as error:
-            log.warning("what is usual for process %s is learnt anew: %r", who.process.pid, error)
+            log.warning(
+                "invalid saved baseline of process %s, it is learnt again: %r",
+                who.process.pid,
+                error,
+            )
             return fresh
         if saved["sent"] != message.sent:
             baseline.resume(heard, message.step, message.phase)
         return baseline
 
     def _begin(self, place: Place, watched: Watched) -> None:
-        """Watch a rank's process that is new: the job goes on, whatever ended before."""
+        """Watch a rank's new process: the job goes on, so earlier ends are forgotten."""
         job = place[0]
         for other, before in list(self.watched.items()):
             if other == place or (other[0] == job and before.end is not None):
@@ -198,7 +199,7 @@ class RankWatch:
         self._exit_watcher.follow(*watched.key)
 
     def _examine(self, place: Place, watched: Watched) -> None:
-        """Look at the process of a watched rank itself."""
+        """Check the process of a watched rank."""
         if watched.end is not None:
             if self._clock - watched.ended_at > KEPT:
                 self._forget(place)
@@ -207,10 +208,10 @@ class RankWatch:
         if watched.end is not None:
             watched.state, watched.ended_at = ThreadState.GONE, self._clock
             return
-        if watched.unheard > GRACE:  # it lives, and has let go of its heartbeat
+        if watched.unheard > GRACE:  # it lives, but has closed its heartbeat
             self._forget(place)
             return
-        # One that was heard just now is well, and not looked at each time.
+        # A process with a recent heartbeat is healthy, and is not checked each time.
         if self._looks % SELDOM and watched.baseline.silence(self._clock) < FRESH:
             return
         try:
@@ -228,7 +229,7 @@ class RankWatch:
             )
 
     def _forget_ends(self) -> None:
-        """Forget ends of ranks without a place: users take turns, then jobs, the latest first."""
+        """Forget ends beyond `MAX_ENDED`: users take turns, then jobs, the latest first."""
         ended = [entry for entry in self.watched.items() if entry[1].end is not None]
         if len(ended) <= MAX_ENDED:
             return

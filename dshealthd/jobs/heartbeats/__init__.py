@@ -1,1 +1,1 @@
-"""Heartbeats of training processes, as the agent takes them in."""
+"""Reception of the heartbeats of training processes by the agent."""

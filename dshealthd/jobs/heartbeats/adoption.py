@@ -1,8 +1,8 @@
-"""The adoption of a heartbeat page that a process handed over to an agent before this one.
+"""The adoption of a heartbeat page that a process handed to an earlier agent.
 
-A rank hands its page to a new agent with its next message, which one that hangs never sends. So an
-agent that is started anew takes the pages of the ranks that the one before it knew, from their
-descriptors in `/proc`.
+A rank hands its page to a new agent with its next message, which a hung rank never sends. So a
+restarted agent takes the pages of the ranks that its predecessor knew, from their descriptors in
+`/proc`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 _LINK = "/memfd:dshealthd-heartbeat (deleted)"
 _MOUNT = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
 MAX_DESCRIPTORS = 65_536
-"""Descriptors of a process that are looked at."""
+"""Most descriptors of a process that are checked."""
 
 
 def find_page(host: Host, pid: int) -> int | None:
-    """Return a descriptor of the heartbeat page of a process, None if it has none; OSError.
+    """Return a descriptor of a process's heartbeat page, None if it has none; OSError.
 
-    What a descriptor of it leads to is opened only once it is known to be memory: the kernel's
-    names can be imitated by files, to open which may block.
+    A descriptor's target is opened only after it is known to be memory: a file can imitate the
+    kernel's name, and opening it may block.
     """
     directory = host.proc(f"{pid}/fd")
     for number in os.listdir(directory)[:MAX_DESCRIPTORS]:
@@ -47,8 +47,8 @@ def find_page(host: Host, pid: int) -> int | None:
 
 
 def _opened(held: int) -> int | None:
-    """Open what is held by O_PATH, if it is a heartbeat page to adopt."""
-    # Not by fstatfs, which asks the file's own system: one that hangs would not answer.
+    """Open the target of an O_PATH descriptor, if it is a heartbeat page."""
+    # Not by fstatfs, which queries the target's own file system: one that hangs would not answer.
     if _mount(held) != _memory():
         return None
     page = os.open(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)
@@ -59,7 +59,7 @@ def _opened(held: int) -> int | None:
 
 
 def _memory() -> str:
-    """Return the mount that the kernel keeps all memory files, such as heartbeat pages, on."""
+    """Return the mount id of the kernel's memory files, such as heartbeat pages."""
     file = os.memfd_create("dshealthd-mount", os.MFD_CLOEXEC)
     try:
         return _mount(file)
@@ -68,9 +68,9 @@ def _memory() -> str:
 
 
 def _mount(descriptor: int) -> str:
-    """Return the mount of a descriptor to adopt, without asking its file system; OSError."""
+    """Return the mount id of a descriptor without querying its file system; OSError."""
     found = _MOUNT.search(read(f"/proc/self/fdinfo/{descriptor}"))
     if found is None:
-        message = "/proc/self/fdinfo tells no mount"
+        message = "/proc/self/fdinfo has no mnt_id"
         raise OSError(message)
     return found[1]

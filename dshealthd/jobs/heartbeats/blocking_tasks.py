@@ -1,4 +1,4 @@
-"""Blocking tasks on behalf of senders of heartbeats: done in threads that nothing waits for."""
+"""Blocking tasks for heartbeat senders, run in threads that nothing waits for."""
 
 from __future__ import annotations
 
@@ -17,53 +17,53 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 THREADS = 8
-"""Errands that run at a time."""
+"""Most tasks that run at a time."""
 THREADS_PER_USER = 2
-"""The same for senders of one user, who may have them all hang."""
+"""Most tasks for senders of one user, who may make them all hang."""
 RETRY = 1.0
-"""Seconds until a thread that could not be started is tried again; a pids limit lasts."""
+"""Seconds before starting a thread is retried; a pids limit does not go away at once."""
 
 
 class BlockingTasks:
-    """A bounded number at a time, of all users and of each; the rest wait for their turn."""
+    """A queue of tasks that runs a bounded number at a time, in total and for each user."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answers are given in `loop`."""
+        """Prepare; answers are delivered in `loop`."""
         self._loop = loop
         self._waiting: deque[tuple[int, Callable[[], Any], Callable[[Any], object]]] = deque()
         self._running: Counter[int] = Counter()
         self._retry: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Return how many are run or wait."""
+        """Return how many tasks run or wait."""
         return len(self._waiting) + self._running.total()
 
     def run(
         self, user: int, errand: Callable[[], Any], answer: Callable[[Any], object] = lambda _: None
     ) -> None:
-        """Run a blocking task some time for a user, and call `answer` with what it returned.
+        """Queue a blocking task for a user, and call `answer` with its result.
 
-        It must not raise.
+        The task must not raise.
         """
         self._waiting.append((user, errand, answer))
         if self._retry is None:
             self._start()
 
     def close(self) -> None:
-        """Have the blocking tasks that wait run one after the other, without an answer."""
+        """Run the waiting tasks one after another in one thread, without answers."""
         waiting, self._waiting = self._waiting, deque()
         if self._retry is not None:
             self._retry.cancel()
         _finish(self._loop, [errand for _, errand, _ in waiting])
 
     def _start(self) -> None:
-        """Start the blocking tasks that may be: not of a user who has too many already."""
+        """Start as many waiting tasks as the limits allow."""
         self._retry = None
         for _ in range(len(self._waiting)):
             if self._running.total() >= THREADS:
                 return
             waiting = self._waiting.popleft()
-            # Behind the others: a user whose processes all hang must not stop the queue.
+            # To the end of the queue: a user whose processes all hang must not block it.
             if self._running[waiting[0]] >= THREADS_PER_USER:
                 self._waiting.append(waiting)
                 continue
@@ -79,7 +79,7 @@ class BlockingTasks:
     def _run(self, user: int, errand: Callable[[], Any], answer: Callable[[Any], object]) -> None:
         found = errand()
 
-        # Counted down in the loop, where it was counted up, so that no lock is needed.
+        # Decremented in the loop, where it was incremented, so that no lock is needed.
         def deliver() -> None:
             self._running[user] -= 1
             if not self._running[user]:

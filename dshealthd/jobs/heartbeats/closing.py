@@ -1,9 +1,9 @@
-"""The closer of descriptors that senders of heartbeats handed over, which never waits for it.
+"""The closer of descriptors that heartbeat senders handed over, which never blocks the agent.
 
-To close a connection closes the descriptors that its sender put into it, and to close a TCP socket
-that lingers takes as long as its owner wishes: two of them, and everybody waits. The kernel does
-not linger where a task ends (PF_EXITING in `inet_release`). So a thread takes a copy of the table
-of descriptors, the loop closes its own, and the end of the thread closes the last copies.
+Closing a connection also closes the descriptors that its sender put into it, and closing a TCP
+socket that lingers takes as long as its owner wishes: two of them would make everybody wait. The
+kernel does not linger when a task exits (PF_EXITING in `inet_release`). So a thread copies the
+descriptor table, the loop closes its own descriptors, and the thread's exit closes the last copies.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_THREADS = 64
-"""Threads at a time; one ends within milliseconds, unless a file system hangs with its files."""
+"""Most threads at a time; each ends within milliseconds, unless its files' file system hangs."""
 _FINISHING = 0.05
 """Seconds between the turns of `finish`."""
 _CLONE_FILES = 0x400
 _LAST = 1 << 30
-"""Beyond every descriptor; the kernel's own limit is fs.nr_open."""
+"""A number beyond every descriptor; the kernel's own limit is fs.nr_open."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _Batch:
-    """Descriptors that one thread closes by its end."""
+    """Descriptors that one thread closes by exiting."""
 
     def __init__(self, files: list[int]) -> None:
         self.files = files
@@ -43,16 +43,16 @@ class _Batch:
         self.ended = False
 
     def run(self) -> None:
-        """Hold the files, and nothing else, until the loop has closed them; a thread's target."""
+        """Hold the files, and no others, until the loop has closed them; the thread's target."""
         try:
             if _libc.unshare(_CLONE_FILES):
                 error = os.strerror(ctypes.get_errno())
                 log.warning("heartbeats: unshare(CLONE_FILES): %s", error)
-                for file in self.files:  # then this thread alone waits
+                for file in self.files:  # only this thread waits then
                     os.close(file)
                 self.closed.set()
                 return
-            # what is the agent's must be closed when the agent closes it, not when this ends
+            # the agent's own descriptors must close when the agent closes them, not at this exit
             before = -1
             for file in sorted(self.files):
                 os.closerange(before + 1, file)
@@ -65,10 +65,10 @@ class _Batch:
 
 
 class Closer:
-    """Closes descriptors batch by batch; `turn` is called by the clock."""
+    """A closer that works in batches; `turn` is called periodically."""
 
     def __init__(self) -> None:
-        """Begin with nothing to close."""
+        """Start with nothing to close."""
         self._waiting: deque[int] = deque()
         self._batches: list[_Batch] = []
 
@@ -78,17 +78,17 @@ class Closer:
         return len(self._waiting) + held
 
     def put(self, file: int) -> None:
-        """Have a descriptor closed, which is the closer's from now on. Any thread may call this."""
+        """Queue a descriptor, which the closer owns from now on. Any thread may call this."""
         self._waiting.append(file)
 
     def finish(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Close all, with turns of its own; the end of the agent closes what is left by then."""
+        """Close everything, scheduling its own turns; the agent's exit closes the rest."""
         self.turn()
         if len(self) and not loop.is_closed():
             loop.call_later(_FINISHING, self.finish, loop)
 
     def turn(self) -> None:
-        """Go on closing descriptors; never waits."""
+        """Continue closing descriptors, without blocking."""
         for batch in self._batches:
             if batch.copied.is_set() and not batch.closed.is_set():
                 for file in batch.files:

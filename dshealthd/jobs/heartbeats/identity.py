@@ -1,7 +1,7 @@
-"""The identity of who sends heartbeats: job and rank, by `/proc` and never by what it says.
+"""The identity of a heartbeat sender: its job and rank according to `/proc`, never its own claim.
 
-A process's environment is read under the lock of its memory, which one that hangs in a driver may
-hold: this blocks.
+This blocks: reading a process's environment takes its memory lock, which a process that hangs in a
+driver may hold.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 
 
 class UnidentifiedSender(enum.StrEnum):
-    """Why it is not known which job and rank a sender is of."""
+    """Why a sender's job and rank are unknown."""
 
     PENDING = "pending"
-    """It is being looked at. One that stays so hangs, and whoever reads its environment."""
+    """It is being identified. If it stays so, it hangs, and so does whatever reads its environment.
+    """
     NO_LAUNCHER = "no_launcher"
-    """It has no launcher's variables in the environment that it was started with."""
+    """The environment that it was started with has no launcher's variables."""
     PERMISSION_DENIED = "permission_denied"
-    """Environments of other users take CAP_SYS_PTRACE."""
+    """Environments of other users need CAP_SYS_PTRACE."""
     GONE = "gone"
-    """It has ended, and its pid may be another's."""
+    """It has ended, and its pid may have been reused."""
     UNREADABLE = "unreadable"
-    """What the kernel says of it is not understood."""
+    """The kernel's answer is not understood."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +42,24 @@ class Identity:
 
     process: TrainingProcess
     image: tuple[int, int]
-    """Changes if another program takes the process's place."""
+    """Changes if the process is replaced or runs another program."""
 
 
 Answer: TypeAlias = "Identity | UnidentifiedSender"
 
 
 def identify(host: Host, pid: int, user: int) -> Answer:
-    """Return the sender's identity, if it is one of `user`. Blocks where the process hangs."""
+    """Return the sender's identity, if it belongs to `user`. Blocks if the process hangs."""
     place = host.proc(str(pid))
     try:
         stat = parse_stat(read_bytes(f"{place}/stat", 4096))
         if parse_real_user(read_bytes(f"{place}/status", 8192)) != user:
-            return UnidentifiedSender.GONE  # the pid is another's by now
+            return UnidentifiedSender.GONE  # the pid was reused
         environment = parse_environ(read_bytes(f"{place}/environ", ENVIRON_LIMIT))
         network = namespace(host, pid)
         name = job(environment, _boot(host) + network)
         confirmed = standing(place, name)[1]
-        # Once more: all that was read in between is of one process only if it is the same at both
-        # ends.
+        # Once more: everything read in between belongs to one process only if both ends agree.
         if parse_stat(read_bytes(f"{place}/stat", 4096)).image != stat.image:
             return UnidentifiedSender.GONE
     except (FileNotFoundError, ProcessLookupError):
@@ -86,7 +86,7 @@ def identify(host: Host, pid: int, user: int) -> Answer:
 
 
 def same(host: Host, identity: Identity) -> bool:
-    """Tell whether the sender is still the process that was identified. Does not block."""
+    """Return whether the sender is still the identified process. Does not block."""
     try:
         return (
             parse_stat(read_bytes(host.proc(f"{identity.process.pid}/stat"), 4096)).image
@@ -97,9 +97,9 @@ def same(host: Host, identity: Identity) -> bool:
 
 
 def _boot(host: Host) -> str:
-    """Return what only this machine has, for senders' jobs; empty where the kernel does not tell.
+    """Return the boot id, which distinguishes this machine's jobs; empty if unknown.
 
-    `ProcessTable` names jobs by the same.
+    `ProcessTable` names jobs by the same id.
     """
     try:
         return read(host.proc("sys/kernel/random/boot_id")).strip()

@@ -1,6 +1,6 @@
 """The heartbeats' listening socket in the file system.
 
-Made where none is, taken over from an agent that has ended, removed at the end.
+It is created, or taken over from an agent that has ended, and removed at shutdown.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import socket
 from dshealthd.core.unix_socket import clear
 
 BACKLOG = 128
-"""Connections that wait to be taken."""
+"""Most connections that wait to be accepted."""
 
 
 def listen(path: str) -> socket.socket:
     """Return a socket that listens for heartbeats on `path`, open to every user.
 
-    OSError if it cannot be had: EADDRINUSE if another agent has it.
+    OSError if that fails: EADDRINUSE if another agent listens there.
     """
     clear(path, socket.SOCK_SEQPACKET)
     listener = socket.socket(
@@ -26,7 +26,7 @@ def listen(path: str) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         listener.bind(path)
-        os.chmod(path, 0o666)  # noqa: S103 - trainings run as any user
+        os.chmod(path, 0o666)  # noqa: S103 - training jobs run as any user
         listener.listen(BACKLOG)
     except OSError:
         listener.close()
@@ -35,9 +35,8 @@ def listen(path: str) -> socket.socket:
 
 
 def place(path: str) -> tuple[int, int] | None:
-    """Return what tells the heartbeats' socket at a path from another that takes its place.
-
-    None if there is none.
+    """Return the identity of the socket at a path, which a successor does not share; None if there
+    is none.
     """
     try:
         found = os.lstat(path)

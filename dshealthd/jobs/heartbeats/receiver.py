@@ -1,14 +1,14 @@
-"""The receiver of training processes' heartbeats: takes their connections, and reads their pages.
+"""The receiver of training processes' heartbeats: accepts their connections, and reads their pages.
 
-A socket that every user may connect to, and that none can use to harm others.
+Every user may connect to its socket, and none can use it to harm others.
 
-A sender hands over a page of memory (`dshealthd.training.page`), once. The kernel tells which
-process did, which must be the one that connected; its job and rank come from `/proc`. From then on
-the page is read by the clock, a few times a second, so that a training does nothing for being read,
-and no sender decides what the agent does when.
+A sender hands over a memory page (`dshealthd.training.page`) once. The kernel says which process
+did, which must be the one that connected; its job and rank come from `/proc`. From then on the page
+is read periodically, a few times a second. So being read costs a job nothing, and no sender
+controls when the agent works.
 
-Nothing of a connection is received or closed in the agent's loop: another user's descriptors may be
-in it (`take_page`). How many connections and threads there are is bounded, of each user and of all.
+No connection is received from or closed in the agent's loop, because another user's descriptors may
+be in it (`take_page`). Connections and threads are limited, per user and in total.
 """
 
 from __future__ import annotations
@@ -45,20 +45,22 @@ log = logging.getLogger(__name__)
 MAX_SENDERS = 256
 MAX_SENDERS_PER_USER = 64
 MAX_CLOSING = 512
-"""Descriptors that wait to be closed, as no thread starts; meanwhile no connection is taken."""
+"""Most descriptors that wait to be closed while no thread starts; at this limit no connection is
+accepted.
+"""
 SILENT = 10.0
-"""Seconds after which a connection that brought no page gives way; a rank hands it over at once."""
+"""Seconds after which a connection without a page is dropped; a rank hands it over at once."""
 IDLE = 900.0
 """Seconds without a heartbeat after which a rank gives way to another one of its user.
 
-By then its hang has been told and its evidence taken.
+By then its hang has been reported and its evidence taken.
 """
 PERIOD = 0.25
-"""Seconds from one turn to the next."""
+"""Seconds between two turns."""
 CONNECTIONS = 32
-"""New connections that are taken in one turn."""
+"""Most new connections accepted in one turn."""
 TORN = 8
-"""Turns after which a page that holds no whole message has none."""
+"""Consecutive turns without a whole message after which a page is rejected."""
 
 
 class Receiver:
@@ -72,7 +74,7 @@ class Receiver:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare to listen on `path`; `monotonic` is the clock that senders have too."""
+        """Prepare to listen on `path`; `monotonic` is the same clock as the senders'."""
         self.path = path
         self._host = host
         self._monotonic = monotonic
@@ -81,27 +83,27 @@ class Receiver:
         self._listener: socket.socket | None = None
         self._place: tuple[int, int] | None = None
         self._senders: dict[int, Sender] = {}
-        """By the descriptor of the connection."""
+        """Senders by the descriptor of their connection."""
         self._poll = select.poll()
         self._users: Counter[int] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         self._blocking_tasks: BlockingTasks | None = None
         self._closer = Closer()
         self._owners: dict[str, int | None] = {}
-        """The user of each job that senders name."""
+        """The owner of each job that senders claim."""
         self.received = 0
         """Messages read so far."""
         self.rejected: Counter[RejectReason] = Counter()
 
     @property
     def is_open(self) -> bool:
-        """Whether the receiver listens, at a path that is still there."""
+        """Whether the receiver listens, and its path still leads to its socket."""
         return self._listener is not None and self._place == place(self.path)
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Listen for heartbeats, and take in what comes in `loop`.
+        """Listen for heartbeats, and process them in `loop`.
 
-        OSError if the path cannot be had: EADDRINUSE if another agent listens there.
+        OSError if that fails: EADDRINUSE if another agent listens there.
         """
         self.close()
         listener = listen(self.path)
@@ -110,7 +112,7 @@ class Receiver:
         self._turn()
 
     def close(self) -> None:
-        """Let go of the receiver's socket and of all senders, who will find the next one."""
+        """Close the socket and all senders, which will reconnect to the next receiver."""
         senders = list(self._senders.values())
         for sender in senders:
             self._forget(sender)
@@ -133,15 +135,15 @@ class Receiver:
         listener.close()
 
     def refresh(self) -> None:
-        """Let go of heartbeats' senders that have ended or run another program."""
+        """Drop senders that have ended or run another program."""
         for sender in list(self._senders.values()):
             if isinstance(sender.who, Identity) and not same(self._host, sender.who):
                 self._drop(sender)
 
     def adopt(self, pid: int, start: int, user: int) -> None:
-        """Take the heartbeat page of a process that reported to an agent before this one.
+        """Take the heartbeat page of a process that reported to an earlier agent.
 
-        Nothing comes of it where that process is gone, or has connected by itself, or the agent is
+        This has no effect if the process is gone, if it has connected by itself, or if the agent is
         out of descriptors.
         """
         if self._blocking_tasks is None or not self._has_place(user):
@@ -149,10 +151,12 @@ class Receiver:
         try:
             connection, kept = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
-            log.warning("process %d is heard when it sends again: %s", pid, error.strerror)
+            log.warning(
+                "process %d: no heartbeats are read until it reconnects: %s", pid, error.strerror
+            )
             return
         connection.settimeout(0.0)
-        # What it told last was told before this agent began: its age is not bounded by a look.
+        # Its last message is older than this agent: no earlier read bounds its age.
         now = self._monotonic()
         sender = Sender(connection, pid, user, 0.0, now, now, UnidentifiedSender.PENDING)
         sender.kept = kept
@@ -165,9 +169,9 @@ class Receiver:
         )
 
     def senders(self) -> Iterator[tuple[Identity, Sender]]:
-        """Yield the senders whose job and rank are known, and who they are.
+        """Yield the senders whose job and rank are known, with their identities.
 
-        One that names another user's job is of a job of its own.
+        A sender that claims another user's job gets a job of its own.
         """
         for sender in self._senders.values():
             if isinstance(who := sender.who, Identity):
@@ -178,12 +182,12 @@ class Receiver:
 
     @property
     def connections(self) -> int:
-        """How many senders of heartbeats are connected."""
+        """Number of connected senders."""
         return len(self._senders)
 
     @property
     def unidentified(self) -> Mapping[UnidentifiedSender, int]:
-        """How many processes send heartbeats that are not shown, by why."""
+        """Number of senders whose heartbeats are not shown, by reason."""
         counts = Counter(
             sender.who
             for sender in self._senders.values()
@@ -192,31 +196,31 @@ class Receiver:
         return {reason: counts[reason] for reason in UnidentifiedSender}
 
     def _turn(self) -> None:
-        """See to the receiver's connections, and read the pages."""
+        """Handle the connections, and read the pages."""
         if self._listener is None or self._loop is None or self._blocking_tasks is None:
             return
-        # First of all, so that a defect in one turn does not end the heartbeats of all jobs.
+        # First, so that a defect in one turn does not end the heartbeats of all jobs.
         self._timer = self._loop.call_later(PERIOD, self._turn)
         for connection, events in self._poll.poll(0):
             self._attend(self._blocking_tasks, self._senders[connection], events)
         self._end_silent()
-        self._accept(self._listener)  # now that those who have gone have made room
+        self._accept(self._listener)  # after ended connections have made room
         self._closer.turn()
         for sender in list(self._senders.values()):
             if sender.page is not None:
                 self._read(sender, sender.page)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Take new connections of the receiver."""
+        """Accept new connections."""
         for _ in range(CONNECTIONS):
             if len(self._closer) >= MAX_CLOSING:
                 return
             try:
                 connection, _ = listener.accept()
-            except OSError:  # none waits, or there is no descriptor for it, and it goes on waiting
+            except OSError:  # none waits, or there is no descriptor for it and it keeps waiting
                 return
             connection.settimeout(0.0)
-            # A connected socket can be handed on: the kernel is to say who sends the page as well.
+            # A connected socket can be passed on: the kernel must say who sends the page as well.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             pid, user, _ = CREDENTIALS.unpack(
                 connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
@@ -231,11 +235,11 @@ class Receiver:
             self._poll.register(connection, select.POLLIN)
 
     def _has_place(self, user: int) -> bool:
-        """Tell whether a user may have one more connection; make room where others have more.
+        """Return whether a user may have one more connection; make room if another user has more.
 
-        When all places are taken, the user who has most gives the youngest of them, one without a
-        page first, so that no number of users with full shares shuts another one out. When all of a
-        user's own are, the longest idle of them does.
+        If all places are taken, the user who has most loses the youngest connection, one without a
+        page first, so that no number of users with full shares shuts another one out. If all of a
+        user's own places are taken, the user's longest idle connection gives way.
         """
         if self._users[user] >= MAX_SENDERS_PER_USER:
             own = (sender for sender in self._senders.values() if sender.user == user)
@@ -246,8 +250,8 @@ class Receiver:
         if len(self._senders) < MAX_SENDERS:
             return True
         greediest, count = self._users.most_common(1)[0]
-        # Taking from a user who would then have fewer only moves the shortage, and both would take
-        # from each other in turn.
+        # Taking from a user who would then have fewer only moves the shortage: both would take from
+        # each other in turn.
         if count <= self._users[user] + 1:
             return False
         theirs = [sender for sender in self._senders.values() if sender.user == greediest]
@@ -258,14 +262,14 @@ class Receiver:
         return True
 
     def _end_silent(self) -> None:
-        """Let go of connections to the receiver that never brought a page."""
+        """Drop connections that sent no page in time."""
         oldest = self._monotonic() - SILENT
         for sender in list(self._senders.values()):
             if sender.who is None and sender.since < oldest:
                 self._reject(sender, RejectReason.SILENT)
 
     def _attend(self, blocking_tasks: BlockingTasks, sender: Sender, events: int) -> None:
-        """Do what a sender's connection asks for: it has ended, or its page is there."""
+        """Handle events of a sender's connection: it has ended, or its page has arrived."""
         if events & (select.POLLHUP | select.POLLERR | select.POLLNVAL):
             self._drop(sender)
         elif sender.who is None:
@@ -277,12 +281,12 @@ class Receiver:
                 functools.partial(self._met, sender),
             )
         else:
-            self._reject(sender, RejectReason.MALFORMED)  # there is nothing to say after the page
+            self._reject(sender, RejectReason.MALFORMED)  # nothing may follow the page
 
     def _met(self, sender: Sender, met: tuple[int | RejectReason | None, Answer]) -> None:
-        """Begin to read a sender's page, if it has one."""
+        """Start reading a sender's page, if it has one."""
         page, who = met
-        if self._senders.get(sender.connection.fileno()) is not sender:  # it was let go meanwhile
+        if self._senders.get(sender.connection.fileno()) is not sender:  # it was dropped meanwhile
             if isinstance(page, int):
                 os.close(page)
             return
@@ -296,14 +300,14 @@ class Receiver:
             return
         self._poll.register(sender.connection, select.POLLIN)
         for other in [one for one in self._senders.values() if one.pid == sender.pid]:
-            # Adopted while it was connecting by itself: its own connection is worth more, as it
+            # Adopted while it was connecting by itself: its own connection is better, because it
             # ends with the process.
             if other is not sender and (other.kept is not None or sender.kept is not None):
                 self._drop(other if other.kept is not None else sender)
         self._settle()
 
     def _read(self, sender: Sender, page: int) -> None:
-        """Read a sender's page, if it is another than it was."""
+        """Read a sender's page, and take its message if the page has changed."""
         now = self._monotonic()
         try:
             data = os.pread(page, PAGE, 0)
@@ -318,7 +322,7 @@ class Receiver:
                 if sender.torn >= TORN:
                     self._reject(sender, RejectReason.MALFORMED)
                 return
-            # It was written after the page was last read, whatever it says.
+            # It was written after the previous read of the page, whatever it claims.
             age = min(max(now - message.sent, 0.0), now - sender.looked)
             sender.data, sender.message, sender.heard = data, message, self._wall() - age
             sender.moved = now
@@ -326,7 +330,7 @@ class Receiver:
         sender.torn, sender.looked = 0, now
 
     def _settle(self) -> None:
-        """Decide whose each job is that the senders name."""
+        """Determine the owner of each job that senders claim."""
         self._owners = ownership.owners(
             sender.who.process
             for sender in self._senders.values()
@@ -338,7 +342,7 @@ class Receiver:
         self._drop(sender)
 
     def _drop(self, sender: Sender) -> None:
-        """Let go of a sender; one that still lives may connect again."""
+        """Drop a sender; if it is still alive, it may connect again."""
         self._forget(sender)
         self._closer.put(sender.connection.detach())
 
@@ -359,7 +363,7 @@ class Receiver:
 
 
 def _meet(host: Host, sender: Sender, closer: Closer) -> tuple[int | RejectReason | None, Answer]:
-    """Return the heartbeat page of a sender, or why it has none, and who it is. Blocks."""
+    """Return a sender's heartbeat page, or why it has none, and its identity. Blocks."""
     try:
         page = take_page(sender.connection, sender.pid, sender.user, closer.put)
     except OSError:
@@ -370,7 +374,7 @@ def _meet(host: Host, sender: Sender, closer: Closer) -> tuple[int | RejectReaso
 
 
 def _adopt(host: Host, sender: Sender, start: int) -> tuple[int | None, Answer]:
-    """Return the heartbeat page of a process that has not connected, and who it is. Blocks."""
+    """Return the heartbeat page of a process that has not connected, and its identity. Blocks."""
     who = identify(host, sender.pid, sender.user)
     if not isinstance(who, Identity) or who.process.start != start:
         return None, UnidentifiedSender.GONE

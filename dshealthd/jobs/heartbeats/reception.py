@@ -1,4 +1,4 @@
-"""The reception of heartbeats: keeps their socket open, and says why nothing comes in."""
+"""The reception of heartbeats: keeps their socket open, and reports why it is not."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 
 class Reception:
-    """The receiver of an agent; `tend` is called by the clock."""
+    """The agent's receiver and its upkeep; `tend` is called periodically."""
 
     def __init__(
         self, path: str, host: Host, *, monotonic: Callable[[], float], wall: Callable[[], float]
     ) -> None:
-        """Prepare to listen on `path`; `tend` begins."""
+        """Prepare to listen on `path`; the first `tend` opens the socket."""
         self.path = path
         self.receiver = Receiver(path, host, monotonic=monotonic, wall=wall)
         self.problem: NotAvailable | SourceError | None = None
@@ -39,7 +39,7 @@ class Reception:
         self._warned = False
 
     def tend(self) -> None:
-        """Listen for heartbeats, again if the socket was removed; let go of who is gone."""
+        """Open the socket if it is not open or was removed, and drop senders that have ended."""
         self.problem = None if self.receiver.is_open else self._listen()
         self.receiver.refresh()
 
@@ -52,12 +52,12 @@ class Reception:
         self.receiver.close()
 
     def _listen(self) -> NotAvailable | SourceError | None:
-        """Open the heartbeats' socket; return why it cannot be."""
+        """Open the heartbeats' socket; return why that failed, or None."""
         directory = os.path.dirname(self.path)
         if not os.path.isdir(directory):
             message = (
-                f"heartbeats of training jobs are off: {directory} does not exist; systemd makes "
-                f"it for the service, `mkdir {directory}` as root does without"
+                f"heartbeats of training jobs are off: {directory} does not exist; systemd creates "
+                f"it for the service; without systemd run `mkdir {directory}` as root"
             )
             if not self._warned:
                 self._warned = True
@@ -66,8 +66,8 @@ class Reception:
         try:
             if os.readlink(self._host.proc("self")) != str(os.getpid()):
                 detail = (
-                    f"{self._host.procfs} has the pids of another namespace than the agent's, "
-                    "which are those that senders are known by"
+                    f"{self._host.procfs} shows another pid namespace than the agent's, so senders "
+                    "cannot be identified"
                 )
                 return SourceError(Reason.NOT_FOUND, detail)
             self.receiver.open(asyncio.get_running_loop())
@@ -81,9 +81,9 @@ class Reception:
 def by_rank(
     senders: Iterable[tuple[Identity, Sender]],
 ) -> dict[tuple[str, int], list[tuple[Identity, Sender]]]:
-    """Return the heartbeats' processes of each job and rank, the one that started last at the end.
+    """Return the senders of each job and rank, the one that started last at the end.
 
-    Without the children of others of the same rank.
+    Children of other senders of the same rank are left out.
     """
     ranks: dict[tuple[str, int], list[tuple[Identity, Sender]]] = defaultdict(list)
     for who, sender in senders:

@@ -1,4 +1,4 @@
-"""One sender of heartbeats: its connection, its page, and what it said last."""
+"""One sender of heartbeats: its connection, its page, and its last message."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 CREDENTIALS = struct.Struct("=iII")
 """struct ucred: pid, user, group."""
 _ANCILLARY = socket.CMSG_SPACE(CREDENTIALS.size) + socket.CMSG_SPACE(array.array("i").itemsize)
-"""Room for the credentials and one descriptor, or two where the padding has room.
+"""Space for the credentials and one descriptor, or two if they fit into the padding.
 
-The kernel closes what comes beyond.
+The kernel closes any further descriptors.
 """
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -32,64 +32,61 @@ class RejectReason(enum.StrEnum):
     """Why a connection was refused, or ended by the agent."""
 
     MALFORMED = "malformed"
-    """It brought no page, a page that cannot be read or holds no heartbeat, or more than a page."""
+    """It sent no page, a page that cannot be read or holds no heartbeat, or more than a page."""
     FORGED = "forged"
-    """The page was handed over by another process than the one that connected, or by one that this
-    agent's pids do not name.
+    """The page was handed over by another process than the one that connected, or by one outside
+    this agent's pid namespace.
     """
     SENDERS = "senders"
-    """A connection more than are kept, or than one user may have, or one that gave way."""
+    """It exceeded the limit in total or of its user, or made room for another connection."""
     SILENT = "silent"
-    """It brought no page in time."""
+    """It sent no page in time."""
 
 
 @dataclass(eq=False, slots=True)
 class Sender:
-    """One connection, and what came over it."""
+    """One connection and its page."""
 
     connection: socket.socket
     pid: int
     user: int
     looked: float
-    """Monotonic time at which its page was last read.
-
-    Before that, at which its connection was taken.
-    """
+    """Monotonic time of the last read of its page; until then, as `since`, 0 if adopted."""
     since: float
-    """Monotonic time at which its connection was taken."""
+    """Monotonic time at which its connection was accepted."""
     moved: float
-    """Monotonic time at which its page was last seen to have changed, before that as `since`."""
+    """Monotonic time at which its page was last seen to have changed; until then, as `since`."""
     who: Identity | UnidentifiedSender | None = None
-    """None before it has handed over a page."""
+    """None until it has handed over a page."""
     page: int | None = None
     """The page's descriptor."""
     data: bytes = b""
-    """What the page held when it was last read."""
+    """Content of the page at its last valid read."""
     torn: int = 0
-    """How many times since then it held no whole message."""
+    """Consecutive reads since then without a whole message."""
     message: Message | None = None
     kept: socket.socket | None = None
-    """The other end of the connection of one that was adopted, which has none of its own."""
+    """The other end of the stand-in connection of an adopted sender, which has none of its own."""
     heard: float = 0.0
-    """Unix time at which the last message was written, in seconds."""
+    """Unix time in seconds at which the last message was written."""
 
 
 def take_page(
     connection: socket.socket, pid: int, user: int, close: Callable[[int], object] = os.close
 ) -> int | RejectReason:
-    """Return the descriptor of the page that a heartbeats' sender hands over, or why there is none.
+    """Return the descriptor of the page that a sender hands over, or why there is none.
 
-    OSError if the connection has gone.
+    OSError if the connection has ended.
 
-    A descriptor that is received and not kept is given to `close`, as closing another's file may
-    block, a TCP socket that lingers for as long as its owner wishes. The page
-    that is returned is memory of the size of a page, and stays so: to read or close it does not
-    block, and does not fail for what another process does with it.
+    Received descriptors that are not kept are passed to `close`, because closing another process's
+    file may block: a TCP socket that lingers does, for as long as its owner wishes. The returned
+    page is memory of the size of a page, and stays so. Reading or closing it does not block, and
+    does not fail whatever another process does with it.
     """
-    # One byte more than the greeting, so that a longer one is seen to be none.
+    # One byte more than the greeting, so that a longer message does not match.
     data, ancillary, _, _ = connection.recvmsg(len(HELLO) + 1, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
     if not (data or ancillary):
-        raise ConnectionResetError(errno.ECONNRESET, "it ended before it said anything")
+        raise ConnectionResetError(errno.ECONNRESET, "closed before sending anything")
     files = array.array("i")
     same = False
     for level, kind, value in ancillary:
@@ -104,17 +101,16 @@ def take_page(
         rejected = RejectReason.MALFORMED
     if rejected is None:
         return files[0]
-    # Whatever was sent is ours by now, also of a message that is refused.
+    # Received descriptors are ours now, even those of a rejected message.
     for file in files:
         close(file)
     return rejected
 
 
 def is_page(file: int) -> bool:
-    """Tell whether a sender's descriptor is memory of the size of a page that nobody can shrink."""
+    """Return whether a descriptor is memory of the size of a page that cannot shrink."""
     try:
-        # First of all, as only memory has seals: another file's system might not answer the calls
-        # after it.
+        # The seals first, as only memory has them: on another file, the calls below might hang.
         sealed = fcntl.fcntl(file, fcntl.F_GET_SEALS) & _SEALS == _SEALS
         return sealed and os.fstat(file).st_size == PAGE and len(os.pread(file, PAGE, 0)) == PAGE
     except OSError:

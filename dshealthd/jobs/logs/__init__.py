@@ -1,1 +1,1 @@
-"""The logs that training jobs write on this node, and the cause of a failure that they tell."""
+"""The logs that training jobs write on this node, and the failure causes found in them."""

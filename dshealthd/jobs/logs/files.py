@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dshealthd.linux.process_files import Root
 
 MAX_DIRECTORIES = 256
-"""Directories that one pattern may lead through."""
+"""Most directories that are listed for one wildcard of a pattern."""
 MAX_MATCHES = 1024
 JOB = "{job}"
 """Stands for the number of a Slurm job in a pattern."""
@@ -31,22 +31,22 @@ _DELETED = " (deleted)"
 
 
 class LogFileState(enum.StrEnum):
-    """What becomes of a file."""
+    """What happens with a log file."""
 
     FOLLOWED = "followed"
     AMBIGUOUS = "ambiguous"
     """Two jobs of one user could have written it."""
     FOREIGN = "foreign"
-    """Of another user than the job, older than it, or no regular file."""
+    """It belongs to another user than the job, is older than the job, or is not a regular file."""
     UNREADABLE = "unreadable"
     LEFT_OUT = "left_out"
-    """There are more than max_files."""
+    """It exceeds max_files."""
 
 
 def standard_streams(host: Host, pid: int) -> list[str]:
-    """Return the paths of logs that standard output and error of a process lead to, if any.
+    """Return the paths of the files behind a process's standard output and error.
 
-    OSError where they cannot be seen. Pipes, sockets, terminals and deleted files have none.
+    OSError if they cannot be read. Pipes, sockets, terminals and deleted files have no path.
     """
     found = dict.fromkeys(os.readlink(host.proc(f"{pid}/fd/{number}")) for number in (1, 2))
     return [
@@ -57,7 +57,7 @@ def standard_streams(host: Host, pid: int) -> list[str]:
 
 
 def pattern_of(pattern: str, job: str) -> str | None:
-    """Return a log pattern with the job's number in it; None where the job has none."""
+    """Return a log pattern with the job's number filled in; None if it needs one the job lacks."""
     if JOB not in pattern:
         return pattern
     number = job.removeprefix(_SLURM)
@@ -67,19 +67,19 @@ def pattern_of(pattern: str, job: str) -> str | None:
 
 
 def wrong(pattern: str) -> str | None:
-    """Return why a configured pattern of log files cannot be used; None if it can."""
+    """Return why a configured log pattern is invalid; None if it is valid."""
     if not pattern.startswith("/"):
         return "must be absolute"
     if "**" in pattern:
-        return "may not hold **: each * stands for one directory or a part of its name"
+        return "must not contain **: each * stands for one directory or a part of its name"
     rest = pattern.replace(JOB, "")
     if "{" in rest or "}" in rest:
-        return f"may hold {JOB} and no other name in braces"
+        return f"must not contain braces other than {JOB}"
     return None
 
 
 def matches(root: Root, pattern: str) -> Iterator[str]:
-    """Yield the logs' paths that a pattern means, in order. OSError, but for what is not there."""
+    """Yield the paths that a pattern matches, in order. OSError, except for missing directories."""
     places = [""]
     for part in pattern.strip("/").split("/"):
         if not _WILD & set(part):
@@ -90,7 +90,7 @@ def matches(root: Root, pattern: str) -> Iterator[str]:
             try:
                 names = root.names(place or "/")
             except (FileNotFoundError, NotADirectoryError, PermissionError, Irregular):
-                continue  # one of many that the pattern may lead through
+                continue  # one of many directories that the pattern may match
             found += [f"{place}/{name}" for name in sorted(fnmatch.filter(names, part))]
         places = found[:MAX_MATCHES]
     if places and not glob.has_magic(pattern):
@@ -100,7 +100,7 @@ def matches(root: Root, pattern: str) -> Iterator[str]:
 
 
 def is_log(status: os.stat_result | None, user: int, since: float) -> bool:
-    """Tell whether a file may be the log of a job: a regular one of its user, written since."""
+    """Return whether a file may be a job's log: a regular file of `user`, written after `since`."""
     return (
         status is not None
         and stat.S_ISREG(status.st_mode)
@@ -110,7 +110,7 @@ def is_log(status: os.stat_result | None, user: int, since: float) -> bool:
 
 
 def named(root: Root, patterns: Sequence[str], job: str) -> Iterator[tuple[str, bool]]:
-    """Yield the paths of logs that the configured patterns mean, and whether one names the job.
+    """Yield the log paths that configured patterns match, and whether the pattern names the job.
 
     OSError.
     """

@@ -1,7 +1,7 @@
-"""The watch over the logs of the jobs of this node, a bounded amount at a time.
+"""The watch over the logs of this node's jobs, a bounded amount at a time.
 
-For a process of its own: each look may hang with its file system, and lines that a user chose are
-matched here. Of what there is too much the newest is read, and what is left out is counted.
+It belongs in a separate process: each look may hang with its file system, and it matches lines that
+users control. If there is too much to read, the newest part is read and the rest is counted.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
 FIND_EVERY = 10.0
-"""Seconds from one look for the files of a job to the next."""
+"""Seconds between two searches for the files of a job."""
 FOLLOWED_AFTER = 30.0
-"""Seconds for which logs are read after the last rank has gone: launchers write a summary."""
+"""Seconds for which logs are read after the last rank has exited: launchers write a summary."""
 CPU_SHARE = 0.05
-"""Share of a core's time that may go into reading."""
+"""Largest share of a core's time spent on reading."""
 CATCH_UP = 2.0
-"""Seconds of budget that may be used at once, after a look that came late."""
+"""Most seconds of budget that a late look may use at once."""
 MAX_BACKLOG = 8 << 20
-"""Bytes that a file may be ahead before the older ones are left out."""
+"""Most unread bytes of a file; if there are more, the older ones are skipped."""
 NEWEST = 1 << 20
-"""Bytes before the end from which such a file is read, and one that was there before the agent."""
+"""Bytes at the end that are read of such a file, and of a file that is new to the watch."""
 PIECE = 1 << 16
-"""Bytes that are read between two looks at the time spent."""
+"""Bytes that are read between two checks of the time spent."""
 MAX_EVENTS = 2000
-"""Events that are kept of one job."""
+"""Events kept of one job."""
 EARLIER = 60.0
-"""Seconds before its rank's start that a log may have been written last."""
+"""Seconds before the start of a job's ranks from which a last write still counts as the job's."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLimits:
-    """What may be followed."""
+    """Limits on what is followed."""
 
     patterns: tuple[str, ...]
     standard_streams: bool
     max_jobs: int
     max_files: int
     max_rate: float
-    """Bytes a second, of all files together."""
+    """Bytes per second, for all files together."""
     keep: float
-    """Seconds for which the cause is told after the job has gone."""
+    """Seconds for which the cause is reported after the job has ended."""
 
 
 @dataclass(slots=True)
@@ -73,23 +73,23 @@ class _Job:
     user: int | None = None
     owner: User | None = None
     at_node: bool = False
-    """Its processes see the node's own file system, which can be read when they have gone."""
+    """Its processes see the node's own file system, which stays readable after they exit."""
     since: float = 0.0
-    """Unix time from which its logs were written."""
+    """Earliest time of the last write of its logs, in Unix time."""
     seen: float = 0.0
-    """Monotonic time at which it had a process."""
+    """Monotonic time at which it last had a process."""
     find_at: float = -math.inf
     paths: dict[str, int | None] = field(default_factory=dict)
-    """Files that it may write, with the rank where one alone does."""
+    """Files that it may write, with the rank if only one writes the file."""
     ranks: set[int] = field(default_factory=set)
-    """Of this node."""
+    """Ranks on this node."""
     tails: dict[str, Tail] = field(default_factory=dict)
     states: Counter[LogFileState] = field(default_factory=Counter)
     finding: Finding | None = None
 
 
 class LogWatch:
-    """The logs of this node's jobs, and what they say."""
+    """The logs of this node's jobs, and the causes found in them."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class LogWatch:
         wall: Callable[[], float],
         spent: Callable[[], float] = time.process_time,
     ) -> None:
-        """Follow nothing yet.
+        """Start without any jobs.
 
-        `entering` is asked before a job's files are touched; `spent` tells seconds of CPU time.
+        `entering` is called before a job's files are touched; `spent` returns seconds of CPU time.
         """
         self._limits = limits
         self._host = host
@@ -115,13 +115,13 @@ class LogWatch:
         self._looked = -math.inf
         self._turn = 0
         self.skipped = 0
-        """Bytes that were left out, as logs grew faster than they may be read."""
+        """Bytes skipped because logs grew faster than they may be read."""
         self.read = 0
-        """Bytes that were read."""
+        """Bytes read."""
         self.jobs_left_out = 0
 
     def update(self, processes: Iterable[TrainingProcess], boot: float) -> None:
-        """Note the jobs whose logs to watch; process starts count to `boot`, in Unix time."""
+        """Note the jobs whose logs to watch; process starts count from `boot`, in Unix time."""
         now = self._monotonic()
         found: dict[str, list[TrainingProcess]] = defaultdict(list)
         for process in processes:
@@ -129,7 +129,7 @@ class LogWatch:
         for name, members in found.items():
             job = self._jobs.setdefault(name, _Job(name))
             if not {p.pid for p in job.processes} & {p.pid for p in members}:
-                job.find_at = -math.inf  # it has just come, or was started again
+                job.find_at = -math.inf  # it is new or was restarted
             job.processes, job.user, job.seen = members, members[0].user, now
             job.since = boot + min(p.start for p in members) / _TICKS - EARLIER
             job.ranks = {p.launch.rank for p in members}
@@ -142,7 +142,7 @@ class LogWatch:
         self._bound()
 
     def look(self) -> Iterator[Fault]:
-        """Read what was appended to logs since the last look; yield what cannot be read."""
+        """Read what was appended to logs since the last look; yield a fault for unreadable logs."""
         now, spent = self._monotonic(), self._spent()
         elapsed = min(CATCH_UP, now - self._looked)
         self._looked = now
@@ -169,14 +169,14 @@ class LogWatch:
             bytes_left -= self.read - before
 
     def findings(self) -> Iterator[tuple[str, Finding, frozenset[int]]]:
-        """Yield each job whose logs tell a cause, and its ranks on this node."""
+        """Yield each job whose logs show a cause, the finding, and its ranks on this node."""
         for job in self._jobs.values():
             if job.finding is not None:
                 yield job.name, job.finding, frozenset(job.ranks)
 
     @property
     def states(self) -> Counter[LogFileState]:
-        """What became of the log files of all jobs at the last look for them."""
+        """Number of log files of all jobs by state, as of the last searches."""
         total: Counter[LogFileState] = Counter()
         for job in self._jobs.values():
             total.update(job.states)
@@ -187,7 +187,7 @@ class LogWatch:
         return [job for job in self._jobs.values() if now - job.seen <= FOLLOWED_AFTER]
 
     def _bound(self) -> None:
-        """Let go of jobs' logs beyond `max_jobs`: the last of the user who has most."""
+        """Drop jobs beyond `max_jobs`: the latest of the user who has most."""
         self.jobs_left_out = 0
         while len(self._jobs) > self._limits.max_jobs:
             shares = Counter(job.user for job in self._jobs.values())
@@ -197,7 +197,7 @@ class LogWatch:
             self.jobs_left_out += 1
 
     def _follow(self, job: _Job, jobs: int, bytes_left: float, until: float) -> None:
-        """Read a job's new log lines. OSError if none of its processes can be looked at."""
+        """Read a job's new log lines. OSError if its files cannot be reached."""
         root = self._root(job)
         if root is None:
             return
@@ -218,7 +218,7 @@ class LogWatch:
             job.finding = finding if finding.outcome == "found" else None
 
     def _root(self, job: _Job) -> Root | None:
-        """Return the file system of a job's logs; None where it cannot be known any more."""
+        """Return the file system of a job's logs; None if out of reach after the job's end."""
         for process in job.processes:
             try:
                 root = Root.of_process(self._host, process.pid)
@@ -277,7 +277,7 @@ class LogWatch:
         try:
             descriptor = root.open(path)
         except FileNotFoundError:
-            return 0  # moved away; what takes its place is found at the next look
+            return 0  # moved away; the next search finds its successor
         try:
             status = os.fstat(descriptor)
             if status.st_uid != root.owner.uid:

@@ -1,1 +1,1 @@
-"""What NCCL reads and writes: its environment variables, and the files of its Inspector."""
+"""NCCL's inputs and outputs: its environment variables, and the files of its Inspector."""

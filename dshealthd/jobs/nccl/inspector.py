@@ -1,10 +1,10 @@
-"""NCCL's Inspector plugin: the text that it writes for Prometheus, parsed.
+"""The parser of the text that NCCL's Inspector plugin writes for Prometheus.
 
-Bandwidth and time of operations by GPU, brought down to few series.
+It reduces bandwidth and time of operations by GPU to few series.
 
-The format is that of `inspector_prom.cc` in NCCL 2.30.3 to 2.30.7, and of its forerunner in 2.29.3
-to 2.29.7, which writes the last operation of each communicator. Both write label values as they
-are, without escapes: a line with a quote in a communicator's name cannot be read.
+The format is that of `inspector_prom.cc` in NCCL 2.30.3 to 2.30.7, and of its predecessor in 2.29.3
+to 2.29.7, which writes the last operation of each communicator. Both write label values without
+escapes: a line with a quote in a communicator's name cannot be read.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ OPERATIONS = frozenset(
 MAX_LINE = 2048
 """Characters.
 
-The plugin's own buffer holds two lines in as many; what is longer is not its, and would cost the
-parser time.
+The plugin's buffer of this size holds two lines; a longer line is not the plugin's and would waste
+the parser's time.
 """
 MAX_MALFORMED = 100
-"""Lines after which the rest of a file is not looked at.
-
-Garbage costs the parser as much as numbers do.
+"""Malformed lines after which the rest of a file is skipped: garbage costs as much parser time as
+numbers.
 """
 _BANDWIDTHS = frozenset(("nccl_bus_bandwidth_gbs", "nccl_p2p_bus_bandwidth_gbs"))
 _TIMES = frozenset(("nccl_collective_exec_time_microseconds", "nccl_p2p_exec_time_microseconds"))
@@ -59,23 +58,20 @@ _CLASSES = (
     (1 << 16, "64KiB-1MiB"),
     (0, "0-64KiB"),
 )
-"""Messages by size: those below a MiB tell latency, those of 16 MiB and more the bandwidth of
-links.
-"""
+"""Size classes of messages: below 1 MiB they show latency, from 16 MiB the bandwidth of links."""
 _LARGEST = 1 << 20
-"""Ranks or nodes of a communicator beyond which a number is none."""
+"""Largest valid number of ranks or nodes of a communicator."""
 
 
 class Operation(NamedTuple):
-    """Which operations a number is about.
-
-    The labels that are kept, each from a bounded set or a natural number.
+    """The operations that a number is about: the labels that are kept, each from a bounded set or a
+    natural number.
     """
 
     job: str | None
-    """The number of the Slurm job, if it says so."""
+    """The number of the Slurm job, if present."""
     node: str | None
-    """Host name, as the job's container has it."""
+    """Host name in the job's container."""
     name: str
     ranks: str
     nodes: str
@@ -84,33 +80,32 @@ class Operation(NamedTuple):
 
 @dataclass(slots=True)
 class Figures:
-    """What is known of one operation; each part may be missing."""
+    """The figures of one operation; each may be missing."""
 
     bandwidth: float | None = None
-    """Bytes a second on the bus, as nccl-tests counts them: geometric mean."""
+    """Bytes per second on the bus, as nccl-tests counts them: geometric mean."""
     seconds: float | None = None
     """Duration: arithmetic mean."""
 
 
 @dataclass(slots=True)
 class Content:
-    """What one file holds."""
+    """The content of one file."""
 
     operations: dict[Operation, Figures]
     malformed: int = 0
-    """Lines that are not the plugin's, or hold no number, up to MAX_MALFORMED.
+    """Lines that are not the plugin's or hold no number, up to MAX_MALFORMED.
 
-    The last one is not among them where it has no end yet.
+    An unfinished last line does not count.
     """
 
 
 def parse(text: str) -> Content:
-    """Return what an Inspector's file holds.
+    """Return the content of an Inspector file.
 
-    A line that is still being written is left for the next time; whatever else a file may hold is
-    counted.
+    A line that is still being written is left for the next read. Malformed lines are counted.
     """
-    # 13 MiB, which only a node with such files pays.
+    # Costs 13 MiB, so it is imported only on a node with such files.
     from prometheus_client.parser import text_string_to_metric_families
 
     values: dict[Operation, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
@@ -122,7 +117,7 @@ def parse(text: str) -> Content:
             if len(line) > MAX_LINE:
                 malformed += 1
                 continue
-            # Line by line, as the first one that is no sample ends the parser.
+            # Line by line, because the parser stops at the first line that is not a sample.
             ((name, labels, value),) = (
                 sample[:3]
                 for family in text_string_to_metric_families(line + "\n")
@@ -135,7 +130,7 @@ def parse(text: str) -> Content:
         except ValueError:
             malformed += 1
             continue
-        if number > 0:  # 0 is what the plugin writes where it has measured nothing
+        if number > 0:  # the plugin writes 0 if it has measured nothing
             values[operation][name in _TIMES].append(number)
     return Content(
         {operation: _figures(*numbers) for operation, numbers in values.items()}, malformed
@@ -143,18 +138,18 @@ def parse(text: str) -> Content:
 
 
 def _number(name: str, value: float) -> float:
-    """Return an Inspector's value in base units; ValueError if its metric or number is wrong."""
+    """Return a value in base units; ValueError if its metric or number is invalid."""
     if name not in _BANDWIDTHS | _TIMES or not 0 <= value < math.inf:
-        message = f"{name} {value} is nothing that the Inspector measures"
+        message = f"{name} {value} is not an Inspector measurement"
         raise ValueError(message)
     return value * _GIGABYTE if name in _BANDWIDTHS else value / _MICROSECONDS
 
 
 def _operation(labels: Mapping[str, str]) -> Operation:
-    """Return an Inspector's labels that are kept; ValueError if one is missing or wrong."""
+    """Return the labels that are kept; ValueError if one is missing or invalid."""
     name = labels.get("collective") or labels.get("p2p_operation")
     if name not in OPERATIONS:
-        message = f"{name!r} is no operation of NCCL"
+        message = f"{name!r} is not an NCCL operation"
         raise ValueError(message)
     job = labels.get("slurm_job_id", "")
     return Operation(
@@ -168,13 +163,13 @@ def _operation(labels: Mapping[str, str]) -> Operation:
 
 
 def message_class(text: str) -> str:
-    """Return the class of a message's size, written as `4-5GB` or `4.00GB` with units of 1024.
+    """Return the size class of a message size such as `4-5GB` or `4.00GB`, with units of 1024.
 
-    ValueError otherwise.
+    ValueError if it has another form.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
-        message = f"{text!r} is no size of a message"
+        message = f"{text!r} is not a message size"
         raise ValueError(message)
     size = float(match[1]) * _UNITS[match[2]]
     return next(name for least, name in _CLASSES if size >= least)
@@ -182,7 +177,7 @@ def message_class(text: str) -> str:
 
 def _natural(text: str) -> str:
     if not _is_natural(text, _LARGEST):
-        message = f"{text!r} is no number of ranks or nodes"
+        message = f"{text!r} is not a number of ranks or nodes"
         raise ValueError(message)
     return str(int(text))
 
@@ -192,9 +187,9 @@ def _is_natural(text: str, largest: int) -> bool:
 
 
 def _figures(bandwidths: list[float], times: list[float]) -> Figures:
-    """Return the Inspector's means over communicators, algorithms and sizes of one class.
+    """Return the means over communicators, algorithms and sizes of one class.
 
-    The plugin's own are of the same kinds.
+    They are of the same kinds as the plugin's own means.
     """
     return Figures(
         _six_digits(statistics.geometric_mean(bandwidths)) if bandwidths else None,
@@ -203,5 +198,5 @@ def _figures(bandwidths: list[float], times: list[float]) -> Figures:
 
 
 def _six_digits(value: float) -> float:
-    """Round to what the Inspector writes, which keeps 400 from becoming 400.00000000000006."""
+    """Round to the Inspector's precision, so that 400 does not become 400.00000000000006."""
     return float(f"{value:.6g}")

@@ -1,7 +1,7 @@
-"""The files of NCCL's Inspector by name, owner and age, opened as what they are.
+"""The files of NCCL's Inspector by name, owner and age.
 
-Files of other users, in directories that these can write to: nothing is opened but a regular file
-of the user whose training writes it, with that user's rights.
+These are other users' files, in directories that these users can write to. So only a regular file
+of the user whose job writes it is opened, with that user's rights.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 MAX_ENTRIES = 20_000
-"""Entries of a directory that are looked at."""
+"""Most entries of a directory that are read."""
 _NAME = re.compile(r"nccl_inspector_metrics_([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.prom")
 
 
 class InspectorFileState(enum.StrEnum):
-    """What becomes of a file."""
+    """What happens with a file."""
 
     TAKEN = "taken"
     STALE = "stale"
-    """Not written for long, or in the future: its numbers are of another time."""
+    """It was last written too long ago, or in the future: its numbers are not current."""
     ELSEWHERE = "elsewhere"
-    """Of another node, in a directory that nodes share."""
+    """It is another node's, in a directory that nodes share."""
     FOREIGN = "foreign"
-    """Of a user who may not write there for the job."""
+    """Its owner may not write there for the job."""
     IRREGULAR = "irregular"
-    """A link, a FIFO, a device, a directory."""
+    """It is a link, a FIFO, a device or a directory."""
     TOO_LARGE = "too_large"
     UNREADABLE = "unreadable"
     LEFT_OUT = "left_out"
-    """There are more than max_files."""
+    """It exceeds max_files."""
 
 
 class FileRefused(Exception):
@@ -54,24 +54,24 @@ class FileRefused(Exception):
 
 @dataclass(slots=True)
 class Directory:
-    """A directory that is open, and what is taken from it."""
+    """An open directory, and whose files are taken from it."""
 
     descriptor: int
     part: str
-    """What a collector approaches it as."""
+    """Its name as a part that the collector enters."""
     owners: set[int] = field(default_factory=set)
     """Users whose files are taken."""
     jobs: set[str] = field(default_factory=set)
-    """Those whose processes name it."""
+    """Jobs whose processes name it."""
 
 
 class Directories(dict[tuple[int, int], Directory]):
-    """Directories by device and inode: each once, whatever its paths are."""
+    """Directories by device and inode, so that each occurs once, whatever its paths."""
 
     def add(self, descriptor: int, part: str) -> Directory:
-        """Return the entry of an open directory of the Inspector.
+        """Return the entry of an open Inspector directory.
 
-        One that is known under another path stays as it is, and this descriptor is closed.
+        If it is known under another path, that entry stays and this descriptor is closed.
         """
         status = os.fstat(descriptor)
         known = self.get((status.st_dev, status.st_ino))
@@ -86,16 +86,16 @@ class File:
     """A file that was read."""
 
     uuid: str
-    """Of the GPU, as NVML writes it."""
+    """UUID of the GPU, in NVML's form."""
     owner: int
-    """User id."""
+    """User id of the file's owner."""
     written: float
-    """Unix time of its last change."""
+    """Unix time of the file's last change."""
     text: str
 
 
 def names(directory: int) -> list[str]:
-    """Return the names of the Inspector's files in an open directory, in order."""
+    """Return the names of the Inspector files in an open directory, in order."""
     with os.scandir(directory) as entries:
         return sorted(
             entry.name
@@ -105,13 +105,13 @@ def names(directory: int) -> list[str]:
 
 
 def uuid(name: str) -> str:
-    """Return the UUID of the GPU that an Inspector's file is about, as NVML writes it.
+    """Return the UUID of the GPU that an Inspector file is about, in NVML's form.
 
     ValueError if the name is not the Inspector's.
     """
     match = _NAME.fullmatch(name)
     if match is None:
-        message = f"{name} is no file of the Inspector"
+        message = f"{name} is not an Inspector file"
         raise ValueError(message)
     return f"GPU-{match[1]}"
 
@@ -119,8 +119,8 @@ def uuid(name: str) -> str:
 def read(
     directory: int, name: str, owners: Collection[int], oldest: float, newest: float, limit: int
 ) -> File:
-    """Read one of the Inspector's files, if it belongs to one of `owners` and was written between
-    `oldest` and `newest`, in Unix time.
+    """Read an Inspector file, if it belongs to one of `owners` and was written between `oldest` and
+    `newest`, in Unix time.
 
     Raises FileRefused, and OSError if it cannot be read. `limit` is in bytes.
     """

@@ -1,4 +1,4 @@
-"""The names of variables that NCCL and torch read, and what is wrong with one that they do not."""
+"""The names of variables that NCCL and torch read, and the problems of names that they do not."""
 
 from __future__ import annotations
 
@@ -13,38 +13,37 @@ from importlib import resources
 from dshealthd.jobs.nccl.release import release_numbers
 
 OLDEST = (2, 18)
-"""Names that only releases before this one read are told as retired.
+"""Names that only releases before this one read are reported as retired.
 
-Torch has come with it or a later one since 2.1.
+Torch has shipped this release or a later one since 2.1.
 """
 LIKENESS = 0.9
-"""Share of the letters that an unknown name has in common with a known one that it is taken for.
-
-One or two letters differ.
+"""Least similarity of an unknown name to the known one that it is taken for: one or two letters
+differ.
 """
 
 
 class Misnomer(enum.StrEnum):
-    """What is wrong with a name."""
+    """The problem of a name."""
 
     UNREAD = "unread"
     """No release of any library reads it, whatever guides say."""
     RETIRED = "retired"
-    """No release of today reads it."""
+    """No current release reads it."""
     RENAMED = "renamed"
-    """It works, and has another name by now."""
+    """It still works, but has a new name."""
     MISSPELT = "misspelt"
-    """Nothing reads it, and it is nearly the name that is given with it."""
+    """Nothing reads it, and it closely resembles the name reported with it."""
     UNKNOWN = "unknown"
-    """We know of nothing that reads it; a plugin may."""
+    """Nothing known reads it; a plugin may."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The data file."""
+    """The content of the data file."""
 
     release: tuple[int, ...]
-    """The release of NCCL whose names these are: of a later one we do not know all."""
+    """The release of NCCL whose names these are; a later one may read others."""
     known: frozenset[str]
     retired: Mapping[str, str]
     """The last release that reads it."""
@@ -56,7 +55,7 @@ class Names:
 
 @functools.cache
 def names() -> Names:
-    """Return what is known of variables' names, from `names.toml`."""
+    """Return the known names, from `names.toml`."""
     data = tomllib.loads(
         resources.files(__package__).joinpath("names.toml").read_text(encoding="utf-8")
     )
@@ -77,18 +76,16 @@ def names() -> Names:
 
 
 def newer(releases: Iterable[str]) -> bool:
-    """Tell whether one of these releases of NCCL is newer than the names that are known."""
+    """Return whether one of these NCCL releases is newer than the known names."""
     return any(release_numbers(release) > names().release for release in releases)
 
 
 @functools.lru_cache(maxsize=1024)
 def misnomer(name: str) -> tuple[str, Misnomer] | None:
-    """Return what is wrong with a variable's name, and a name of ours that stands for it.
+    """Return a name from the data file and the problem of a variable's name.
 
-    Itself, the one that is meant, or `other`.
-
-    None if it is read, or is none of NCCL's. What is returned comes from the data file alone,
-    whatever names processes make up.
+    The returned name is the variable's own, the intended one, or `other`, so that it stays bounded
+    whatever names processes make up. None if the variable is read, or is not NCCL's.
     """
     have = names()
     if name in have.renamed:

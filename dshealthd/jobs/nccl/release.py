@@ -1,13 +1,13 @@
-"""NCCL releases that a running process has mapped, and which variables they read.
+"""NCCL releases that a running process has mapped, and the variables that they read.
 
-From `/proc/<pid>/maps`, and the text that each of these libraries prints at start: "NCCL version
-2.27.7+cuda12.9", a constant of the build. A file's name says less, as anybody can rename a file; it
-counts where the constants say nothing. NCCL that is linked into PyTorch is found in
-`libtorch_cuda.so`.
+The sources are `/proc/<pid>/maps` and the text that each of these libraries prints at startup, a
+constant of the build: "NCCL version 2.27.7+cuda12.9". A file's name is less reliable, since anybody
+can rename a file; it counts only if the constants say nothing. NCCL that is linked into PyTorch is
+in `libtorch_cuda.so`.
 
-The file is opened below the process's own root with the rights of its user, looked at before it is
-opened, and compared with what is mapped: a package that was upgraded under a running job is not
-what runs, and then the release is not known.
+The file is opened below the process's own root with the rights of its user, checked before it is
+opened, and compared with the mapping. A package that was upgraded under a running job is not what
+runs, and then the release is unknown.
 """
 
 from __future__ import annotations
@@ -32,42 +32,42 @@ _FILE_NAME = re.compile(r"libnccl\.so\.([0-9]+\.[0-9]+\.[0-9]+)")
 _BANNER = re.compile(
     rb"NCCL version ([0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}[!-*,-~]{0,24})(?:\+cuda| compiled with)"
 )
-"""Both texts that NCCL has it in: of its start, and of its RAS."""
+"""Both NCCL texts with the version: the startup banner, and that of its RAS."""
 _VARIABLE = re.compile(rb"\0(NCCL_[A-Z0-9_]{2,64})(?=\0)")
-"""A constant that is the name of a variable and nothing else."""
+"""A constant that is exactly the name of a variable."""
 MAX_VARIABLES = 4096
-"""Names of one library at which its search for more ends; NCCL 2.30 has 250."""
+"""Names of one library after which the search stops; NCCL 2.30 has 250."""
 _OVERLAP = 128
-"""Bytes of one piece that are searched again with the next, longer than any banner."""
+"""Bytes of one piece that are searched again with the next; longer than any banner."""
 _DELETED = b" (deleted)"
 MAX_LIBRARIES = 8
-"""Libraries of one process that are looked at; one, or two with PyTorch's, is usual."""
+"""Most libraries of one process that are read; one, or two with PyTorch's, is usual."""
 
 
 class Mapping(NamedTuple):
     """A library in the address space of a process."""
 
     path: str
-    """As the process sees it."""
+    """Path as the process sees it."""
     inode: int
     deleted: bool
 
 
 class Library(NamedTuple):
-    """What a library says of itself."""
+    """What the constants of a library reveal."""
 
     versions: frozenset[str]
-    """Of NCCL; empty if it says none."""
+    """NCCL versions; empty if it names none."""
     variables: frozenset[str]
     """Names of the environment variables that it reads, and few others."""
 
 
 class UnknownRelease(Exception):
-    """A process has mapped an NCCL whose release cannot be told, and why."""
+    """A process has mapped an NCCL of unknown release; the message says why."""
 
 
 def release_numbers(release: str) -> tuple[int, ...]:
-    """Return the three numbers that an NCCL release begins with; what vendors add is left out."""
+    """Return the first three numbers of an NCCL release, without a vendor's suffix."""
     return tuple(int(number) for number in re.findall(r"\d+", release)[:3])
 
 
@@ -86,9 +86,9 @@ def parse_maps(data: bytes) -> tuple[Mapping, ...]:
 
 
 def read_library(descriptor: int, name: str) -> Library:
-    """Return what the constants of an open library say of its NCCL release.
+    """Return the NCCL versions and variables among the constants of an open library.
 
-    `name` is that of its file. OSError.
+    `name` is its file name. OSError.
     """
     versions: set[str] = set()
     variables: set[str] = set()
@@ -105,28 +105,28 @@ def read_library(descriptor: int, name: str) -> Library:
 
 
 class MappedReleases:
-    """Tells the releases of processes, and remembers those of each file until it changes."""
+    """A reader of the releases of processes, which caches each file's until the file changes."""
 
     def __init__(self) -> None:
-        """Have looked at nothing yet."""
+        """Start with an empty cache."""
         self._known: dict[Signature, Library] = {}
 
     def of(self, host: Host, pid: int) -> frozenset[str]:
-        """Return the versions of NCCL that a process has mapped, empty if it has mapped none.
+        """Return the NCCL versions that a process has mapped, empty if it has mapped none.
 
-        `UnknownRelease` if one cannot be told, OSError where the process cannot be looked at.
+        `UnknownRelease` if one is unknown, OSError if the process cannot be read.
         """
         return self.library(host, pid).versions
 
     def library(self, host: Host, pid: int) -> Library:
-        """Return what all NCCL that a process has mapped says of itself; raises as `of` does."""
+        """Return the versions and variables of all NCCL in a process; raises as `of` does."""
         maps = read_bytes(host.proc(f"{pid}/maps"), MAPS_LIMIT)
         mappings = parse_maps(maps)
         if len(maps) >= MAPS_LIMIT:
             message = f"the process has more than {MAPS_LIMIT} bytes of mappings"
             raise UnknownRelease(message)
         if len(mappings) > MAX_LIBRARIES:
-            message = f"more than {MAX_LIBRARIES} libraries are called NCCL"
+            message = f"the process has mapped more than {MAX_LIBRARIES} NCCL libraries"
             raise UnknownRelease(message)
         own = [mapping for mapping in mappings if "/libnccl.so" in mapping.path]
         versions: set[str] = set()
@@ -134,7 +134,7 @@ class MappedReleases:
         for mapping in mappings:
             library = self._library(host, pid, mapping)
             if not library.versions and (mapping in own or not own):
-                message = f"{mapping.path} does not say its version"
+                message = f"{mapping.path} does not say its NCCL version"
                 raise UnknownRelease(message)
             versions |= library.versions
             variables |= library.variables
@@ -142,14 +142,14 @@ class MappedReleases:
 
     def _library(self, host: Host, pid: int, mapping: Mapping) -> Library:
         if mapping.deleted:
-            message = f"{mapping.path} was replaced while the process runs"
+            message = f"{mapping.path} was replaced while the process was running"
             raise UnknownRelease(message)
         with Root.of_process(host, pid) as root:
             descriptor = root.open(mapping.path)
         try:
             status = os.fstat(descriptor)
             if status.st_ino != mapping.inode:
-                message = f"{mapping.path} is another file than the one that is mapped"
+                message = f"{mapping.path} is another file than the mapped one"
                 raise UnknownRelease(message)
             key = signature(status)
             if key not in self._known:

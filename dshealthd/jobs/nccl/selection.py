@@ -23,18 +23,18 @@ class SelectedName:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """A list of names, all prefixes or all exact, of what to use or of what not to."""
+    """A list of names to use or to exclude, either all prefixes or all exact."""
 
     exclude: bool
     exact: bool
     entries: tuple[SelectedName, ...]
 
     def takes(self, name: str, port: int | None = None) -> bool:
-        """Tell whether a device or its port is selected; interfaces have no port."""
+        """Return whether a device or its port is selected; interfaces have no port."""
         return self._lists(name, port) != self.exclude
 
     def names(self, entry: SelectedName, name: str, port: int | None = None) -> bool:
-        """Tell whether an entry of the selection stands for a device or port."""
+        """Return whether an entry of the selection matches a device or port."""
         if port is not None and entry.port is not None and port != entry.port:
             return False
         return name == entry.name if self.exact else name.startswith(entry.name)
@@ -44,8 +44,8 @@ class Selection:
 
 
 def parse_selection(text: str) -> Selection:
-    """Return what a value such as `NCCL_IB_HCA`'s selects: `^` in front excludes, `=` after it
-    makes names exact, and `:` leads to a port.
+    """Return the selection of a value such as `NCCL_IB_HCA`'s: a leading `^` excludes, `=` after it
+    makes names exact, and `:` precedes a port.
     """
     exclude = text.startswith("^")
     text = text.removeprefix("^")

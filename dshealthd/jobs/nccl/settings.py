@@ -1,10 +1,8 @@
-"""NCCL's settings: what it makes of their values, and of an `nccl.conf`.
-
-Where they come from, what it reads in a number, and which values it does not take.
+"""NCCL's settings: how NCCL reads their values and an `nccl.conf`, and which values it rejects.
 
 NCCL 2.30.7: src/misc/param.cc, `ncclGetLevel` in src/graph/paths.cc, `parseList` in
-src/graph/tuning.cc; ranges as its documentation (docs/userguide/source/env.rst) and the InfiniBand
-specification have them.
+src/graph/tuning.cc; ranges from its documentation (docs/userguide/source/env.rst) and the
+InfiniBand specification.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ _LARGEST = (1 << 63) - 1
 _ANY_NUMBER = (-_LARGEST - 1, _LARGEST)
 
 _RANGES = {
-    "NCCL_IB_TIMEOUT": (1, 31),  # 0, and 32 and more, wait for ever
+    "NCCL_IB_TIMEOUT": (1, 31),  # 0, and 32 and more, wait forever
     "NCCL_IB_RETRY_CNT": (0, 7),
     "NCCL_IB_SL": (0, 15),
     "NCCL_IB_TC": (0, 255),
@@ -43,7 +41,7 @@ _RANGES = {
         _ANY_NUMBER,
     ),
 }
-"""Numbers, with the least and the greatest."""
+"""Numeric settings, with the least and the greatest value."""
 _LEVELS = frozenset({"LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS"})
 _WORDS: Mapping[str, frozenset[str]] = {
     "NCCL_NTHREADS": frozenset({"64", "128", "256", "512"}),
@@ -57,18 +55,18 @@ _FUNCTIONS = frozenset({"broadcast", "reduce", "allgather", "reducescatter", "al
 
 
 class Misfit(enum.StrEnum):
-    """What is wrong with a value."""
+    """The problem of a value."""
 
     OUT_OF_RANGE = "out_of_range"
-    """NCCL does not take it, or takes it for something else, such as a time that never ends."""
+    """NCCL rejects it, or takes it for something else, such as an infinite timeout."""
     NO_NUMBER = "no_number"
-    """NCCL reads a number in it, such as 0 in `true`, that it does not say."""
+    """It is not a number, but NCCL reads one in it, such as 0 in `true`."""
 
 
 def number(text: str) -> int | None:
     """Return the number that NCCL reads in a setting's value.
 
-    None where it takes its default: the value is empty, or longer than 64 bits.
+    None if NCCL takes its default: the value is empty, or exceeds 64 bits.
     """
     if not text:
         return None
@@ -82,10 +80,7 @@ def number(text: str) -> int | None:
 
 
 def misfit(name: str, value: str) -> Misfit | None:
-    """Return what is wrong with the value of a setting.
-
-    None if nothing is, or nothing is known of it.
-    """
+    """Return the problem of a setting's value; None if it has none, or the setting is unknown."""
     if not value:
         return None
     if name in {"NCCL_NET_GDR_LEVEL", "NCCL_P2P_LEVEL"}:
@@ -109,7 +104,7 @@ def misfit(name: str, value: str) -> Misfit | None:
 
 
 def _is_list(text: str, elements: frozenset[str]) -> bool:
-    """Tell whether a setting is `[function:][^]element,…` with `;` between the functions."""
+    """Return whether a setting is `[function:][^]element,…`, with `;` between functions."""
     for index, part in enumerate(part for part in text.split(";") if part):
         function, colon, listed = part.partition(":")
         if colon and function not in _FUNCTIONS:
@@ -124,10 +119,10 @@ def _is_list(text: str, elements: frozenset[str]) -> bool:
 
 
 def parse_configuration(data: bytes) -> tuple[dict[str, str], bytes]:
-    """Return the allowed variables that an `nccl.conf` sets, and all of its lines as an
+    """Return the allowed variables that an `nccl.conf` sets, and all of its lines in the form of an
     environment, for their names.
 
-    The first of two lines counts, as a variable that is set already stays.
+    The first of two equal names counts, because NCCL does not overwrite a variable that is set.
     """
     found: dict[str, str] = {}
     lines = [line.removesuffix(b"\r") for line in data.split(b"\n")]

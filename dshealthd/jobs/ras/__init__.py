@@ -1,1 +1,1 @@
-"""What NCCL's RAS subsystem tells of a job, and how it is asked."""
+"""Queries to NCCL's RAS subsystem, and its answers about a job."""

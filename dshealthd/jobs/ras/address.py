@@ -1,8 +1,8 @@
-"""Where the RAS of a job listens, by its processes' environment, and whether that is this node.
+"""Where the RAS of a job listens, from its processes' environment, and whether that is this node.
 
-NCCL binds what `NCCL_RAS_ADDR` says, `localhost:28028` by default. Names are not looked up: a name
-server that hangs would stop the queries of all jobs. What is neither loopback nor an address of
-this node is never connected to, whatever a job writes there.
+NCCL binds the address in `NCCL_RAS_ADDR`, `localhost:28028` by default. Names are not resolved: a
+hung name server would stop the queries of all jobs. Only loopback and addresses of this node are
+ever connected to, whatever a job sets.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_PORT = 65535
 _LOOPBACK = ("127.0.0.1", "::1")
 _Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 _ANYWHERE = 9
-"""A port; nothing is sent to it."""
+"""An arbitrary port; nothing is sent to it."""
 
 
 class Endpoint(NamedTuple):
@@ -30,8 +30,8 @@ class Endpoint(NamedTuple):
 
 
 def enabled(environment: Mapping[str, str]) -> bool:
-    """Tell whether NCCL starts RAS: 1, the default, is what it compares with, and what it cannot
-    read counts as the default.
+    """Return whether NCCL starts RAS: the value must be 1, the default, which NCCL also takes for
+    what it cannot read.
     """
     text = environment.get("NCCL_RAS_ENABLE", "").strip()
     try:
@@ -41,10 +41,9 @@ def enabled(environment: Mapping[str, str]) -> bool:
 
 
 def parse_address(text: str) -> tuple[tuple[str, ...], int]:
-    """Return the addresses that `NCCL_RAS_ADDR` may mean, in the order in which to try them, and
-    the port.
+    """Return the addresses that `NCCL_RAS_ADDR` may mean, in the order to try them, and the port.
 
-    ValueError if it is none that can be connected to: a name other than localhost, or no port.
+    ValueError if it cannot be connected to: a name other than localhost, or no port.
     """
     addresses, port = _parse(text)
     loopback = {4: "127.0.0.1", 6: "::1"}
@@ -62,14 +61,14 @@ def _parse(text: str) -> tuple[tuple[_Address, ...], int]:
         host, _, port = text.partition(":")
         port = port.partition(":")[0]
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) <= MAX_PORT):  # noqa: PLR2004 - digits of the largest
-        message = f"NCCL_RAS_ADDR={text[:100]!r} names no port"
+        message = f"NCCL_RAS_ADDR={text[:100]!r} has no valid port"
         raise ValueError(message)
     if host.lower() == "localhost":
         return tuple(map(ipaddress.ip_address, _LOOPBACK)), int(port)
     try:
         address = ipaddress.ip_address(host)
     except ValueError as error:
-        message = f"NCCL_RAS_ADDR={text[:100]!r} is a name, and only localhost and addresses are understood"
+        message = f"NCCL_RAS_ADDR={text[:100]!r} has a host name; only localhost and IP addresses are supported"
         raise ValueError(message) from error
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
@@ -77,9 +76,9 @@ def _parse(text: str) -> tuple[tuple[_Address, ...], int]:
 
 
 def exposed(environment: Mapping[str, str]) -> bool:
-    """Tell whether NCCL listens for RAS where other hosts can reach it.
+    """Return whether NCCL listens for RAS where other hosts can reach it.
 
-    False as well where `NCCL_RAS_ADDR` is a name, which is not looked up.
+    False also if `NCCL_RAS_ADDR` is a name, which is not resolved.
     """
     text = environment.get("NCCL_RAS_ADDR")
     if text is None or not enabled(environment):
@@ -92,9 +91,8 @@ def exposed(environment: Mapping[str, str]) -> bool:
 
 
 def own(host: str) -> bool:
-    """Tell whether an address of RAS is this network namespace's, by the kernel's own routing.
-
-    It sends from there what is for there.
+    """Return whether an address is this network namespace's, according to the kernel's routing: it
+    is the source of packets to itself.
 
     Secondary addresses of an interface may be missed. Nothing is sent.
     """
@@ -105,19 +103,19 @@ def own(host: str) -> bool:
     with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
         try:
             probe.connect((host, _ANYWHERE))
-        except OSError:  # no way leads there
+        except OSError:  # no route
             return False
         return ipaddress.ip_address(probe.getsockname()[0]) == address
 
 
 def endpoints(environment: Mapping[str, str]) -> tuple[Endpoint, ...]:
-    """Return where to ask for a process's RAS, in order.
+    """Return the endpoints at which to query a process's RAS, in order.
 
-    ValueError if that is nowhere on this node.
+    ValueError if they are not on this node.
     """
     text = environment.get("NCCL_RAS_ADDR")
     hosts, port = (_LOOPBACK, PORT) if text is None else parse_address(text)
     if not all(own(host) for host in hosts):
-        message = f"NCCL_RAS_ADDR={(text or '')[:100]!r} is no address of this node"
+        message = f"NCCL_RAS_ADDR={(text or '')[:100]!r} is not an address of this node"
         raise ValueError(message)
     return tuple(Endpoint(host, port) for host in hosts)

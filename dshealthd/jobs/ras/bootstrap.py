@@ -1,7 +1,7 @@
-"""Which protocol (IPv4 or IPv6) the NCCL of a process, and so its RAS, reaches its peers over.
+"""The protocol (IPv4 or IPv6) over which the NCCL of a process, and so its RAS, reaches its peers.
 
 RAS listens for its peers at an address of NCCL's bootstrap interface. A process with a TCP socket
-bound to an IPv6 address of its own (not loopback, not a mapped IPv4 address, not any address) may
+bound to an IPv6 address of its own (not loopback, not a mapped IPv4 address, not the wildcard) may
 use IPv6 there; one without does not.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
 TABLE_LIMIT = 16 << 20
-"""Bytes of the kernel's table, some 100,000 sockets; one that is longer counts as IPv6."""
+"""Bytes of the kernel's table, some 100,000 sockets; a longer one counts as IPv6."""
 MAX_DESCRIPTORS = 65536
 _MAPPED = b"0000000000000000FFFF0000"
 _ANY = b"0" * 32
@@ -28,7 +28,7 @@ _INODE = 9
 
 
 def parse_bound(table: bytes) -> set[int]:
-    """Return the inodes of sockets of `/proc/<pid>/net/tcp6` that are bound to an IPv6 address."""
+    """Return the inodes of sockets in `/proc/<pid>/net/tcp6` that are bound to an IPv6 address."""
     found = set()
     for line in table.split(b"\n")[1:]:
         fields = line.split()
@@ -40,7 +40,7 @@ def parse_bound(table: bytes) -> set[int]:
 
 
 def may_use_ipv6(host: Host, pid: int) -> bool:
-    """Tell whether NCCL may reach its peers over IPv6. OSError where that is not known."""
+    """Return whether NCCL may reach its peers over IPv6. OSError if that is unknown."""
     try:
         table = read_bytes(host.proc(f"{pid}/net/tcp6"), TABLE_LIMIT)
     except FileNotFoundError:

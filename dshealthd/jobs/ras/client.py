@@ -1,9 +1,8 @@
-"""The client of NCCL's RAS: one question to each of several jobs at once, bounded in time and
-bytes.
+"""The client of NCCL's RAS: one query to each of several jobs at once, bounded in time and bytes.
 
-A process that is stopped accepts connections through its kernel and says nothing. NCCL's processes
-share the port, and the kernel picks one for each connection, so that a greeting that is not
-answered is tried again on a new one, as NCCL's own client does.
+The kernel accepts connections for a stopped process, which then says nothing. NCCL's processes
+share the port, and the kernel picks one for each connection. So a greeting without an answer is
+retried on a new connection, as NCCL's own client does.
 """
 
 from __future__ import annotations
@@ -34,33 +33,33 @@ if TYPE_CHECKING:
     from dshealthd.jobs.ras.policy import Form
 
 ATTEMPTS = 6
-"""Connections that are made, at most, until one greets."""
+"""Most connections made until one greets."""
 GREETING = 1.0
-"""Seconds within which a process that is well greets."""
+"""Seconds within which a healthy process greets."""
 _NOBODY = frozenset(
     {errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.EAFNOSUPPORT}
 )
 _CHUNK = 1 << 18
 _LOW_WATER = 1 << 16
-"""Bytes for which the kernel waits before it wakes the reader of an answer, so that one that
-trickles costs nothing.
+"""Bytes that the kernel collects before it wakes the reader of an answer, so that a trickling one
+costs nothing.
 """
 
 
 @dataclass(slots=True)
 class _Connection:
-    """One attempt."""
+    """One connection attempt."""
 
     socket: socket.socket
     endpoint: Endpoint
     conversation: Conversation
     patience: float
-    """When it must have greeted, by the monotonic clock."""
+    """Deadline of the greeting, by the monotonic clock."""
     made: bool = False
 
 
 class Query:
-    """One question, over as many connections as it takes; `outcome` is set at the end."""
+    """One query, over as many connections as it takes; `outcome` is set at the end."""
 
     def __init__(
         self,
@@ -69,15 +68,15 @@ class Query:
         limit: int,
         form: Form,
     ) -> None:
-        """Prepare to ask in one form.
+        """Prepare to query in one form.
 
-        `verify_peer` tells whether the other end of a connection may answer, or raises OSError;
+        `verify_peer` returns whether the other end of a connection may answer, or raises OSError;
         `limit` is in bytes.
         """
         self.outcome: RasAnswer | Unanswered | NoListener | Stranger | None = None
         self.connections = 0
         self.responder: int | None = None
-        """Pid of the process that answers, where `verify_peer` sets it."""
+        """Pid of the process that answers, if `verify_peer` sets it."""
         self._endpoints = list(endpoints)
         self._vouch = verify_peer
         self._limit = limit
@@ -87,7 +86,7 @@ class Query:
 
     @property
     def due(self) -> float:
-        """When to look at this RAS query even if nothing happens, by the monotonic clock."""
+        """When to check this query even if nothing arrives, by the monotonic clock."""
         connection = self._connection
         return (
             self._end
@@ -96,14 +95,14 @@ class Query:
         )
 
     def start(self, selector: selectors.BaseSelector, now: float, end: float) -> None:
-        """Make the first connection to RAS; the answer must be whole at `end`."""
+        """Make the first connection; the answer must be complete at `end`."""
         self._selector, self._end = selector, end
         self._connect(now)
 
     def look(self, now: float) -> None:
-        """Give up what of a RAS query has taken too long."""
+        """Give up the query, or its current connection, if it has taken too long."""
         if now >= self._end:
-            self._finish(Unanswered(Reason.TIMEOUT, "no whole answer in time"))
+            self._finish(Unanswered(Reason.TIMEOUT, "no complete answer in time"))
         elif now >= self.due:
             self._again(
                 now,
@@ -113,7 +112,7 @@ class Query:
             )
 
     def ready(self, now: float) -> None:
-        """Go on with the RAS query, now that the connection is made or something has arrived."""
+        """Continue the query after the connection was made or data has arrived."""
         if (connection := self._connection) is None:
             return
         try:
@@ -144,21 +143,19 @@ class Query:
             return
         fresh = not connection.conversation.greeted
         reply = connection.conversation.receive(data, self._end - now)
-        # Not before the greeting: until a process has accepted, nobody holds the other end.
+        # Not before the greeting: until a process has accepted, none owns the other end.
         if fresh and connection.conversation.greeted and not self._vouch(connection.socket):
-            self._again(
-                now, Stranger("another process than one of the job's listens at its address")
-            )
+            self._again(now, Stranger("a process outside the job listens at its address"))
         elif reply:
             self._say(connection, reply)
 
     def _say(self, connection: _Connection, line: bytes) -> None:
-        """Say a line of RAS's closed list.
+        """Send a line, which must be in `MAY_BE_SENT`.
 
-        It is always taken whole, as it is the first thing in an empty buffer.
+        The socket always takes it whole, because its buffer is empty.
         """
         if line not in MAY_BE_SENT:
-            raise Unanswered(Reason.INTERNAL, f"{line!r} is not among what may be sent")
+            raise Unanswered(Reason.INTERNAL, f"{line!r} is not one of the lines that may be sent")
         connection.socket.send(line)
         if connection.conversation.answering:
             connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _LOW_WATER)
@@ -186,7 +183,7 @@ class Query:
                 self._finish(Unanswered(os_reason(error), str(error)))
 
     def _nobody(self, endpoint: Endpoint, now: float) -> None:
-        """Leave an address out at which no RAS listens."""
+        """Drop an address at which no RAS listens, and try the next."""
         self._close()
         self._endpoints.remove(endpoint)
         if self._endpoints:
@@ -213,7 +210,7 @@ class Query:
 
 
 def ask(queries: Iterable[Query], seconds: float, monotonic: Callable[[], float]) -> None:
-    """Ask RAS of all jobs and return when each has its outcome, after `seconds` at the latest."""
+    """Run all queries, and return when each has its outcome, at the latest after `seconds`."""
     now = monotonic()
     with selectors.DefaultSelector() as selector:
         asked = list(queries)

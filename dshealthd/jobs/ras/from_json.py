@@ -1,6 +1,6 @@
-"""The JSON form of a RAS answer (NCCL 2.28.7 and later), taken without trust.
+"""The JSON form of a RAS answer (NCCL 2.28.7 and later), parsed without trust.
 
-What is not as NCCL writes it is a `MalformedAnswer`.
+Anything that NCCL would not write is a `MalformedAnswer`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _HASH = re.compile(r"0x([0-9a-f]{1,16})")
 
 
 def repair(data: bytes) -> bytes:
-    """Put in the comma that NCCL 2.28.7 and 2.28.9 leave out after `nvml_dev` in `missing_ranks`.
+    """Insert the comma that NCCL 2.28.7 and 2.28.9 omit after `nvml_dev` in `missing_ranks`.
 
-    Valid JSON comes back as it was: between a number and a string it always has a comma, and a
-    string of it contains no line break.
+    Valid JSON is returned unchanged: it always has a comma between a number and a string, and its
+    strings contain no line breaks.
     """
     return _LOST_COMMA.sub(rb"\1,\n\2", data)
 
 
 def parse_json(data: bytes) -> Status:
-    """Return what a RAS answer in JSON says. Raises MalformedAnswer."""
+    """Return the status in a JSON answer. Raises MalformedAnswer."""
     document = _table(_load(data), "the answer")
     communicators = [
         _communicator(_table(entry, f"communicators[{index}]"), f"communicators[{index}]")
@@ -61,7 +61,7 @@ def parse_json(data: bytes) -> Status:
 
 
 def _load(data: bytes) -> object:
-    """Return the JSON document of a RAS answer, repaired if that is what it takes."""
+    """Return the JSON document of an answer, repaired if necessary."""
     try:
         try:
             return json.loads(data.decode(), parse_constant=_no_number)
@@ -71,22 +71,22 @@ def _load(data: bytes) -> object:
                 raise
             return json.loads(repaired.decode(), parse_constant=_no_number)
     except ValueError as error:
-        message = f"no JSON: {str(error)[:200]}"
+        message = f"not JSON: {str(error)[:200]}"
         raise MalformedAnswer(message) from error
     except RecursionError as error:
-        message = "JSON that is nested too deeply"
+        message = "JSON is nested too deeply"
         raise MalformedAnswer(message) from error
 
 
 def _no_number(name: str) -> float:
-    message = f"{name} is no number of JSON"
+    message = f"{name} is not a JSON number"
     raise ValueError(message)
 
 
 def _communicator(entry: dict[str, Any], at: str) -> Communicator:
     match = _HASH.fullmatch(_text(entry, "hash", at))
     if match is None:
-        message = f"{at}.hash is no hexadecimal number"
+        message = f"{at}.hash is not a hexadecimal number"
         raise MalformedAnswer(message)
     states: Counter[RasRankState] = Counter()
     errors: Counter[tuple[str, str]] = Counter()
@@ -114,7 +114,7 @@ def _communicator(entry: dict[str, Any], at: str) -> Communicator:
         if state is not RasRankState.NOT_MEMBER:
             troubles.append(trouble)
     spreads = _spreads(counts)
-    # NCCL refuses what a rank launches after such an error: that it is behind follows.
+    # After such an error NCCL refuses a rank's launches, so its lag is a consequence.
     broken = {trouble.rank for trouble in troubles if trouble.what == REMOTE_ERROR}
     may_lag = {rank: counted for rank, counted in counts.items() if rank not in broken}
     return Communicator(
@@ -138,7 +138,7 @@ def _state(status: dict[str, Any], at: str) -> RasRankState:
 
 
 def _counts(rank: dict[str, Any], at: str) -> dict[str, int]:
-    """Return a rank's counts in the JSON; operations that are not known count together."""
+    """Return a rank's counts by operation; unknown operations count together."""
     counts: dict[str, int] = {}
     table = _table(rank.get("collective_counts"), f"{at}.collective_counts")
     for name in table:
@@ -194,7 +194,7 @@ def _place(rank: dict[str, Any], at: str) -> RankLocation:
 
 
 def _processes(document: dict[str, Any]) -> dict[RasRankState, int]:
-    """Return how many processes the JSON calls unresponsive or dead; it has been checked."""
+    """Return how many processes a checked document calls unresponsive and dead."""
     gone: dict[RasRankState, set[tuple[str, int]]] = {
         RasRankState.UNRESPONSIVE: set(),
         RasRankState.DEAD: set(),
@@ -206,10 +206,7 @@ def _processes(document: dict[str, Any]) -> dict[RasRankState, int]:
 
 
 def _numbers(document: dict[str, Any]) -> dict[RankLocation, int]:
-    """Return which number the ranks of the largest communicator have in RAS's JSON, by place.
-
-    The document has been checked.
-    """
+    """Return the numbers of the largest communicator's ranks in a checked document, by place."""
     nothing: dict[str, Any] = {"ranks": [], "missing_ranks": []}
     largest = max(document["communicators"], key=lambda entry: int(entry["size"]), default=nothing)
     return {
@@ -219,21 +216,21 @@ def _numbers(document: dict[str, Any]) -> dict[RankLocation, int]:
 
 def _table(value: object, at: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        message = f"{at} is no object"
+        message = f"{at} is not an object"
         raise MalformedAnswer(message)
     return value
 
 
 def _list(table: dict[str, Any], key: str, at: str) -> list[Any]:
     if not isinstance(value := table.get(key), list):
-        message = f"{at}.{key} is no array"
+        message = f"{at}.{key} is not an array"
         raise MalformedAnswer(message)
     return value
 
 
 def _text(table: dict[str, Any], key: str, at: str) -> str:
     if not isinstance(value := table.get(key), str):
-        message = f"{at}.{key} is no string"
+        message = f"{at}.{key} is not a string"
         raise MalformedAnswer(message)
     return value
 
@@ -248,6 +245,6 @@ def _flag(table: dict[str, Any], key: str, at: str) -> bool:
 def _integer(table: dict[str, Any], key: str, at: str, least: int = 0) -> int:
     value = table.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < _MAX:
-        message = f"{at}.{key[:40]} is no integer from {least}"
+        message = f"{at}.{key[:40]} is not an integer of at least {least}"
         raise MalformedAnswer(message)
     return value

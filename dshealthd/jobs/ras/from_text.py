@@ -1,8 +1,8 @@
-"""The text form of a RAS answer (NCCL 2.24 and later), in the verbose variety.
+"""The text form of a RAS answer (NCCL 2.24 and later), in its verbose variant.
 
-Written for people: a table of groups of communicators that are alike, then one section for each
-that is not in order. What is not in a section is as the table says, so that the states of all ranks
-are known, and the counts of those communicators alone whose ranks differ.
+It is written for people: a table of groups of similar communicators, then one section for each
+communicator with a problem. Communicators without a section are as the table says. So the states of
+all ranks are known, but counts only for communicators whose ranks differ.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ _PROCESS = re.compile(
     r"  Process ([0-9]{1,18}) on node (\S+) managing GPUs? ([0-9,]+)(?: \(NVML ([0-9,]+)\))?"
 )
 _JOB = re.compile(rf" *{_N}(?: +[0-9]+(?:-[0-9]+)?){{2}} +{_N} +{_N}")
-"""The row of the job summary: nodes, per node and process, and processes and GPUs in all."""
+"""The row of the job summary: nodes, numbers per node and process, processes and GPUs in total."""
 _PROCESSES = re.compile(
     rf"  (?:Missing communicator data from {_N}|{_N}) job process(?:es)?(?: (?:is|are) considered dead .*)?"
 )
 _IMPOSSIBLE = re.compile(r"  (?:Rank |.*\b(?:rank|process|GPU) )-[0-9]")
-"""A negative number of a rank, process or GPU, which an overrun inside NCCL writes."""
+"""A negative number of a rank, process or GPU, which a buffer overrun in NCCL produces."""
 _TIMEOUTS = re.compile(
     rf"  Encountered {_N} communication timeouts? while gathering communicator data"
 )
@@ -96,31 +96,31 @@ class _TableRow:
 
 
 class _Launched(NamedTuple):
-    """Ranks that have launched as much."""
+    """Ranks that have launched the same number of operations."""
 
     operations: int
     ranks: int
     named: list[tuple[int, RankLocation | None]]
-    """All of them, or none: NCCL names a small minority only."""
+    """All of them, or none: NCCL names only a small minority."""
 
 
 @dataclass(slots=True)
 class _Section:
-    """What is said of one communicator, in one or more sections."""
+    """The information on one communicator, from one or more sections."""
 
     name: str
     group: _TableRow
     silent: int = 0
     states: Counter[RasRankState] = field(default_factory=Counter)
     counts: dict[str, list[_Launched]] = field(default_factory=dict)
-    """By operation: each count that some ranks have."""
+    """The counts that ranks have, by operation."""
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     quiet: list[tuple[int, RankLocation | None]] = field(default_factory=list)
     failed: list[Trouble] = field(default_factory=list)
 
 
 def parse_text(data: bytes) -> Status:
-    """Return what a RAS answer in text says. Raises MalformedAnswer."""
+    """Return the status in a text answer. Raises MalformedAnswer."""
     lines = data.decode(errors="replace").split("\n")
     heads = [
         (line, underline)
@@ -131,13 +131,13 @@ def parse_text(data: bytes) -> Status:
         not any(line.startswith("Communicators...") for line, _ in heads)
         or ("Warnings", "========") not in heads
     ):
-        message = "no answer of RAS in text, or not a whole one: the heads Communicators and Warnings are missing"
+        message = "not a RAS text answer, or an incomplete one: the headings Communicators and Warnings are missing"
         raise MalformedAnswer(message)
     return _Reader(lines).status()
 
 
 class _Reader:
-    """Goes through the lines once; what a line belongs to is decided by those before it."""
+    """A single pass over the lines; the lines before each one decide what it belongs to."""
 
     def __init__(self, lines: list[str]) -> None:
         self.version = ""
@@ -145,13 +145,13 @@ class _Reader:
         self.sections: dict[tuple[int, int], _Section] = {}
         self.processes = {RasRankState.UNRESPONSIVE: 0, RasRankState.DEAD: 0}
         self.gone: list[tuple[RasRankState, RankLocation]] = []
-        """The GPUs of processes that are unresponsive or dead, with the process's state."""
+        """The GPUs of unresponsive or dead processes, with the process's state."""
         self.gpus: int | None = None
-        """Of the whole job."""
+        """Number of GPUs of the whole job."""
         self.timeouts = 0
         self._section: _Section | None = None
         self._named: list[tuple[int, RankLocation | None]] = []
-        """The list that ranks on lines of their own belong to."""
+        """The list to which ranks on the following lines belong."""
         self._operation = self._kind = ""
         self._error = ""
         self._state = RasRankState.UNRESPONSIVE
@@ -159,7 +159,7 @@ class _Reader:
             self._read(line)
 
     def status(self) -> Status:
-        """Return what was read of RAS's text."""
+        """Return the status that was read."""
         communicators = [self._communicator(section) for section in self.sections.values()]
         for group in self.groups.values():
             if group.count > group.named:
@@ -179,7 +179,7 @@ class _Reader:
 
     def _read(self, line: str) -> None:
         if _IMPOSSIBLE.match(line):
-            message = f"a number that cannot be: {line[:80]}"
+            message = f"an impossible number: {line[:80]}"
             raise ImpossibleAnswer(message)
         if match := _VERSION.fullmatch(line):
             self.version = version(match[1])
@@ -202,7 +202,7 @@ class _Reader:
 
     def _begin(self, group: int, index: int, name: str) -> None:
         if group not in self.groups:
-            message = f"communicator #{group}-{index} is of a group that is not in the table"
+            message = f"communicator #{group}-{index} belongs to a group that is not in the table"
             raise MalformedAnswer(message)
         if (group, index) not in self.sections:
             self.sections[group, index] = _Section(name, self.groups[group])
@@ -212,7 +212,7 @@ class _Reader:
         self._named = []
 
     def _read_summary(self, line: str) -> None:
-        """Read a line of RAS's text on what concerns processes."""
+        """Read a line about the job or its processes."""
         if match := _PROCESSES.fullmatch(line):
             self.processes[self._state] = int(match[1] or match[2])
         elif match := _TIMEOUTS.fullmatch(line):
@@ -228,10 +228,7 @@ class _Reader:
             ]
 
     def _read_section(self, section: _Section, line: str) -> None:
-        """Read a line of RAS's text on what concerns a communicator.
-
-        One that is not known says nothing that is needed.
-        """
+        """Read a line about a communicator; unknown lines hold nothing that is needed."""
         if match := _SILENT.fullmatch(line):
             section.silent, self._named = int(match[1]), section.quiet
         elif match := _RANKS.fullmatch(line):
@@ -255,9 +252,8 @@ class _Reader:
             self._name(section, int(match[1]), _place(*match.groups()[1:5]))
 
     def _read_ranks(self, section: _Section, number: int, facts: tuple[str | None, ...]) -> None:
-        """Take what RAS's text says of so many ranks.
-
-        Their status, how many operations they launched (none, if nothing is said), or an error.
+        """Record a fact about a number of ranks: their status, an error, or the number of
+        operations that they have launched (0 if not given).
         """
         status, launched, error = facts
         self._named, self._error = [], ""
@@ -317,11 +313,11 @@ class _Reader:
         )
 
     def _silent(self, section: _Section) -> list[Trouble]:
-        """Return the ranks that did not answer, as far as RAS's text numbers them.
+        """Return the ranks that did not answer, as far as the text numbers them.
 
-        2.24 says neither where they run nor whether they are dead. Where one GPU's process is gone
-        and a communicator of all GPUs lacks one rank, that rank runs there. In a smaller one, whose
-        member may have destroyed it and answer, the place stays unknown.
+        2.24 says neither where they run nor whether they are dead. If one GPU's process is gone and
+        a communicator of all GPUs lacks one rank, that rank runs there. In a smaller communicator
+        the place stays unknown: a member may have destroyed it and still answer.
         """
         states = {state for state, _ in self.gone}
         listed = len(self.gone) == sum(self.processes.values())
@@ -341,9 +337,9 @@ class _Reader:
 
 
 def _least_unnamed(groups: list[_Launched]) -> float:
-    """Return the least count of ranks that RAS's text does not name; infinite if all are.
+    """Return the least count of the ranks that the text does not name; infinite if it names all.
 
-    Who has launched more than these is not the one that is furthest behind.
+    A rank that has launched more than these does not lag furthest.
     """
     return min((group.operations for group in groups if not group.named), default=math.inf)
 
@@ -356,7 +352,7 @@ def _spread(values: Iterator[int]) -> Spread:
 def _place(
     cuda: str | None, nvml: str | None, pid: str | None, host: str | None
 ) -> RankLocation | None:
-    """Return where a rank runs by RAS's text; None if NCCL did not find it."""
+    """Return where a rank runs; None if NCCL did not find it."""
     return (
         None
         if cuda is None or pid is None or host is None

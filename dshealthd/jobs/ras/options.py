@@ -1,4 +1,4 @@
-"""How training jobs are asked by NCCL's RAS."""
+"""Options of the queries to NCCL's RAS of training jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SPARE = 2.0
-"""Seconds that a collection needs beside the queries."""
+"""Seconds that a collection needs in addition to the queries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,48 +21,48 @@ class NcclRasOptions(CollectorOptions):
 
     interval: Duration = option(
         "15s",
-        "Time from one look at the jobs to the next, and from one query to the next of a job "
-        "that is not well.",
+        "Time between two checks of the jobs, and between two queries of a job that is not "
+        "healthy.",
         minimum="1s",
     )
-    # Each query goes through all processes of a job. 30 s halves them against asking at each look;
-    # longer would delay pages by as much, as no progress shows in the second answer after a hang.
+    # Each query goes through all processes of a job. 30 s halves their number compared with a query
+    # at each check. A longer time would delay pages as much, because a hang shows only in the
+    # second answer after it.
     healthy_interval: Duration = option(
         "30s",
-        "Time from one query to the next of a job that is well: no rank in trouble, and operations "
-        "launched since the answer before.",
+        "Time between two queries of a healthy job: no rank in trouble, and operations launched "
+        "since the previous answer.",
         minimum="1s",
     )
     deadline: Duration = option(
         "20s",
-        "How long all queries, or reading one answer, may take until the worker is given up.",
+        "Time limit for all queries, or for reading one answer, after which the worker is killed.",
         minimum="1s",
     )
     timeout: Duration = option(
         "12s",
-        "How long a job may take to answer; NCCL needs up to 10 s where processes are stopped.",
+        "Answer timeout of a job; NCCL needs up to 10 s if processes are stopped.",
         minimum="1s",
     )
     max_jobs: int = option(
         8,
-        "Training jobs that are asked: users take turns, the oldest first.",
+        "Most training jobs that are queried: users take turns, the oldest first.",
         minimum=1,
         maximum=100,
     )
     max_bytes: Bytes = option(
         Bytes(16 << 20),
-        "Length of an answer beyond which it is refused. A rank takes some 600 bytes for "
-        "each communicator.",
+        "Largest answer that is accepted. A rank takes some 600 bytes for each communicator.",
         minimum=Bytes(1 << 16),
     )
 
     ask_unknown_releases: bool = option(
         False,
-        "Whether to ask jobs whose NCCL release is unknown or is not known to be safe, in JSON "
-        "alone. Releases that are known to be unsafe are never asked.",
+        "Whether to query jobs whose NCCL release is unknown or not known to be safe, in JSON "
+        "only. Releases that are known to be unsafe are never queried.",
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield the options of NCCL's RAS whose values cannot be used, and why."""
+        """Yield the options with invalid values, and why."""
         if self.deadline < self.timeout + SPARE:
             yield "deadline", f"must be at least {SPARE:g} s more than timeout ({self.timeout})"

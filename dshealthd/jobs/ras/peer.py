@@ -1,8 +1,8 @@
-"""Who is at the other end of a connection to RAS within this node.
+"""The process at the other end of a connection to RAS within this node.
 
-All processes of a user can share the port of RAS (SO_REUSEPORT), so that two jobs with the default
-address answer for each other, and whoever binds it first can answer for a job that is not his. The
-kernel tells which socket is at the other end, and `/proc` whose it is.
+All processes of a user can share the port of RAS (SO_REUSEPORT), so two jobs with the default
+address answer for each other, and whoever binds it first can answer for somebody else's job. The
+kernel says which socket is at the other end, and `/proc` says whose it is.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
 DEADLINE = 0.5
-"""Seconds that the kernel may take to list the sockets of one port."""
+"""Deadline in seconds for the kernel to list the sockets of one port."""
 MAX_DESCRIPTORS = 65536
-"""Descriptors of one process that are looked at."""
+"""Most descriptors of one process that are checked."""
 
 
 def holder(
@@ -32,13 +32,13 @@ def holder(
 ) -> int | None:
     """Return which of these processes has accepted a connection to RAS; None if none has.
 
-    Raises OSError where the kernel does not tell, as it may where netlink is refused or the process
-    is another user's.
+    Raises OSError if that cannot be read: netlink may be refused, or the process may be another
+    user's.
     """
     port, own_port = connection.getpeername()[1], connection.getsockname()[1]
     sockets = dump(TcpState.ESTABLISHED.mask, (port, port), monotonic() + DEADLINE, monotonic)
-    # By both ports: with SO_REUSEPORT many sockets share the server's, and only the client's tells
-    # which of them has this connection.
+    # By both ports: with SO_REUSEPORT many sockets share the server's port, and only the client's
+    # port identifies this connection.
     inodes = {
         inode
         for inode, other in zip(sockets.inodes, sockets.destination_ports, strict=True)
@@ -48,7 +48,7 @@ def holder(
 
 
 def _has(place: str, inodes: set[int]) -> bool:
-    """Tell whether a job's process has one of these sockets."""
+    """Return whether a process has one of these sockets."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError), os.scandir(place) as entries:
         for entry in itertools.islice(entries, MAX_DESCRIPTORS):
             with contextlib.suppress(FileNotFoundError):  # closed since

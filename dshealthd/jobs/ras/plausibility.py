@@ -1,7 +1,7 @@
-"""Plausibility of RAS answers: what no sound NCCL answers.
+"""Plausibility of RAS answers: finds answers that no intact NCCL gives.
 
-An overrun inside NCCL shows as numbers that cannot be. Such an answer is worth nothing, and the
-next question may do more damage.
+A buffer overrun in NCCL shows as impossible numbers. Such an answer is worthless, and another query
+may do more damage.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def check(
 ) -> None:
     """Raise ImpossibleAnswer if a RAS answer cannot be true.
 
-    `versions` are what the processes have mapped, `world_size` is what the job's launcher says.
+    `versions` are those that the processes have mapped, `world_size` is the launcher's.
     """
     for communicator in status.communicators:
         name, size = communicator.name or "a communicator", communicator.size
@@ -31,33 +31,33 @@ def check(
         if size < 1:
             _refuse(f"{name} has the size {size}")
         if world_size is not None and size > world_size:
-            _refuse(f"{name} has {size} ranks, and the job {world_size}")
+            _refuse(f"{name} has {size} ranks, but the job {world_size}")
         if counted > size:
-            _refuse(f"{name} has {size} ranks, of which {counted} are told of")
+            _refuse(f"{name} has {size} ranks, but {counted} are reported")
         if min(communicator.states.values(), default=0) < 0:
             _refuse(f"{name} has a negative number of ranks")
         named = [lag.rank for lag in communicator.behind]
         named += [trouble.rank for trouble in communicator.troubles]
         if any(not 0 <= rank < size for rank in named):
-            _refuse(f"{name} has {size} ranks, and one outside of them is named")
+            _refuse(f"{name} has {size} ranks, but one outside of them is named")
     mapped = set(versions)
     if (
         status.version
         and None not in mapped
         and _number(status.version) not in {_number(version or "") for version in mapped}
     ):
-        _refuse(f"NCCL {status.version} answers, and {', '.join(map(str, mapped))} is mapped")
+        _refuse(f"NCCL {status.version} answers, but {', '.join(map(str, mapped))} is mapped")
     if status.version and policy.decide(status.version).reason is policy.AskReason.UNSAFE:
-        _refuse(f"NCCL {status.version} answers, which is unsafe to ask")
+        _refuse(f"NCCL {status.version} answers, which is unsafe to query")
     if form is policy.Form.TEXT and not status.version:
-        _refuse("no version of NCCL is told")
+        _refuse("the answer has no NCCL version")
 
 
 def check_change(before: Status, after: Status, world_size: int | None) -> None:
-    """Raise ImpossibleAnswer if the processes that gave one RAS answer cannot give the next.
+    """Raise ImpossibleAnswer if the next answer of the same processes cannot follow the previous.
 
-    A job may end its communicators at any time; but the one of all ranks goes last, so that it
-    cannot be missing while others remain.
+    A job may end its communicators at any time, but the one of all ranks ends last: it cannot be
+    missing while others remain.
     """
     if world_size is None or not after.communicators:
         return
@@ -70,7 +70,7 @@ def check_change(before: Status, after: Status, world_size: int | None) -> None:
 
 
 def _number(version: str) -> str:
-    """Return a version of NCCL without what a build appends."""
+    """Return a version of NCCL without a build's suffix."""
     return version.partition("+")[0].partition("-")[0]
 
 

@@ -1,16 +1,16 @@
-"""Which NCCL releases may be asked for their RAS status, and in which form.
+"""Which NCCL releases may be queried for their RAS status, and in which form.
 
-A query runs inside the training: the process that answers formats the answer, and a release with a
-defect there crashes the job. Standing apart from all I/O, so that `doctor` can use it too.
+A query runs inside the job: the process that answers formats the answer, and a release with a
+defect there crashes the job. This module does no I/O, so that `doctor` can use it too.
 
 The defect (`rasClientRunComms` in `src/ras/client_support.cc`): 2.26.2 appended an array of
 missing ranks to each communicator of the collected data, and the loop that walks the communicators
 to write the text form does not step over it (`v2.27.7-1` line 944, `v2.28.9-1` line 993). With
 several communicators and a missing rank it takes addresses of ranks for communicators and runs past
-its buffer. Run on genuine NCCL: 2.27.7 ended another process with SIGSEGV within two queries, in 6
-of 6 runs. 2.24 has no such array (`v2.24.3-1` line 897), and 2.29.2 steps over it.
+its buffer. On genuine NCCL, 2.27.7 ended another process with SIGSEGV within two queries, in 6 of 6
+runs. 2.24 has no such array (`v2.24.3-1` line 897), and 2.29.2 steps over it.
 
-JSON appears in 2.28.7 and is written by a loop of its own that steps correctly. In 2.28.7 to 2.28.9
+JSON appears in 2.28.7 and is written by a separate loop that steps correctly. In 2.28.7 to 2.28.9
 the faulty loop still runs first, to find the largest communicator. With IPv4 it stays in step by
 luck: a missing rank is as long as the head of a communicator, 40 bytes, and the bytes read as a
 count of ranks are the zero padding of the IPv4 address. With IPv6 they are its scope id, and the
@@ -18,7 +18,8 @@ bytes read as a size, which NCCL then allocates and clears at 16 bytes each, are
 genuine 2.28.9 with fd00::abcd:1234:5678:1 (0x01000000 x 16 bytes), the peak resident memory of the
 rank that answered one JSON query rose from 547,892 to 810,292 kB, by 269 MB, and memory in use fell
 back at the end of the query. Without a query, over IPv4 and on 2.30.7 it rose by less than 0.1 MB.
-By the source, other addresses cost up to 34 GB. So these are asked over IPv4 only.
+According to the source, other addresses cost up to 34 GB. So these releases are queried only over
+IPv4.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ Release = tuple[int, int, int]
 
 
 class Form(enum.StrEnum):
-    """How an answer is asked for."""
+    """The requested form of an answer."""
 
     TEXT = "text"
     JSON = "json"
-    """Only after `SET FORMAT json` was accepted; the text form is never the substitute."""
+    """Only after `SET FORMAT json` was accepted; the text form is never a fallback."""
 
 
 class AskReason(enum.StrEnum):
-    """Why a release is asked, or not: the values of the label `state` for those that are not."""
+    """Why a release is queried or not: the label `state` has those of releases that are not."""
 
     SAFE = "safe"
     UNSAFE = "unsafe_release"
@@ -52,17 +53,17 @@ class AskReason(enum.StrEnum):
 
 
 class Decision(NamedTuple):
-    """Whether a release is asked."""
+    """Whether and how a release is queried."""
 
     form: Form | None
-    """None where it is not asked at all."""
+    """None if it is not queried at all."""
     reason: AskReason
     ipv4_only: bool = False
-    """Whether `form` holds only where NCCL's bootstrap network is IPv4."""
+    """Whether `form` holds only if NCCL's bootstrap network is IPv4."""
 
 
 class Rule(NamedTuple):
-    """What holds from one release up to the next rule's."""
+    """The decision from one release up to that of the next rule."""
 
     since: Release
     decision: Decision
@@ -76,7 +77,7 @@ RULES = (
         Decision(Form.TEXT, AskReason.SAFE),
         "2.24.3 read and run: the data has no array of missing ranks; no other form exists",
     ),
-    # 2.26.2 is the first public tag of 2.26; what came before it is refused, as no source shows it.
+    # 2.26.2 is the first public tag of 2.26; earlier builds, whose source is unknown, are refused.
     Rule(
         (2, 26, 0),
         Decision(None, AskReason.UNSAFE),
@@ -85,36 +86,32 @@ RULES = (
     Rule(
         (2, 28, 7),
         Decision(Form.JSON, AskReason.SAFE, ipv4_only=True),
-        "2.28.9 read: text overruns its buffer, JSON has a loop of its own",
+        "2.28.9 read: text overruns its buffer, JSON has a separate loop",
     ),
-    # No source of 2.28.10 to 2.29.1 was read, so that nothing shows on which side of the fix they
-    # are.
-    Rule((2, 28, 10), Decision(None, AskReason.UNKNOWN), "no source at hand"),
-    Rule(
-        (2, 29, 2), Decision(Form.JSON, AskReason.SAFE), "2.30.7 read and run: the loop is mended"
-    ),
+    # The source of 2.28.10 to 2.29.1 was not read, so it is unknown whether they have the fix.
+    Rule((2, 28, 10), Decision(None, AskReason.UNKNOWN), "source not available"),
+    Rule((2, 29, 2), Decision(Form.JSON, AskReason.SAFE), "2.30.7 read and run: the loop is fixed"),
     # The next major version may change the protocol.
     Rule((3, 0, 0), Decision(None, AskReason.UNKNOWN), "does not exist yet"),
 )
-"""In rising order; each holds up to the next."""
+"""In ascending order; each holds up to the next."""
 
 UNKNOWN = Decision(None, AskReason.UNKNOWN)
 PERMITTED = Decision(Form.JSON, AskReason.SAFE, ipv4_only=True)
-"""For a release that is not known and that the operator permits.
+"""For an unknown release that the operator permits.
 
-In JSON: every release whose text is unsafe and that has no JSON refuses the format, and then
-nothing more is said.
+Only JSON is safe: a release whose text is unsafe and that has no JSON refuses the format, and then
+nothing more is sent.
 """
 _VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})(.*)", re.DOTALL)
 _ORDER = (AskReason.UNSAFE, AskReason.IPV6, AskReason.UNKNOWN, AskReason.WITHOUT_RAS)
-"""Refusals, the one that most needs saying first."""
+"""Refusals, the most important first."""
 
 
 def decide(version: str | None) -> Decision:
-    """Return whether and how a release such as `2.27.7` may be asked; None is not known.
+    """Return whether and how a release such as `2.27.7` may be queried; None is unknown.
 
-    A version with a suffix is a build of somebody's own: not known, unless it is of a release that
-    is unsafe anyway.
+    A version with a suffix is a custom build and counts as unknown, unless its release is unsafe.
     """
     match = _VERSION.fullmatch(version or "")
     if match is None:
@@ -126,9 +123,9 @@ def decide(version: str | None) -> Decision:
 
 
 def strictest(versions: Iterable[str | None], *, permit_unknown: bool = False) -> Decision:
-    """Return the policy's decision for a job whose ranks have loaded these releases, at least one.
+    """Return the decision for a job whose ranks have loaded these releases.
 
-    Ranks that would be asked in different forms are not asked: it is not known who answers.
+    A job whose ranks need different forms is not queried, since any of them may answer.
     """
     decisions = {decide(version) for version in versions} or {UNKNOWN}
     if permit_unknown:

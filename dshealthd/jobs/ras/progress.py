@@ -1,4 +1,4 @@
-"""The progress of a job, from one answer of its RAS to the next."""
+"""The progress of a job from one RAS answer to the next."""
 
 from __future__ import annotations
 
@@ -12,36 +12,31 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class JobProgress:
-    """What is remembered of a job.
+    """The progress of one job.
 
-    Only ranks of communicators that are in both answers are compared: one that appears or falls
-    silent is no progress. A count that is lower than before is another communicator's of the same
-    name, and is a change as good as any.
+    Only ranks and communicators that are in both answers are compared: one that appears or falls
+    silent is not progress. A count that is lower than before belongs to another communicator of the
+    same name, and counts as a change.
     """
 
     answered: float | None = None
     """Unix time of the last answer."""
     last: float | None = None
-    """Unix time of the last answer in which a count had changed.
-
-    None as long as none has been seen to.
-    """
+    """Unix time of the last answer in which a count had changed; None until the first change."""
     idle: int | None = None
-    """Answers in a row without such a change, an early one alone; None where no two answers could be
-    compared.
+    """Consecutive answers without such a change; an early one counts only as the first.
+
+    None if the last two answers could not be compared.
     """
     moving: Mapping[str, bool] = field(default_factory=dict)
-    """By communicator, whether it has changed since the answer before.
-
-    Those alone that are in both.
-    """
+    """Whether each communicator that is in both answers has changed since the previous one."""
     _marks: Mapping[str, Mapping[object, int]] = field(default_factory=dict)
 
     def update(self, status: Status, now: float, *, early: bool = False) -> None:
-        """Take a RAS answer that was given at `now`, in Unix time.
+        """Record an answer that was given at `now`, in Unix time.
 
-        One that came `early`, before its interval was over, tells that nothing moves, but no more
-        than once: alerts count answers for the time that they stand for.
+        An `early` answer, before its interval was over, counts as idle only if none did before:
+        alerts take the number of idle answers as a measure of time.
         """
         marks = {
             communicator.name: communicator.marks
@@ -61,11 +56,11 @@ class JobProgress:
             self.idle = (self.idle or 0) + 1
 
     def stands_still(self, communicator: Communicator) -> bool:
-        """Tell whether a communicator is known not to have changed since the answer before."""
+        """Return whether a communicator is known not to have changed since the previous answer."""
         return self.moving.get(communicator.name) is False
 
 
 def _changed(before: Mapping[object, int], after: Mapping[object, int]) -> bool | None:
-    """Tell whether a count of RAS differs; None where there is nothing to compare."""
+    """Return whether a count differs; None if there is nothing to compare."""
     common = before.keys() & after.keys()
     return any(before[mark] != after[mark] for mark in common) if common else None

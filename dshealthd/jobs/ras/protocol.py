@@ -1,6 +1,7 @@
 """The protocol of NCCL's RAS, without I/O.
 
-Lines of text, one reply to each, and then the answer up to the end of the connection.
+The client sends lines of text, each with one reply. The answer then extends to the end of the
+connection.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ COLLECTION = 5
 MAY_BE_SENT = frozenset(
     (OPENING, JSON, STATUS, *(b"TIMEOUT %d\n" % seconds for seconds in range(1, COLLECTION + 1)))
 )
-"""All that is ever sent to a training: questions about its status.
+"""Everything that is ever sent to a job: status queries.
 
-The port knows no authentication, and newer releases take commands there that change the job
-(`CONTROL` of 2.31).
+The port has no authentication, and newer releases accept commands there that change the job
+(`CONTROL` in 2.31).
 """
 GRACE = 6
-"""Seconds that RAS may take beyond that: it gives the whole collection up after 5 more."""
+"""Seconds that RAS may take beyond that: it aborts the whole collection after 5 more."""
 _LINE = 1024
 
 
 class Unanswered(Exception):
-    """There is no answer, or none that is one."""
+    """There is no answer, or no valid one."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -38,18 +39,15 @@ class Unanswered(Exception):
 
 
 class NoListener(Exception):
-    """Nothing listens where RAS would.
-
-    There is no NCCL in the job, not yet, or one older than 2.24.
-    """
+    """Nothing listens where RAS would: the job has no NCCL, not yet, or one older than 2.24."""
 
 
 class Stranger(Exception):
-    """What listens there is no process of the job."""
+    """The listening process does not belong to the job."""
 
 
 class RasAnswer(NamedTuple):
-    """An answer, whole as far as the protocol can tell."""
+    """An answer, complete as far as the protocol shows."""
 
     json: bool
     data: bytes
@@ -63,10 +61,10 @@ class _Step(enum.Enum):
 
 
 class Conversation:
-    """What is said on one connection: bytes in, bytes out, without I/O."""
+    """The dialogue on one connection: bytes in, bytes out, without I/O."""
 
     def __init__(self, limit: int, form: Form) -> None:
-        """Ask in one form alone, and take at most `limit` bytes of answer."""
+        """Prepare to request one form, and to accept at most `limit` bytes of answer."""
         self._limit = limit
         self._form = form
         self._step = _Step.GREETING
@@ -79,11 +77,11 @@ class Conversation:
 
     @property
     def answering(self) -> bool:
-        """Whether RAS was asked all, and what is left is to read."""
+        """Whether everything has been sent, and only the answer is left to read."""
         return self._step is _Step.STATUS
 
     def receive(self, data: bytes, seconds: float) -> bytes:
-        """Take what RAS said, and return what to say next, in the `seconds` left.
+        """Take data from RAS, and return what to send next, with `seconds` left.
 
         Raises Unanswered.
         """
@@ -97,14 +95,12 @@ class Conversation:
             return b""
         line = bytes(self._received[: min(end, _LINE) if end >= 0 else _LINE])
         if end != len(self._received) - 1 or end > _LINE:
-            raise Unanswered(
-                Reason.MALFORMED, f"more than the line that was asked for: {line[:80]!r}"
-            )
+            raise Unanswered(Reason.MALFORMED, f"more than the expected line: {line[:80]!r}")
         self._received.clear()
         return self._reply(line.strip().upper(), seconds)
 
     def end(self) -> RasAnswer:
-        """Return the RAS answer, now that the other end has closed. Raises Unanswered."""
+        """Return the answer after the other end has closed. Raises Unanswered."""
         if not self.answering or not self._received:
             raise Unanswered(
                 Reason.MALFORMED,
@@ -113,7 +109,7 @@ class Conversation:
         return RasAnswer(self._form is Form.JSON, bytes(self._received))
 
     def _reply(self, line: bytes, seconds: float) -> bytes:
-        # Whichever version: what it does not know it says.
+        # Any version: RAS reports an error for what it does not know.
         if self._step is _Step.GREETING and line.startswith(b"SERVER PROTOCOL "):
             self._step = _Step.TIMEOUT
             return b"TIMEOUT %d\n" % max(1, min(COLLECTION, int(seconds) - GRACE))
@@ -127,8 +123,8 @@ class Conversation:
             self._step = _Step.STATUS
             return STATUS
         if self._step is _Step.FORMAT and line.startswith(b"ERROR"):
-            # A release whose text may be deadly: nothing more is said.
-            raise Unanswered(Reason.MALFORMED, "JSON was refused, and text is not asked for")
+            # A text answer of this release may crash the job: nothing more is sent.
+            raise Unanswered(Reason.MALFORMED, "JSON was refused, and text is not requested")
         raise Unanswered(
             Reason.MALFORMED, f"not a reply to {self._step.name.lower()}: {line[:80]!r}"
         )

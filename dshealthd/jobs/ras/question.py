@@ -1,7 +1,7 @@
-"""The question for a job's RAS status, the same for the collector and for evidence.
+"""The query for a job's RAS status, shared by the collector and evidence.
 
-Nothing is sent unless every rank of the job that this node sees has mapped an NCCL that is known to
-be safe to ask, and the process that accepts the connection is one of those looked at.
+Nothing is sent unless every rank of the job on this node has mapped an NCCL that is safe to query,
+and one of the inspected processes accepts the connection.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from dshealthd.jobs.ras.status import Status
 
 MAX_PROCESSES = 128
-"""Processes of a job that are looked at: 8 ranks, what launched them, and what they run.
+"""Most processes of a job that are inspected: 8 ranks, their launchers and their children.
 
-A job with more processes that have mapped NCCL is not asked.
+A job with more processes to inspect is not queried.
 """
 
 
 class JobProcess(NamedTuple):
-    """A process of a job, as far as asking it goes."""
+    """A process of a job, with what a query needs."""
 
     pid: int
     start: int
@@ -47,20 +47,20 @@ class JobProcess(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What the processes of a job have mapped."""
+    """The NCCL releases that the processes of a job have mapped."""
 
     versions: frozenset[str | None]
-    """Of all; None stands for an NCCL whose release cannot be told."""
+    """Versions of all; None stands for an unknown release."""
     pids: tuple[int, ...]
     """Processes that have mapped NCCL."""
     detail: str
-    """Why a release cannot be told, or empty."""
+    """Why a release is unknown, or empty."""
 
 
 def look(host: Host, members: Iterable[JobProcess], releases: MappedReleases) -> Loaded:
-    """Return which NCCL the processes of a job to be asked have mapped.
+    """Return the NCCL releases that the processes of a job have mapped.
 
-    What a rank has forked (a data loader) has what the rank has, and is not looked at.
+    A rank's children (data loaders) have mapped the same as the rank, and are skipped.
     """
     versions: set[str | None] = set()
     pids: dict[int, int] = {}
@@ -71,7 +71,7 @@ def look(host: Host, members: Iterable[JobProcess], releases: MappedReleases) ->
             continue
         if looked == MAX_PROCESSES:
             versions.add(None)
-            detail = f"more than {MAX_PROCESSES} processes to look at"
+            detail = f"more than {MAX_PROCESSES} processes to inspect"
             break
         looked += 1
         try:
@@ -87,7 +87,7 @@ def look(host: Host, members: Iterable[JobProcess], releases: MappedReleases) ->
 
 
 def decide(host: Host, loaded: Loaded, *, permit_unknown: bool) -> Decision:
-    """Return whether and how a job's question is put, by what its processes have mapped."""
+    """Return whether and how a job is queried, given what its processes have mapped."""
     decision = policy.strictest(loaded.versions, permit_unknown=permit_unknown)
     if decision.form is not None and decision.ipv4_only:
         try:
@@ -107,10 +107,10 @@ def prepare(
     limit: int,
     first: int | None = None,
 ) -> Query:
-    """Return the question for a job's RAS, not yet asked; an answer may have `limit` bytes.
+    """Return the query for a job's RAS, not yet started; an answer may have `limit` bytes.
 
-    `first` is the pid that is likely to answer. The query's `responder` is who did. ValueError if
-    its RAS listens nowhere on this node.
+    `first` is the pid that is likely to answer. The query's `responder` is the one that did.
+    ValueError if the job's RAS does not listen on this node.
     """
     pids = sorted(loaded.pids, key=lambda pid: pid != first)
 
@@ -118,7 +118,7 @@ def prepare(
         try:
             query.responder = holder(connection, pids, host, monotonic)
         except (Interrupted, MalformedReply) as error:
-            raise Unanswered(Reason.IO_ERROR, f"who answers is not known: {error}") from error
+            raise Unanswered(Reason.IO_ERROR, f"the responder is unknown: {error}") from error
         return query.responder is not None
 
     query = Query(endpoints(environment), verify_peer, limit, form)
@@ -126,5 +126,5 @@ def prepare(
 
 
 def read(answer: RasAnswer) -> Status:
-    """Return what the answer to the question says. Raises MalformedAnswer."""
+    """Return the status in an answer. Raises MalformedAnswer."""
     return parse_json(answer.data) if answer.json else parse_text(answer.data)

@@ -1,12 +1,12 @@
 """Whether the RAS of a job has split into parts.
 
-RAS gives a process up that is silent for a minute, and never takes it back: one that was stopped
-for 75 s and goes on, or a network that was down as long, leaves two parts that each call the other
-dead, while the job may be well. What RAS says then depends on who is asked. On genuine 2.30.7, 26
-of 40 queries after such a stop were answered by one of three ranks and said that the fourth was
-dead, and 14 were answered by the fourth and said that the other three were.
+RAS gives up a process that is silent for a minute, and never takes it back. A process that was
+stopped for 75 s and goes on, or a network that was down as long, leaves two parts that each call
+the other dead, while the job may be healthy. The answer then depends on which process gives it. On
+genuine 2.30.7, 26 of 40 queries after such a stop were answered by one of three ranks and said that
+the fourth was dead, and 14 were answered by the fourth and said that the other three were.
 
-A process that RAS has called dead and that answers a query proves it.
+A process that RAS has called dead and that answers a query proves a split.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STATUS_LIMIT = 1 << 16
 
 
 def dead_here(status: Status) -> set[int]:
-    """Return the pids of this node that a RAS answer calls dead, of those it names."""
+    """Return the pids of this node that a RAS answer names as dead."""
     places = {
         trouble.place
         for communicator in status.communicators
@@ -37,10 +37,7 @@ def dead_here(status: Status) -> set[int]:
 
 
 def own_pid(host: Host, pid: int) -> int | None:
-    """Return the pid of a process as its innermost namespace, and so its RAS, numbers it.
-
-    None where the kernel does not tell.
-    """
+    """Return a process's pid in its innermost namespace, which its RAS uses; None if unknown."""
     try:
         status = read_bytes(host.proc(f"{pid}/status"), _STATUS_LIMIT)
     except OSError:

@@ -1,11 +1,11 @@
-"""The status that NCCL's RAS tells of a job: communicators, missing ranks, operations launched.
+"""The status that NCCL's RAS reports of a job: communicators, missing ranks, operations launched.
 
-RAS is a thread in every process of an NCCL job (2.24 and later). Asked over TCP, it collects from
-all processes of the job and answers in JSON (`ras_json`, from 2.28.7) or in text (`ras_text`). The
-text form leaves out what is in order: counts that agree are not in it.
+RAS is a thread in every process of an NCCL job (2.24 and later). On a query over TCP, it collects
+from all processes of the job and answers in JSON (`from_json`, since 2.28.7) or in text
+(`from_text`). The text form omits what is in order: it has no counts that agree.
 
 Counts are of operations *launched*: a job whose GPUs hang in an operation that all ranks have
-launched reads as if nothing were wrong. Source: `src/ras/client_support.cc` of NCCL 2.24 to 2.30.
+launched looks healthy. Source: `src/ras/client_support.cc` of NCCL 2.24 to 2.30.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_NAMED = 8
-"""Ranks of one communicator that are named one by one: of those behind, and of those in trouble."""
+"""Most ranks of one communicator that are named individually, both of lagging ranks and of ranks in
+trouble.
+"""
 OPERATIONS = frozenset({"Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce"})
 OTHER = "other"
-"""Stands for operations and errors that this version does not know, so that labels stay bounded
-whatever answers.
-"""
+"""Stands for unknown operations and errors, so that labels stay bounded whatever answers."""
 ANY = "any"
-"""Stands for all operations together: NCCL 2.24 and 2.25 do not tell them apart."""
+"""Stands for all operations together: NCCL 2.24 and 2.25 do not distinguish them."""
 REMOTE_ERROR = "remote_error"
-"""A rank whose connection to another one broke: it waits for that one, and is not the cause."""
+"""A rank whose connection to another one broke: it waits for that one, and is not the culprit."""
 ERRORS = {
     1: "unhandled_cuda_error",
     2: "system_error",
@@ -42,48 +42,48 @@ ERRORS = {
     6: REMOTE_ERROR,
     8: "timeout",
 }
-"""Results of NCCL that are errors, by number (`nccl.h`); 0 is success and 7 is "in progress"."""
+"""NCCL results that are errors, by number (`nccl.h`); 0 is success and 7 is "in progress"."""
 
 
 _VERSION = re.compile(r"[0-9]+\.[0-9]+[0-9A-Za-z.+-]{0,32}")
 
 
 class MalformedAnswer(ValueError):
-    """RAS answered with something that is not understood; the message says what, and where."""
+    """An answer that is not understood; the message says what is wrong, and where."""
 
 
 class ImpossibleAnswer(MalformedAnswer):
-    """An answer that is well-formed and cannot be true; the message says why."""
+    """An answer that is well-formed but cannot be true; the message says why."""
 
 
 class RasRankState(enum.StrEnum):
-    """What a rank does in a communicator, by the rules of NCCL's own summary."""
+    """The state of a rank in a communicator, by the rules of NCCL's own summary."""
 
     INIT = "init"
     RUNNING = "running"
     FINALIZE = "finalize"
     ABORT = "abort"
     NOT_MEMBER = "not_member"
-    """Its process answered, but knows nothing of the communicator: not yet, or no longer."""
+    """Its process answered, but does not know the communicator: not yet, or no longer."""
     UNRESPONSIVE = "unresponsive"
-    """Its process gave no answer."""
+    """Its process did not answer."""
     DEAD = "dead"
-    """Its process could not be reached for a minute, and is given up."""
+    """Its process was unreachable for a minute, and RAS has given it up."""
 
 
 class RankLocation(NamedTuple):
     """Where a rank runs."""
 
     host: str
-    """IP address of its node on NCCL's bootstrap network; empty if it is not told."""
+    """IP address of its node on NCCL's bootstrap network; empty if unknown."""
     pid: int
-    """As its own namespace numbers it; -1 if it is not told."""
+    """Pid in its own namespace; -1 if unknown."""
     gpu: int
     """NVML's index."""
 
 
 class Lag(NamedTuple):
-    """A rank that has launched fewer operations than the one that is furthest."""
+    """A rank that has launched fewer operations than the furthest one."""
 
     rank: int
     """Number within its communicator."""
@@ -110,43 +110,39 @@ class Spread(NamedTuple):
 
     @property
     def width(self) -> int:
-        """By how many operations the last rank of a communicator is behind the first."""
+        """Number of operations by which the last rank lags behind the first."""
         return self.most - self.least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communicator:
-    """One communicator, or several that are alike in all that is told of them."""
+    """One communicator, or several about which the same is reported."""
 
     name: str
-    """Its hash, in hexadecimal digits, and in JSON the second one that makes it unique.
+    """Its hash in hexadecimal digits, in JSON also the second hash, which makes it unique.
 
-    Empty where the text form does not name it.
+    Empty if the text form does not name it.
     """
     size: int
-    """Ranks that it is made of, whether they answer or not."""
+    """Number of its ranks, whether they answer or not."""
     states: Mapping[RasRankState, int]
-    """How many ranks are in each state."""
+    """Number of ranks in each state."""
     operations: Mapping[str, Spread] = field(default_factory=dict)
-    """Counts by operation; empty where they are not told."""
+    """Counts by operation; empty if not reported."""
     marks: Mapping[object, int] = field(default_factory=dict)
-    """Counts to compare with those of the next answer.
-
-    By rank in JSON, of what is listed in text.
-    """
+    """Counts to compare with those of the next answer: by rank in JSON, the listed ones in text."""
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """How many ranks have an error, by kind (init, async) and error."""
+    """Number of ranks with an error, by kind (init, async) and error."""
     behind: tuple[Lag, ...] = ()
-    """The furthest behind first, at most `MAX_NAMED`."""
+    """Lagging ranks, the furthest behind first; at most `MAX_NAMED`."""
     unclear: frozenset[str] = frozenset()
-    """Operations in which ranks are behind that text does not name.
-
-    `behind` has none ahead of them.
+    """Operations with lagging ranks that the text does not name; `behind` has no rank that is
+    ahead of those.
     """
     troubles: tuple[Trouble, ...] = ()
     """The dead first, then those with errors, then the unresponsive; at most `MAX_NAMED`."""
     alike: int = 1
-    """How many communicators this is."""
+    """Number of communicators that this stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,22 +150,19 @@ class Status:
     """One answer."""
 
     version: str
-    """Of NCCL, such as 2.28.9."""
+    """NCCL version, such as 2.28.9."""
     communicators: tuple[Communicator, ...]
     timeouts: int | None
-    """Links of RAS's own network that timed out while it collected; None if it is not told."""
+    """Links of RAS's own network that timed out during the collection; None if not reported."""
     processes: Mapping[RasRankState, int]
-    """How many processes are unresponsive, and how many dead."""
+    """Number of unresponsive and of dead processes."""
     ranks: Mapping[RankLocation, int] = field(default_factory=dict)
     """Numbers of the ranks in the largest communicator, by place; empty in text."""
 
 
 @functools.lru_cache(maxsize=4096)
 def address(text: str) -> str:
-    """Return an IP address of a rank in the RAS status as it is usually written.
-
-    Nothing for what is none, so that it is safe as a label.
-    """
+    """Return an IP address in canonical form, safe as a label; empty if it is not an address."""
     try:
         return str(ipaddress.ip_address(text))
     except ValueError:
@@ -177,25 +170,25 @@ def address(text: str) -> str:
 
 
 def version(text: str) -> str:
-    """Return the version of NCCL that `text` of a RAS status writes; nothing if it writes none."""
+    """Return `text` if it is a version of NCCL; otherwise empty."""
     return text if _VERSION.fullmatch(text) else ""
 
 
 def error_name(code: int) -> str | None:
-    """Return what a result of NCCL in a RAS status is called if it is an error."""
+    """Return the name of an NCCL result if it is an error; otherwise None."""
     return None if code in {0, 7} else ERRORS.get(code, OTHER)
 
 
 def severity(what: str) -> int:
-    """Return the order of a RAS status's troubles: a dead process is more certain than an error,
-    and an error more than silence; what another rank has brought about comes last.
+    """Return the rank of a trouble, the worst lowest: a dead process is more certain than an error,
+    and an error more than silence; consequences of another rank's trouble come last.
     """
     order = {RasRankState.DEAD.value: 0, RasRankState.UNRESPONSIVE.value: 2, REMOTE_ERROR: 3}
     return order.get(what, 1)
 
 
 def first_troubles(troubles: Iterable[Trouble]) -> tuple[Trouble, ...]:
-    """Return the worst troubles of a RAS status."""
+    """Return the worst troubles."""
     return tuple(
         heapq.nsmallest(
             MAX_NAMED,
@@ -206,7 +199,7 @@ def first_troubles(troubles: Iterable[Trouble]) -> tuple[Trouble, ...]:
 
 
 def first_lags(lags: Iterable[Lag]) -> tuple[Lag, ...]:
-    """Return the ranks of a RAS status that lag furthest behind."""
+    """Return the ranks that lag furthest behind."""
     return tuple(
         heapq.nsmallest(MAX_NAMED, lags, key=lambda lag: (-lag.behind, lag.rank, lag.operation))
     )

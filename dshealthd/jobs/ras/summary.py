@@ -1,9 +1,7 @@
-"""The summary of a RAS answer that is shown: sizes, lags and troubles of communicators.
+"""The summary of a RAS answer: numbers by size of communicator, and lagging or troubled ranks.
 
-Numbers by size of communicator, and the few ranks that are behind or in trouble.
-
-A large job has thousands of communicators, and their names change with each restart; their sizes
-(all ranks, those of a pipeline stage, those of a tensor-parallel group) are few and stay.
+A large job has thousands of communicators, and their names change with each restart. Their sizes
+(all ranks, a pipeline stage, a tensor-parallel group) are few and stable.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ if TYPE_CHECKING:
     from dshealthd.jobs.ras.status import Communicator, RankLocation, Status
 
 MAX_SIZES = 8
-"""Sizes that are told apart, the largest first; smaller ones are shown together."""
+"""Most sizes shown separately, the largest first; smaller ones are shown together."""
 OTHER_SIZES = "other"
 UNCLEAR = "unclear"
-"""Stands for the number of a rank that is behind and that NCCL does not name."""
+"""Stands for the number of a lagging rank that NCCL does not name."""
 
 
 @dataclass(slots=True)
@@ -34,16 +32,16 @@ class SizeClass:
 
     communicators: int = 0
     compared: int = 0
-    """How many of them were in the answer before, too."""
+    """Number of them that were in the previous answer, too."""
     moving: int = 0
-    """How many of those have changed since."""
+    """Number of those that have changed since."""
     states: Counter[RasRankState] = field(default_factory=Counter)
     errors: Counter[tuple[str, str]] = field(default_factory=Counter)
     operations: dict[str, Spread] = field(default_factory=dict)
-    """By operation, that of the communicator whose ranks are furthest apart."""
+    """By operation, the spread of the communicator whose ranks are furthest apart."""
 
-    def add(self, communicator: Communicator, moving: bool | None) -> None:  # noqa: FBT001 - what `JobProgress.moving` has
-        """Count one more communicator of this size."""
+    def add(self, communicator: Communicator, moving: bool | None) -> None:  # noqa: FBT001 - a value of `JobProgress.moving`
+        """Add a communicator of this size."""
         alike = communicator.alike
         self.communicators += alike
         if moving is not None:
@@ -59,8 +57,8 @@ class SizeClass:
 
 
 class RankLabel(NamedTuple):
-    """A rank as people know it: its number among all ranks of the job where that is known, and
-    where it runs.
+    """A rank as people know it: its number among all ranks of the job, if known, and where it
+    runs.
     """
 
     number: str
@@ -84,14 +82,13 @@ def classes(status: Status, moving: Mapping[str, bool]) -> dict[str, SizeClass]:
 def lags(
     status: Status, progress: JobProgress, world_size: int | None
 ) -> dict[tuple[RankLabel, str], int]:
-    """Return by how many operations ranks are behind by RAS, with the operation.
+    """Return by how many operations ranks lag, by rank and operation.
 
-    The furthest first, at most `MAX_NAMED`.
+    The furthest behind come first, at most `MAX_NAMED`. A rank that NCCL does not name is
+    `UNCLEAR`, once for each operation.
 
-    Where NCCL does not name who is, the rank is `UNCLEAR`, once for each operation.
-
-    Those of communicators that stand still: in one that gets on, some ranks are ahead at any
-    moment, and it means nothing.
+    Only stalled communicators count: in one that makes progress, some ranks are always ahead,
+    which means nothing.
     """
     found: dict[tuple[RankLabel, str], int] = {}
     for communicator in filter(progress.stands_still, status.communicators):
@@ -106,15 +103,15 @@ def lags(
 
 
 def troubles(status: Status, world_size: int | None) -> list[tuple[RankLabel, str]]:
-    """Return the ranks that are dead, have an error or are unresponsive, in this order, with what
-    it is; at most `MAX_NAMED`.
+    """Return the ranks that are dead, have an error or are unresponsive, in this order, each with
+    its trouble; at most `MAX_NAMED`.
     """
     found = {
         (_rank(status, communicator, trouble.rank, trouble.place, world_size), trouble.what)
         for communicator in status.communicators
         for trouble in communicator.troubles
     }
-    # 2.24 does not say who is missing from a smaller communicator; as a rule it is who is named.
+    # 2.24 does not say which rank a smaller communicator lacks; usually it is one named elsewhere.
     named = {what for rank, what in found if any(rank)}
     found = {(rank, what) for rank, what in found if any(rank) or what not in named}
     return heapq.nsmallest(MAX_NAMED, found, key=lambda entry: (severity(entry[1]), entry))
@@ -127,9 +124,7 @@ def _rank(
     place: RankLocation | None,
     world_size: int | None,
 ) -> RankLabel:
-    """Return a rank with the number that RAS gives it in the communicator of all ranks, if there is
-    one and it is of this size.
-    """
+    """Return a rank with its number in the communicator of all ranks, if there is one."""
     number = ""
     if world_size is not None and world_size == max(
         communicator.size for communicator in status.communicators

@@ -1,9 +1,9 @@
-"""A job that this node asks for its RAS status: what is remembered, when it is asked next.
+"""A job that this node queries for its RAS status: its state, and when the next query is due.
 
-A query goes through all processes of a job, so that one that is well is asked rarely. It is asked
-at the next look where its last answer was no answer, showed ranks in trouble or no progress, or
-where a rank of this node has ended or is stopped; after an error of the node's hardware as soon as
-one that is not well; and at once, but seldom, where heartbeats make a hang likely.
+A query goes through all processes of a job, so a healthy job is queried rarely. A job is queried at
+the next check if its last query failed, if its last answer showed ranks in trouble or no progress,
+if a rank of this node has ended or is stopped, or after a hardware error of the node. It is queried
+at once, but seldom, if heartbeats make a hang likely.
 """
 
 from __future__ import annotations
@@ -27,54 +27,55 @@ if TYPE_CHECKING:
 Process = tuple[int, int]
 """Pid and start time."""
 CLOSELY = 40
-"""Answers in a row without progress after which a job is asked as rarely as one that is well.
+"""Consecutive answers without progress after which a job is queried as rarely as a healthy one.
 
-10 minutes at 15 s: a hang has been paged for by then, and a job that is idle on purpose, or whose
-operations NCCL does not count (CUDA graphs, send and receive), must not be asked closely for ever.
+This is 10 minutes at 15 s: a hang has been paged for by then. A job that is idle on purpose, or
+whose operations NCCL does not count (CUDA graphs, send and receive), must not be queried closely
+forever.
 """
 HURRIES, HURRY_WINDOW = 2, 60.0
-"""So many queries may be brought forward in so many seconds: enough for two answers that can be
-compared, and no more where a suspicion comes and goes.
+"""Most queries brought forward, and the seconds in which they are counted: enough for two answers
+that can be compared, but no more if a suspicion comes and goes.
 """
 _JITTER = 1.0
-"""Seconds by which a look may come early, measured from the one before.
+"""Seconds by which a check may come early, measured from the previous one.
 
-Looks come every 15 s: one that counts as 29.99 s later must not put a query off to 45 s.
+Checks come every 15 s: one that is 29.99 s after a query must not delay the next query to 45 s.
 """
 _STOPPED = "TtZXx"
 
 
 @dataclass(slots=True)
 class WatchedJob:
-    """A job that this node asks."""
+    """A job that this node queries."""
 
     progress: JobProgress = field(default_factory=JobProgress)
     status: Status | None = None
-    """The last answer that was believed; None before there is one."""
+    """The last plausible answer; None before the first."""
     loaded: Loaded | None = None
     responder: int | None = None
     """Pid of the process that answered last."""
     ended: str = ""
-    """Why the job is not asked any more, until its processes or libraries change."""
+    """Why the job is not queried until its processes or libraries change; empty if it is."""
     split: bool = False
     """Whether RAS is in parts that take each other for dead: see `dshealthd.jobs.ras.split`."""
     implausible: int = 0
-    """Answers that could not be true."""
+    """Number of answers that cannot be true."""
     samples: Sequence[Sample] = ()
-    """What was exported of the last answer, exported again until the next."""
+    """Samples of the last answer, exported again until the next."""
     _dead: set[int] = field(default_factory=set)
-    """Pids on this node that an answer has called dead, as their own namespaces number them."""
+    """Pids on this node that an answer has called dead, in their own namespaces."""
     _looked: float | None = None
     _rarely: bool = False
     _refused: bool = False
     _starts: frozenset[Process] = frozenset()
     _hurried: tuple[float, ...] = ()
-    """When queries were brought forward."""
+    """Monotonic times at which queries were brought forward."""
     _regular: float = -math.inf
-    """From when on, by the monotonic clock, an answer is not an early one."""
+    """Monotonic time from which an answer does not count as early."""
 
     def due(self, host: Host, now: float, healthy_interval: float) -> bool:
-        """Tell whether to ask the job's RAS at `now`, by the monotonic clock."""
+        """Return whether to query the job's RAS at `now`, by the monotonic clock."""
         if self._looked is None or not self._rarely:
             return True
         if now - self._looked >= healthy_interval - _JITTER:
@@ -82,16 +83,15 @@ class WatchedJob:
         return any(_in_trouble(host, process) for process in self._starts)
 
     def rested(self, now: float, seconds: float) -> bool:
-        """Tell whether so many seconds have passed since the last RAS query, or since the last look
-        at its libraries.
+        """Return whether `seconds` have passed since the last query, or since the last check of the
+        job's libraries.
         """
         return self._looked is None or now - self._looked >= seconds - _JITTER
 
     def hurry(self, now: float) -> bool:
-        """Tell whether a RAS query may be brought forward to `now`, and count it if so.
+        """Return whether a query may be brought forward to `now`, and count it if so.
 
-        One that is not asked, or whose parts of RAS contradict each other, has nothing to tell
-        sooner.
+        It would not help for a job that may not be queried, or whose RAS is split.
         """
         if self.split or self._refused:
             return False
@@ -102,14 +102,14 @@ class WatchedJob:
         return True
 
     def watch_closely(self) -> None:
-        """Ask the job's RAS at the next look, though it was well."""
+        """Query the job's RAS at the next check, although the job was healthy."""
         self._rarely = self.split or self._refused
 
     def looked(self, loaded: Loaded, starts: frozenset[Process], now: float) -> None:
-        """Take what the watched job's processes have loaded.
+        """Record what the job's processes have loaded.
 
-        What an answer was disbelieved for is over once the job has restarted, or runs with other
-        libraries; not where one of its processes has ended.
+        An implausible answer is forgotten after the job has restarted or runs with other libraries,
+        but not if only one of its processes has ended.
         """
         changed = self.loaded is None or loaded.versions != self.loaded.versions
         if changed or self._starts.isdisjoint(starts):
@@ -119,24 +119,24 @@ class WatchedJob:
         self._rarely = self._refused = False
 
     def refused(self) -> None:
-        """Note that the job's RAS may not be asked: it is looked at rarely."""
+        """Note that the job's RAS may not be queried: the job is checked rarely."""
         self._rarely = self._refused = True
 
     def answered(
         self, status: Status, now: float, answerer: int | None, interval: float = 0.0
     ) -> None:
-        """Take a RAS answer that can be true, given at `now`, in Unix time.
+        """Record a plausible answer, given at `now`, in Unix time.
 
-        `interval` is the usual time between two answers of a job that is not well, in seconds;
-        `answerer` is the pid of who gave it, as its own namespace numbers it.
+        `interval` is the usual time in seconds between two answers of a job that is not healthy;
+        `answerer` is the answering process's pid in its own namespace.
         """
         self._dead |= dead_here(status)
-        # Called dead by any answer so far, and answering: that proves the split.
+        # A process that any answer has called dead and that answers proves the split.
         if self.split or answerer in self._dead:
             self.split, self.status, self._rarely = True, status, True
             self.progress = JobProgress()
             return
-        # Progress takes two answers, so the second one is asked for soon.
+        # Progress needs two answers, so the second query comes soon.
         first = self.status is None
         self._update_progress(status, now, interval)
         self.status = status
@@ -153,17 +153,17 @@ class WatchedJob:
         self.progress.update(status, now, early=early)
         if not early or self.progress.idle == 0:
             self._regular = asked + interval
-        elif not before:  # it stands for the regular one that would have come next
+        elif not before:  # it replaces the next regular answer
             self._regular += interval
 
     def disbelieve(self, why: str) -> None:
-        """Take a RAS answer that cannot be true: the job is not asked any more."""
+        """Record an answer that cannot be true: the job is not queried again."""
         self.implausible += 1
         self.ended, self.status, self._rarely = why, None, True
 
 
 def _in_trouble(host: Host, process: Process) -> bool:
-    """Tell whether a process of a job that RAS is asked about has ended or is stopped."""
+    """Return whether a process of the job has ended or is stopped."""
     pid, start = process
     try:
         stat = parse_stat(read_bytes(host.proc(f"{pid}/stat"), 4096))

@@ -123,7 +123,7 @@ FAULTS: dict[str, tuple[int, Callable[[Path], object], str]] = {
     "climbing tag": (
         1,
         lambda directory: (directory / "latest").write_text("../../etc"),
-        "is no name of a checkpoint",
+        "is not a valid checkpoint name",
     ),
     "first optimizer": (
         1,

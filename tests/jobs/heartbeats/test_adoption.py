@@ -77,4 +77,7 @@ def test_without_descriptors_a_page_is_left_where_it_is(
         receiver.close()
 
     asyncio.run(scene())
-    assert "process 4711 is heard when it sends again: Too many open files" in caplog.text
+    assert (
+        "process 4711: no heartbeats are read until it reconnects: Too many open files"
+        in caplog.text
+    )

@@ -137,5 +137,5 @@ def test_library_without_a_version(start: Callable[..., int], tmp_path: Path) ->
     """A library that says no version is not known: nobody is asked on a guess."""
     for name in ("libnccl.so.2", "libtorch_cuda.so"):
         library(tmp_path / name, b"NCCL version %s and no digits")
-        with pytest.raises(UnknownRelease, match="does not say"):
+        with pytest.raises(UnknownRelease, match="does not say its NCCL version"):
             MappedReleases().of(Host(), start(tmp_path / name))

@@ -94,7 +94,7 @@ def test_text_is_no_substitute(serve: Callable[..., Process], tmp_path: Path) ->
     """Where JSON is refused, as 2.26.2 to 2.28.6 do, no status is asked: its text can crash."""
     result = outcome(query(serve("text", record=tmp_path / "record")))
     assert isinstance(result, Unanswered)
-    assert "text is not asked for" in result.detail
+    assert "text is not requested" in result.detail
     said = (tmp_path / "record").read_bytes()
     assert said == b"CLIENT PROTOCOL 2\nTIMEOUT 1\nSET FORMAT json\n"
 
@@ -126,11 +126,11 @@ def test_nothing_else_is_sent(
 @pytest.mark.parametrize(
     ("behaviour", "reason", "said"),
     [
-        ("stall", Reason.TIMEOUT, "no whole answer in time"),
-        ("trickle", Reason.TIMEOUT, "no whole answer in time"),
+        ("stall", Reason.TIMEOUT, "no complete answer in time"),
+        ("trickle", Reason.TIMEOUT, "no complete answer in time"),
         ("flood", Reason.MALFORMED, "longer than 1048576 bytes"),
-        ("garbage", Reason.MALFORMED, "more than the line that was asked for: b'SSH-2.0"),
-        ("chatter", Reason.MALFORMED, "more than the line"),
+        ("garbage", Reason.MALFORMED, "more than the expected line: b'SSH-2.0"),
+        ("chatter", Reason.MALFORMED, "more than the expected line"),
         ("close", Reason.MALFORMED, "closed at greeting, without an answer"),
     ],
 )

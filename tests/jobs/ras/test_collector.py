@@ -279,7 +279,7 @@ def test_failure_keeps_what_was_known(node: Node) -> None:
         ("progress_timestamp_seconds",): 1000,
         ("answers_without_progress",): 0,
     }
-    assert result.faults[0].detail.startswith("no JSON: ")
+    assert result.faults[0].detail.startswith("not JSON: ")
 
 
 def test_states_without_a_query(node: Node) -> None:
@@ -303,7 +303,7 @@ def test_states_without_a_query(node: Node) -> None:
         Fault(
             "job slurm-2",
             Reason.NOT_FOUND,
-            "NCCL_RAS_ADDR='192.0.2.77:28028' is no address of this node",
+            "NCCL_RAS_ADDR='192.0.2.77:28028' is not an address of this node",
         ),
     )
 

@@ -354,8 +354,8 @@ def test_errors() -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"", "not a whole one"),
-        (answer("")[: -len(WARNINGS)], "not a whole one"),
+        (b"", "an incomplete one"),
+        (answer("")[: -len(WARNINGS)], "an incomplete one"),
         (b"Warnings\n========\n", "Communicators and Warnings are missing"),
         (
             answer("    0         1         2         8        16        16   DANCING      OK\n"),
@@ -363,7 +363,7 @@ def test_errors() -> None:
         ),
         (
             answer("", errors="#7-0 (cf264af53edbe986) ERROR\n"),
-            "#7-0 is of a group that is not in the table",
+            "#7-0 belongs to a group that is not in the table",
         ),
     ],
 )
@@ -439,5 +439,5 @@ def test_any_lines(lines: list[str]) -> None:
 def test_negative_number(line: str) -> None:
     """What an overrun inside NCCL writes ends the reading, instead of being passed over."""
     answer = "Communicators... (0.00s)\n=============\n\nWarnings\n========\n\n" + line + "\n"
-    with pytest.raises(ImpossibleAnswer, match="cannot be"):
+    with pytest.raises(ImpossibleAnswer, match="an impossible number"):
         parse_text(answer.encode())
