@@ -210,7 +210,7 @@ def test_a_manager_that_is_gone_is_logged(tmp_path: Path, caplog: pytest.LogCapt
     manager = ServiceManager(str(tmp_path / "nobody"))
     manager.ready("up")
     manager.close()
-    assert "cannot tell the service manager" in caplog.text
+    assert "cannot notify the service manager" in caplog.text
 
 
 def test_status_line() -> None:
