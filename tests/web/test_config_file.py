@@ -81,7 +81,7 @@ REFUSED = {
     ),
     "not that key": (
         TLS.replace("server.key", "server2.key"),
-        ["tls_server_config.key_file: DIR/server2.key is no key for DIR/server.pem"],
+        ["tls_server_config.key_file: DIR/server2.key is not the key of DIR/server.pem"],
     ),
     "no key": (TLS.replace("server.key", "server.pem"), ["tls_server_config.key_file: DIR/server"]),
     "encrypted": (
@@ -135,7 +135,7 @@ REFUSED = {
     ),
     "idle authority": (
         f"{TLS}  client_ca_file: ca.pem\n",
-        ["tls_server_config.client_ca_file: is there, but "],
+        ["tls_server_config.client_ca_file: is set, but "],
     ),
     "idle names": (
         f"{TLS}  client_allowed_sans: [a]\n",
@@ -405,7 +405,7 @@ def test_half_written_certificate_keeps_the_one_before(
     put(certificate, new)
     assert changed(changed(config, clock), clock).config is before
     assert config.failures == 2
-    assert "server.key is no key for" in caplog.records[-1].getMessage()
+    assert "server.key is not the key of" in caplog.records[-1].getMessage()
     put(key, (file.parent / "server2.key").read_text(encoding="ascii"))
     assert changed(config, clock).config is not before
     assert (config.ok, config.failures) == (True, 2)
