@@ -228,9 +228,7 @@ def _set_clients(
         return
     mode = CLIENT_AUTH[policy]
     if "client_ca_file" in places and mode is ssl.CERT_NONE:
-        errors.add(
-            f"{key}.client_ca_file", "is set, but client_auth_type requests no certificate"
-        )
+        errors.add(f"{key}.client_ca_file", "is set, but client_auth_type requests no certificate")
     if "client_ca_file" not in places and mode is not ssl.CERT_NONE:
         errors.add(f"{key}.client_ca_file", f"is needed for client_auth_type {policy}")
     if table.get("client_allowed_sans") is not None and mode is not ssl.CERT_REQUIRED:
