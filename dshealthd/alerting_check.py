@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TIMEOUT = 5.0
 """Seconds for one request."""
 LASTS = 300
-"""Seconds after which the alert ends by itself if it is not ended here."""
+"""Seconds until the test alert resolves by itself, unless it is resolved here."""
 PAUSE = 0.5
 # Requests are counted when they end; notifications would be counted when they begin.
 _COUNTER = re.compile(
@@ -110,7 +110,7 @@ def _send(url: str, severity: str, wait: float) -> None:
 
 
 def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait: float) -> None:
-    """Follow the test alert until a notification is sent or fails; raises Stopped."""
+    """Follow the test alert until a notification is sent; raise Stopped if that fails."""
     end = time.monotonic() + wait
     query = urllib.parse.urlencode({"filter": f'test="{mark}"'})
     found = _until(lambda: _get(url, f"/api/v2/alerts?{query}", "Alertmanager"), end)
@@ -154,7 +154,7 @@ def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait:
         )
         raise Stopped(message)
     sent = ", ".join(sorted({integration for integration, _ in after}))
-    _passed(f"delivered by {sent}: look at the phone")
+    _passed(f"delivered by {sent}: check your phone")
 
 
 def _deliveries(url: str) -> dict[tuple[str, bool], float]:

@@ -135,7 +135,7 @@ def maintenance(parser: ArgumentParser) -> None:
         "--for",
         dest="duration",
         metavar="DURATION",
-        help='when it ends by itself, such as "30m" or "12h" (default: 2h)',
+        help='duration, such as "30m" or "12h" (default: 2h)',
     )
     parser.add_argument(
         "--reason", metavar="TEXT", help="reason shown with the node (default: none)"

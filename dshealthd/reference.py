@@ -128,7 +128,7 @@ def doctor_checks_md() -> str:
     for title, checks in (("A node", node.CHECKS), ("A job about to start", job.CHECKS)):
         if checks:
             parts.append(
-                f"\n## {title}\n\n| check | what is well | symptom | needs |\n|---|---|---|---|\n"
+                f"\n## {title}\n\n| check | passes if | symptom | needs |\n|---|---|---|---|\n"
             )
             parts += [_check(check) for check in checks]
     return "".join(parts)

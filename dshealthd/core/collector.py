@@ -52,7 +52,7 @@ class Reason(enum.StrEnum):
     PERMISSION_DENIED = "permission_denied"
     IO_ERROR = "io_error"
     MALFORMED = "malformed"
-    """The source's answer is not understood by this version."""
+    """The source gave an answer that this version does not understand."""
     TIMEOUT = "timeout"
     """A call did not return within its deadline; its worker was replaced."""
     WAITING = "waiting"

@@ -167,7 +167,7 @@ def memory(series: Series, wall: float) -> Iterator[Sign]:
 
 
 def _reset(series: Series, wall: float, broken: set[tuple[str, ...]]) -> Iterator[Sign]:
-    """Yield GPUs that need a reset, except those with a worse finding, and unclassified Xids."""
+    """Yield GPUs that need a reset, unless they have a worse finding, and unclassified Xids."""
     worse = frozenset(("48", "64", "74", "79", "95")) | XIDS_NVLINK
     known = {(labels["gpu"],) for labels, _ in recent(series, worse, wall)} | broken
     known |= {(point.labels["gpu"],) for point in series("gpu_up") if not point.value}
