@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 HUNG = frozenset(("timeout", "stuck", "crashed"))
 """Reasons that mean a call did not return."""
 XIDS_APPLICATION = frozenset(("13", "31", "43", "45", "68", "69", "141"))
-"""Xids that an application causes, or that can be ignored, by NVIDIA's catalogue."""
+"""Xids that an application causes, or that can be ignored, according to NVIDIA's catalogue."""
 XIDS_MEMORY = frozenset(("48", "95"))
 XIDS_EXCHANGE = frozenset(("64",))
 XIDS_RESET = frozenset(("46", "62", "109", "110", "119", "120", "136", "140", "143", "158"))

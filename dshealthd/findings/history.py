@@ -40,9 +40,10 @@ class FirstSeen:
 class ReturnedGpus:
     """Remembers GPUs that NVML has read again since they fell off the bus.
 
-    The kernel log keeps their Xid 79 until the next boot. Without this memory, that Xid would
-    report a GPU as lost that hangs in NVML days later. The alert gets the same from Prometheus
-    (`dshealthd:gpu:returned_timestamp_seconds`), where it survives a restart of the agent.
+    The kernel log keeps their Xid 79 until the next boot. Without this memory, a GPU that hangs in
+    NVML days later would be reported as lost because of that Xid. The alert gets the same from
+    Prometheus (`dshealthd:gpu:returned_timestamp_seconds`), where it survives a restart of the
+    agent.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def hangs(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield findings about jobs in which no rank here has made progress for too long."""
+    """Yield findings about jobs in which no rank here makes progress, and stuck collectives."""
     hung = set()
     for labels, value in series("job_hang"):
         if value != 1:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FABRIC_COMPLETE = 3
 """nvmlGpuFabricInfo: GPU_FABRIC_STATE_COMPLETED."""
 FABRIC_VERSIONS = frozenset(("5.0", "6.0"))
-"""NVLink versions whose links to a switch need registration; on older ones state 0 is no fault."""
+"""NVLink versions whose switch links need registration; on older ones state 0 is not a fault."""
 
 
 def nvlink(series: Series, wall: float) -> Iterator[Sign]:
