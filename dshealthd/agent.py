@@ -49,18 +49,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 JUDGE_EVERY = 10.0
-"""Seconds: what `since` of a finding is off by at most, where nobody asks the agent meanwhile.
+"""Seconds between judgements, and so the largest error of a finding's `since`.
 
-A judgement takes 2 ms with eight GPUs; one at every collection made a quarter of the agent's CPU.
+A judgement takes 2 ms with eight GPUs; one per collection was a quarter of the agent's CPU.
 """
 
 
 STATE_DEADLINE = 2.0
-"""Seconds for `path.state` to be made; a disk that hangs must not keep the agent from serving."""
+"""Seconds to create `path.state`; a hung disk must not keep the agent from serving."""
 
 
 RELOAD_DEADLINE = 10.0
-"""Seconds for the configuration to be read again; a cold disk under load is slow."""
+"""Seconds to reload the configuration; a cold disk under load is slow."""
 
 
 class Agent:
@@ -79,7 +79,7 @@ class Agent:
         catalogue()  # reads files, which the loop must not
         self._history, self._returned = FirstSeen(), ReturnedGpus()
         self._problems: dict[str, str] = {}
-        """What is wrong with the agent itself, by what it concerns; each is one line."""
+        """Problems of the agent itself, one line each, by their subject."""
         self._probes = Probes(
             self._snapshot,
             lambda: self._verdict(series_of(self._snapshot, self._own_samples())),
@@ -114,7 +114,7 @@ class Agent:
             HealthCheck(config.nvrx, self._fitness, time.monotonic),
             self._evidence,
         )
-        """In the order in which they start: what collectors read comes before them."""
+        """In start order: services that collectors read come before the scheduler."""
         self._server = Server(
             config.web,
             self._snapshot,
@@ -129,10 +129,10 @@ class Agent:
     async def run(
         self, announce: Callable[[str], None], manager: ServiceManager | None = None
     ) -> None:
-        """Serve as the agent until told to stop; ListenError when the socket cannot be opened.
+        """Serve until signalled to stop. Raise ListenError if the socket cannot be opened.
 
-        `announce` is given the page's address once it is open; `manager` hears of start, reload,
-        end and state, and that the event loop is alive.
+        `announce` receives the page's address once it is open; `manager` is notified of start,
+        reload, end and state, and that the event loop is alive.
         """
         manager = manager or ServiceManager()
         loop = asyncio.get_running_loop()
@@ -174,7 +174,7 @@ class Agent:
         log.info("stopped")
 
     def _children_errors(self) -> ErrorPipe | None:
-        """Have what the agent's children write to standard error go into the log's queue."""
+        """Route the standard error of the agent's children into the log's queue."""
         try:
             return ErrorPipe(logs.writer.put)
         except OSError as error:
@@ -182,9 +182,9 @@ class Agent:
             return None
 
     async def _make_state_directory(self) -> None:
-        """Make the agent's directory for what outlives a restart.
+        """Create the agent's directory for state that survives a restart.
 
-        Without it the agent runs, and the collectors that miss it say so.
+        The agent runs without it; collectors that need it report that.
         """
         place = self._config.path.state
 
@@ -196,7 +196,7 @@ class Agent:
             await background.call(make, "path.state", STATE_DEADLINE, OSError)
         except OSError as error:
             why = str(error) or f"the disk does not answer within {STATE_DEADLINE:g} s"
-            self._problems["path.state"] = f"path.state: nothing will be kept over a restart: {why}"
+            self._problems["path.state"] = f"path.state: no state will survive a restart: {why}"
             log.warning("%s", self._problems["path.state"])
 
     def _status_line(self) -> str:
@@ -214,12 +214,12 @@ class Agent:
         await self._scheduler.watch()
 
     async def _apply(self) -> None:
-        """Have every service of the agent run as the configuration says, one after the other."""
+        """Apply the configuration to every service in turn."""
         for service in self._services:
             await service.apply(self._config)
 
     async def _keep_judging(self) -> None:
-        """Judge although nobody asks the agent, so that findings are dated by when they came."""
+        """Judge regularly even without requests, so that findings are dated correctly."""
         while True:
             await asyncio.sleep(JUDGE_EVERY)
             self._verdict(series_of(self._snapshot, self._own_samples()))
@@ -233,7 +233,7 @@ class Agent:
             manager.ready(self._status_line())
 
     async def _reload(self) -> None:
-        """Load the configuration again for all services; a bad one changes nothing but a metric."""
+        """Reload the configuration for all services; an invalid one only changes a metric."""
         try:
             config = await background.call(
                 lambda: configuration.load(self._file, self._flags),
@@ -256,17 +256,17 @@ class Agent:
         log.info("configuration reloaded")
 
     def _see(self, hangs: Iterable[Hang]) -> None:
-        """Have evidence taken of the jobs that hang now, and their other nodes met by probes."""
+        """Have evidence collected from jobs that hang now, and their other nodes probed."""
         found = tuple(hangs)
         self._evidence.see(found)
         self._probes.see(found)
 
     def _fitness(self) -> Fitness:
-        """Return what the agent knows now of this node's fitness to train."""
+        """Return this node's current fitness to train."""
         return fitness(self._verdict(series_of(self._snapshot, self._own_samples())))
 
     def _verdict(self, series: Series) -> Verdict:
-        """Return what the agent finds wrong with this node now."""
+        """Return the current verdict on this node."""
         wall = time.time()
         self._returned.settle(series, wall)
         verdict = judge(
@@ -288,20 +288,20 @@ class Agent:
             yield from service.samples()
 
     def _packed_status(self) -> bytes:
-        """Return the agent's status document by gzip, for other members."""
+        """Return the status document, gzip-compressed, for other members."""
         return self._server.packed_status()
 
     def _targets(self, port: int) -> bytes:
-        """Return the agent's targets: what Prometheus is to scrape.
+        """Return the targets that Prometheus should scrape.
 
-        LookupError where it is not known who takes part in probes.
+        Raise LookupError while the members are unknown.
         """
-        from dshealthd.targets import document  # with what probes need
+        from dshealthd.targets import document  # imports modules that only probes need
 
         return document(self._probes.membership, port)
 
     def _sections(self) -> Mapping[str, Any]:
-        """Return the parts of the agent's status document that are not collectors'."""
+        """Return the parts of the status document that do not come from collectors."""
         series = series_of(self._snapshot, self._own_samples())
         return {
             **self._verdict(series).document(),
@@ -312,13 +312,13 @@ class Agent:
 
 
 def _beside_ended(task: asyncio.Task[None]) -> None:
-    """Log a defect of a task that the agent can go on without."""
+    """Log a defect in a task that the agent can continue without."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("%s: ended by a defect: %r", task.get_name(), error, exc_info=error)
 
 
 def _check_writable(directory: Path) -> None:
-    """Raise the OSError that a new file in the state directory would meet. Blocks."""
+    """Raise the OSError that creating a file in the state directory would raise. Blocks."""
     if not os.access(directory, os.W_OK):
         read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
         code = errno.EROFS if read_only else errno.EACCES

@@ -1,9 +1,9 @@
-"""`dshealthd test-alert`: one labelled page through the alerting chain, and where it stopped.
+"""`dshealthd test-alert`: sends one labelled page through the alerting chain and follows it.
 
-Prometheus is only asked, where its address is given. Alertmanager is given one alert, which routes,
-silences and inhibition treat as any other page. It tells whether an alert is suppressed and which
-receivers get it; whether these took it, only its counters of requests tell, by integration and
-not by alert: another alert of the same seconds may be taken for this one.
+Prometheus is only queried, and only if its address is given. Alertmanager receives one alert, which
+routes, silences and inhibition treat like any other page. Its API says whether an alert is
+suppressed and which receivers get it. Only its request counters say whether they accepted it, by
+integration and not by alert: another alert in the same seconds may be mistaken for this one.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 TIMEOUT = 5.0
 """Seconds for one request."""
 LASTS = 300
-"""Seconds after which the alert ends by itself if it is not ended here."""
+"""Seconds until the test alert resolves by itself, unless it is resolved here."""
 PAUSE = 0.5
-# Requests, which are counted when they are over; notifications are counted when they are begun.
+# Requests are counted when they end; notifications would be counted when they begin.
 _COUNTER = re.compile(
     r'^alertmanager_notification_requests_(failed_)?total\{[^}]*integration="([^"]+)"[^}]*\} (\S+)$',
     re.MULTILINE,
@@ -38,11 +38,11 @@ _COUNTER = re.compile(
 
 
 class Stopped(Exception):
-    """The chain is broken at one of its links; the message says where, why, and what to do."""
+    """The alerting chain is broken; the message says where, why, and what to do."""
 
 
 def check_alerting(alertmanager: str, prometheus: str | None, severity: str, wait: float) -> int:
-    """Send the test page and follow it for `wait` seconds; exit status 1 if it stopped."""
+    """Send the test page and follow it for `wait` seconds; return 1 if it stopped, else 0."""
     try:
         if prometheus is not None:
             _check_prometheus(prometheus.rstrip("/"))
@@ -54,12 +54,12 @@ def check_alerting(alertmanager: str, prometheus: str | None, severity: str, wai
 
 
 def _check_prometheus(url: str) -> None:
-    """Check that alerts of this node would reach Alertmanager from Prometheus at all."""
+    """Check that Prometheus scrapes agents, evaluates the rules and has an Alertmanager."""
     rules = _get(url, "/api/v1/rules?type=alert", "Prometheus")["data"]["groups"]
     alerts = {rule["name"]: rule for group in rules for rule in group["rules"]}
     watchdog = alerts.get("DshealthdWatchdog")
     if watchdog is None:
-        message = f"Prometheus {url}: has no rule DshealthdWatchdog; load deploy/prometheus/*.yml"
+        message = f"Prometheus {url}: no rule DshealthdWatchdog; load deploy/prometheus/*.yml"
         raise Stopped(message)
     if watchdog["state"] != "firing":
         message = (
@@ -70,12 +70,12 @@ def _check_prometheus(url: str) -> None:
     _passed(f"Prometheus evaluates {plural(len(alerts), 'alert')}")
     targets = _get(url, "/api/v1/query?query=dshealthd_build_info", "Prometheus")["data"]["result"]
     if not targets:
-        message = f"Prometheus {url}: scrapes no dshealthd; see its page Status, Targets"
+        message = f"Prometheus {url}: scrapes no dshealthd; see Status, Targets in its UI"
         raise Stopped(message)
     _passed(f"Prometheus scrapes {plural(len(targets), 'agent')}")
     known = _get(url, "/api/v1/alertmanagers", "Prometheus")["data"]["activeAlertmanagers"]
     if not known:
-        message = f"Prometheus {url}: knows no Alertmanager; see alerting in prometheus.yml"
+        message = f"Prometheus {url}: no Alertmanager configured; see alerting in prometheus.yml"
         raise Stopped(message)
     _passed("Prometheus sends alerts to " + ", ".join(entry["url"] for entry in known))
 
@@ -96,8 +96,8 @@ def _send(url: str, severity: str, wait: float) -> None:
         },
         "annotations": {
             "summary": f"Test of the alerting chain from {node}; nothing is wrong",
-            "description": f"Sent by `dshealthd test-alert` on {node}. If you can read this, it "
-            "works. It ends by itself within five minutes.",
+            "description": f"Sent by `dshealthd test-alert` on {node}. If you can read this, "
+            "alerting works. It resolves by itself within five minutes.",
         },
         "startsAt": _time(0),
         "endsAt": _time(LASTS),
@@ -110,23 +110,23 @@ def _send(url: str, severity: str, wait: float) -> None:
 
 
 def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait: float) -> None:
-    """Follow the test alert until a notification is sent or fails; raises Stopped."""
+    """Follow the test alert until a notification is sent; raise Stopped if that fails."""
     end = time.monotonic() + wait
     query = urllib.parse.urlencode({"filter": f'test="{mark}"'})
     found = _until(lambda: _get(url, f"/api/v2/alerts?{query}", "Alertmanager"), end)
     if not found:
-        message = f"Alertmanager {url}: took the alert and does not show it; see its log"
+        message = f"Alertmanager {url}: accepted the alert but does not list it; see its log"
         raise Stopped(message)
     (alert,) = found
     status, receivers = alert["status"], [entry["name"] for entry in alert["receivers"]]
     if status["silencedBy"]:
         silences = ", ".join(status["silencedBy"])
-        message = f"silence {silences}: it covers this alert, and others (amtool silence query)"
+        message = f"silence {silences} covers this alert and perhaps others (amtool silence query)"
         raise Stopped(message)
     if status["inhibitedBy"]:
         message = (
             f"inhibition by alert {', '.join(status['inhibitedBy'])}: this node has a fault "
-            "that covers the test; mend it first"
+            "that covers the test; fix it first"
         )
         raise Stopped(message)
     _passed(f"routed to {', '.join(receivers)}")
@@ -136,7 +136,7 @@ def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait:
         return {key: now[key] for key in now if now[key] > before.get(key, 0.0)}
 
     after = _until(changed, end)
-    # A failure is counted after the attempt that it belongs to.
+    # A failure is counted after its attempt.
     failed = sorted(integration for integration, is_failure in after if is_failure)
     if after and not failed:
         time.sleep(PAUSE)
@@ -154,7 +154,7 @@ def _follow(url: str, mark: str, before: Mapping[tuple[str, bool], float], wait:
         )
         raise Stopped(message)
     sent = ", ".join(sorted({integration for integration, _ in after}))
-    _passed(f"delivered by {sent}: look at the phone")
+    _passed(f"delivered by {sent}: check your phone")
 
 
 def _deliveries(url: str) -> dict[tuple[str, bool], float]:
@@ -163,12 +163,12 @@ def _deliveries(url: str) -> dict[tuple[str, bool], float]:
     counts: dict[tuple[str, bool], float] = {}
     for failure, integration, value in _COUNTER.findall(text):
         key = integration, bool(failure)
-        counts[key] = counts.get(key, 0.0) + float(value)  # newer versions count by reason
+        counts[key] = counts.get(key, 0.0) + float(value)  # newer versions count by reason, too
     return counts
 
 
 def _until(look: Callable[[], Any], end: float) -> Any:
-    """Return the first true answer of the alerting chain, or the last one."""
+    """Poll until `look` returns a true value or `end` passes; return its last value."""
     while not (found := look()) and time.monotonic() < end:
         time.sleep(PAUSE)
     return found
@@ -187,13 +187,13 @@ def _get(url: str, path: str, who: str) -> Any:
     try:
         return json.loads(_request(url, path, who))
     except ValueError as error:
-        message = f"{who} {url}: what answers at {path} is no {who}"
+        message = f"{who} {url}: the server at {path} is not {who}"
         raise Stopped(message) from error
 
 
 def _request(url: str, path: str, who: str, document: object = None) -> bytes:
     if not url.startswith(("http://", "https://")):
-        message = f"{who} {url}: is no address; it begins with http:// or https://"
+        message = f"{who} {url}: not a URL; it must begin with http:// or https://"
         raise Stopped(message)
     data = None if document is None else json.dumps(document).encode()
     request = urllib.request.Request(  # noqa: S310 - checked above

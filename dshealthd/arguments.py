@@ -1,4 +1,4 @@
-"""The arguments of each command beside the flags of the configuration."""
+"""The arguments of each command besides the configuration flags."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from typing import Any
 from dshealthd.flags import EXIT_USAGE, FlagParser, add_flags
 
 ACCESS = ("tls", "ca_file", "user", "password_file")
-"""Arguments of commands that ask agents."""
+"""Arguments of commands that query agents."""
 
 
 def nothing(_parser: ArgumentParser) -> None:
-    """Declare no argument of the command's own."""
+    """Declare no arguments."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command as the command line has it."""
+    """A command of the command line."""
 
     name: str
     function: Callable[..., int]
-    """Gets the configuration, its file, the flags, and its own arguments by name; its docstring is
-    the description.
+    """Receives the configuration, its file, the flags, and its own arguments by name.
+
+    Its docstring is the description.
     """
     examples: tuple[str, ...]
     declare: Callable[[ArgumentParser], None] = nothing
     exit_usage: int = EXIT_USAGE
-    """Exit status of bad usage or configuration; another where 2 is a verdict."""
+    """Exit status for bad usage or configuration; differs where 2 is a verdict."""
 
 
 def declare(commands: Any, command: Command) -> None:
@@ -53,21 +54,21 @@ def declare(commands: Any, command: Command) -> None:
 
 
 def query(parser: ArgumentParser) -> None:
-    """Declare the arguments that say which agents are asked, and how the answer is shown."""
+    """Declare the arguments that select the queried agents and the output."""
     parser.add_argument(
         "nodes",
         nargs="*",
         metavar="NODE",
-        help="nodes whose agents are asked, HOST or HOST:PORT (default: this one)",
+        help="nodes to query, HOST or HOST:PORT (default: this one)",
     )
     parser.add_argument(
-        "--members", action="store_true", help="ask the agents of all members of the probes"
+        "--members", action="store_true", help="query the agents of all probe members"
     )
     parser.add_argument(
         "--json",
         dest="as_json",
         action="store_true",
-        help="print one JSON document; docs/status-api.md has its fields",
+        help="print one JSON document; docs/status-api.md describes its fields",
     )
     parser.add_argument(
         "--watch",
@@ -81,8 +82,8 @@ def query(parser: ArgumentParser) -> None:
 
 
 def access(parser: ArgumentParser) -> None:
-    """Declare the arguments that say how agents are asked that want TLS or a password."""
-    parser.add_argument("--tls", action="store_true", help="ask agents over TLS")
+    """Declare the arguments for agents that require TLS or a password."""
+    parser.add_argument("--tls", action="store_true", help="query agents over TLS")
     parser.add_argument(
         "--ca-file",
         type=Path,
@@ -98,19 +99,19 @@ def access(parser: ArgumentParser) -> None:
 
 
 def targets(parser: ArgumentParser) -> None:
-    """Declare the arguments of `targets`: where they come from and go to."""
+    """Declare the arguments of `targets`: its source and its output."""
     parser.add_argument(
         "--hostfile", metavar="FILE", help="DeepSpeed hostfile (default: the configured members)"
     )
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="file to replace; left as it is when the members are unknown (default: stdout)",
+        help="file to replace; unchanged if the members are unknown (default: stdout)",
     )
 
 
 def evidence(parser: ArgumentParser) -> None:
-    """Declare the argument that says whose evidence is taken."""
+    """Declare the argument that selects the job."""
     parser.add_argument(
         "--job", metavar="JOB", help="one job, as the label `job` names it (default: all jobs)"
     )
@@ -118,7 +119,7 @@ def evidence(parser: ArgumentParser) -> None:
 
 
 def keys(parser: ArgumentParser) -> None:
-    """Declare the arguments of `keys`: what is done with the key, and where it is."""
+    """Declare the arguments of `keys`: the action, and the key file."""
     parser.add_argument("action", choices=["new", "rotate", "show"], help="what to do")
     parser.add_argument(
         "--file",
@@ -128,21 +129,21 @@ def keys(parser: ArgumentParser) -> None:
 
 
 def maintenance(parser: ArgumentParser) -> None:
-    """Declare the arguments of `maintenance`: what becomes of the node's."""
+    """Declare the arguments of `maintenance`: the action, its duration and reason."""
     parser.add_argument("action", choices=["on", "off", "show"], help="what to do")
     parser.add_argument(
         "--for",
         dest="duration",
         metavar="DURATION",
-        help='when it ends by itself, such as "30m" or "12h" (default: 2h)',
+        help='duration, such as "30m" or "12h" (default: 2h)',
     )
     parser.add_argument(
-        "--reason", metavar="TEXT", help="why, for whoever sees the node (default: none)"
+        "--reason", metavar="TEXT", help="reason shown with the node (default: none)"
     )
 
 
 def test_alert(parser: ArgumentParser) -> None:
-    """Declare the arguments that say where the test page goes."""
+    """Declare the arguments of `test-alert`: its destination, severity and wait."""
     parser.add_argument(
         "--alertmanager",
         metavar="URL",
@@ -168,12 +169,12 @@ def test_alert(parser: ArgumentParser) -> None:
 
 
 def slurm(parser: ArgumentParser) -> None:
-    """Declare the arguments of `slurm`: which hook it is run as."""
+    """Declare the argument of `slurm`: the hook it runs as."""
     parser.add_argument("hook", choices=["health", "prolog", "epilog"], help="the hook of Slurm")
 
 
 def probe(parser: ArgumentParser) -> None:
-    """Declare the arguments of `probe`: what is probed."""
+    """Declare the arguments of `probe`."""
     parser.add_argument(
         "--hostfile",
         metavar="FILE",
@@ -194,7 +195,7 @@ def probe(parser: ArgumentParser) -> None:
         "--repetitions",
         type=int,
         metavar="N",
-        help="timed runs of each size, of which the median counts (default: 20 up to 1M, 5 above)",
+        help="timed runs per size; the median counts (default: 20 up to 1M, 5 above)",
     )
     parser.add_argument(
         "--json", dest="as_json", action="store_true", help="print one JSON document"

@@ -28,9 +28,9 @@ if typing.TYPE_CHECKING:
     from dshealthd.http.client import Access
 
 MAX_FILES = 16_384
-"""Descriptors at most: 1,024, the usual soft limit, are few for all connections and peers at once.
+"""Most file descriptors: the usual soft limit of 1,024 is too few for all connections and peers.
 
-Not more, as some libraries in children touch every possible descriptor.
+The limit is not higher because some libraries in children touch every possible descriptor.
 """
 EXIT_FAILURE = 1
 
@@ -38,11 +38,11 @@ EXIT_FAILURE = 1
 def main(words: list[str]) -> int:
     """Run one command and return its exit status: 0 done, 1 failed, 2 bad usage or configuration.
 
-    `status` and `jobs` have the verdict's instead: theirs of bad usage is 3, unknown.
+    `status` and `jobs` return the verdict's instead, and 3 (unknown) for bad usage.
     """
     options = parser().parse_args(words)
     flags = tables(options)
-    manager = ServiceManager.from_environment(os.environ)  # no child inherits it
+    manager = ServiceManager.from_environment(os.environ)  # so that no child inherits it
     try:
         loaded = config.load(options.config_file, flags)
         logs.configure(loaded.log)
@@ -73,17 +73,17 @@ def run(
     from dshealthd.web.server import ListenError
 
     manager = manager or ServiceManager()
-    with contextlib.suppress(io.UnsupportedOperation):  # standard error is no file
+    with contextlib.suppress(io.UnsupportedOperation):  # standard error is not a file
         faulthandler.enable()  # the watchdog's SIGABRT prints where the event loop is stuck
     _raise_file_limit()
-    output = logs.LineWriter(1)  # which may be a pipe that nobody reads
+    output = logs.LineWriter(1)  # standard output may be a pipe without a reader
 
     def announce(url: str) -> None:
         output.put(f"dshealthd {__version__}: page {url}  metrics {url}metrics")
 
     try:
         asyncio.run(Agent(loaded, file, flags).run(announce, manager))
-    except ConfigError as error:  # of web.config_file, which is read with what it names
+    except ConfigError as error:  # from web.config_file and the files it names
         manager.say(first_of(str(error)))
         raise
     except ListenError as error:
@@ -96,7 +96,7 @@ def run(
 
 
 def _raise_file_limit() -> None:
-    """Raise the agent's soft limit of open files to the hard one, but not beyond `MAX_FILES`."""
+    """Raise the agent's soft limit on open files to the hard one, at most `MAX_FILES`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
     if soft < wanted:
@@ -104,11 +104,11 @@ def _raise_file_limit() -> None:
 
 
 def check_config(loaded: Config, file: Path | None, _flags: dict[str, dict[str, Any]]) -> int:
-    """Check the configuration and the web config file, and list every mistake with its key.
+    """Check the configuration and the web config file, and list every error with its key.
 
-    Files that are named and missing are warnings: a job may bring its hostfile later.
+    A configured file that is missing is a warning: a job may create its hostfile later.
 
-    Exit status: 0 usable, 2 mistakes.
+    Exit status: 0 usable, 2 errors.
     """
     if loaded.web.config_file is not None:
         from dshealthd.web import config_file
@@ -124,7 +124,7 @@ def check_config(loaded: Config, file: Path | None, _flags: dict[str, dict[str, 
 
 
 def metrics(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]]) -> int:
-    """Collect once, print what a scrape of the agent would show, and exit."""
+    """Collect once, print the metrics as a scrape would show them, and exit."""
     from dshealthd.collection.scheduler import Scheduler
     from dshealthd.core.exposition import Format
     from dshealthd.core.snapshot import Snapshot
@@ -151,10 +151,10 @@ def probe(loaded: Config, file: Path | None, _flags: dict[str, dict[str, Any]], 
 def targets(
     loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
 ) -> int:
-    """Print the nodes that are probed as targets for Prometheus' file service discovery.
+    """Print the probed nodes as targets for Prometheus' file service discovery.
 
-    An agent serves the same list at /api/v1/targets for HTTP service discovery. Every agent is
-    taken to listen on the port that is configured here.
+    An agent serves the same list at /api/v1/targets for HTTP service discovery. All agents are
+    assumed to listen on the port that is configured here.
     """
     from dshealthd.targets import targets as command
 
@@ -164,12 +164,12 @@ def targets(
 def status(
     loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
 ) -> int:
-    """Say what is wrong with this node, or with others.
+    """Show what is wrong with this node, or with others.
 
     Findings first, then GPUs, links, jobs and probes.
 
-    Exit status, of the worst node: 0 ok, 1 warning, 2 critical, 3 unknown, as when an agent does
-    not answer, or for bad usage.
+    Exit status of the worst node: 0 ok, 1 warning, 2 critical, 3 unknown (also if an agent does
+    not answer, and for bad usage).
     """
     from dshealthd.status import command
 
@@ -187,7 +187,7 @@ def jobs(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], 
 
 
 def _access(own: dict[str, Any]) -> Access:
-    """Take from a command's arguments how agents are asked."""
+    """Take the settings for access to agents out of a command's arguments."""
     from dshealthd.http.client import Access
 
     return Access(**{name: own.pop(name) for name in ACCESS})
@@ -196,12 +196,12 @@ def _access(own: dict[str, Any]) -> Access:
 def evidence(
     loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
 ) -> int:
-    """Look at the training jobs of this node now and keep what is found.
+    """Collect evidence from the training jobs on this node now.
 
     Stacks, flight recorders, NCCL RAS, kernel, metrics.
 
-    Prints a summary that names the lagging ranks. Takes root for what belongs to other users. The
-    jobs go on undisturbed.
+    Prints a summary that names the lagging ranks. Needs root for other users' jobs. The jobs
+    continue undisturbed.
     """
     from dshealthd.evidence.command import evidence as command
 
@@ -209,10 +209,10 @@ def evidence(
 
 
 def keys(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any) -> int:
-    """Make, rotate or show the key that the agents of all nodes share.
+    """Create, rotate or show the key that the agents of all nodes share.
 
-    A rotation takes three files; each is to be on every node before the next one is made, so that
-    no round is missed. Fingerprints are shown, never a key.
+    A rotation takes three files. Distribute each to every node before you create the next one, so
+    that no round is missed. Shows fingerprints, never a key.
     """
     from dshealthd.probe.keys import keys as command
 
@@ -222,10 +222,10 @@ def keys(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], 
 def maintenance(
     loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
 ) -> int:
-    """Set this node to maintenance for planned work, end that, or show it.
+    """Put this node in maintenance for planned work, end it, or show it.
 
-    Alerts of the node are shown and page no one, and probes leave it out, until it ends by itself.
-    It is kept over restarts. Takes root, or the agent's user: whoever may write to path.state.
+    Until maintenance ends, the node's alerts are shown but page no one, and probes skip the node.
+    It survives restarts. Needs root, or the agent's user, which can write to path.state.
     """
     from dshealthd.maintenance.command import maintenance as command
 
@@ -235,9 +235,9 @@ def maintenance(
 def send_test_alert(
     _loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
 ) -> int:
-    """Send one labelled test page through Alertmanager, and say where it stopped.
+    """Send one labelled test page through Alertmanager, and report where it stopped.
 
-    With --prometheus, it is first asked whether it scrapes, evaluates the rules and knows an
+    With --prometheus, first check that Prometheus scrapes agents, evaluates the rules and has an
     Alertmanager.
     """
     from dshealthd.alerting_check import check_alerting as command
@@ -246,7 +246,7 @@ def send_test_alert(
 
 
 def slurm(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], hook: str) -> int:
-    """Run as one of Slurm's hooks: drain the node for what its agent has found, within a budget.
+    """Run as a Slurm hook: drain the node for its agent's findings, within a budget.
 
     Exit status: 100 from a prolog where the job must not start, else 0. See deploy/slurm/.
     """
@@ -312,9 +312,9 @@ COMMANDS = (
     ),
     Command("slurm", slurm, ("dshealthd slurm health",), arguments.slurm),
 )
-"""All commands but those with a parser of their own, in the order of `--help`."""
+"""All commands except those with a parser of their own, in the order of `--help`."""
 APART = {
-    "doctor": "Say whether this node, or others, are fit to start a training.",
+    "doctor": "Check whether this node, or others, are fit to start a training job.",
     "explain": "Name the cause of a job's failure from its logs.",
     "free-port": "Print a free port for a rendezvous, and hold it.",
 }
@@ -322,7 +322,7 @@ APART = {
 
 
 def parser() -> FlagParser:
-    """Return the parser of the whole command line, from which manual pages are made too."""
+    """Return the parser of the whole command line; the manual pages are made from it, too."""
     whole = FlagParser(
         prog="dshealthd",
         description="Cluster health monitor for GPU training.",

@@ -1,6 +1,6 @@
-"""The configuration: a TOML file, typed, every error of it reported at once.
+"""The configuration: a typed TOML file, with all errors reported at once.
 
-Flags over file over defaults.
+Flags override the file, which overrides the defaults.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Web:
-    """Where and how the agent answers."""
+    """Address and limits of the web server."""
 
     listen_address: str = option(
         ":10061",
@@ -49,16 +49,16 @@ class Web:
     config_file: Path | None = option(
         None,
         "File with TLS and basic authentication, in the format of Prometheus' "
-        "exporter-toolkit; re-read as it changes.",
+        "exporter-toolkit; reloaded when it changes.",
         form="FILE",
     )
     hostnames: tuple[str, ...] = option(
         [],
-        "Further names by which browsers may ask, such as a proxy's; the host name and "
-        "addresses are known.",
+        "More host names that browsers may use, such as a proxy's; the host name and "
+        "addresses are always allowed.",
     )
     max_connections: int = option(
-        128, "Connections served at a time; further ones replace those that ask nothing.", minimum=1
+        128, "Connections served at a time; further ones replace idle ones.", minimum=1
     )
     max_connections_per_address: int = option(
         8, "Connections served at a time to one client address.", minimum=1
@@ -67,7 +67,7 @@ class Web:
     max_body_bytes: Bytes = option(Bytes(65536), "Largest request body that is read.", minimum=0)
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield the options of `web` whose values cannot be used, and why."""
+        """Yield the options of `web` with unusable values, each with the reason."""
         try:
             listen_address(self.listen_address)
         except ValueError as error:
@@ -80,19 +80,19 @@ class Paths(Host):
 
     state: Path = option(
         Path(os.environ.get("STATE_DIRECTORY", "/var/lib/dshealthd")),
-        "Directory for what outlives a restart: positions in the kernel log, baselines. "
+        "Directory for state that survives a restart: positions in the kernel log, baselines. "
         "systemd's $STATE_DIRECTORY where it is set.",
     )
 
     @property
     def host(self) -> Host:
-        """The configured roots of `/proc`, `/sys` and the like, alone."""
+        """Only the configured roots of `/proc`, `/sys` and the like."""
         return Host(procfs=self.procfs, sysfs=self.sysfs, dev=self.dev, rootfs=self.rootfs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """What the agent says on standard error."""
+    """The agent's log on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = option(
         "info", "Minimum log level.", aliases={"warn": "warning"}
@@ -125,16 +125,16 @@ SECTIONS: Mapping[str, type[Any]] = {
     "evidence": EvidenceOptions,
     "doctor": DoctorOptions,
 }
-"""The sections beside `collectors`.
+"""The sections besides `collectors`.
 
-Each of their options is a flag too, `--section.option-name`, but for those in tables of their own.
+Each of their options is also a flag, `--section.option-name`, except those in nested tables.
 """
 
 
 def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
-    """Return the configuration of a file and of flags, which are tables by section and win.
+    """Return the configuration from a file and flags; flags are tables by section, and win.
 
-    Raises ConfigError with all that is wrong.
+    Raise ConfigError with all errors.
     """
     document: dict[str, Any] = {}
     if file is not None:
@@ -160,10 +160,7 @@ def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]] | None = None
 
 
 def from_document(document: Mapping[str, Any], errors: Errors) -> Config:
-    """Return the agent's configuration that a parsed TOML document holds.
-
-    What is wrong goes into `errors`.
-    """
+    """Return the configuration in a parsed TOML document; mistakes are added to `errors`."""
     for name in document:
         if name not in SECTIONS and name != "collectors":
             errors.add(join("", name), unknown(name, [*SECTIONS, "collectors"]))
@@ -187,7 +184,7 @@ def from_document(document: Mapping[str, Any], errors: Errors) -> Config:
 
 
 def restart_needed(old: Config, new: Config) -> list[str]:
-    """Return the keys of the configuration whose change takes effect only after a restart."""
+    """Return the configuration keys that changed and take effect only after a restart."""
     return [
         join(section, field.name)
         for section in ("web", "log", "path")

@@ -1,6 +1,6 @@
-"""What a configuration asks for that this machine does not have, or that works against itself.
+"""Warnings about a configuration: files that this machine lacks, and values that conflict.
 
-None of it keeps the agent from starting: a hostfile may come with its job, a key with a volume.
+None keeps the agent from starting: a hostfile may come with its job, a key with a volume.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def of(config: Config) -> Iterator[str]:
-    """Yield a warning for each configured file that is missing and each deadline too long."""
+    """Yield a warning for each missing configured file and each deadline that is too long."""
     probe, peer = config.probe, config.probe.peer
     for key, path in (
         ("probe.python", probe.python),
@@ -28,7 +28,7 @@ def of(config: Config) -> Iterator[str]:
         ("slurm.conf_file", config.slurm.conf_file),
         ("slurm.bin_directory", config.slurm.bin_directory),
     ):
-        if path is None or "/" not in str(path):  # without a slash: a credential of systemd's
+        if path is None or "/" not in str(path):  # without a slash: a systemd credential
             continue
         try:
             os.stat(path)
@@ -43,5 +43,5 @@ def of(config: Config) -> Iterator[str]:
         if changed and options.deadline > options.interval:
             yield (
                 f"collectors.{name}.deadline: {options.deadline} is longer than the interval, "
-                f"{options.interval}: one source that hangs delays the next samples"
+                f"{options.interval}: one hung source delays the next samples"
             )

@@ -1,7 +1,7 @@
-"""Flags: how a command line is read, and how `--help` shows it.
+"""Flags: parsing of the command line, and its `--help`.
 
-Every option of the configuration outside tables of its own is a flag too. A command shows its own
-arguments first, and these in one group for each section below.
+Every configuration option outside nested tables is also a flag. A command's help shows its own
+arguments first, then these flags in one group per section.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if typing.TYPE_CHECKING:
 
 EXIT_USAGE = 2
 EXIT_UNKNOWN = 3
-"""Of bad usage where 2 says that a node is in a critical state: nothing was asked."""
+"""Exit status for bad usage where 2 means critical: nothing was queried."""
 FORMS = {
     bool: "true|false",
     int: "N",
@@ -33,18 +33,19 @@ FORMS = {
     Duration: "DURATION",
     Bytes: "BYTES",
 }
-"""What a value looks like in `--help`, by the type of the option."""
+"""Placeholder of a value in `--help`, by the type of the option."""
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Parses one command line, and answers a misspelt flag or command with the nearest right one."""
+    """Parses a command line, and suggests the nearest valid flag or command for a misspelt one."""
 
     exit_usage = EXIT_USAGE
-    """Exit status of a mistake."""
+    """Exit status for bad usage."""
 
     def __init__(self, **settings: Any) -> None:
-        """Take what argparse takes; flags are never abbreviated, as a new one could turn another's
-        abbreviation ambiguous.
+        """Take argparse's settings.
+
+        Flags cannot be abbreviated, as a new flag could make an abbreviation ambiguous.
         """
         settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         super().__init__(allow_abbrev=False, **settings)
@@ -52,7 +53,7 @@ class FlagParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override] # argparse's overloads are of its own types
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Refuse flags that this command does not have, and name the nearest that it has."""
+        """Refuse unknown flags, and name the nearest known one."""
         found, extra = super().parse_known_args(args, namespace)
         if extra:
             options = [text for text in extra if text.startswith("-")]  # the rest: their values
@@ -67,7 +68,7 @@ class FlagParser(argparse.ArgumentParser):
         return f"unknown option {name}{_meant(name, known)}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Name the nearest choice of a flag's value instead of all of them."""
+        """Name the nearest choice for a flag's value instead of all choices."""
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
             what = str(action.metavar or "value").lower()
@@ -78,7 +79,7 @@ class FlagParser(argparse.ArgumentParser):
             )
 
     def error(self, message: str) -> NoReturn:
-        """Print the mistake in the flags, and where help is; the whole usage would hide it."""
+        """Print the error and where to find help; the whole usage would bury it."""
         self.exit(self.exit_usage, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
 
 
@@ -92,10 +93,10 @@ def _meant(name: str, known: Iterable[str]) -> str:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of the configuration below a command's own arguments."""
+    """Add the configuration flags below a command's own arguments."""
     usage = " ".join(parser.format_usage().removeprefix("usage: ").split()).replace("%", "%%")
     parser.usage = f"{usage} [--config.file FILE] [--SECTION.OPTION VALUE]..."
-    group = parser.add_argument_group("configuration", "Flags win over the file.")
+    group = parser.add_argument_group("configuration", "Flags override the file.")
     group.add_argument(
         "--config.file",
         dest="config_file",
@@ -123,7 +124,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def form(hint: Any) -> str:
-    """Return what a flag's value of this type looks like."""
+    """Return the placeholder of a flag's value of this type."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return "|".join(map(str, arguments))
@@ -141,7 +142,7 @@ def _help(metadata: typing.Mapping[str, Any]) -> str:
 
 
 def shown(default: Any) -> str:
-    """Return a flag's default as a person would type it; `none` where there is none."""
+    """Return a flag's default as a user would type it; `none` if there is none."""
     if default is None or default in ("", ()):
         return "none"
     if isinstance(default, bool):

@@ -1,4 +1,4 @@
-"""The agent's own log: lines in logfmt or JSON on standard error, one an event."""
+"""The agent's log: one line per event on standard error, in logfmt or JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Formatter(logging.Formatter):
-    """Writes the fields of a record in one of the two forms."""
+    """Formats a record's fields as logfmt or JSON."""
 
     def __init__(self, form: str) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class _Formatter(logging.Formatter):
 
 
 def _quoted(value: str) -> str:
-    """Quote what would not read as one word in a log line."""
+    """Quote a value that would not read as one word in a log line."""
     return (
         json.dumps(value)
         if not value or set(value) & set(' ="') or not value.isprintable()
@@ -55,23 +55,23 @@ def _quoted(value: str) -> str:
 
 DROPPED = counter(
     "dshealthd_log_lines_dropped_total",
-    "Log lines dropped because standard error took none: a full pipe, or a target that hangs.",
+    "Log lines dropped because standard error accepted none: a full pipe, or a hung target.",
 )
 METRICS = (DROPPED,)
 
 WAITING = 1000
-"""Lines that wait for standard error, at most some 200 KiB; those beyond are dropped."""
+"""Most lines that wait for standard error, about 200 KiB; more are dropped."""
 
 
 class LineWriter:
-    """Writes lines to a descriptor from a thread, and drops what it cannot hold.
+    """Writes lines to a descriptor from a thread, and drops lines when its queue is full.
 
-    The loop never waits for whoever reads the log. As a daemon, the thread does not keep the
-    process from ending.
+    The event loop never waits for the reader of the log. The thread is a daemon, so it does not
+    keep the process from ending.
     """
 
     def __init__(self, descriptor: int, waiting: int = WAITING) -> None:
-        """Write to `descriptor`; no thread runs before `start` or the first line."""
+        """Write to `descriptor`; the thread starts with `start` or the first line."""
         self._descriptor = descriptor
         self._lines: queue.Queue[str] = queue.Queue(waiting)
         self._started = False
@@ -80,13 +80,13 @@ class LineWriter:
         """Lines dropped so far."""
 
     def start(self) -> None:
-        """Start the thread that writes the log, unless it runs; StartError."""
+        """Start the writing thread unless it runs. Raise StartError if it cannot start."""
         if not self._started:
             background.start(self._run, "log")
             self._started = True
 
     def put(self, line: str) -> None:
-        """Have a log line written, or drop it; never waits, never raises."""
+        """Queue a line, or drop it; never waits, never raises."""
         try:
             self.start()
             self._lines.put_nowait(line)
@@ -95,9 +95,9 @@ class LineWriter:
             self._untold += 1
 
     def flush(self, seconds: float) -> None:
-        """Wait until all is written, but no longer than so many seconds."""
-        # By the queue's own condition: `time.sleep` raises EINVAL under libfaketime, which at the
-        # interpreter's end would print a traceback into the log.
+        """Wait until all lines are written, for at most `seconds`."""
+        # Waits on the queue's own condition: `time.sleep` raises EINVAL under libfaketime, which
+        # would print a traceback into the log when the interpreter exits.
         with self._lines.all_tasks_done:
             self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, seconds)
 
@@ -107,7 +107,7 @@ class LineWriter:
             untold, self._untold = self._untold, 0
             self._write(line)
             if untold:
-                self._write(f'level=warning msg="{untold} log lines dropped: nobody read them"')
+                self._write(f'level=warning msg="{untold} log lines dropped: not read in time"')
             self._lines.task_done()
 
     def _write(self, line: str) -> None:
@@ -115,7 +115,7 @@ class LineWriter:
         try:
             while content:
                 content = content[os.write(self._descriptor, content) :]
-        except OSError:  # its reader has gone: there is nobody to tell
+        except OSError:  # its reader has gone
             self.dropped += 1
 
 
@@ -129,19 +129,19 @@ class _Handler(logging.Handler):
 
 
 writer = LineWriter(2)
-"""Where the log of this process goes: standard error."""
+"""The log of this process, on standard error."""
 
 
 def samples() -> Iterator[Sample]:
-    """Yield what the log has dropped."""
+    """Yield the number of dropped log lines."""
     yield DROPPED(float(writer.dropped))
 
 
 def configure(log: Log) -> None:
-    """Send all log records of this process to standard error as the config says."""
+    """Send all log records of this process to standard error as configured."""
     handler = _Handler(writer)
     handler.setFormatter(_Formatter(log.format))
     logging.basicConfig(level=log.level.upper(), handlers=[handler], force=True)
-    with contextlib.suppress(StartError):  # tried again for each line
-        writer.start()  # at once: later, threads may be short, which the log has to tell
+    with contextlib.suppress(StartError):  # retried with each line
+        writer.start()  # now: the log must work when threads run short later
     atexit.register(writer.flush, 0.5)

@@ -1,4 +1,4 @@
-"""sd_notify(3): what the service manager (systemd) is told, over the socket that it names.
+"""sd_notify(3): notifications to the service manager (systemd).
 
 Messages are datagrams to `$NOTIFY_SOCKET`. Without it, every call does nothing.
 """
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PERIOD = 5.0
-"""Seconds between two messages to the manager, at most."""
+"""Most seconds between two messages to the manager."""
 MAX_STATUS = 800
-"""Characters of a status line; `systemctl status` folds longer ones."""
+"""Most characters of a status line; `systemctl status` folds longer ones."""
 MAX_WAITING = 16
-"""Messages that wait for a full socket; the oldest goes first."""
+"""Most messages that wait while the socket is full; the oldest is dropped first."""
 
 
 class ServiceManager:
-    """systemd, or whoever else started the agent and listens."""
+    """systemd, or another service manager that started the agent and listens."""
 
     def __init__(self, address: str = "", watchdog: float | None = None) -> None:
-        """`address` is a path or, from "@" on, an abstract name; `watchdog` is in seconds."""
+        """`address` is a path, or an abstract name after "@"; `watchdog` is in seconds."""
         self.watchdog = watchdog
-        """Seconds within which the manager wants to hear of a live event loop; None if never."""
+        """The manager's watchdog timeout in seconds; None without a watchdog."""
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
         self._said = ""
@@ -45,8 +45,8 @@ class ServiceManager:
     def from_environment(cls, environment: MutableMapping[str, str]) -> ServiceManager:
         """Return the service manager that the environment names.
 
-        Its variables are taken out, so that no child speaks in the agent's name. A watchdog that
-        is meant for another process is none.
+        Its variables are removed from the environment, so that no child can speak for the agent. A
+        watchdog meant for another process is ignored.
         """
         address = environment.pop("NOTIFY_SOCKET", "")
         microseconds = environment.pop("WATCHDOG_USEC", "")
@@ -55,26 +55,26 @@ class ServiceManager:
         return cls(address, int(microseconds) / 1e6 if ours else None)
 
     def ready(self, status: str) -> None:
-        """Say to the service manager that the service is up, or up again after a reload."""
+        """Notify the service manager that the service is up, or that a reload is complete."""
         self._send("READY=1", status)
 
     def reloading(self) -> None:
-        """Say to the service manager that the configuration is being loaded; `ready` ends that."""
+        """Notify the service manager of a reload, which `ready` ends."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """Say to the service manager that the service is about to end."""
+        """Notify the service manager that the service is stopping."""
         self._send("STOPPING=1", "stopping")
 
     def say(self, status: str) -> None:
-        """Show one line in `systemctl status`, by the service manager."""
+        """Set the status line in `systemctl status`."""
         if _line(status) != self._said:
             self._send("", status)
 
     async def feed_watchdog(self) -> None:
-        """Feed the service manager's watchdog, and send what still waits, for ever.
+        """Feed the watchdog and send waiting messages, forever.
 
-        That this runs in the event loop is the point: a loop that is stuck feeds nothing.
+        This runs in the event loop on purpose: a stuck loop must not feed the watchdog.
         """
         while True:
             if self.watchdog is not None:
@@ -83,7 +83,7 @@ class ServiceManager:
             await asyncio.sleep(self._period)
 
     async def keep_status(self, status: Callable[[], str]) -> None:
-        """Renew the service manager's status line, for ever."""
+        """Keep the status line up to date, forever."""
         while True:
             if self._socket is not None:
                 self.say(status())
@@ -91,11 +91,11 @@ class ServiceManager:
 
     @property
     def _period(self) -> float:
-        """Return a third of the time of the service manager's watchdog: two beats may be late."""
+        """Return a third of the watchdog timeout, so that two beats may be late."""
         return PERIOD if self.watchdog is None else min(PERIOD, self.watchdog / 3)
 
     def close(self) -> None:
-        """Let go of the service manager's socket."""
+        """Close the service manager's socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -113,13 +113,13 @@ class ServiceManager:
         while self._waiting and self._socket is not None:
             try:
                 self._socket.sendto(self._waiting[0], self._address)
-            except BlockingIOError:  # the manager is behind; with the next message
+            except BlockingIOError:  # the manager lags; retried with the next message
                 return
             except OSError as error:
-                log.warning("cannot tell the service manager %r: %s", self._waiting[0], error)
+                log.warning("cannot notify the service manager of %r: %s", self._waiting[0], error)
             self._waiting.popleft()
 
 
 def _line(status: str) -> str:
-    """Return a text as one line that fits into a notification of the service manager."""
+    """Return a text as one line that fits into a notification."""
     return " ".join(status.split())[:MAX_STATUS]

@@ -1,4 +1,4 @@
-"""Text that others wrote, made safe to show in a terminal, a log or a summary."""
+"""Makes untrusted text safe to show in a terminal, a log or a summary."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 
 
 def printable(text: str) -> str:
-    r"""Return a text as one line in which nothing but printable characters stands as it is.
+    r"""Return a text as one line in which only printable characters are left as they are.
 
-    Control characters, escape sequences, line breaks, and what reverses or hides text (bidi,
-    zero width) become escapes as JSON has them, such as `\u001b`: a user names files, functions,
-    threads and programs, and none of these may move a reader's cursor or add a line.
+    Control characters, escape sequences, line breaks, and characters that reverse or hide text
+    (bidi, zero width) become JSON escapes such as `\u001b`: users name files, functions, threads
+    and programs, and no name may move a reader's cursor or add a line.
     """
     if text.isprintable():
         return text
@@ -20,5 +20,5 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return a text of several lines, each printable."""
+    """Return a text of several lines with each line made printable."""
     return "\n".join(map(printable, text.split("\n")))

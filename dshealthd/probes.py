@@ -1,6 +1,6 @@
 """The probes as a service of the agent, off unless configured.
 
-An agent without probes imports nothing of what they need.
+An agent without probes imports none of their modules.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Probes:
     ) -> None:
         """Prepare; `apply` starts.
 
-        `verdict`, `jobs` and `packed_status`, the status document by gzip, say what is known of
-        this node now, which other members ask for.
+        `verdict`, `jobs` and `packed_status` (the gzip-compressed status document) return this
+        node's current state for requests of other members.
         """
         self._snapshot = snapshot
         self._verdict, self._jobs, self._packed_status = verdict, jobs, packed_status
@@ -48,16 +48,16 @@ class Probes:
 
     @property
     def membership(self) -> Membership:
-        """The members as this agent believes them to be; LookupError while it does not know."""
+        """The members as this agent knows them; LookupError while they are unknown."""
         if self._running is None:
             message = "no probes are configured"
             raise LookupError(message)
         return self._running.membership
 
     async def apply(self, config: Config) -> None:
-        """Run the probes that the configuration asks for.
+        """Run the configured probes.
 
-        Where their options have not changed, the members alone are read again.
+        If their options have not changed, only reread the members.
         """
         if self._running is not None and self._running.options == config.probe:
             self._running.reload()
@@ -84,28 +84,28 @@ class Probes:
             self._running.start()
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics of the agent's probes, if it has any."""
+        """Yield the metrics of the probes, if they run."""
         if self._running is not None:
             yield from self._running.samples()
 
     def status(self) -> Mapping[str, Any]:
-        """Return what the status document says of the agent's probes, on or off."""
+        """Return the state of the probes for the status document."""
         return {"state": "off"} if self._running is None else self._running.status()
 
     def see(self, hangs: Iterable[Hang]) -> None:
-        """Have probes, if there are any, meet the other nodes of jobs that are hung here now."""
+        """Have the probes, if they run, meet the other nodes of jobs that are hung here."""
         if self._running is not None:
             self._running.see(hangs)
 
     def fleet_document(self) -> bytes:
-        """Return the fleet's view, what members say; LookupError where none are known."""
+        """Return the fleet document with all members' states; LookupError if none are known."""
         if self._fleet is None:
             message = "no probes are configured"
             raise LookupError(message)
         return self._fleet.document()
 
     async def close(self) -> None:
-        """End the agent's probes and the view of the fleet, with what is open."""
+        """Stop the probes and the fleet view."""
         fleet, self._fleet = self._fleet, None
         if fleet is not None:
             await fleet.close()

@@ -1,4 +1,4 @@
-"""Self-metrics: what the agent exports about itself, beside its collectors' and workers' health."""
+"""Self-metrics: the agent's metrics about itself, besides its collectors' and workers' health."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from dshealthd.core.collector import Sample
 
-BUILD = gauge("dshealthd_build_info", "1; the labels tell what runs.", "version", "pythonversion")
+BUILD = gauge(
+    "dshealthd_build_info", "1; the labels give the running version.", "version", "pythonversion"
+)
 RELOAD_OK = gauge(
     "dshealthd_config_last_reload_successful",
     "1 if the last load of the configuration succeeded; 0 while the previous configuration is kept.",
@@ -42,9 +44,9 @@ _PAGE = resource.getpagesize()
 
 
 def open_files() -> int:
-    """Return how many descriptors this process, the agent, has open. OSError."""
-    # Linux 6.2 and later say it as the size of the directory, for which no descriptor is needed:
-    # it must be known just when there is none left.
+    """Return the number of open descriptors of this process. Raise OSError if it is unreadable."""
+    # Linux 6.2 and later give it as the size of the directory, which needs no descriptor: the
+    # number matters most when none is left.
     return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd")) - 1
 
 
@@ -52,27 +54,25 @@ class SelfMetrics:
     """The agent's own counters and its process, as of the moment of a scrape."""
 
     def __init__(self, started: float) -> None:
-        """Start with a configuration that was loaded at `started`, Unix time in seconds."""
+        """Start with a configuration loaded at `started`, Unix time in seconds."""
         self.started = started
         self._reload_ok = True
         self._reloaded = started
 
     def reload(self, now: float, *, ok: bool) -> None:
-        """Note in the self-metrics that the configuration was loaded again, or could not be."""
+        """Record a reload of the configuration, or its failure."""
         self._reload_ok = ok
         if ok:
             self._reloaded = now
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the agent's own metrics; reads its own files in `/proc`, whatever `--path.procfs`
-        says.
-        """
+        """Yield the agent's own metrics, from the real `/proc` whatever `--path.procfs` says."""
         times = os.times()
         yield BUILD(1.0, __version__, platform.python_version())
         yield RELOAD_OK(float(self._reload_ok))
         yield RELOAD_TIME(self._reloaded)
         yield CPU(times.user + times.system)
-        with contextlib.suppress(OSError):  # no descriptor left to read with: absent, not wrong
+        with contextlib.suppress(OSError):  # no descriptor left to read it: absent, not wrong
             yield RESIDENT(int(read("/proc/self/statm").split()[1]) * _PAGE)
         with contextlib.suppress(OSError):
             yield FILES(open_files())

@@ -1,4 +1,4 @@
-"""The contract of services, which the agent runs: each follows the configuration until closed."""
+"""The contract of the agent's services: each follows the configuration until it is closed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Service(Protocol):
 
     @property
     def name(self) -> str:
-        """The name by which the log and the status line speak of the service."""
+        """The service's name in the log and the status line."""
         ...
 
     async def apply(self, config: Config) -> None:
-        """Run the service as the configuration says, from the first call on; what it keeps runs on.
+        """Run the service as configured, from the first call on; unchanged parts keep running.
 
-        What cannot start is a state and never an exception: the agent goes on without it.
+        A failure to start is a state and never an exception: the agent continues without it.
         """
         ...
 
@@ -31,12 +31,12 @@ class Service(Protocol):
         ...
 
     def status(self) -> Mapping[str, Any]:
-        """Return what people see of it: `state` is `off`, `ok`, `running` or `failing`.
+        """Return the service's state for users: `state` is `off`, `ok`, `running` or `failing`.
 
-        A failing one has the reason as `detail`.
+        If it is failing, `detail` is the reason.
         """
         ...
 
     async def close(self) -> None:
-        """End all that the service has begun. It may never have been applied."""
+        """Stop everything the service started. `apply` may never have been called."""
         ...

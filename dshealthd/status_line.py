@@ -1,4 +1,4 @@
-"""The status line for `systemctl status`: the agent's state, problems first, then what works."""
+"""The status line for `systemctl status`: problems first, then what works."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from dshealthd.core.snapshot import Snapshot
 
 SHOWN = 3
-"""Problems that are spelled out; a line that wraps is not read."""
+"""Most problems that are spelled out; nobody reads a line that wraps."""
 MAX_PROBLEM = 200
-"""Characters of one problem."""
+"""Most characters of one problem."""
 
 
 def status_line(snapshot: Snapshot, problems: Iterable[str], url: str, now: float) -> str:
-    """Return the status line; `problems` are the agent's own, `now` is of the snapshot's clock.
+    """Return the status line; `problems` are the agent's own, `now` is on the snapshot's clock.
 
-    Without NVML or GPUs the reason stands there too: on a GPU node that is the thing to know.
+    Without NVML or GPUs it includes the reason, which matters most on a GPU node.
     """
     told = list(problems)
     ok = absent = pending = 0
@@ -49,6 +49,6 @@ def status_line(snapshot: Snapshot, problems: Iterable[str], url: str, now: floa
 
 
 def first_of(error: str) -> str:
-    """Return an error of several lines as one for the status: the first, and how many follow."""
+    """Return the first line of an error, and the number of further lines."""
     first, *others = error.splitlines() or [""]
     return f"{first} (and {len(others)} more)" if others else first

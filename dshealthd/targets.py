@@ -1,4 +1,4 @@
-"""Targets for Prometheus: the probed nodes as its file and HTTP service discovery read them."""
+"""Targets for Prometheus: the probed nodes in its format for file and HTTP service discovery."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ EXIT_FAILURE = 1
 
 
 def document(membership: Membership, port: int) -> bytes:
-    """Return the list of targets: every member at `port`, with the labels `node` and, where the
-    topology is known, `leaf`.
+    """Return the list of targets: every member at `port`.
+
+    Their labels are `node` and, where the topology is known, `leaf`.
     """
     groups = []
     for name in membership.names:
@@ -35,7 +36,7 @@ def document(membership: Membership, port: int) -> bytes:
 
 
 def _host(name: str) -> str:
-    """Return a member's name as it stands before a target's port."""
+    """Return a member's name as written before a target's port."""
     try:
         return f"[{name}]" if ipaddress.ip_address(name).version == 6 else name  # noqa: PLR2004 - of the protocol
     except ValueError:
@@ -43,9 +44,9 @@ def _host(name: str) -> str:
 
 
 def targets(loaded: Config, hostfile: str | None, output: str | None) -> int:
-    """Print the targets, or replace a file whole.
+    """Print the targets, or replace a file atomically.
 
-    Where the members cannot be told the file stays as it is.
+    If the members are unknown, the file stays unchanged.
     """
     options = (
         MembershipOptions(hostfile=Path(hostfile)) if hostfile is not None else loaded.probe.members
@@ -63,7 +64,7 @@ def targets(loaded: Config, hostfile: str | None, output: str | None) -> int:
 
 
 def _replace(file: Path, content: bytes) -> None:
-    """Write a targets file for others to read, of which no reader and no crash finds half."""
+    """Write a world-readable targets file atomically."""
     descriptor, new = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
         with os.fdopen(descriptor, "wb") as stream:

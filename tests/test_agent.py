@@ -90,8 +90,8 @@ def test_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
         second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert second.returncode == 1
     message = (
-        f"dshealthd: cannot serve on 127.0.0.1:{agent.port}: Address already in use; `ss -ltnp` "
-        "shows who listens there, --web.listen-address takes another port"
+        f"dshealthd: cannot serve on 127.0.0.1:{agent.port}: Address already in use; find "
+        "the listener with `ss -ltnp`, or set another port with --web.listen-address"
     )
     assert message in second.stderr.splitlines()
     assert second.stderr.count(str(agent.port)) == 1

@@ -123,7 +123,7 @@ def test_a_receiver_without_integration(
     ("url", "expected"),
     [
         ("http://127.0.0.1:1", "Alertmanager http://127.0.0.1:1: no answer: "),
-        ("127.0.0.1:9093", "is no address"),
+        ("127.0.0.1:9093", "not a URL"),
     ],
 )
 def test_no_alertmanager(url: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:

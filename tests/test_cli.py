@@ -228,6 +228,6 @@ def test_check_config_warns_of_what_is_missing(tmp_path: Path) -> None:
         f"{file}: warning: probe.peer.key_file: /nowhere/key: No such file or directory",
         (
             f"{file}: warning: collectors.memory.deadline: 2s is longer than the interval, 1s: "
-            "one source that hangs delays the next samples"
+            "one hung source delays the next samples"
         ),
     ]

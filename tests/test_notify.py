@@ -151,7 +151,7 @@ def test_a_bad_reload_and_a_missing_state_directory_are_told(tmp_path: Path) -> 
         environment = {"NOTIFY_SOCKET": listener.address, "WATCHDOG_USEC": "300000"}
         flags = ("--path.state", str(tmp_path / "file/state"))
         with running(tmp_path, FAST, environment=environment, flags=flags) as agent:
-            listener.wait(lambda message: "path.state: nothing" in message.get("STATUS", ""))
+            listener.wait(lambda message: "path.state: no state" in message.get("STATUS", ""))
             (tmp_path / "dshealthd.toml").write_text("[web]\nprot = 1\n", encoding="utf-8")
             agent.process.send_signal(signal.SIGHUP)
             listener.wait(
@@ -210,7 +210,7 @@ def test_a_manager_that_is_gone_is_logged(tmp_path: Path, caplog: pytest.LogCapt
     manager = ServiceManager(str(tmp_path / "nobody"))
     manager.ready("up")
     manager.close()
-    assert "cannot tell the service manager" in caplog.text
+    assert "cannot notify the service manager" in caplog.text
 
 
 def test_status_line() -> None:

@@ -1,1 +1,1 @@
-"""Runs collectors: finds them, schedules them, and keeps those that may block in worker processes."""
+"""Finds, schedules and runs collectors; those that may block run in worker processes."""

@@ -1,4 +1,4 @@
-"""The agent's end of a worker's channel: frames are sent, and taken as they arrive."""
+"""The agent's end of a worker's channel: sends frames, and queues frames that arrive."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _HELD = wire.LENGTH.size + wire.MAX_FRAME
-"""Bytes that wait to be taken, beyond which nothing more is read: one frame, or many small ones."""
+"""Most bytes that wait to be taken before reading pauses: one frame, or many small ones."""
 
 
 class Channel(asyncio.Protocol):
-    """Frames of the wire over a socket.
+    """Frames over a socket.
 
-    A protocol and no stream: most results have arrived when they are looked for, and to wait for
-    each in a task of its own takes more CPU than to unpack it.
+    It is a protocol, not a stream: most results have already arrived when they are needed, and a
+    task per result would take more CPU than unpacking it.
     """
 
     _transport: asyncio.Transport
 
     def __init__(self) -> None:
-        """Have received nothing; `opened` connects it."""
+        """Start empty; `opened` connects it."""
         self._received = bytearray()
         self._ended = False
         self._alarm: asyncio.Future[None] | None = None
-        """What `changed` waits for; None while nobody does."""
+        """The future that `changed` waits for; None if nothing waits."""
 
     @classmethod
     async def opened(cls, ours: socket.socket) -> Self:
-        """Return the channel over our end of a socket pair, which it closes."""
+        """Return a channel over our end of a socket pair, which the channel closes."""
         _, channel = await asyncio.get_running_loop().create_connection(cls, sock=ours)
         return channel
 
@@ -43,9 +43,9 @@ class Channel(asyncio.Protocol):
         self._transport.write(wire.pack(message))
 
     def take(self) -> dict[str, Any] | None:
-        """Return the message of the next frame; None where it has not arrived whole.
+        """Return the message in the next frame; None if it has not fully arrived.
 
-        EOFError where none will come, ValueError for what is no frame, which says what it is.
+        Raise EOFError if no more can arrive, ValueError with a description of an invalid frame.
         """
         if len(self._received) >= wire.LENGTH.size:
             (size,) = wire.LENGTH.unpack_from(self._received)
@@ -63,7 +63,7 @@ class Channel(asyncio.Protocol):
         return None
 
     async def changed(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - no exception
-        """Wait until something arrives on the channel or it ends, or for so many seconds."""
+        """Wait until data arrives or the channel ends, for at most `timeout` seconds."""
         if self._ended:
             return
         loop = asyncio.get_running_loop()
@@ -77,22 +77,22 @@ class Channel(asyncio.Protocol):
                 timer.cancel()
 
     def close(self) -> None:
-        """Close the channel: the order to stop."""
+        """Close the channel, which tells the worker to stop."""
         self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep what writes to the worker."""
+        """Keep the transport to the worker."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Keep what the worker wrote until it is taken."""
+        """Buffer what the worker wrote until it is taken."""
         self._received += data
         if len(self._received) > _HELD:
             self._transport.pause_reading()
         self._ring()
 
-    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - that it ended is all
-        """Note that nothing more will arrive."""
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the end is enough
+        """Record that nothing more will arrive."""
         self._ended = True
         self._ring()
 
@@ -105,9 +105,9 @@ def _message(body: bytearray) -> dict[str, Any]:
     try:
         message = json.loads(body)
     except ValueError as error:
-        what = f"no JSON: {error}"
+        what = f"invalid JSON: {error}"
         raise ValueError(what) from error
     if not isinstance(message, dict):
-        what = "no JSON object"
-        raise ValueError(what)  # noqa: TRY004 - one error for all that is no frame
+        what = "JSON that is not an object"
+        raise ValueError(what)  # noqa: TRY004 - one error type for every invalid frame
     return message

@@ -1,4 +1,4 @@
-"""The registry of the collectors: the modules of `dshealthd.collectors`, found by looking there."""
+"""The registry of collectors: discovers the modules of `dshealthd.collectors`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def load(name: str) -> type[Collector]:
-    """Import one collector's module for the registry and return its class."""
+    """Import one collector's module and return its class."""
     module = importlib.import_module(f"{collectors.__name__}.{name}")
     (found,) = (
         value
@@ -28,16 +28,16 @@ def load(name: str) -> type[Collector]:
 
 
 def metrics(collector: type[Collector]) -> Mapping[str, Metric]:
-    """Return what a registered collector declares, by metric name: its `Metric` constants."""
+    """Return a collector's `Metric` constants by metric name."""
     module = importlib.import_module(collector.__module__)
     return {value.name: value for value in vars(module).values() if isinstance(value, Metric)}
 
 
 @functools.cache
 def all_collectors() -> Mapping[str, type[Collector]]:
-    """Return every collector of the registry by name.
+    """Return all collectors by name.
 
-    Two that declare the same metric are a defect, and ValueError.
+    Raise ValueError if two declare the same metric, which is a defect.
     """
     found: dict[str, type[Collector]] = {}
     owners: dict[str, str] = {}

@@ -1,6 +1,6 @@
-"""The scheduler: runs every collector on its own interval, in groups of one process each.
+"""The scheduler: runs every collector at its own interval, in one group per process.
 
-Those of the agent here, the others through their worker's supervisor.
+The agent's own group runs here, the others run through their worker's supervisor.
 """
 
 from __future__ import annotations
@@ -33,47 +33,47 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STATE_DEADLINE = 2.0
-"""Seconds for what collectors keep to be read or saved; it takes some 20 ms."""
+"""Seconds to read or save the state of collectors; it usually takes about 20 ms."""
 _STATE_LIMIT = 1 << 20
-"""Bytes of a state file that are read; those of kernel_log have some 64 KiB at most."""
+"""Most bytes read from a state file; those of kernel_log have at most about 64 KiB."""
 SLACK = 0.01
 """Seconds by which a collection may be early.
 
-A timer fires a little before its time, and what is nearly due goes with what is.
+A timer may fire slightly early, and collectors that are nearly due join those that are due.
 """
 WAKE_SPACING = 5.0
-"""Least seconds between two collections of a collector that news asked for.
+"""Least seconds between two collections of a collector that are caused by news.
 
-A driver that logs thousands of errors costs no more than an interval of 5 s.
+So a driver that logs thousands of errors costs no more than an interval of 5 s.
 """
 STALE_INTERVALS = 3
-"""After so many intervals without a result, samples are no longer shown."""
+"""Intervals without a result after which samples expire."""
 
 
 @dataclass
 class _Member:
-    """A collector in its group, and when it is due by the monotonic clock."""
+    """A collector in its group, and when it is due on the monotonic clock."""
 
     kind: type[Collector]
     options: CollectorOptions
     due: float
     extra: float = math.inf
-    """When it is collected once more than its interval asks for, because there is news."""
+    """Time of an extra collection because of news."""
     woken: float = -math.inf
-    """When it was last collected, or is to be, because of news."""
+    """Time of the last collection because of news, past or planned."""
     heard: set[tuple[News, str]] = field(default_factory=set)
-    """News that it has not been collected for yet, and what each is about."""
+    """News since its last collection, each with its subject."""
 
     @property
     def next(self) -> float:
-        """When this collector of a group is collected next."""
+        """Time of the next collection."""
         return min(self.due, self.extra)
 
 
 class _WorkerGroup:
-    """Collectors that share a process, and with it a timetable.
+    """Collectors that share a process, and so a schedule.
 
-    What is due at the same time is asked for in one request.
+    Collectors that are due at the same time are collected in one request.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class _WorkerGroup:
         self._snapshot = snapshot
         self._context = context
         self._alarm: asyncio.Future[None] | None = None
-        """What `run` sleeps on; None while it does not."""
+        """The future that `run` sleeps on; None while it does not sleep."""
 
     async def run(self) -> None:
         """Collect when the group's collectors are due, until cancelled."""
@@ -93,7 +93,7 @@ class _WorkerGroup:
             await self._sleep(max(wait, 0.0))
 
     async def _sleep(self, seconds: float) -> None:
-        """Sleep until a collector of the group is due, or until one is woken."""
+        """Sleep until a collector is due, or one is woken."""
         loop = asyncio.get_running_loop()
         self._alarm = loop.create_future()
         timer = loop.call_later(seconds, _ring, self._alarm)
@@ -104,18 +104,18 @@ class _WorkerGroup:
             timer.cancel()
 
     def hear(self, news: News, about: str = "") -> None:
-        """Collect those of the group that wait for this news; `about` as in `Context.heard`."""
+        """Wake the collectors that wait for this news; `about` as in `Context.heard`."""
         waiting = [name for name, member in self.members.items() if news in member.kind.wakes_on]
         for name in waiting:
             self.members[name].heard.add((news, about))
         self.wake(waiting)
 
     def wake(self, names: Iterable[str]) -> None:
-        """Collect these at once, or after WAKE_SPACING; the scheduler's grid goes on as it was."""
+        """Collect these at once, or after WAKE_SPACING; their regular schedule is unchanged."""
         now = self._context.monotonic()
         for name in names:
             member = self.members[name]
-            # Counted from the last time that was asked for, so that a flood of news asks for one.
+            # Counted from the last planned time, so that a flood of news plans only one.
             extra = max(now, member.woken + WAKE_SPACING)
             if extra < member.next:
                 member.extra = member.woken = extra
@@ -123,7 +123,7 @@ class _WorkerGroup:
                     _ring(self._alarm)
 
     async def once(self) -> None:
-        """Collect what is due now in this group of the scheduler."""
+        """Collect everything in this group that is due now."""
         now = self._context.monotonic()
         due = [name for name, member in self.members.items() if member.next <= now + SLACK]
         present = []
@@ -133,8 +133,8 @@ class _WorkerGroup:
             member.extra = math.inf
             heard |= member.heard
             member.heard.clear()
-            # Keep the grid, and after a pause (a stopped process, a suspended machine) do not catch
-            # up.
+            # Keep the schedule's phase. After a pause (a stopped process, a suspended machine) do
+            # not catch up.
             if member.due <= now + SLACK:
                 interval = member.options.interval
                 member.due += interval * (1 + max(0.0, now - member.due) // interval)
@@ -152,20 +152,20 @@ class _WorkerGroup:
         raise NotImplementedError
 
     async def rest(self) -> None:
-        """Note that nothing of the group that is due has a source on this machine."""
+        """Called when no due collector of the group has a source on this machine."""
 
     async def close(self) -> None:
-        """Release what the scheduler's group holds: its collectors, or their worker process."""
+        """Release the group's collectors, or their worker process."""
 
 
 def _ring(alarm: asyncio.Future[None]) -> None:
-    """End the sleep of a scheduler's group."""
+    """End a group's sleep."""
     if not alarm.done():
         alarm.set_result(None)
 
 
 class _Inside(_WorkerGroup):
-    """Collectors whose sources cannot hang, read in the agent's own loop."""
+    """Collectors whose sources cannot hang, run in the agent's own loop."""
 
     def __init__(
         self, members: Mapping[str, _Member], snapshot: Snapshot, context: Context
@@ -187,7 +187,7 @@ class _Inside(_WorkerGroup):
         for collector in self.collectors.values():
             collector.close()
         for name in await state_writer.settled(STATE_DEADLINE):
-            log.warning("%s: its state is not saved: the disk hangs", name)
+            log.warning("%s: state not saved: the disk hangs", name)
 
 
 class _Outside(_WorkerGroup):
@@ -219,7 +219,7 @@ class _Outside(_WorkerGroup):
 
 
 class Scheduler:
-    """Owns the groups of collectors that a config asks for."""
+    """Owns the groups of the enabled collectors."""
 
     name = "collectors"
 
@@ -234,8 +234,8 @@ class Scheduler:
     ) -> None:
         """Prepare; `apply` starts.
 
-        `state` is the directory for what collectors keep over restarts; None for a collection that
-        is to leave no trace. `services` are those that collectors of the agent itself read.
+        `state` is the directory for state that survives restarts; None for a collection that must
+        leave no trace. `services` are read by the agent's own collectors.
         """
         self._services = services
         self._state = state
@@ -247,8 +247,9 @@ class Scheduler:
         self._ended = asyncio.Event()
 
     async def apply(self, config: Config) -> None:
-        """Start the groups of collectors that a config asks for; those that it does not change run
-        on with all that they have counted.
+        """Run the groups of collectors that a config enables.
+
+        Groups that it does not change keep running, with their counters.
         """
         wanted: dict[str | None, dict[str, CollectorOptions]] = {}
         for name, options in config.collectors.items():
@@ -276,7 +277,7 @@ class Scheduler:
                 self._groups[worker] = (group, task, specification)
 
     async def once(self, config: Config) -> None:
-        """Run every collector a single time, the groups side by side, and release them.
+        """Run every collector once, the groups in parallel, and release them.
 
         For `dshealthd metrics`.
         """
@@ -287,42 +288,42 @@ class Scheduler:
         await self.close()
 
     def _raise_failures(self) -> None:
-        """Raise what ended a group of the scheduler: a task of ours never ends by itself.
+        """Raise the exception that ended a group's task.
 
-        If one did, that is a defect and must not pass silently.
+        Such a task never ends by itself: if one did, that is a defect and must surface.
         """
         for _, task, _ in self._groups.values():
             if task.done():
                 task.result()
 
     async def watch(self) -> None:
-        """Wait for as long as all groups of the scheduler run; raises what ended one."""
+        """Wait while all groups run; raise the exception that ended one."""
         while True:
             await self._ended.wait()
             self._ended.clear()
             self._raise_failures()
 
     async def close(self) -> None:
-        """Stop all groups of the scheduler side by side."""
+        """Stop all groups in parallel."""
         await asyncio.gather(*(self._stop(worker) for worker in list(self._groups)))
 
     def tell(self, news: News, about: str = "") -> None:
-        """Pass news on to all groups of the scheduler; `about` as in `Context.heard`."""
+        """Pass news on to all groups; `about` as in `Context.heard`."""
         for group, _, _ in self._groups.values():
             group.hear(news, about)
 
     def samples(self) -> Iterator[Sample]:
-        """Yield the metrics of the scheduler's workers."""
+        """Yield the metrics of the workers."""
         for group, _, _ in self._groups.values():
             if isinstance(group, _Outside):
                 yield from group.supervisor.samples()
 
     def status(self) -> Mapping[str, Any]:
-        """Return whether the scheduler runs; how each collector is, the snapshot knows."""
+        """Return whether the scheduler runs; the snapshot has the state of each collector."""
         return {"state": "ok" if self._groups else "off"}
 
     async def _saved(self, names: Iterable[str]) -> dict[str, str | OSError]:
-        """Return the content of the collectors' state files by place, or why there is none."""
+        """Return the content of the collectors' state files by path, or the error for each."""
         found: dict[str, str | OSError] = {}
         for name in names:
             if self._state is None or not registry.all_collectors()[name].keeps_state:

@@ -1,20 +1,21 @@
-"""The supervisor: keeps one worker process running, and hung parts under quarantine.
+"""The supervisor: keeps one worker process running, and hung parts in quarantine.
 
-Asks it, bounds every answer in time, replaces it, and remembers which part hung.
+It sends requests, sets a deadline for every answer, replaces the worker, and remembers which part
+hung.
 
-A part (a GPU, a path) at which a worker hung or crashed goes under quarantine: the next worker
-leaves it out, so that the others are read. It is tried again after a back-off, or as soon as its
-unkillable worker ends. A worker that fails without having named a part takes all its collectors
-down until its own back-off is over.
+A part (a GPU, a path) at which a worker hung or crashed goes into quarantine: the next worker skips
+it, so that the others are read. It is retried after a back-off, or as soon as its unkillable worker
+ends. If a worker fails without naming a part, all its collectors fail until its own back-off is
+over.
 
 A worker killed from outside (by the OOM killer, by an operator) says nothing about the part it was
-at. The first time, a new worker reads that part again in the same sweep; a second time, before the
-part has answered, counts as a crash at the part, as reading it may be what takes the memory.
+at. The first time, a new worker reads that part again in the same sweep. A second time, before the
+part has answered, counts as a crash at the part, as reading it may be what uses the memory.
 
-Several parts may hang at once, and each may take its deadline until that is certain. The others do
-not wait for it: a worker that has been silent at a part for `PATIENCE` is left there until the
-deadline, another one reads the rest, and *scouts*, processes of their own, find out side by side
-which of the rest hang too. A scout also tries a part under quarantine again.
+Several parts may hang at once, and it takes a whole deadline to be certain of each. The others do
+not wait for that: a worker that has been silent at a part for `PATIENCE` is left there until the
+deadline, another one reads the rest, and *scouts*, separate processes, find out in parallel which
+of the rest hang too. A scout also retries a part in quarantine.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ STUCK = gauge(
 )
 QUARANTINED = gauge(
     "dshealthd_worker_quarantined",
-    "Parts (GPUs, paths) that are left out because a worker hung or crashed at them.",
+    "Parts (GPUs, paths) that are skipped because a worker hung or crashed at them.",
     "worker",
 )
 METRICS = (UP, STARTS, REPLACED, STUCK, QUARANTINED)
@@ -72,26 +73,27 @@ PATIENCE = 3.0
 """Seconds that the other parts wait for a silent one.
 
 With an interval of 5 s and the start of two processes this keeps them fresher than 20 s. A GPU
-without persistence mode takes some seconds to wake: it is waited for aside, and then given time.
+without persistence mode takes some seconds to wake: a worker waits for it on the side, and it gets
+more time from then on.
 """
 SCOUTS = 8
-"""Scouts of one worker at a time: the GPUs of a node; some 30 MiB each, for seconds."""
+"""Most scouts of one worker at a time: one per GPU of a node, about 30 MiB each, for seconds."""
 SLOW_FOR = 600.0
-"""Seconds for which a part that answered late, but in time, is waited for until its deadline."""
+"""Seconds for which a part that answered late, but in time, gets its whole deadline."""
 KILLED_FROM_OUTSIDE = frozenset({-signal.SIGKILL, -signal.SIGTERM})
-"""Return codes of a worker that somebody else killed: no crash raises these signals."""
+"""Return codes of a worker killed from outside: no crash raises these signals."""
 
 
 @dataclass
 class _Quarantine:
-    """Why a part is left out, until when, and the process that is still stuck at it."""
+    """Why a part is skipped, until when, and the process that is still stuck at it."""
 
     fault: Fault
     failures: int
     until: float
     stuck: WorkerProcess | None = None
     tried: float = 0.0
-    """Monotonic time of the last sweep that was to try it again."""
+    """Monotonic time of the last sweep that retried it."""
     collector: str = ""
     """The collector that hung at it."""
 
@@ -114,16 +116,16 @@ class Supervisor:
     ) -> None:
         """Prepare; nothing starts before the first `collect`.
 
-        `hello` is the worker's first frame, `deadlines` seconds by collector, `metrics` what each
-        collector declares, `command` the program, which is given the numbers of its two descriptors
-        as last arguments, `parallel` the collectors whose parts several processes may read at once, `patience` the
-        seconds for which the others wait for a silent one of those, `tell` what passes on the news
-        of the worker's collectors.
+        `hello` is the worker's first frame, `deadlines` seconds by collector, `metrics` the
+        declared metrics by collector. `command` is the program, which gets its two descriptors as
+        last arguments. `parallel` are the collectors whose parts several processes may read at
+        once, `patience` the seconds for which the others wait for a silent one of those parts.
+        `tell` receives the news of the worker's collectors.
         """
         self.name = name
         self._tell = tell
         self.on_hang: Callable[[str], object] = lambda _collector: None
-        """Called with the collector whose part went under quarantine, so that it shows at once."""
+        """Called with the collector whose part went into quarantine, so that it shows at once."""
         self.hello = hello
         self._deadlines = deadlines
         self._metrics = metrics
@@ -136,17 +138,18 @@ class Supervisor:
         self._stuck: list[WorkerProcess] = []
         self._quarantine: dict[str, _Quarantine] = {}
         self._aside: set[str] = set()
-        """Parts that a process apart from the worker is at."""
+        """Parts that a process other than the worker is at."""
         self._apart: set[asyncio.Task[None]] = set()
-        """What waits for those processes."""
+        """Tasks that wait for those processes."""
         self._slow: dict[str, float] = {}
-        """Parts that answered late but in time, and until when they are waited for."""
+        """Parts that answered late but in time, and until when they get their whole deadline."""
         self._memory: dict[str, Any] = {}
         self._retried = ""
-        """The one part under quarantine that the worker itself tries again in this sweep."""
+        """The one part in quarantine that the worker itself retries in this sweep."""
         self._killed_at: set[str] = set()
-        """Parts at which a worker was killed from outside and that have not answered since; "" where
-        it was at none.
+        """Parts at which a worker was killed from outside and that have not answered since.
+
+        "" if it was at no part.
         """
         self._trouble: _Quarantine | None = None
         self._starts = 0
@@ -158,14 +161,14 @@ class Supervisor:
         publish: Callable[[str, Result], None],
         heard: Collection[tuple[News, str]] = (),
     ) -> None:
-        """Have the worker run collectors and publish each result as it comes.
+        """Have the worker run collectors, and publish each result as it arrives.
 
-        Every name gets one, whatever happens. `heard` is told to them: see `Context.heard`.
+        Every name gets a result, whatever happens. `heard` is passed on: see `Context.heard`.
         """
         pending = list(names)
         self._retried = self._due()
         hung = ""
-        # Ends: each turn answers all, excuses or leaves out one more part, or gives up.
+        # Terminates: each turn answers all, excuses or skips one more part, or gives up.
         while pending:
             try:
                 self._check_usable()
@@ -179,8 +182,7 @@ class Supervisor:
                     self._process = None
                 if await self._excused(broken):
                     continue
-                # A worker that is stuck at a part which it was told to leave out would be stuck
-                # there again.
+                # A worker stuck at a part that it should have skipped would get stuck there again.
                 if broken.part and broken.part not in self._blocked():
                     hung = self._news(broken)
                     await self._part_failed(broken)
@@ -191,15 +193,15 @@ class Supervisor:
                 return
 
     async def close(self) -> None:
-        """End worker and scouts: by closing their channels, after a second by SIGKILL.
+        """End worker and scouts by closing their channels, and after a second by SIGKILL.
 
-        One that cannot be killed is left behind.
+        A process that cannot be killed is left behind.
         """
         process, self._process = self._process, None
         apart = list(self._apart)
         for task in apart:
             task.cancel()
-        # The scouts are cancelled first, so that they are killed while the worker has its second.
+        # Cancel the scouts first, so that they are killed during the worker's second.
         if process is not None:
             await process.retired()
         await asyncio.gather(*apart, return_exceptions=True)
@@ -214,18 +216,16 @@ class Supervisor:
         yield QUARANTINED(float(len(self._left_out())), self.name)
 
     def _check_usable(self) -> None:
-        """Raise while the worker as a whole waits for its back-off, or for its stuck predecessor to
-        end.
-        """
+        """Raise Broken while the worker is in back-off, or its predecessor is stuck."""
         trouble = self._trouble
         if trouble is not None and (trouble.stuck or self._monotonic() < trouble.until):
             raise Broken(trouble.fault.reason, trouble.fault.detail)
 
     def _due(self) -> str:
-        """Return the part that the worker is to try again: whose turn was longest ago; "" if none.
+        """Return the part that the worker should retry, the least recently tried; "" if none.
 
-        One alone in a sweep, and a scout tries it where its deadline is longer than the others can
-        wait.
+        There is at most one per sweep. If its deadline is longer than the others can wait, a scout
+        retries it instead.
         """
         now = self._monotonic()
         due = [
@@ -245,11 +245,11 @@ class Supervisor:
         return ""
 
     def _takes_long(self, collector: str) -> bool:
-        """Tell whether the others cannot wait for the deadline of one part of a collector."""
+        """Return whether the deadline of a collector's parts is too long for the others to wait."""
         return collector in self._parallel and self._deadlines[collector] > self._others_wait
 
     def _left_out(self) -> dict[str, Fault]:
-        """Return the parts under quarantine that the worker must leave out now."""
+        """Return the quarantined parts that the worker must skip now."""
         now = self._monotonic()
         return {
             part: entry.fault
@@ -258,15 +258,15 @@ class Supervisor:
         }
 
     def _blocked(self) -> dict[str, Fault]:
-        """Return all parts in quarantine or with a scout, which the worker must leave out."""
+        """Return all parts that the worker must skip: in quarantine, or with another process."""
         waiting = {
-            part: Fault(part, Reason.WAITING, "no answer yet; its deadline is not over")
+            part: Fault(part, Reason.WAITING, "no answer yet; its deadline has not passed")
             for part in self._aside
         }
         return waiting | self._left_out()
 
     async def _start(self) -> WorkerProcess:
-        """Start the supervised worker and wait until it is ready."""
+        """Start the worker and wait until it is ready."""
         try:
             process = self._process = await self._opened()
         except StartError as error:
@@ -274,23 +274,23 @@ class Supervisor:
         return process
 
     async def _opened(self) -> WorkerProcess:
-        """Return a new worker process that is ready; `Broken`, StartError."""
+        """Return a new worker process that is ready, or raise `Broken` or StartError."""
         started = await worker_process.start(self.name, self._command)
         self._starts += 1
         process = WorkerProcess(self.name, started, self._deadlines, self._metrics, self._monotonic)
         process.child.when_ended(lambda: self._ended(process))
         try:
             await process.greet({**self.hello, "memory": self._memory})
-        # Nobody else knows of this process yet, so nobody else would end it.
+        # Only this method knows of the process yet, so it must end it.
         except asyncio.CancelledError:
             await process.killed()
             raise
         return process
 
     def _not_started(self, error: StartError) -> Broken:
-        """Note that no worker can be started, and return that for its collectors.
+        """Record that no worker can be started, and return that failure for its collectors.
 
-        It is tried again after the back-off, from the collection that follows it.
+        The first collection after the back-off retries it.
         """
         failures = self._trouble.failures + 1 if self._trouble else 1
         fault = Fault("", Reason.CANNOT_START, str(error))
@@ -302,7 +302,7 @@ class Supervisor:
         return Broken(fault.reason, fault.detail)
 
     def _ended(self, process: WorkerProcess) -> None:
-        """Let go of a process that has ended, and lift the quarantine that it was stuck in."""
+        """Release a process that has ended, and lift the quarantine of the part it was stuck at."""
         process.let_go()
         if process in self._stuck:
             self._stuck.remove(process)
@@ -319,7 +319,7 @@ class Supervisor:
         publish: Callable[[str, Result], None],
         heard: Collection[tuple[News, str]],
     ) -> None:
-        """Send the worker one request and take its answers.
+        """Send the worker one request and process its answers.
 
         Names are removed from `pending` as their results arrive.
         """
@@ -341,38 +341,38 @@ class Supervisor:
         self._memory = dict(done.get("memory", self._memory))
         for news in done["news"]:
             self._tell(news)
-        # Only after the closing frame: the other collectors of this sweep have been read by then.
+        # Only after the closing frame: by then the sweep's other collectors have been read.
         if replace is not None:
             raise replace
         self._trouble = None
 
     def _patience(self, collector: str, part: str) -> float:
-        """Return the seconds for which the supervised worker itself may stay at a part."""
+        """Return the seconds for which the worker itself may stay at a part."""
         slow = self._monotonic() < self._slow.get(part, 0.0)
-        # Each part aside holds a process; on a node where everything hangs, better wait than fill
-        # the memory.
+        # Each part aside holds a process. On a node where everything hangs, waiting is better than
+        # filling the memory.
         full = len(self._aside) >= 2 * SCOUTS
         aside = self._takes_long(collector) and not slow and not full
         return self._others_wait if aside else math.inf
 
     def _news(self, broken: Broken) -> str:
-        """Return the part that has hung, if the others may hang as well and nobody knows yet."""
+        """Return the part that has newly hung, if the others may hang too; else ""."""
         known = broken.part in self._quarantine or broken.reason is not Reason.TIMEOUT
         return "" if known or broken.collector not in self._parallel else broken.part
 
     async def _survey(self, process: WorkerProcess, names: Sequence[str], hung: str) -> None:
-        """Have scouts try the parts that come behind the one that hung.
+        """Have scouts try the parts after the one that hung.
 
-        Returns when they are back, or the others have waited long enough for those that are not.
+        Return when the scouts are done, or the other parts have waited long enough for them.
         """
         blocked = self._blocked()
         done = await process.collect(names, blocked, self._patience, _ignore, last=hung)
         untried = [part for part in done["untried"] if part not in blocked]
-        if len(untried) < 2:  # noqa: PLR2004 - the worker itself finds out as fast
+        if len(untried) < 2:  # noqa: PLR2004 - the worker itself is as fast
             return
         free = max(SCOUTS - len(self._aside), 0)
         if sent := [self._send_scout(part, names[0]) for part in untried[:free]]:
-            # Interpreters start slowly on a loaded node; that is not the parts' silence.
+            # Interpreters start slowly on a loaded node; that does not count as silence of a part.
             await asyncio.wait([ready for ready, _ in sent])
             patience = self._others_wait if self._takes_long(names[0]) else None
             await asyncio.wait([back for _, back in sent], timeout=patience)
@@ -380,14 +380,14 @@ class Supervisor:
     def _send_scout(
         self, part: str, collector: str
     ) -> tuple[asyncio.Task[WorkerProcess], asyncio.Task[None]]:
-        """Have a scout, a process of its own, try a part; return its start, and its work."""
+        """Have a scout process try a part; return the tasks of its start and of its work."""
         ready = asyncio.create_task(self._opened(), name=f"worker {self.name}, scout at {part}")
         return ready, self._set_aside(part, self._scout(part, collector, ready))
 
     def _set_aside(
         self, part: str, work: Coroutine[Any, Any, WorkerProcess | None]
     ) -> asyncio.Task[None]:
-        """Have `work` deal with a part, apart from the worker; it returns a process to end."""
+        """Run `work` on a part in the background; then end the process that it returns, if any."""
 
         async def aside() -> None:
             try:
@@ -406,9 +406,9 @@ class Supervisor:
     async def _scout(
         self, part: str, collector: str, ready: asyncio.Task[WorkerProcess]
     ) -> WorkerProcess | None:
-        """Find out in a process of its own whether a part answers.
+        """Find out in a separate process whether a part answers.
 
-        Lifts its quarantine, or puts it there.
+        Lift its quarantine, or impose it.
         """
         blocked = {name: fault for name, fault in self._blocked().items() if name != part}
         process = None
@@ -421,12 +421,12 @@ class Supervisor:
                 await process.killed()
             raise
         except StartError as error:
-            log.warning("%s; %s is tried later", error, part)
+            log.warning("%s; %s will be tried later", error, part)
             self._failures[Reason.CANNOT_START] += 1
             self._postpone(part)
             return None
         except Broken as broken:
-            if broken.part != part:  # it says nothing of this part, and the worker sees for itself
+            if broken.part != part:  # says nothing about this part; the worker will see
                 if broken.process is not None:
                     await self._end(broken.process, broken)
                 self._postpone(part)
@@ -442,7 +442,7 @@ class Supervisor:
         return process
 
     async def _outlast(self, silent: Silent) -> None:
-        """Wait for a worker that was left at a part, until its deadline."""
+        """Wait until its deadline for a worker that was left at a part."""
         process = silent.worker
         process.dismiss()
         try:
@@ -451,7 +451,7 @@ class Supervisor:
             await process.killed()
             raise
         code = process.child.code
-        # It looks for the order to stop only once the part has answered, and then exits with 0.
+        # It checks for the stop request only once the part has answered, and then exits with 0.
         if ended and not code:
             self._answered(silent.part, self._others_wait)
             return
@@ -462,25 +462,25 @@ class Supervisor:
             await self._give_up(silent)
 
     def _answered(self, part: str, took: float) -> None:
-        """Note that a part answered a scout, or a worker left at it, within so many seconds."""
+        """Record that a part answered a scout, or a worker left at it, after `took` seconds."""
         self._quarantine.pop(part, None)
         if took >= self._others_wait:
             self._slow[part] = self._monotonic() + SLOW_FOR
 
     def _postpone(self, part: str) -> None:
-        """Have a part under quarantine tried again no sooner than after its back-off."""
+        """Postpone the retry of a part in quarantine by its back-off."""
         if (entry := self._quarantine.get(part)) is not None:
             entry.until = self._monotonic() + self._backoff.after(entry.failures)
 
     async def _part_failed(self, broken: Broken) -> None:
-        """Deal with a worker that hung or crashed at a part."""
+        """Handle a worker that hung or crashed at a part."""
         if isinstance(broken, Silent):
             self._set_aside(broken.part, self._outlast(broken))
         else:
             await self._give_up(broken)
 
     async def _end(self, process: WorkerProcess, broken: Broken) -> bool:
-        """Kill the supervised worker, and count why; False if it cannot be killed."""
+        """Kill a process, and count the reason; False if it cannot be killed."""
         killed = await process.killed()
         process.let_go()
         if not killed:
@@ -491,9 +491,9 @@ class Supervisor:
         return killed
 
     async def _excused(self, broken: Broken) -> bool:
-        """Tell whether the worker was killed from outside, for the first time at its part.
+        """Return whether the worker was killed from outside, for the first time at its part.
 
-        It is ended then, and nothing goes under quarantine.
+        If so, end it without a quarantine.
         """
         process = broken.process
         excused = (
@@ -505,11 +505,11 @@ class Supervisor:
         if process is not None and excused:
             self._killed_at.add(broken.part)
             await self._end(process, broken)
-            log.warning("worker %s replaced: %s; read again", self.name, broken.detail)
+            log.warning("worker %s replaced: %s; retrying", self.name, broken.detail)
         return excused
 
     async def _give_up(self, broken: Broken) -> None:
-        """Kill the worker, and put what it hung at, or the worker itself, under quarantine."""
+        """Kill the worker, and quarantine the part it was at, or the worker itself."""
         if broken.process is None:
             return
         killed = await self._end(broken.process, broken)
@@ -528,7 +528,7 @@ class Supervisor:
             self._quarantine[broken.part] = entry
             self._slow.pop(broken.part, None)
             if self._retried == broken.part:
-                self._retried = ""  # once in a sweep, even where the back-off is over already
+                self._retried = ""  # once per sweep, even if the back-off is already over
             if before is None:
                 self.on_hang(broken.collector)
         else:
@@ -543,9 +543,9 @@ class Supervisor:
 
 
 def _ignore(_name: str, _result: Result) -> None:
-    """Drop a result of a scout: it was asked for to see which parts answer."""
+    """Drop a scout's result: only whether the parts answer matters."""
 
 
 def _endless(_collector: str, _part: str) -> float:
-    """Wait until the supervisor's deadline."""
+    """Return an unlimited patience: wait until the deadline."""
     return math.inf

@@ -1,22 +1,22 @@
-"""A worker process: runs collectors whose sources can hang, and says which part it touches.
+"""A worker process: runs collectors whose sources can hang, and reports which part it touches.
 
-Started as `python -m dshealthd.collection.worker PROGRESS CHANNEL`, two descriptors: the page on
-which it says what it touches, and one end of a socket pair. The first frame says what to run; then
-each request is answered by one frame a collector and a last one, which tells which parts were
-touched:
+Started as `python -m dshealthd.collection.worker PROGRESS CHANNEL`, two descriptors: the progress
+page, and one end of a socket pair. The first frame says what to run; then each request is answered
+by one frame per collector and a closing one with the parts that were touched:
 
     → {"worker": NAME, "host": {…}, "collectors": {NAME: {…options}}, "log_level": N}
     ← {"ready": PID}
     → {"collect": [NAME, …], "blocked": [FAULT, …], "last": PART, "heard": [[NEWS, JOB], …]}
     ← {"result": NAME, …} …, {"touched": [PART, …], "untried": [PART, …], "memory": {…}, "news": […]}
 
-Where a `last` part is named, none is touched behind it; those that would have been are `untried`.
-`memory` is what the worker wants its successor to know; it is given back in that one's first frame.
-`news` is what its collectors tell others, `heard` what others tell them.
+If a `last` part is named, no part after it is touched; the skipped ones are `untried`. `memory` is
+data for the worker's successor, which gets it in its first frame. `news` goes from its collectors
+to others, `heard` from others to them.
 
-The end of the socket is the order to stop: what is held is released, and the process ends.
+The end of the socket is the request to stop: the worker releases what it holds and exits.
 
-Each of the workers pays for what it imports: neither asyncio nor ssl, which are half of one.
+Every worker pays for its imports, so it imports neither asyncio nor ssl, which would double the
+cost.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from dshealthd.core.result import attempt
 from dshealthd.printable import printable
 
 _UNTRIED = 64
-"""Parts left untried that are named at most; there are scouts for a few."""
+"""Most untried parts that are named; there are scouts for only a few."""
 
 
 def main(page: int, descriptor: int) -> None:
-    """Serve the agent's requests to collect on an inherited socket until its other end is closed.
+    """Serve the agent's requests on the inherited socket `descriptor` until the other end closes.
 
-    Progress is written to the page of another descriptor.
+    Progress is written to the page of the descriptor `page`.
     """
-    # Ctrl-C goes to the whole terminal group; the agent decides.
+    # Ctrl-C reaches the whole terminal group; the agent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    # Its end is the order to stop: a program that a collector has started must not keep it open.
+    # Its end is the request to stop: a program started by a collector must not keep it open.
     os.set_inheritable(descriptor, False)  # noqa: FBT003 - positional only
     progress = wire.ProgressPage(page)
     os.close(page)
@@ -107,8 +107,8 @@ def main(page: int, descriptor: int) -> None:
             progress.write(time.monotonic(), current, "")
             result = attempt(collectors[current], time.monotonic)
             if progress.stopped:
-                sys.exit()  # nobody listens any more
-            if result.reason is not Reason.OUT_OF_MEMORY:  # else the agent sees at which part
+                sys.exit()  # the agent has stopped listening
+            if result.reason is not Reason.OUT_OF_MEMORY:  # else the page keeps the part
                 progress.write(time.monotonic(), current, "")
             channel.sendall(encoder.pack(current, result))
         done: dict[str, Any] = {
@@ -117,7 +117,7 @@ def main(page: int, descriptor: int) -> None:
             "news": sorted(news),
         }
         if context.memory != handed_on:
-            # A copy, as collectors go on changing what is inside.
+            # A copy, as collectors keep changing the original.
             done["memory"] = handed_on = copy.deepcopy(context.memory)
         channel.sendall(wire.pack(done))
         for told in (touched, untried, news):
@@ -128,15 +128,15 @@ def main(page: int, descriptor: int) -> None:
 
 
 class WorkerFormatter(logging.Formatter):
-    """Writes the records of a worker, one line each but for a traceback."""
+    """Formats a worker's log records, one line each except for a traceback."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
-        """Return the line of a worker's log record, whatever others wrote that it tells of."""
+        """Return the record's line, made printable, as it may quote untrusted text."""
         return printable(super().formatMessage(record))
 
 
 def _log(worker: str, level: int) -> None:
-    """Have the log of this worker process go to standard error, which the agent reads."""
+    """Send this worker's log to standard error, which the agent reads."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(WorkerFormatter(f"worker {worker}: %(levelname)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
@@ -148,7 +148,7 @@ def _collector(name: str, options: dict[str, Any], context: Context) -> Collecto
 
 
 def _decoded(schema: Any, table: dict[str, Any]) -> Any:
-    """Decode options that the agent has already checked, for the worker's collectors."""
+    """Decode options that the agent has already checked."""
     errors = Errors()
     value = decode(schema, table, "", errors)
     if errors:
@@ -157,6 +157,6 @@ def _decoded(schema: Any, table: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    # An agent that ends while a worker starts or answers is the order to stop, too.
+    # An agent that ends while a worker starts or answers is also a request to stop.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         main(int(sys.argv[1]), int(sys.argv[2]))

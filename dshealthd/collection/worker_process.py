@@ -1,4 +1,4 @@
-"""One worker process as the agent sees it: its start, its frames, where it is, and its end."""
+"""One worker process as the agent sees it: its start, frames, progress and end."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 START_DEADLINE = 20.0
 """Seconds for an interpreter to start and import; a cold disk under load is slow."""
 LOOK = 0.25
-"""Seconds between two looks at which part a worker has come to."""
+"""Seconds between two reads of a worker's progress page."""
 KILL_DEADLINE = 0.5
 """Seconds after SIGKILL until a process counts as unkillable."""
 
 
 class Broken(Exception):
-    """A worker must go. `collector` and `part` are where it was, if it said so."""
+    """A worker must be replaced. `collector` and `part` are where it was, if it named them."""
 
     def __init__(
         self,
@@ -40,12 +40,12 @@ class Broken(Exception):
         super().__init__(detail)
         self.reason, self.detail = reason, detail
         self.process = process
-        """The process to end; None where there is none."""
+        """The process to end; None if there is none."""
         self.collector, self.part = collector, part
 
 
 class Silent(Broken):
-    """A worker has been at one part for longer than the others wait; it has `left` seconds."""
+    """A worker has been at one part for longer than the others wait; it has `left` seconds more."""
 
     def __init__(
         self, detail: str, process: WorkerProcess, collector: str, part: str, left: float
@@ -56,7 +56,7 @@ class Silent(Broken):
 
 
 class WorkerProcess:
-    """One running worker, its channel and the event of its end."""
+    """One running worker, its channel and its progress page."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class WorkerProcess:
         metrics: Mapping[str, Mapping[str, Metric]],
         monotonic: Callable[[], float],
     ) -> None:
-        """Take what `start` made; `deadlines` and `metrics` are by collector."""
+        """Take the result of `start`; `deadlines` and `metrics` are by collector."""
         self.name = name
         self.child, self._channel, self.progress = started
         self.decoder = wire.Decoder(metrics)
@@ -74,7 +74,7 @@ class WorkerProcess:
         self._monotonic = monotonic
 
     async def greet(self, hello: Mapping[str, Any]) -> None:
-        """Send the first frame and wait until the worker process is ready; `Broken`."""
+        """Send the first frame and wait until the worker is ready, or raise `Broken`."""
         self.ask(hello)
         try:
             async with time_limit(START_DEADLINE):
@@ -86,7 +86,7 @@ class WorkerProcess:
             ) from error
 
     def ask(self, message: Mapping[str, Any]) -> None:
-        """Send a frame to the worker process."""
+        """Send a frame to the worker."""
         self._channel.send(message)
 
     async def collect(
@@ -98,9 +98,9 @@ class WorkerProcess:
         last: str = "",
         heard: Collection[tuple[News, str]] = (),
     ) -> dict[str, Any]:
-        """Send one request, hand results to `take`, return the closing frame; `Broken`.
+        """Send one request, pass results to `take`, and return the closing frame; `Broken`.
 
-        Behind the part `last`, if any, no further one is touched. `heard` as in `Context.heard`.
+        After the part `last`, if any, no other part is touched. `heard` as in `Context.heard`.
         """
         self.ask(
             {
@@ -135,10 +135,10 @@ class WorkerProcess:
                 ) from error
 
     async def answer(self, asked: float, patience: Callable[[str, str], float]) -> dict[str, Any]:
-        """Return the worker's next frame of an exchange that began at `asked`.
+        """Return the worker's next frame in an exchange that began at `asked`.
 
-        Raises `Broken` when the worker stays at one part beyond its collector's deadline, and
-        `Silent` when it stays there for longer than `patience` of collector and part, in seconds.
+        Raise `Broken` if the worker stays at one part beyond its collector's deadline, and
+        `Silent` if it stays there for longer than `patience` of collector and part, in seconds.
         """
         while True:
             if (frame := await self._frame()) is not None:
@@ -146,18 +146,18 @@ class WorkerProcess:
             since, collector, part = self.progress.read()
             deadline = self._deadlines.get(collector) or max(self._deadlines.values())
             limit = min(patience(collector, part), deadline) if part else deadline
-            # Until the worker takes the request, the page still shows where the last one ended.
+            # Until the worker reads the request, the page still shows where the last one ended.
             left = max(since, asked) + limit - self._monotonic()
-            # Even when time is up, an answer that is already there counts: it may be the agent
-            # that was stopped.
-            # In short steps: the page is shared memory, and nothing wakes the loop when the
-            # worker moves on to the next part, for which a deadline of its own begins.
+            # An answer that has arrived counts even after the deadline: it may be the agent that
+            # was stopped.
+            # Wait in short steps: the page is shared memory, and nothing wakes the loop when the
+            # worker moves on to the next part, whose own deadline then begins.
             await self._channel.changed(min(max(left, MOMENT), LOOK))
             if left > 0:
                 continue
             if (frame := await self._frame()) is not None:
                 return frame
-            # Read again, as it may have moved on during this last wait.
+            # Read again, as the worker may have moved on during the last wait.
             if self.progress.read() == (since, collector, part):
                 where = f" at {part}" if part else ""
                 detail = f"no answer within {deadline:g} s{where}"
@@ -166,31 +166,31 @@ class WorkerProcess:
                 raise Silent(detail, self, collector, part, left + deadline - limit)
 
     def dismiss(self) -> None:
-        """Have the worker process end before it touches another part."""
+        """Have the worker end before it touches another part."""
         self.progress.stop()
         self.let_go()
 
     def let_go(self) -> None:
-        """Close the channel to the worker process: the order to stop."""
+        """Close the channel, which tells the worker to stop."""
         self._channel.close()
 
     async def retired(self) -> None:
-        """End the worker process by closing its channel, after a second by SIGKILL.
+        """End the worker by closing its channel, and after a second by SIGKILL.
 
-        One that cannot be killed is left behind.
+        A process that cannot be killed is left behind.
         """
         self.let_go()
         if not await self.child.ends(1.0):
             await self.killed()
 
     async def killed(self) -> bool:
-        """Kill the worker process; False if it is still there after the deadline."""
+        """Kill the worker; False if it still exists after `KILL_DEADLINE`."""
         return await self.child.killed(KILL_DEADLINE)
 
     async def _frame(self) -> dict[str, Any] | None:
-        """Return the worker's next frame; None where it has not arrived.
+        """Return the worker's next frame; None if it has not arrived.
 
-        `Broken` when the worker has ended, or sent what is no frame.
+        Raise `Broken` if the worker has ended, or sent an invalid frame.
         """
         try:
             return self._channel.take()
@@ -210,7 +210,7 @@ class WorkerProcess:
         return Broken(reason, detail, self, collector, part)
 
     async def _epitaph(self) -> str:
-        """Say how the worker process ended."""
+        """Return how the worker ended."""
         await self.killed()
         code = self.child.code
         return "closed its channel" if code is None else child.how_ended(code)
@@ -219,7 +219,7 @@ class WorkerProcess:
 async def start(
     name: str, command: Sequence[str]
 ) -> tuple[child.Child, Channel, wire.ProgressPage]:
-    """Start a worker process; itself, both directions of its channel and its page. StartError."""
+    """Start a worker; return its process, channel and progress page, or raise StartError."""
     what = f"worker {name}"
     with child.channel(what) as (ours, theirs):
         try:
@@ -233,7 +233,7 @@ async def start(
                 descriptors=[page, theirs.fileno()],
             )
         finally:
-            # The worker has inherited its own; `progress` has mapped the memory already.
+            # The worker has inherited its own descriptor; `progress` has already mapped the memory.
             os.close(page)
         try:
             channel = await Channel.opened(ours)

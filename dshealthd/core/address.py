@@ -1,4 +1,4 @@
-"""Listen addresses as the config writes them, and what a failed name lookup means."""
+"""Listen addresses in the config, and the meaning of a failed name lookup."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _NO_SUCH_NAME = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))
 
 
 def name_is_unknown(error: socket.gaierror) -> bool:
-    """Tell whether the lookup of an address failed because the name does not exist.
+    """Return whether a lookup failed because the name does not exist.
 
-    Any other failure (EAI_AGAIN above all: no name server answered) says nothing about the name.
+    Any other failure (mostly EAI_AGAIN: no name server answered) says nothing about the name.
     """
     return error.errno in _NO_SUCH_NAME
 
@@ -20,7 +20,7 @@ def name_is_unknown(error: socket.gaierror) -> bool:
 def listen_address(text: str) -> tuple[str | None, int]:
     """Return host (None for all addresses) and port of a listen address.
 
-    ValueError says what is wrong with it.
+    Raise ValueError with the reason if it is invalid.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdecimal() or int(port) > MAX_PORT:

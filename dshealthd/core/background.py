@@ -1,11 +1,11 @@
-"""Threads for what may block. Every thread of the agent starts here.
+"""Threads for calls that may block. Every thread of the agent starts here.
 
-A thread may fail to start at any moment, as the pids limit counts threads too: that is an ordinary
-outcome, `StartError`. All are daemons, so that none delays the agent's end, as those of asyncio's
-own executor would.
+A thread may fail to start at any moment, as the pids limit also counts threads: that is an ordinary
+outcome, `StartError`. All threads are daemons, so that none delays the agent's end, as threads of
+asyncio's own executor would.
 
 A thread must not touch a disk that may hang, but have a child do it (`state_file`): a thread that
-hangs in the kernel keeps its whole process, which SIGKILL then cannot end.
+hangs in the kernel keeps its whole process alive, which SIGKILL then cannot end.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 def start(target: Callable[[], object], name: str) -> None:
-    """Run `target` in a daemon thread of the background; StartError if none can be started."""
+    """Run `target` in a background daemon thread. Raise StartError if it cannot be started."""
     try:
         threading.Thread(target=target, name=name, daemon=True).start()
-    except RuntimeError as error:  # so says CPython for EAGAIN, whatever was short
+    except RuntimeError as error:  # CPython raises it for EAGAIN, whatever was short
         short = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         what = f"the thread for {name}"
         raise StartError(what, short) from error
@@ -39,11 +39,11 @@ def start(target: Callable[[], object], name: str) -> None:
 async def call(
     function: Callable[[], T], name: str, deadline: float | None, *errors: type[Exception]
 ) -> T:
-    """Return what `function` returns in a thread, or raise what it raises of `errors`.
+    """Run `function` in a thread; return its result, or raise its exception if it is in `errors`.
 
-    StartError if no thread can be started. TimeoutError after `deadline` seconds, if there is one;
-    the thread is then left alone. RuntimeError if the function raises anything else, whose
-    traceback `threading.excepthook` prints.
+    Raise StartError if no thread can be started, and TimeoutError after `deadline` seconds, if set;
+    the thread then keeps running. Raise RuntimeError if the function raises anything else;
+    `threading.excepthook` prints its traceback.
     """
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
@@ -56,7 +56,7 @@ async def call(
         except errors as error:
             failures.append(error)
         finally:
-            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
                 loop.call_soon_threadsafe(done.set)
 
     start(run, name)
@@ -65,6 +65,6 @@ async def call(
     if failures:
         raise failures[0]
     if not results:
-        message = f"{name}: the thread ended by an exception that is not expected"
+        message = f"{name}: the thread ended with an unexpected exception"
         raise RuntimeError(message)
     return results[0]

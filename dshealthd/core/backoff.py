@@ -1,4 +1,4 @@
-"""The back-off: how long to wait before something that failed is tried again."""
+"""The back-off: the wait before a retry."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Backoff:
-    """Waiting times between tries, doubled up to a limit; in seconds."""
+    """Waits between retries in seconds, doubled up to a limit."""
 
     first: float = 1.0
     limit: float = 60.0
 
     def after(self, failures: int) -> float:
-        """Return how long to wait after this many failures in a row."""
+        """Return the wait after this many consecutive failures."""
         return min(self.limit, self.first * 2.0 ** min(failures - 1, 16))

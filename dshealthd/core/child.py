@@ -1,8 +1,8 @@
-"""Child processes: how they start, what they inherit, and how they ended.
+"""Child processes: how they start, what they inherit, and how they end.
 
 A child may fail to start at any moment: the pids limit of the agent's cgroup is reached, the
 process or the node is out of descriptors, memory is short, `/dev/null` is gone. That is an ordinary
-outcome, `StartError`, which says what was short; it leaks nothing and never ends the agent.
+outcome, `StartError`, which names the cause; it leaks nothing and never ends the agent.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ PRIVATE = frozenset(
         "LISTEN_PID",
     }
 )
-"""Variables by which systemd talks to the agent alone."""
+"""Variables that systemd sets for the agent itself."""
 MEMORY = 512 << 20
-"""Bytes of private memory (RLIMIT_DATA) that a child may have; the largest worker has some 40 MiB.
+"""Limit on a child's private memory (RLIMIT_DATA) in bytes; the largest worker uses about 40 MiB.
 
-What others write is bounded where it is read; this is for what was forgotten: the child is refused
-memory, or ends, before the kernel looks for a training to kill.
+External input is bounded where it is read. This limit is the safety net: the child is refused
+memory, or ends, before the kernel kills a training job.
 """
 _LINE = 4096
-"""Bytes of a line of a child's standard error; a longer one is cut into several."""
+"""Most bytes per line of a child's standard error; longer lines are split."""
 _CHUNK = 1 << 16
-"""Bytes read at a time, so that a child that never stops writing leaves the loop its turns."""
+"""Bytes read at a time, so that a child that never stops writing does not block the loop."""
 _unreaped: list[subprocess.Popen[bytes]] = []
-"""Children that have not been reaped, as far as is known.
+"""Children that may not have been reaped.
 
-A loop may close, or a start fail, before a killed child has ended; the next start reaps it.
+The loop may close, or a start fail, before a killed child has ended; the next start reaps it.
 """
 
 
 class StartError(OSError):
-    """A child could not be started; the text names what was short."""
+    """A child could not be started; the message names the cause."""
 
     def __init__(self, what: str, error: OSError) -> None:
         super().__init__(error.errno, error.strerror)
@@ -66,7 +66,7 @@ class StartError(OSError):
 
 
 def cause(error: OSError) -> str:
-    """Return what a child's failed fork, exec, pipe or open was short of, for an operator."""
+    """Return for an operator why a child's fork, exec, pipe or open failed."""
     match error.errno:
         case errno.EAGAIN:
             return (
@@ -84,20 +84,20 @@ def cause(error: OSError) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return the agent's environment for its children, without what is for the agent alone."""
+    """Return the environment for children, without variables meant only for the agent."""
     return {key: value for key, value in os.environ.items() if key not in PRIVATE}
 
 
 def python(module: str) -> tuple[str, ...]:
-    """Return the command that runs a module of ours in a child process.
+    """Return the command that runs one of our modules in a child process.
 
-    `-P`: nothing is imported from the current directory, which others may write.
+    With `-P` nothing is imported from the current directory, which others may be able to write.
     """
     return (sys.executable, "-P", "-m", module)
 
 
 def how_ended(code: int) -> str:
-    """Say how a child process ended, by its return code as `subprocess` has it."""
+    """Return how a child process ended, from its return code as in `subprocess`."""
     if code >= 0:
         return f"exited with status {code}"
     try:
@@ -107,27 +107,27 @@ def how_ended(code: int) -> str:
 
 
 class ErrorPipe:
-    """The standard error of all children of the agent: a pipe that the loop reads.
+    """The standard error of all the agent's children: a pipe that the loop reads.
 
-    The agent's own may be a pipe that nobody reads, in which a child would hang. Writes of up to
-    4096 bytes (PIPE_BUF) are not mixed with those of others.
+    The agent's own standard error may be a pipe without a reader, in which a child would hang.
+    Writes of up to 4096 bytes (PIPE_BUF) are not interleaved.
     """
 
     current: ErrorPipe | None = None
-    """The one that children get; None where they inherit the agent's standard error."""
+    """The pipe that children get; None if they inherit the agent's standard error."""
 
     def __init__(self, put: Callable[[str], None]) -> None:
-        """Have children's lines given to `put`, which must not wait. OSError."""
+        """Pass children's lines to `put`, which must not block. Raise OSError without a pipe."""
         self._put = put
         self._rest = b""
         self._read_end, self.write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        # Programs expect a standard error that blocks, and drop what a full pipe refuses.
+        # Programs expect a blocking standard error, and would lose what a full pipe refuses.
         os.set_blocking(self.write_end, True)
         asyncio.get_running_loop().add_reader(self._read_end, self._read)
         ErrorPipe.current = self
 
     def close(self) -> None:
-        """Give what is left to `put`, and end the pipe; a child that still writes gets EPIPE."""
+        """Pass the rest to `put` and close the pipe; a child that still writes gets EPIPE."""
         asyncio.get_running_loop().remove_reader(self._read_end)
         self._read()
         if self._rest:
@@ -166,35 +166,35 @@ class Child:
         return self._popen.returncode
 
     def when_ended(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called when the child has ended, before `ended` is set."""
+        """Call `callback` when the child has ended, before `ended` is set."""
         self._on_end = callback
 
     def kill(self) -> None:
-        """Send the child SIGKILL, if it still runs."""
+        """Send SIGKILL to the child, if it still runs."""
         if self._popen.returncode is None:
             self._popen.send_signal(signal.SIGKILL)
 
     async def killed(self, deadline: float) -> bool:
-        """Kill the child; False if it is still there after `deadline` seconds, as in D state."""
+        """Kill the child; False if it still exists after `deadline` seconds, as in D state."""
         self.kill()
         try:
             return await self.ends(deadline)
         except asyncio.CancelledError:
-            # the loop may be about to close, with nobody left to reap it; SIGKILL takes effect in
-            # milliseconds, unless the process is in D state
+            # The loop may be about to close, and then nothing would reap it. SIGKILL takes effect
+            # in milliseconds, unless the process is in D state.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._popen.wait(0.2)
             raise
 
     async def ends(self, deadline: float) -> bool:
-        """Wait for the child's end; False if it still runs after `deadline` seconds."""
+        """Wait until the child ends; False if it still runs after `deadline` seconds."""
         return await happens(self.ended, deadline)
 
     def _reap(self, pidfd: int) -> None:
         asyncio.get_running_loop().remove_reader(pidfd)
         os.close(pidfd)
-        self._popen.wait()  # it has ended: returns at once
-        callback, self._on_end = self._on_end, None  # which refers to this child: no cycle is left
+        self._popen.wait()  # returns at once, as it has ended
+        callback, self._on_end = self._on_end, None  # it refers to this child: breaks the cycle
         if callback is not None:
             callback()
         self.ended.set()
@@ -210,11 +210,11 @@ def spawn(
     cwd: str | None = None,
     memory: int = MEMORY,
 ) -> Child:
-    """Start a child by `command`, called `what` in errors; StartError if that is not possible.
+    """Start `command` as a child, called `what` in errors. Raise StartError if that fails.
 
     `descriptors` are inherited. `env` replaces the agent's scrubbed environment. `output` is a
     descriptor for standard output and error; without one, output is discarded and errors go to the
-    `ErrorPipe`, or where there is none to the agent's. `memory` bounds the bytes of it and of each
+    `ErrorPipe`, or without one to the agent's. `memory` limits the bytes of the child and of each
     process that it starts. Starting our interpreter takes about a millisecond.
     """
     _reap()
@@ -222,12 +222,12 @@ def spawn(
     if output is None and ErrorPipe.current is not None:
         errors = ErrorPipe.current.write_end
     try:
-        # held until the child runs, so that it can be watched with the last descriptor there is
+        # Held until the child runs, so that a descriptor is left for watching it.
         place = os.dup(descriptors[0]) if descriptors else os.open("/dev/null", os.O_RDONLY)
     except OSError as error:
         raise StartError(what, error) from error
     try:
-        popen = subprocess.Popen(  # noqa: S603 - programs of ours or of the administrator's
+        popen = subprocess.Popen(  # noqa: S603 - our own or the administrator's programs
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL if output is None else output,
@@ -243,7 +243,7 @@ def spawn(
         os.close(place)
     _unreaped.append(popen)
     # From outside, by prlimit: a preexec_fn runs Python between fork and exec, which may deadlock
-    # where there are threads, and keeps subprocess from vfork.
+    # if there are threads, and keeps subprocess from using vfork.
     _bound(popen.pid, memory)
     try:
         return Child(popen, os.pidfd_open(popen.pid))
@@ -253,8 +253,8 @@ def spawn(
 
 
 def _bound(pid: int, memory: int) -> None:
-    """Bound the private memory of a child that has just been started."""
-    with contextlib.suppress(ProcessLookupError):  # it has ended already
+    """Limit the private memory of a child that has just started."""
+    with contextlib.suppress(ProcessLookupError):  # it has already ended
         hard = resource.prlimit(pid, resource.RLIMIT_DATA)[1]
         limit = memory if hard == resource.RLIM_INFINITY else min(memory, hard)
         resource.prlimit(pid, resource.RLIMIT_DATA, (limit, limit))
@@ -264,9 +264,9 @@ def _bound(pid: int, memory: int) -> None:
 def channel(
     what: str, kind: socket.SocketKind = socket.SOCK_STREAM
 ) -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Give a socket pair, ours and the child's, for the start of `what`; StartError.
+    """Yield a socket pair, our end and the child's, for the start of `what`. Raise StartError.
 
-    The child's end is closed afterwards, ours as well if what is done with it fails.
+    The child's end is closed afterwards; ours too, if the body fails.
     """
     try:
         ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
@@ -282,7 +282,7 @@ def channel(
 
 
 async def streams(ours: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Return the two directions of our end of a child's channel of frames."""
+    """Return a reader and a writer for our end of a child's channel."""
     return await asyncio.open_connection(sock=ours, limit=wire.MAX_FRAME)
 
 

@@ -1,15 +1,15 @@
-"""The contract of collectors: how their metrics are declared, what they yield, what they are given.
+"""The contract of collectors: how they declare metrics, what they yield, what they receive.
 
 A collector is one module with one `Collector` subclass. Its module-level `Metric` constants are its
-declaration: exposition, documentation and lint are made from them. `collect()` reads the source
-once and yields
+declaration: exposition, documentation and lint use them. `collect()` reads the source once and
+yields
 
 - `Sample`: a value, made by calling its metric: `TEMPERATURE(54.0, "0", uuid, "core")`;
-- `Fault`: one part (a GPU, a port, a path) could not be read; the others go on.
+- `Fault`: one part (a GPU, a port, a path) could not be read; the others continue.
 
 and ends in one of three outcomes: it returns (*ok*), raises `NotAvailable` (this machine has no
-such thing), or raises `SourceError` or `OSError` (*error*). What cannot be known is not yielded; it
-is never 0.
+such source), or raises `SourceError` or `OSError` (*error*). An unknown value is not yielded; it is
+never 0.
 
 Collectors are synchronous: no loop, no sleep, no thread. The scheduler owns interval, deadline and
 error handling.
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class MetricKind(enum.StrEnum):
-    """Metric types, as Prometheus names them."""
+    """Metric types by their Prometheus names."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -52,20 +52,20 @@ class Reason(enum.StrEnum):
     PERMISSION_DENIED = "permission_denied"
     IO_ERROR = "io_error"
     MALFORMED = "malformed"
-    """The source answered with something this version does not understand."""
+    """The source gave an answer that this version does not understand."""
     TIMEOUT = "timeout"
     """A call did not return within its deadline; its worker was replaced."""
     WAITING = "waiting"
-    """No answer yet, and its deadline is not over; the other parts are read meanwhile."""
+    """No answer yet, but its deadline has not passed; the other parts are read in the meantime."""
     STUCK = "stuck"
     """A call did not return and its worker cannot be killed.
 
-    No second one is started for that part.
+    No second worker is started for that part.
     """
     CANNOT_START = "cannot_start"
     """Its worker cannot be started: out of processes, descriptors or memory.
 
-    Tried again after a back-off.
+    Retried after a back-off.
     """
     OUT_OF_MEMORY = "out_of_memory"
     """Reading it needed more memory than a worker may have; the worker was replaced."""
@@ -81,7 +81,7 @@ class Reason(enum.StrEnum):
     UNKNOWN_ERROR = "unknown_error"
     """The driver said "Unknown Error" (NVML 999)."""
     FROZEN = "frozen"
-    """The source answers, but with values that no longer move."""
+    """The source answers, but its values have stopped changing."""
     EXPIRED = "expired"
     """The last sample is older than three intervals: nothing arrived since."""
     INTERNAL = "internal"
@@ -89,33 +89,33 @@ class Reason(enum.StrEnum):
 
 
 class News(enum.StrEnum):
-    """What one collector notices and others look into at once, not only when they are next due."""
+    """What one collector notices and makes others collect at once, before they are due."""
 
     GPU_ERROR = "gpu_error"
     """The driver logged an error of a GPU or an NVSwitch."""
     GPU_MEMORY = "gpu_memory"
-    """A GPU counts more uncorrectable memory errors, or could not replace a row."""
+    """A GPU has more uncorrectable memory errors, or could not replace a row."""
     NVLINK = "nvlink"
     """An NVLink went up or down."""
     HANG_SUSPECTED = "hang_suspected"
-    """The heartbeats of a job, which the news is about, make a hang likely."""
+    """The heartbeats of a job make a hang likely; the news is about that job."""
 
 
 class Worker(enum.StrEnum):
-    """The worker processes, by what may block in them: a call that does stops its own one alone."""
+    """The worker processes, by what may block in them: a hung call stops only its own worker."""
 
     DEVICE = "device"
     """NVML, whose calls can hang in the driver. No other process loads it."""
     FABRIC = "fabric"
-    """Sysfs of network adapters, behind which their firmware answers or does not."""
+    """Sysfs of network adapters, whose firmware may not answer."""
     STORAGE = "storage"
-    """Configured paths, and what else waits for a file system, for `/proc/<pid>/environ` or for a
-    network driver.
+    """Configured paths, and other reads that wait for a file system, for `/proc/<pid>/environ` or
+    for a network driver.
     """
     JOBS = "jobs"
-    """What the NCCL of training jobs answers."""
+    """Answers from the NCCL of training jobs."""
     MASTERS = "masters"
-    """Addresses at which jobs meet: name servers and networks that may not answer."""
+    """Rendezvous addresses of jobs: name servers and networks that may not answer."""
     LOGS = "logs"
     """Logs of training jobs, on any file system."""
 
@@ -131,15 +131,15 @@ class Sample(NamedTuple):
 sample_of: Callable[[tuple[Metric, tuple[str, ...], float]], Sample] = functools.partial(
     tuple.__new__, Sample
 )
-"""Makes a sample of a tuple of its three parts, for less than `Sample` takes: thousands are made."""
+"""Makes a sample from a tuple of its three parts, cheaper than `Sample`: thousands are made."""
 series_of: Callable[[Sample], tuple[Metric, tuple[str, ...]]] = operator.itemgetter(0, 1)
-"""Tells which series a sample is of."""
+"""Returns a sample's series."""
 value_of: Callable[[Sample], float] = operator.itemgetter(2)
-"""Tells the value of a sample."""
+"""Returns a sample's value."""
 
 
 class Fault(NamedTuple):
-    """One part of a source failed.
+    """The failure of one part of a source.
 
     `part` and `detail` go to the status page and the log, never into a label.
     """
@@ -149,13 +149,11 @@ class Fault(NamedTuple):
     detail: str
 
 
-@dataclass(
-    frozen=True, slots=True, eq=False
-)  # compared by identity: it is the key that every sample is grouped by
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity: samples are grouped by it
 class Metric:
     """A metric family as data.
 
-    Names are complete and in base units; `help` says what the name does not.
+    Names are complete and in base units; `help` adds what the name does not say.
     """
 
     name: str
@@ -163,21 +161,19 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
     dimensions: tuple[str, ...] = field(init=False)
-    """The names of the label values that a sample of the metric holds.
+    """The names of the label values in a sample of the metric.
 
-    Those of a histogram end with `le`, which is `count` or `sum` where the sample is no bucket.
+    A histogram's last one is `le`, whose value is `count` or `sum` if the sample is not a bucket.
     """
 
     def __post_init__(self) -> None:
-        """Keep the dimensions: every sample that is made asks for them."""
+        """Cache the dimensions, which every sample needs."""
         histogram = self.kind is MetricKind.HISTOGRAM
         dimensions = (*self.labels, "le") if histogram else self.labels
         object.__setattr__(self, "dimensions", dimensions)
 
     def __call__(self, value: float, *labels: str) -> Sample:
-        """Return a sample of this metric; `labels` are the values of `self.dimensions`, in that
-        order.
-        """
+        """Return a sample of this metric; `labels` are in the order of `self.dimensions`."""
         if len(labels) != len(self.dimensions):
             message = f"{self.name} takes the labels {self.dimensions}, not {labels}"
             raise TypeError(message)
@@ -185,20 +181,20 @@ class Metric:
 
 
 def gauge(name: str, help: str, *labels: str) -> Metric:
-    """Declare a metric of a value that goes up and down."""
+    """Declare a metric whose value goes up and down."""
     return Metric(name, MetricKind.GAUGE, help, labels)
 
 
 def counter(name: str, help: str, *labels: str) -> Metric:
-    """Declare a metric of what only grows, and restarts from 0 with its source or the agent.
+    """Declare a metric that only grows, and restarts from 0 with its source or the agent.
 
-    Name ends in `_total`.
+    Its name ends in `_total`.
     """
     return Metric(name, MetricKind.COUNTER, help, labels)
 
 
 def histogram(name: str, help: str, *labels: str) -> Metric:
-    """Declare a metric of how a value is distributed; `Buckets` counts it."""
+    """Declare a metric of a value's distribution; `Buckets` counts it."""
     return Metric(name, MetricKind.HISTOGRAM, help, labels)
 
 
@@ -206,18 +202,18 @@ class Buckets:
     """The observations of one series of a histogram."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """Count in buckets up to each of `bounds`, in rising order, and one above."""
+        """Count in a bucket up to each of `bounds`, in ascending order, and one above."""
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value in the buckets of a histogram metric."""
+        """Count one value."""
         self._counts[bisect.bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def samples(self, metric: Metric, *labels: str) -> Iterator[Sample]:
-        """Yield the series of a histogram `metric` with these labels, in order of writing."""
+        """Yield the series of the histogram `metric` with these labels, in exposition order."""
         total = 0
         for bound, count in zip((*map(float, self._bounds), "+Inf"), self._counts, strict=True):
             total += count
@@ -229,14 +225,14 @@ class Buckets:
 class NotAvailable(Exception):
     """This machine has no such source.
 
-    An ordinary outcome: nothing is exported and nothing is alarmed.
+    An ordinary outcome: nothing is exported and nothing alerts.
     """
 
 
 class SourceError(Exception):
-    """The source is there and could not be read.
+    """The source exists but could not be read.
 
-    `replace_worker` asks for a new worker process, for sources whose library must be loaded afresh.
+    `replace_worker` requests a new worker process, for sources whose library must be reloaded.
     """
 
     def __init__(self, reason: Reason, detail: str, *, replace_worker: bool = False) -> None:
@@ -248,78 +244,73 @@ class SourceError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectorOptions:
-    """What every collector can be told; a collector with options of its own derives from this."""
+    """Options of every collector; a collector with options of its own derives from this."""
 
     enabled: bool = option(True, "Whether this collector runs.")
     interval: Duration = option("5s", "Time from one sample to the next.", minimum="100ms")
-    deadline: Duration = option(
-        "2s", "How long one source or device may take before it is given up.", minimum="10ms"
-    )
+    deadline: Duration = option("2s", "Timeout for one source or device.", minimum="10ms")
 
 
 @dataclass(kw_only=True)
 class Context:
-    """What a collector is given: the host, the clocks, and its process."""
+    """What a collector receives: the host, the clocks, and its process."""
 
     host: Host
     monotonic: Callable[[], float]
-    """Seconds, unaffected by changes of the clock; for ages and durations."""
+    """Seconds, unaffected by clock changes; for ages and durations."""
     wall: Callable[[], float]
     """Unix time in seconds; for timestamps only."""
     entering: Callable[[str], Fault | None] = field(default=lambda _part: None)
-    """Say that what follows touches this part, which may hang.
+    """Announces that the next calls touch this part, which may hang.
 
-    A fault in answer means: it hung before and is under quarantine; yield the
-    fault and leave the part out. In a worker, everything that can hang is approached first; in the
-    agent nothing can, and nothing is.
+    If it returns a fault, the part hung before and is in quarantine: yield the fault and skip the
+    part. In a worker, call it before everything that can hang; in the agent nothing can hang.
     """
     tell: Callable[[News], None] = field(default=lambda _news: None)
-    """Have the collectors that wait for this news collect at once; see `Collector.wakes_on`."""
+    """Makes the collectors that wait for this news collect at once; see `Collector.wakes_on`."""
     heard: frozenset[tuple[News, str]] = frozenset()
-    """News since the last collection of those that are collected now, each with the job that it is
-    about, or "" where it is about the node.
+    """News since the last collection of the current collectors, each with the job that it is about,
+    or "" if it is about the node.
     """
     state: Path | None = None
-    """Directory for what must outlive the agent; None where there is none."""
+    """Directory for state that must outlive the agent; None if there is none."""
     memory: dict[str, Any] = field(default_factory=dict)
-    """What a worker hands on to the one that replaces it, as JSON; small.
+    """Data that a worker hands on to its replacement, as JSON; small.
 
-    Empty in the agent's first worker. What was true then need not be true now.
+    Empty in the agent's first worker. It may be out of date.
     """
     read_state: Callable[[str], str] = read
-    """Returns the content of a file below `state`, OSError.
+    """Returns the content of a file below `state`, or raises OSError.
 
-    In the agent it was read beforehand, as its disk may hang.
+    In the agent, files are read beforehand, as their disk may hang.
     """
     sweep: int = 0
-    """Counts the rounds of collection in this process, so that what is shared is refreshed once a
-    round.
-    """
+    """Counts the sweeps in this process, so that shared data is refreshed once per sweep."""
     services: tuple[object, ...] = ()
-    """What the agent runs beside the collectors and some of them read.
+    """The agent's services that some collectors read.
 
-    Empty in a worker, and in a collection that no agent makes.
+    Empty in a worker, and in a collection without an agent.
     """
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     def service(self, kind: type[T], absence: str) -> T:
-        """Return the agent's service of this class; NotAvailable with `absence` where none runs."""
+        """Return the agent's service of this class, or raise NotAvailable with `absence`."""
         for service in self.services:
             if isinstance(service, kind):
                 return service
         raise NotAvailable(absence)
 
     def shared(self, factory: Callable[[Context], T]) -> T:
-        """Return this process's one instance of `factory` for all collectors, making it at first.
+        """Return this process's one instance of `factory` for all collectors; create it if needed.
 
-        One NVML for all GPU collectors.
+        For example, one NVML for all GPU collectors.
         """
         if factory not in self._shared:
             self._shared[factory] = factory(self)
         return self._shared[factory]  # type: ignore[no-any-return] # keyed by its own factory
 
     def close(self) -> None:
-        """Release what collectors shared; an instance that holds something has a `close()`."""
+        """Release shared instances; those that hold a resource have a `close()`."""
         for instance in self._shared.values():
             if hasattr(instance, "close"):
                 instance.close()
@@ -335,21 +326,22 @@ class Collector(ABC):
     name: ClassVar[str]
     Options: ClassVar[type[CollectorOptions]] = CollectorOptions
     worker: ClassVar[Worker | None] = None
-    """The worker process it runs in, for sources whose calls can hang; None for sources that
-    cannot, read in the agent itself.
+    """The worker process it runs in, for sources whose calls can hang.
+
+    None for sources that cannot hang, which are read in the agent itself.
     """
 
     parallel: ClassVar[bool] = False
     """Whether several processes may read its parts at once.
 
-    When one part hangs, they find out which others do.
+    When one part hangs, scouts then find out which others hang.
     """
 
     wakes_on: ClassVar[frozenset[News]] = frozenset()
-    """News on which it is collected at once, at most every `scheduler.WAKE_SPACING` seconds."""
+    """News on which it collects at once, at most every `scheduler.WAKE_SPACING` seconds."""
 
     keeps_state: ClassVar[bool] = False
-    """Whether it keeps a file of its name, with `.json`, below `Context.state`."""
+    """Whether it keeps a file with its name and `.json` below `Context.state`."""
 
     def __init_subclass__(cls) -> None:
         """Name the collector after its module."""
@@ -367,10 +359,10 @@ class Collector(ABC):
 
     @classmethod
     def absent(cls, options: Any, host: Host) -> str | None:  # noqa: ARG003 - for the subclass
-        """Say why this machine cannot have the source, or None if it may.
+        """Return why this machine cannot have the source, or None if it may.
 
-        Asked in the agent before each collection: cheap, and nothing that can hang. A worker whose
-        collectors are all absent is ended.
+        Called in the agent before each collection: it must be cheap and must not hang. A worker
+        whose collectors are all absent is ended.
         """
         return None
 

@@ -1,12 +1,11 @@
-"""The file of counts and values that a collector keeps over a restart of the agent within one boot.
+"""A collector's file of counts and values, which survives restarts of the agent within one boot.
 
 A small JSON file, replaced as a whole.
 
-It is not synced to the disk. It holds only for the boot that wrote it, and within a boot a renamed
-file is seen whole by whoever opens it next, whatever happened to its writer; after a power failure
-the boot is another one, and what the file holds is not looked at. So there is no fsync. The file is
-written by a child, as even without one a write can hang with its disk. The directory has to be a
-local one.
+It is not synced to disk. It is valid only for the boot that wrote it, and within a boot every
+reader sees a renamed file whole, whatever happened to its writer. After a power failure the boot
+differs and the content is ignored. So there is no fsync. A child writes the file, as even without
+fsync a write can hang with its disk. The directory must be local.
 """
 
 from __future__ import annotations
@@ -31,17 +30,16 @@ OTHER = "other"
 class PersistentCounters:
     """Values by metric and labels, bounded in number.
 
-    What comes beyond the limit is counted as the series "other".
+    Series beyond the limit are counted as the series "other".
     """
 
     def __init__(
         self, widths: Mapping[Metric, int], limit: int, fixed: Collection[Metric] = ()
     ) -> None:
-        """`widths` is the number of labels that each metric is counted by, `limit` the most series
-        of all of them.
+        """`widths` is the number of labels of each metric, `limit` the most series in total.
 
-        The limit is not for the metrics of `fixed`, whose label values the caller takes from a list
-        of its own.
+        The limit does not apply to the metrics in `fixed`, whose label values come from a list of
+        the caller's own.
         """
         self._widths = widths
         self._names = {metric.name: metric for metric in widths}
@@ -49,37 +47,37 @@ class PersistentCounters:
         self._fixed = fixed
         self._values: dict[tuple[Metric, tuple[str, ...]], float] = {}
         self.changed = False
-        """Whether there is something that `rows` has not given."""
+        """Whether something changed since `rows` was called."""
 
     def __iter__(self) -> Iterator[tuple[Metric, tuple[str, ...], float]]:
         """Iterate over metric, labels and value."""
         return ((metric, labels, value) for (metric, labels), value in self._values.items())
 
     def count(self, metric: Metric, *labels: str) -> None:
-        """Add one to a counter that outlives a restart of the agent."""
+        """Add one to a counter."""
         key = self._key(metric, labels)
         self._values[key] = self._values.get(key, 0.0) + 1.0
         self.changed = True
 
     def put(self, value: float, metric: Metric, *labels: str) -> None:
-        """Set one value beside the counters that outlive a restart of the agent."""
+        """Set a value."""
         self._values[self._key(metric, labels)] = value
         self.changed = True
 
     def clear(self) -> None:
-        """Start all persistent counters afresh."""
+        """Clear all counters and values."""
         self._values.clear()
         self.changed = True
 
     def rows(self) -> list[list[Any]]:
-        """Return all persistent counters for JSON."""
+        """Return all counters and values for JSON."""
         self.changed = False
         return [[metric.name, list(labels), value] for metric, labels, value in self]
 
     def restore(self, rows: Any) -> None:
-        """Take over the counters that `rows` gave once.
+        """Restore the result of `rows`.
 
-        ValueError, and nothing is taken over, if it makes no sense.
+        If it is invalid, raise ValueError and restore nothing.
         """
         values = {}
         try:
@@ -112,9 +110,9 @@ class CounterFile:
     def __init__(
         self, directory: Path, name: str, boot_id: str, read: Callable[[str], str] = read
     ) -> None:
-        """Name the file after `name`; `boot_id` says for which boot its content holds.
+        """Name the file after `name`; its content is valid only for the boot `boot_id`.
 
-        `read` returns the content of a file, OSError.
+        `read` returns the content of a file, or raises OSError.
         """
         self._read = read
         self.place = f"{directory}/{name}.json"
@@ -122,27 +120,27 @@ class CounterFile:
         self.writer = LatestWriter(self._replace, name)
 
     def load(self) -> dict[str, Any] | None:
-        """Return the counters that this boot saved; None if it has not saved any yet.
+        """Return the document that this boot saved; None if it has not saved any yet.
 
-        OSError or ValueError if the file cannot be understood.
+        Raise OSError or ValueError if the file cannot be read.
         """
         try:
             document = json.loads(self._read(self.place))
         except FileNotFoundError:
             return None
         except RecursionError as error:
-            message = f"{self.place} is nested too deep"
+            message = f"{self.place} is nested too deeply"
             raise ValueError(message) from error
         match document:
             case {"boot_id": str(boot_id)}:
                 return document if boot_id == self._boot_id else None
-        message = f"{self.place} names no boot"
+        message = f"{self.place} does not name a boot"
         raise ValueError(message)
 
     def save(self, document: Mapping[str, Any]) -> None:
-        """Replace the counters' file soon; the newest wins. OSError if that cannot even begin.
+        """Queue a replacement of the file; the newest wins. Raise OSError if it cannot begin.
 
-        What comes of it is in `writer`: the disk may hang.
+        `writer` has the outcome, as the disk may hang.
         """
         self.writer.put(
             json.dumps({"boot_id": self._boot_id, **document}, separators=(",", ":")).encode()

@@ -1,7 +1,7 @@
-"""Deadlines inside the event loop that accuse nobody of what the agent itself was late for.
+"""Deadlines in the event loop that do not blame others for the agent's own delay.
 
-An agent that was stopped, or a machine that was suspended, finds the end of the time and what has
-arrived meanwhile at once. `asyncio.timeout` then says that the time is up, whichever came first.
+After an agent was stopped, or a machine suspended, the timeout and the data that has arrived in the
+meantime are seen at once. `asyncio.timeout` then times out, whichever came first.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 MOMENT = 0.02
-"""Seconds in which what has arrived when a deadline is over is taken off its socket."""
+"""Seconds after a deadline for reading data that has already arrived."""
 
 
 @contextlib.asynccontextmanager
 async def time_limit(seconds: float) -> AsyncIterator[None]:
-    """Cancel what is inside at a deadline of this many seconds, and raise TimeoutError.
+    """Cancel the body after this many seconds, and raise TimeoutError.
 
-    What had arrived when the time was up counts: it gets a moment to be read.
+    Data that arrived in time counts: there is a moment to read it.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as limit:
-        # Only then does the moment begin: both ends of it may else be over in one turn of the loop.
+        # The moment begins only now: else its begin and its end could pass in one turn of the loop.
         timer = loop.call_later(seconds, lambda: limit.reschedule(loop.time() + MOMENT))
         try:
             yield
@@ -34,7 +34,7 @@ async def time_limit(seconds: float) -> AsyncIterator[None]:
 
 
 async def happens(event: asyncio.Event, seconds: float | None) -> bool:
-    """Wait for an event; False if it is not there within so many seconds, None for no limit."""
+    """Wait for an event; False if it is not set within `seconds` (None: no limit)."""
     if seconds is None:
         return await event.wait()
     with contextlib.suppress(TimeoutError):

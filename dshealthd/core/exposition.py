@@ -1,8 +1,8 @@
 """The exposition: samples as Prometheus text and OpenMetrics text.
 
 Byte for byte what `prometheus_client` writes for the same families (a test proves it), at about a
-tenth of its cost: lines are kept from scrape to scrape, as series hardly change, and most of their
-values do not either.
+tenth of its cost: lines are cached from scrape to scrape, as the series, and most of their values,
+hardly change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_LABEL_LENGTH = 128
 EXPONENT_FROM = 6
-"""Numbers with more digits before the point are written with an exponent."""
+"""Numbers with more digits before the point get an exponent."""
 PLAIN_BELOW = 10.0**EXPONENT_FROM
 _CONTROLS = dict.fromkeys((*range(32), 127))
 
@@ -34,12 +34,12 @@ class Format(enum.Enum):
 
     @property
     def end(self) -> str:
-        """What must follow the last family of an exposition."""
+        """The text after the last family of an exposition."""
         return "# EOF\n" if self is Format.OPENMETRICS else ""
 
 
 def negotiate(accept: str) -> Format:
-    """Return the exposition's format that `Accept` asks for; Prometheus text if it names none."""
+    """Return the format that an `Accept` header requests; Prometheus text by default."""
     for part in accept.split(","):
         media, _, parameters = part.strip().partition(";")
         if media == "application/openmetrics-text" and "version=0.0.1" not in parameters:
@@ -48,24 +48,24 @@ def negotiate(accept: str) -> Format:
 
 
 class Renderer:
-    """Writes the samples of one source, scrape after scrape.
+    """Renders the samples of one source, scrape after scrape.
 
-    What it remembers are the series that there were the last time, and no others.
+    It caches only the series of the last scrape.
     """
 
     def __init__(self, format: Format) -> None:
-        """Have written nothing yet."""
+        """Start with an empty cache."""
         self._format = format
         self._series: list[tuple[Metric, tuple[str, ...]]] = []
         self._values: list[float] = []
         self._places: list[int] = []
-        """For each sample, which of the lines is its own."""
+        """For each sample, the index of its line."""
         self._lines: list[str] = []
 
     def render(self, samples: Iterable[Sample]) -> str:
         """Return the families of `samples` as text, each with its HELP and TYPE.
 
-        `Format.end` is not added. Of two samples with the same labels the first one counts.
+        `Format.end` is not added. If two samples have the same labels, the first one counts.
         """
         samples = tuple(samples)
         series = [*map(series_of, samples)]
@@ -83,10 +83,10 @@ class Renderer:
     def _arranged(
         self, series: list[tuple[Metric, tuple[str, ...]]], values: list[float]
     ) -> list[str]:
-        """Return all lines, family by family, in the order in which the families come first.
+        """Return all lines, family by family, in the order of each family's first sample.
 
-        Keeps them for the next scrape unless a series is there twice, which is a defect: there is
-        no line for its second sample.
+        Cache them for the next scrape unless a series is duplicated, which is a defect: its second
+        sample has no line.
         """
         names = {
             one: self._lines[place].rpartition(" ")[0]
@@ -110,7 +110,7 @@ class Renderer:
 
 
 def render(samples: Iterable[Sample], format: Format) -> str:
-    """Return the families of `samples` as text, once; see `Renderer.render`."""
+    """Return the families of `samples` as text, without a cache; see `Renderer.render`."""
     return Renderer(format).render(samples)
 
 
@@ -119,7 +119,7 @@ def _written(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Write a sample's value as Go does, which is what Prometheus' own exporters give."""
+    """Return a sample's value as text as Go writes it, like Prometheus' own exporters."""
     if value == math.inf:
         return "+Inf"
     if value == -math.inf:

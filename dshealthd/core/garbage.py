@@ -1,19 +1,19 @@
-"""Python's cyclic garbage collector, as processes want it that run for months."""
+"""Settings of Python's cyclic garbage collector for processes that run for months."""
 
 from __future__ import annotations
 
 import gc
 
 _NEW_OBJECTS = 10_000
-"""How many more must have been made than freed before a collection looks for cycles among them.
+"""Surplus of created over freed objects that triggers a search for cycles among the new ones.
 
-A sweep replaces thousands of samples at once, none of which is in a cycle: with Python's 700, looking
-at them took a tenth of the CPU of the agent and its workers. Cycles are few, and of so many objects
-take a MiB.
+A sweep replaces thousands of samples at once, none of them in a cycle. With Python's default of
+700, checking them takes a tenth of the CPU of the agent and its workers. Cycles are rare, and this
+many objects take a MiB.
 """
 
 
 def settled() -> None:
-    """Take what there is as made to stay: later collections look only at what is new."""
+    """Treat all current objects as permanent: later collections check only new ones."""
     gc.freeze()
     gc.set_threshold(_NEW_OBJECTS)

@@ -1,7 +1,7 @@
-"""Typed options: dataclasses decoded from TOML tables, every error with the path of its key.
+"""Typed options: dataclasses decoded from TOML tables, with the key's path in every error.
 
-An option is a dataclass field made by `option(default, doc)`; its type says what TOML may hold. The
-same declaration makes the reference file (`docs/dshealthd.toml`).
+An option is a dataclass field made by `option(default, doc)`; its type determines the valid TOML
+values. The reference file (`docs/dshealthd.toml`) is made from the same declaration.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Duration(float):
 
     @classmethod
     def parse(cls, text: str) -> Duration:
-        """Return the duration that `text` writes; ValueError otherwise."""
+        """Return the duration in `text`, or raise ValueError."""
         match = _DURATION.fullmatch(text)
         if not text or match is None:
             message = 'not a duration such as "250ms", "5s", "1m30s" or "2h"'
@@ -35,7 +35,7 @@ class Duration(float):
         return cls(hours * 3600 + minutes * 60 + seconds + milliseconds / 1000)
 
     def __str__(self) -> str:
-        """Write the span in its largest whole unit."""
+        """Return the span in its largest whole unit."""
         for unit, seconds in (("h", 3600), ("m", 60), ("s", 1)):
             if self and self % seconds == 0:
                 return f"{int(self // seconds)}{unit}"
@@ -51,9 +51,9 @@ class Bytes(int):
 
     @classmethod
     def parse(cls, text: str) -> Bytes:
-        """Return the number of bytes that `text` writes; ValueError otherwise.
+        """Return the number of bytes in `text`, or raise ValueError.
 
-        "1GB" is 10^9 and "1GiB" 2^30 bytes; a bare "1G" is 2^30, as systemd has it.
+        "1GB" is 10^9 and "1GiB" 2^30 bytes; a bare "1G" is 2^30, as in systemd.
         """
         match = _SIZE.fullmatch(text.strip())
         if match is None or (match[3] and not match[2]):
@@ -63,7 +63,7 @@ class Bytes(int):
         return cls(int(match[1]) * (1000 if decimal else 1024) ** _POWERS[match[2].upper()])
 
     def __str__(self) -> str:
-        """Write the number in its largest whole unit."""
+        """Return the number in its largest whole unit."""
         for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
             if self and self % 1024**power == 0:
                 return f"{self // 1024**power}{unit}"
@@ -81,8 +81,8 @@ def option(
 ) -> Any:
     """Declare an option with its default, its documentation and its bounds.
 
-    A duration is written as text. `form` shows in `--help` what a value looks like, where the type
-    alone does not; `aliases` are other spellings of the values that a Literal takes.
+    A duration is given as text. `form` is the value's placeholder in `--help`, where the type alone
+    does not show it; `aliases` are other spellings of a Literal's values.
     """
     metadata = {
         "doc": doc,
@@ -101,9 +101,9 @@ def option(
 
 
 class ConfigError(Exception):
-    """A configuration that cannot be used.
+    """An invalid configuration.
 
-    `errors` has one `key: reason` for each thing that is wrong.
+    `errors` has one `key: reason` per mistake.
     """
 
     def __init__(self, source: str, errors: list[str]) -> None:
@@ -112,17 +112,17 @@ class ConfigError(Exception):
 
 
 class Errors(list[str]):
-    """What is wrong with a config, one `key: reason` a line."""
+    """The mistakes in a config, one `key: reason` each."""
 
     def add(self, key: str, reason: str) -> None:
-        """Note that the option `key` is wrong."""
+        """Add a mistake in the option `key`."""
         self.append(f"{key}: {reason}")
 
 
 def decode(schema: type[T], table: object, key: str, errors: Errors) -> T:
     """Return the options `schema` filled from a TOML table.
 
-    What is wrong goes into `errors`, and the default stands in its place.
+    A mistake is added to `errors`, and the option keeps its default.
     """
     if not isinstance(table, dict):
         errors.add(key, f"must be a table, not {_toml_type(table)}")
@@ -153,7 +153,7 @@ def join(key: str, name: str) -> str:
 
 
 def unknown(name: str, known: typing.Iterable[str]) -> str:
-    """Say that an option's key is unknown, and which one may be meant."""
+    """Return the error for an unknown key, with a suggestion."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return (
         f"unknown key; did you mean {close[0]}?"
@@ -168,7 +168,7 @@ _BAD: Any = object()
 def _value(
     hint: Any, metadata: typing.Mapping[str, Any], value: object, key: str, errors: Errors
 ) -> Any:
-    """Convert a TOML value to the option's type that `hint` asks for; `_BAD` when it cannot be."""
+    """Convert a TOML value to the type `hint`; return `_BAD` if that is impossible."""
     if dataclasses.is_dataclass(hint):
         return decode(hint, value, key, errors)  # type: ignore[arg-type] # is_dataclass also admits instances
     try:
@@ -185,7 +185,7 @@ def _value(
 
 
 def _convert(hint: Any, value: object) -> Any:
-    """Convert an option's TOML value; ValueError says what it is not."""
+    """Convert a TOML value to the type `hint`; raise ValueError with the expected form."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
         if not isinstance(value, list):
@@ -223,7 +223,7 @@ def _convert(hint: Any, value: object) -> Any:
 
 
 def _bound(value: Any, metadata: typing.Mapping[str, Any]) -> None:
-    """Check the declared bounds of an option; ValueError says which one is passed."""
+    """Check an option's declared bounds; raise ValueError with the violated one."""
     low, high = metadata.get("minimum"), metadata.get("maximum")
     if isinstance(low, str):
         low = Duration.parse(low)
@@ -262,7 +262,7 @@ def _toml_type(value: object) -> str:
 
 
 def encode(options: Any) -> dict[str, Any]:
-    """Return the TOML table that `decode` makes these options from."""
+    """Return the TOML table from which `decode` makes these options."""
     table = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
     return {name: _plain(value) for name, value in table.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""Sources that consist of parts, each of which can fail for itself."""
+"""Sources that consist of parts, each of which can fail on its own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def read_parts(
     readers: Mapping[str, Callable[[], Iterable[Sample]]],
 ) -> Iterator[Sample | Fault]:
-    """Yield what the reader of each part gives, and a fault by its name for one that fails.
+    """Yield the samples of each part's reader, and a named fault for each part that fails.
 
-    SourceError or OSError, that of the first that fails, if nothing is read at all.
+    If no part can be read, raise the first failure: SourceError or OSError.
     """
     read = False
     failures: dict[str, SourceError | OSError] = {}

@@ -1,4 +1,4 @@
-"""Calls a function of the event loop at a fixed interval."""
+"""Calls a function at a fixed interval in the event loop."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
 
 
 class Periodic:
-    """Calls `function`, which must not block, from the loop's next turn on until it is closed."""
+    """Calls `function`, which must not block, from the loop's next turn on until closed."""
 
     def __init__(self, function: Callable[[], object], interval: float) -> None:
-        """Begin, in the running loop; `interval` is in seconds from one call to the next."""
+        """Start in the running loop; `interval` is the time between calls in seconds."""
         self._function = function
         self._interval = interval
         self._loop = asyncio.get_running_loop()
         self.failed = False
-        """Whether the last call ended by a defect; the log has the traceback."""
+        """Whether the last call failed by a defect; the log has the traceback."""
         self._timer: asyncio.Handle = self._loop.call_soon(self._turn)
 
     def close(self) -> None:
-        """Call the periodic function no longer."""
+        """Stop calling the function."""
         self._timer.cancel()
 
     def _turn(self) -> None:
-        # The next call is planned first, so that a defect, which the loop logs, costs one turn.
+        # Schedule the next call first, so that a defect, which the loop logs, costs only one call.
         self._timer = self._loop.call_later(self._interval, self._turn)
         self.failed = True
         self._function()

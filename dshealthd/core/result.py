@@ -1,4 +1,4 @@
-"""One attempt to collect and what came of it; the same in the agent and in a worker process."""
+"""One attempt to collect and its result; the same in the agent and in a worker process."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ class CollectionOutcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one attempt gave.
+    """The result of one attempt.
 
-    An attempt that fails half-way keeps the samples it had: they are of this moment.
+    An attempt that fails half-way keeps its samples: they are current.
     """
 
     outcome: CollectionOutcome
     samples: tuple[Sample, ...] = ()
     faults: tuple[Fault, ...] = ()
     reason: Reason | None = None
-    """Why it is an error; None otherwise."""
+    """The reason for an error; None otherwise."""
     detail: str = ""
-    """Free text for people: what failed, or why the source is not available."""
+    """Free text for users: what failed, or why the source is not available."""
     duration: float = 0.0
-    """Seconds that the attempt took."""
+    """Duration of the attempt in seconds."""
     replace_worker: bool = False
 
 
 def failed(reason: Reason, detail: str, duration: float = 0.0) -> Result:
-    """Return the result of an attempt to collect that gave nothing."""
+    """Return the result of an attempt that failed without samples."""
     return Result(CollectionOutcome.ERROR, reason=reason, detail=detail, duration=duration)
 
 
 def not_available(detail: str) -> Result:
-    """Return the result of a collector for a machine that has no such source."""
+    """Return the result for a machine without the collector's source."""
     return Result(CollectionOutcome.NOT_AVAILABLE, detail=detail)
 
 
 def os_reason(error: OSError) -> Reason:
-    """Return the reason for a result that an error number stands for."""
+    """Return the reason for an OSError."""
     if error.errno in (errno.ENOENT, errno.ENODEV, errno.ENXIO, errno.ENOTDIR):
         return Reason.NOT_FOUND
     if error.errno in (errno.EACCES, errno.EPERM):
@@ -67,7 +67,7 @@ def os_reason(error: OSError) -> Reason:
 def attempt(collector: Collector, monotonic: Callable[[], float]) -> Result:
     """Run `collect()` once and return its result.
 
-    Nothing that a collector does escapes from here.
+    No exception of a collector escapes.
     """
     started = monotonic()
     samples: list[Sample] = []
@@ -91,12 +91,12 @@ def attempt(collector: Collector, monotonic: Callable[[], float]) -> Result:
     except OSError as error:
         outcome, reason, detail = CollectionOutcome.ERROR, os_reason(error), str(error)
     except MemoryError:
-        # what holds it is freed with this frame, but the worker's allocator may not give it back
+        # The frame's objects are freed, but the allocator may not return the memory to the kernel.
         outcome, reason, replace = CollectionOutcome.ERROR, Reason.OUT_OF_MEMORY, True
-        detail = "it takes more memory than a worker may have"
+        detail = "it needs more memory than a worker may have"
         samples.clear()
     except Exception as error:
-        # the one place that catches everything: a defect in one collector must not end the agent
+        # Catches everything: a defect in one collector must not end the agent.
         log.exception("collector %s failed; this is a defect of dshealthd", collector.name)
         outcome, reason, detail = (
             CollectionOutcome.ERROR,

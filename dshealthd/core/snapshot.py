@@ -1,4 +1,4 @@
-"""The snapshot: the last result of every collector, which a scrape and the page read.
+"""The snapshot: the last result of every collector, read by scrapes and the page.
 
 Nothing here touches hardware.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 AVAILABLE = gauge(
     "dshealthd_collector_available",
-    "1 if this machine has the collector's source, 0 if it has no such thing.",
+    "1 if this machine has the collector's source, 0 if it does not.",
     "collector",
 )
 UP = gauge(
@@ -58,7 +58,7 @@ class Latest:
 
     name: str
     expires_after: float
-    """Seconds after which samples count as stale, whatever became of the collector."""
+    """Seconds after which samples are stale, whatever the collector does."""
     result: Result = field(default_factory=lambda: not_available("not sampled yet"))
     sampled: float | None = None
     """Monotonic time of the last result, in seconds; None before the first."""
@@ -66,10 +66,10 @@ class Latest:
     """Unix time of the last success, in seconds."""
     errors: Counter[Reason] = field(default_factory=Counter)
     renderers: dict[Format, Renderer] = field(default_factory=dict)
-    """What writes the samples as text, in the formats that scrapes have asked for."""
+    """Renderers of the samples, for the formats that scrapes have requested."""
 
     def expired(self, now: float) -> bool:
-        """Tell whether the samples of a result are too old to be shown."""
+        """Return whether the samples are too old to be shown."""
         return (
             self.sampled is not None
             and self.result.outcome is CollectionOutcome.OK
@@ -79,7 +79,7 @@ class Latest:
     def reasons(self, now: float) -> dict[Reason, Fault | None]:
         """Return why the last collection or parts of it failed.
 
-        The value is the first fault of that reason, if it is a part's.
+        The value is the first fault with that reason, or None if the whole collection failed.
         """
         reasons: dict[Reason, Fault | None] = {}
         if self.expired(now):
@@ -92,7 +92,7 @@ class Latest:
 
 
 class Snapshot:
-    """Holds one `Latest` a collector and gives them as text.
+    """Holds one `Latest` per collector and renders them as text.
 
     A scrape of unchanged results is one cached string.
     """
@@ -111,21 +111,21 @@ class Snapshot:
         return iter(sorted(self._latest.values(), key=lambda latest: latest.name))
 
     def __getitem__(self, name: str) -> Latest:
-        """Return the latest of one collector."""
+        """Return one collector's latest result."""
         return self._latest[name]
 
     def expect(self, name: str, expires_after: float) -> None:
-        """Make a collector known to the snapshot; one that was known keeps its history."""
+        """Add a collector; one that is already known keeps its history."""
         self._latest.setdefault(name, Latest(name, expires_after)).expires_after = expires_after
         self._body.clear()
 
     def forget(self, name: str) -> None:
-        """Drop a collector that is no longer configured from the snapshot."""
+        """Remove a collector."""
         self._latest.pop(name, None)
         self._body.clear()
 
     def put(self, name: str, result: Result) -> None:
-        """Keep a result in the snapshot instead of the last; what failed now is counted."""
+        """Replace a collector's result, and count its failures."""
         latest = self._latest[name]
         latest.result = result
         latest.sampled = self._monotonic()
@@ -137,15 +137,15 @@ class Snapshot:
         self._body.clear()
 
     def complete(self) -> bool:
-        """Tell whether every collector has a result in the snapshot."""
+        """Return whether every collector has a result."""
         return all(latest.sampled is not None for latest in self._latest.values())
 
     def samples(self, latest: Latest) -> tuple[Sample, ...]:
-        """Return the snapshot's samples now: nothing where they have expired."""
+        """Return a collector's current samples; none if they have expired."""
         return () if latest.expired(self._monotonic()) else latest.result.samples
 
     def body(self, format: Format, extra: Callable[[], Iterable[Sample]]) -> bytes:
-        """Return the whole exposition of the snapshot; `extra` gives the agent's own samples."""
+        """Return the whole exposition; `extra` returns the agent's own samples."""
         now = self._monotonic()
         if now > self._fresh_until:
             self._body.clear()
@@ -159,8 +159,7 @@ class Snapshot:
                 parts.append(renderer.render(latest.result.samples))
             parts.append(format.end)
             self._body[format] = "".join(parts).encode()
-            # No scrape may be served from the cache beyond the moment at which the first result in
-            # it expires.
+            # The cache is valid only until the first result in it expires.
             self._fresh_until = min(
                 (
                     at.sampled + at.expires_after
@@ -172,9 +171,7 @@ class Snapshot:
         return self._body[format]
 
     def health(self, now: float | None = None) -> Iterator[Sample]:
-        """Yield what is known of the collectors themselves, at monotonic time `now` or at this
-        moment.
-        """
+        """Yield the samples about the collectors themselves, at monotonic `now` or at present."""
         if now is None:
             now = self._monotonic()
         for latest in self:

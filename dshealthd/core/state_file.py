@@ -1,4 +1,4 @@
-"""Files in `path.state` that the agent finds again after a restart."""
+"""Files in `path.state`, which survive a restart of the agent."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import resource
 import subprocess
 import sys
 
-_MODE = 0o644  # nothing in them is secret, and the agent may later run as another user
+_MODE = 0o644  # they hold no secrets, and the agent may later run as another user
 
 MEMORY = 256 << 20
-"""Bytes of private memory that a child which touches a disk may have."""
+"""Limit on the private memory, in bytes, of a child that touches a disk."""
 
 
 def replace(place: str | os.PathLike[str], content: bytes, *, durable: bool) -> None:
-    """Replace a state file; on OSError, and when killed at any point, the old one is as it was.
+    """Replace a state file; after an OSError or a kill at any point, the old one is intact.
 
-    `durable` waits for the disk, so that it outlives the boot as well: call it in a thread.
+    `durable` waits for the disk, so that the file also survives a reboot: call it in a thread.
     """
     temporary = f"{os.fspath(place)}.new"
     try:
@@ -40,40 +40,40 @@ def replace(place: str | os.PathLike[str], content: bytes, *, durable: bool) -> 
 
 
 def replace_in_child(place: str, content: bytes, *, durable: bool = False) -> None:
-    """Replace a state file as `replace` does, in a child; OSError. Call it in a thread."""
+    """Call `replace` in a child. Raise OSError. Call it in a thread."""
     _in_child("sync" if durable else "replace", place, content)
 
 
 def read_in_child(place: str, limit: int) -> bytes:
-    """Return a state file's content, at most `limit` bytes; OSError. Call it in a thread."""
+    """Return at most `limit` bytes of a state file, or raise OSError. Call it in a thread."""
     return _in_child("read", place, str(limit).encode())
 
 
 def names_in_child(place: str) -> list[str]:
-    """Return the names in a directory of state; OSError. Call it in a thread."""
+    """Return the names in a state directory, or raise OSError. Call it in a thread."""
     printed = _in_child("list", place)
     return [os.fsdecode(name) for name in printed.split(b"\0") if name]
 
 
 def set_aside_in_child(place: str) -> None:
-    """Rename a bad state file to `*.bad`; OSError. Call it in a thread."""
+    """Rename an invalid state file to `*.bad`, or raise OSError. Call it in a thread."""
     _in_child("aside", place)
 
 
 def make_directory_in_child(place: str) -> None:
-    """Make a state directory and those above it, unless there; OSError. Call it in a thread."""
+    """Create a state directory and its parents, or raise OSError. Call it in a thread."""
     _in_child("mkdir", place)
 
 
 def _in_child(operation: str, place: str, content: bytes = b"") -> bytes:
-    """Have a process of its own touch the state's disk, and return what it printed; OSError.
+    """Touch the state's disk in a separate process, and return its output, or raise OSError.
 
-    A process that hangs with its disk cannot be killed, and neither can one of whose threads that
-    is true: the agent would keep its port and its pid. So the agent's thread waits for a child, and
-    such a wait ends with the agent.
+    A process that hangs with its disk cannot be killed, even if only one of its threads hangs: the
+    agent would keep its port and its pid. So the agent's thread waits for a child, and that wait
+    ends with the agent.
     """
     with subprocess.Popen(  # noqa: S603 - this very file
-        # Without the environment and site-packages: nothing that others can write is imported, and
+        # Without the environment and site-packages: nothing is imported that others can write, and
         # less is loaded.
         [sys.executable, "-I", "-S", __file__, operation, os.path.abspath(place)],
         stdin=subprocess.PIPE,
@@ -91,8 +91,8 @@ def _in_child(operation: str, place: str, content: bytes = b"") -> bytes:
 
 
 def _main(operation: str, place: str) -> int:
-    """Do what `_in_child` asks for with a state file; return the error's number, or 0."""
-    # Before anything is read: a file of any size may stand where a small one is expected.
+    """Run an operation of `_in_child` on a state file; return 0 or the error number."""
+    # Before reading: the file may have any size.
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     content = sys.stdin.buffer.read()
     try:

@@ -1,4 +1,4 @@
-"""The writer of the files in `path.state`, by which the loop never waits for their disk."""
+"""The writer of the files in `path.state`, so that the loop never waits for their disk."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
 
 WRITTEN = counter(
-    "dshealthd_state_writes_total", "Files of path.state written, by what they keep.", "file"
+    "dshealthd_state_writes_total", "Files in path.state written, by their content.", "file"
 )
 FAILED = counter(
     "dshealthd_state_write_failures_total",
-    "Writes of a file of path.state that failed or could not begin.",
+    "Writes of a file in path.state that failed or could not begin.",
     "file",
 )
 LAST = gauge(
     "dshealthd_state_write_last_success_timestamp_seconds",
-    "Unix time of the last write of a file of path.state; absent before the first.",
+    "Unix time of the last write of a file in path.state; absent before the first.",
     "file",
 )
 HUNG = gauge(
@@ -38,12 +38,12 @@ HUNG = gauge(
 METRICS = (WRITTEN, FAILED, LAST, HUNG)
 
 _POLL = 0.01
-"""Seconds between two looks whether all is written; a write takes some 20 ms."""
+"""Seconds between two checks for completion; a write takes about 20 ms."""
 _writers: weakref.WeakValueDictionary[str, LatestWriter] = weakref.WeakValueDictionary()
 
 
 def samples() -> Iterator[Sample]:
-    """Yield what became of the state writes of this process."""
+    """Yield the metrics of this process's state writes."""
     for name, writer in sorted(_writers.items()):
         yield WRITTEN(float(writer.written), name)
         yield FAILED(float(writer.failures), name)
@@ -53,7 +53,7 @@ def samples() -> Iterator[Sample]:
 
 
 async def settled(seconds: float) -> list[str]:
-    """Wait until all state is written, at most so long; return the names of what still is not."""
+    """Wait at most `seconds` until all state is written; return the names of unwritten files."""
     end = time.monotonic() + seconds
     while True:
         busy = [name for name, writer in _writers.items() if writer.busy]
@@ -63,14 +63,14 @@ async def settled(seconds: float) -> list[str]:
 
 
 class LatestWriter:
-    """Writes one file again and again: at most one write runs and one waits, the newest.
+    """Writes one file repeatedly: at most one write runs, and the newest content waits.
 
-    There is no thread while nothing is written. If a write hangs, later contents replace the one
-    that waits, and memory stays bounded.
+    There is no thread while nothing is written. If a write hangs, newer content replaces the
+    waiting one, so memory stays bounded.
     """
 
     def __init__(self, write: Callable[[bytes], None], name: str) -> None:
-        """`write` replaces the file, OSError, in a thread; `name` is its label in metrics."""
+        """`write` replaces the file in a thread, or raises OSError; `name` is its metrics label."""
         self._write = write
         self._name = name
         self._lock = threading.Lock()
@@ -82,28 +82,28 @@ class LatestWriter:
         self.error: OSError | None = None
         """Why the last write failed; None if it did not."""
         self.written = 0
-        """Contents written so far."""
+        """Number of successful writes."""
         self.failures = 0
-        """Writes that failed, or could not begin."""
+        """Number of writes that failed or could not begin."""
         self.last_success = 0.0
         """Unix time of the last write that succeeded; 0 if none did."""
         _writers[name] = self
 
     @property
     def busy(self) -> bool:
-        """Whether some state is still to be written."""
+        """Whether a write is running or waiting."""
         return self._running
 
     def hung_for(self) -> float:
-        """Return for how many seconds the state write in progress has taken; 0 if there is none."""
+        """Return the age of the write in progress in seconds; 0 if there is none."""
         return time.monotonic() - self._began if self._running else 0.0
 
     def put(self, content: bytes) -> None:
-        """Have this state written, in place of what waits. StartError without a thread."""
+        """Queue this content, replacing a waiting one. Raise StartError if no thread starts."""
         with self._lock:
             self._next = content
-            # The running thread takes it when it is done, under the same lock: it cannot end in
-            # between.
+            # The running thread takes it when it is done, under the same lock, so it cannot end
+            # first.
             if self._running:
                 return
             self._running, self._began = True, time.monotonic()
@@ -118,15 +118,15 @@ class LatestWriter:
             raise
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all state is written; False if it is not after so many seconds."""
+        """Wait until all content is written; False if it is not within `seconds`."""
         return self._idle.wait(seconds)
 
     def _run(self) -> None:
         while True:
             with self._lock:
                 content, self._next = self._next, None
-                # Ends here instead of waiting for the next: a thread for each file that is written
-                # every few minutes would only take memory.
+                # End instead of waiting for more: a thread per file that is written every few
+                # minutes would waste memory.
                 if content is None:
                     self._running = False
                     self._idle.set()

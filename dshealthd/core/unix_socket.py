@@ -1,4 +1,4 @@
-"""Places of Unix sockets in the file system."""
+"""Paths of Unix sockets in the file system."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import stat
 def clear(path: str, kind: socket.SocketKind) -> None:
     """Remove the socket of a process that has ended.
 
-    OSError if it has not (EADDRINUSE), or if something else is there (EEXIST).
+    Raise OSError if it has not ended (EADDRINUSE), or if the path is something else (EEXIST).
     """
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise FileExistsError(errno.EEXIST, "something that is no socket is there", path)
+            raise FileExistsError(errno.EEXIST, "a file that is not a socket exists there", path)
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK) as visitor:
@@ -25,5 +25,5 @@ def clear(path: str, kind: socket.SocketKind) -> None:
             os.unlink(path)
             return
         except BlockingIOError:
-            pass  # so many wait there that somebody listens
+            pass  # a full backlog: somebody listens
     raise OSError(errno.EADDRINUSE, "another agent listens there", path)

@@ -1,4 +1,4 @@
-"""Tells whether a file has changed since it was read, by what the file system says of it."""
+"""Detects whether a file has changed since it was read, from its metadata."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 Signature = tuple[int, ...]
-"""Compared for equality alone."""
+"""Only compared for equality."""
 
 
 def signature(status: os.stat_result) -> Signature:
-    """Return what differs if a watched file is another, or its content or mode was changed.
+    """Return a value that differs if a file was replaced, or its content or mode changed.
 
-    The time of change is part of it: whoever writes a file in place can set its time of
-    modification back (`cp -p`, `touch -d`), and the size may be the same.
+    It includes the change time (ctime): a writer in place can set the modification time back
+    (`cp -p`, `touch -d`), and the size may be the same.
     """
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def signatures(paths: Iterable[str | os.PathLike[str]]) -> tuple[Signature | None, ...]:
-    """Return each watched file's signature; None for one that cannot be looked at. May block."""
+    """Return each file's signature; None for one without readable metadata. May block."""
     return tuple(map(_look, paths))
 
 

@@ -1,9 +1,9 @@
-"""The wire: frames between the agent and its workers, and the page of a worker's progress.
+"""The wire: frames between the agent and its workers, and a worker's progress page.
 
-A length of four bytes, big-endian, and that many bytes of JSON.
+A frame is a big-endian length of four bytes and that many bytes of JSON.
 
-JSON and not pickle: a worker whose library corrupted its memory can send nonsense, but nothing that
-runs in the agent.
+JSON, not pickle: a worker whose library has corrupted its memory may send garbage, but never code
+that runs in the agent.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 LENGTH = struct.Struct(">I")
 MAX_FRAME = 16 << 20
 MAX_SERIES = 1 << 16
-"""Series that a worker has named: what an agent can have to remember of one that goes mad."""
+"""Most series that a worker may name, which bounds the agent's memory for a faulty worker."""
 _SPARE = 256
-"""Series beyond twice those that there are now, after which all are named anew.
+"""Named series beyond twice the current number, after which all are named again.
 
-So that those of jobs that have ended are forgotten: a worker and the agent would have to remember
-them both. To name a thousand takes some 100 KiB, once after as many new ones.
+So worker and agent forget the series of jobs that have ended. Naming a thousand takes about
+100 KiB, once after as many new ones.
 """
 
 type_error = (TypeError, ValueError, KeyError, IndexError, AttributeError)
-"""What a frame of the wrong shape raises while it is taken apart."""
+"""Exceptions raised while a frame of the wrong shape is parsed."""
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
-    """Return a message as one frame of the wire."""
+    """Return a message as one frame."""
     body = json.dumps(message, separators=(",", ":")).encode()
     return LENGTH.pack(len(body)) + body
 
 
 def frames(channel: socket.socket) -> Iterator[dict[str, Any]]:
-    """Yield the wire's messages that arrive on a blocking socket, until the other end closes it."""
+    """Yield the messages that arrive on a blocking socket, until the other end closes it."""
     stream = channel.makefile("rb")
     while head := stream.read(LENGTH.size):
         yield json.loads(stream.read(LENGTH.unpack(head)[0]))
@@ -54,22 +54,22 @@ def frames(channel: socket.socket) -> Iterator[dict[str, Any]]:
 class Encoder:
     """Packs results in a worker.
 
-    A series is named once; from then on its number stands for it, until all are forgotten. A result
-    with the series of the last one, in their order, is sent without numbers.
+    A series is named once and sent as a number from then on, until all are forgotten. A result with
+    the same series in the same order as the last one is sent without numbers.
     """
 
     def __init__(self) -> None:
-        """Know no series yet."""
+        """Start without named series."""
         self._numbers: dict[tuple[Metric, tuple[str, ...]], int] = {}
         self._now: dict[str, int] = {}
-        """How many series each collector had in its last result that did not fail."""
+        """Number of series in each collector's last successful result."""
         self._sent: dict[str, list[tuple[Metric, tuple[str, ...]]]] = {}
-        """The series of each collector's last result, in their order."""
+        """The series of each collector's last result, in order."""
 
     def pack(self, name: str, result: Result) -> bytes:
-        """Return the frame of the wire that carries one collector's result."""
+        """Return the frame with one collector's result."""
         numbers = self._numbers
-        if result.outcome is CollectionOutcome.OK:  # what fails for once comes back with the same
+        if result.outcome is CollectionOutcome.OK:  # after a failure the same series return
             self._now[name] = len(result.samples)
         forget = len(numbers) > 2 * sum(self._now.values()) + _SPARE
         if forget:
@@ -108,16 +108,16 @@ class Decoder:
     """Unpacks the results of one worker process."""
 
     def __init__(self, metrics: Mapping[str, Mapping[str, Metric]]) -> None:
-        """`metrics` is what each collector declares, by its name and the metric's."""
+        """`metrics` are the declared metrics, by collector and metric name."""
         self._metrics = metrics
         self._series: list[tuple[Metric, tuple[str, ...]]] = []
         self._last: dict[str, tuple[tuple[Metric, ...], tuple[tuple[str, ...], ...]]] = {}
         """Metrics and labels of each collector's last result, in the order of its samples."""
 
     def unpack(self, message: Mapping[str, Any]) -> Result:
-        """Return the collector's result that a frame of the wire carries.
+        """Return the result in a frame.
 
-        Raises one of `type_error` when the frame does not hold one.
+        Raise one of `type_error` if the frame does not hold a result.
         """
         metrics, series = self._metrics[message["result"]], self._series
         if message["forget"]:
@@ -149,35 +149,35 @@ class Decoder:
 
 
 class ProgressPage:
-    """A page that a worker and the agent share: which part the worker has come to, and when.
+    """A page shared by a worker and the agent: the part the worker is at, and since when.
 
-    A worker writes it before each part it touches, the agent looks only when an answer is overdue;
-    so saying where one is costs neither a system call.
+    The worker writes it before each part it touches; the agent reads it only when an answer is
+    overdue. Neither needs a system call for that.
     """
 
     _HEAD = struct.Struct("=QdI")
     _SIZE = 4096
     _STOP = _SIZE - 1
-    """Where the agent says that no further part is to be touched: the last byte of the page."""
+    """The last byte of the page: set by the agent to stop the worker before its next part."""
 
     def __init__(self, descriptor: int) -> None:
-        """Map the page that a descriptor of `create` stands for."""
+        """Map the page of a descriptor from `create`."""
         self._page = mmap.mmap(descriptor, self._SIZE)
         self._count = 0
 
     @classmethod
     def create(cls) -> tuple[Self, int]:
-        """Return a new page of progress, mapped, and a descriptor of it for the worker. OSError."""
+        """Return a new mapped page, and its descriptor for the worker, or raise OSError."""
         descriptor = os.memfd_create("progress")
         try:
             os.truncate(descriptor, cls._SIZE)
-            return cls(descriptor), descriptor  # to map it takes a descriptor more
+            return cls(descriptor), descriptor  # mapping it takes another descriptor
         except OSError:
             os.close(descriptor)
             raise
 
     def write(self, now: float, collector: str, part: str) -> None:
-        """Say on the page that what follows touches a part (or none, if empty) for a collector.
+        """Record on the page that a collector is about to touch a part (none, if empty).
 
         `now` is monotonic time in seconds.
         """
@@ -188,28 +188,28 @@ class ProgressPage:
         self._HEAD.pack_into(self._page, 0, self._count, now, len(text))
 
     def read(self) -> tuple[float, str, str]:
-        """Return since when, in monotonic seconds, the worker is at which collector and part.
+        """Return since when (monotonic seconds) the worker is at which collector and part.
 
-        Both empty while that is being written.
+        Both are empty while the page is being written.
         """
         count, since, length = self._HEAD.unpack_from(self._page)
         text = self._page[self._HEAD.size : self._HEAD.size + min(length, self._STOP)]
-        # A sequence lock whose reader does not try again: the worker may have died in the middle of
-        # a write. It is looked at again soon anyway.
+        # A sequence lock whose reader does not retry: the worker may have died in the middle of a
+        # write. The page is read again soon anyway.
         if count % 2 or self._HEAD.unpack_from(self._page)[0] != count:
             return since, "", ""
         collector, _, part = text.decode(errors="replace").partition("\n")
         return since, collector, part
 
     def stop(self) -> None:
-        """Ask the worker, on its page, to end before it touches another part."""
+        """Request on the page that the worker end before it touches another part."""
         self._page[self._STOP] = 1
 
     @property
     def stopped(self) -> bool:
-        """Whether the agent has asked the worker on its page to end."""
+        """Whether the agent has requested the worker's end."""
         return bool(self._page[self._STOP])
 
     def close(self) -> None:
-        """Unmap the worker's page of progress."""
+        """Unmap the page."""
         self._page.close()

@@ -1,4 +1,4 @@
-"""Findings about the agent itself, and about this node by its probes: suspects, maintenance."""
+"""Findings about the agent, its probes' suspects on this node, and maintenance."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FILES = {
     "members_last_reload_successful": "list of members",
     "probe_peer_credentials_last_reload_successful": "keys and certificates of the peer API",
 }
-"""Files that are read again as they change, as DshealthdReloadFailed names them."""
+"""Files that are reloaded when they change, as DshealthdReloadFailed names them."""
 FAILED = frozenset(("failed", "unreachable", "refused", "unauthorized", "intermittent"))
-"""Reasons of a suspect for which probes do not come through."""
+"""Reasons of a suspect that mean probes do not get through."""
 
 
 def workings(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield the findings about what keeps the agent or its probes from working."""
+    """Yield findings about anything that keeps the agent or its probes from working."""
     waiting = any(series("path_failing", reason=("timeout", "stuck")))
     for labels, value in series("worker_stuck"):
         if labels["worker"] != "device" and value > 0 and not waiting:
@@ -48,7 +48,7 @@ def workings(series: Series, wall: float) -> Iterator[Sign]:
     if up == 0:
         yield Sign(alert="DshealthdProbesDown", value=0, source="dshealthd_probe_up")
     name = "probe_last_round_timestamp_seconds"
-    # Without a round since the agent started, it is silent since then.
+    # With no round since the agent started, the silence counts from that start.
     started = series.value("process_start_time_seconds")
     last = max((point.value for point in series(name)), default=started)
     members = series.value("members")
@@ -76,9 +76,9 @@ def workings(series: Series, wall: float) -> Iterator[Sign]:
 
 
 def accused(series: Series, name: str) -> Iterator[Sign]:
-    """Yield the suspects of this agent's probes that are the node `name`, its parts or its links.
+    """Yield the probes' suspects that are the node `name`, its parts or its links.
 
-    Suspects elsewhere are no finding about this node.
+    A suspect elsewhere is not a finding about this node.
     """
     for labels, value in series("suspect"):
         kind, component, reason = labels["kind"], labels["component"], labels["reason"]
@@ -96,7 +96,7 @@ def accused(series: Series, name: str) -> Iterator[Sign]:
         elif reason == "slow":
             alert = "DshealthdStraggler"
         else:
-            continue  # ambiguous: it is not known whether it is this node at all
+            continue  # ambiguous: it may not be this node at all
         yield Sign(
             alert=alert,
             labels={**labels, "part": component, "peer": ends[-1] if kind == "link" else ""},
@@ -106,16 +106,16 @@ def accused(series: Series, name: str) -> Iterator[Sign]:
 
 
 def checksums(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield the GPU whose matrix products have other bits than those of this node's others.
+    """Yield the one GPU whose matrix products differ from those of this node's other GPUs.
 
-    With two GPUs, or several that differ, nobody here can tell which is right.
+    With two GPUs, or several that differ, this node cannot tell which is right.
     """
     numbers: dict[str, list[Point]] = {}
     for point in series("probe_checksum"):
         numbers.setdefault(point.labels["library"], []).append(point)
     for points in numbers.values():
         usual, agree = Counter(point.value for point in points).most_common(1)[0]
-        if len(points) > 2 and len(points) - agree == 1:  # noqa: PLR2004 - two name neither
+        if len(points) > 2 and len(points) - agree == 1:  # noqa: PLR2004 - of two, either
             odd = next(point for point in points if point.value != usual)
             yield Sign(
                 alert="DshealthdGpuComputesWrong",
@@ -126,7 +126,7 @@ def checksums(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def maintenance(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield the finding that the node is in maintenance, and for how many seconds more."""
+    """Yield the finding that the node is in maintenance, with the seconds left."""
     name = "maintenance_end_timestamp_seconds"
     end = series.value(name)
     if end is not None and end > wall:

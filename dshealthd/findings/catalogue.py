@@ -1,4 +1,4 @@
-"""The catalogue that makes findings of signs: severity, words and first step of their alert."""
+"""Turns signs into findings, with the severity, wording and first step of their alert."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ if TYPE_CHECKING:
     from dshealthd.symptoms.template import Query
 
 RUNBOOKS = "/runbooks/"
-"""Where every agent serves the runbooks, by slug."""
+"""URL path under which every agent serves the runbooks, by slug."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _STEP = re.compile(r"^1\. +(.*)", re.MULTILINE)
 
 
 class CatalogueEntry(NamedTuple):
-    """What findings take from an alert and its symptom."""
+    """The parts of an alert and its symptom that findings use."""
 
     slug: str
     alert: Alert
     hold_seconds: float
     remedy: str
-    """The first item of the runbook's remedy, for descriptions that name no first step."""
+    """The first item of the runbook's remedy, for descriptions without a first step."""
 
 
 @functools.cache
 def catalogue() -> Mapping[str, CatalogueEntry]:
-    """Return every alert by name. Reads the package's files once: call it before the loop runs."""
+    """Return all alerts by name.
+
+    The first call reads the package's files: make it before the event loop runs.
+    """
     return {
         alert.name: CatalogueEntry(
             symptom.slug, alert, _hold(alert.hold), _remedy(symptom.sections)
@@ -47,9 +50,9 @@ def catalogue() -> Mapping[str, CatalogueEntry]:
 
 
 def found(sign: Sign, common: Mapping[str, str], query: Query) -> Finding:
-    """Return the finding of a sign.
+    """Return the finding for a sign.
 
-    `common` are labels that all alerts of this node have; `query` answers what their texts ask.
+    `common` are labels that all alerts of this node have; `query` runs the queries in their texts.
     """
     entry = catalogue()[sign.alert]
     labels = {**common, **sign.labels}
@@ -87,7 +90,7 @@ def unread(source: str, part: str, reason: str, detail: str, node: str) -> Findi
         summary=f"{part} could not be read" if part else "A source could not be read",
         reason=reason,
         detail=f"{source}: {detail}",
-        first_step=f"on {node}, `journalctl -u dshealthd` and the panel Collectors of its page",
+        first_step=f"on {node}, read `journalctl -u dshealthd` and its page's Collectors panel",
         runbook=RUNBOOKS + entry.slug,
         source="dshealthd_collector_failing",
         hold_seconds=entry.hold_seconds,
@@ -95,7 +98,7 @@ def unread(source: str, part: str, reason: str, detail: str, node: str) -> Findi
 
 
 def starting(sources: tuple[str, ...], node: str) -> Finding:
-    """Return the finding that some collectors have not looked yet."""
+    """Return the finding that some collectors have not run yet."""
     entry = catalogue()["DshealthdCollectorFailing"]
     return Finding(
         slug=entry.slug,
@@ -106,7 +109,7 @@ def starting(sources: tuple[str, ...], node: str) -> Finding:
         origins=sources,
         summary="The agent has not read all sources yet",
         detail=f"not read yet: {', '.join(sources)}",
-        first_step=f"wait some seconds; if it stays, `journalctl -u dshealthd` on {node}",
+        first_step=f"wait a few seconds; if it persists, read `journalctl -u dshealthd` on {node}",
         runbook=RUNBOOKS + entry.slug,
         source="dshealthd_collector_failing",
         hold_seconds=entry.hold_seconds,
@@ -114,7 +117,7 @@ def starting(sources: tuple[str, ...], node: str) -> Finding:
 
 
 def part(labels: Mapping[str, str], component: str) -> str:
-    """Return what findings call the thing that these labels name; empty for the node itself."""
+    """Return the display name of the part that these labels name; empty for the node itself."""
     if labels.get("gpu") and component != "job":
         return f"GPU {labels['gpu']}"
     if labels.get("device"):
@@ -130,7 +133,7 @@ def part(labels: Mapping[str, str], component: str) -> str:
 def _texts(
     entry: CatalogueEntry, labels: Mapping[str, str], value: float | None, query: Query
 ) -> tuple[str, str]:
-    """Return an alert's description up to its first step, and the first step."""
+    """Return an alert's description without its first step, and the first step."""
     try:
         text = " ".join(render(entry.alert.description, labels, value, query).split())
     except (TemplateError, TypeError, ValueError, KeyError, IndexError):

@@ -1,4 +1,4 @@
-"""A finding, the verdict over all of them, and both as JSON."""
+"""A finding, the verdict over all findings, and both as JSON."""
 
 from __future__ import annotations
 
@@ -11,85 +11,85 @@ from typing import Any
 SCHEMA = 1
 """Version of `findings` and `verdict` in `/api/v1/status`; see docs/status-api.md."""
 MAX_TEXT = 1000
-"""Characters of a text; errors of drivers and file systems may be long."""
+"""Most characters of a text; errors of drivers and file systems can be long."""
 
 
 class State(enum.StrEnum):
-    """How bad it is: of one finding, or of the node."""
+    """Severity of a finding, or of the node."""
 
     OK = "ok"
-    """Of the node only: all sources were read, and none shows a fault."""
+    """For the node only: all sources were read, and none shows a fault."""
     WARNING = "warning"
     UNKNOWN = "unknown"
-    """A source could not be read. It may hide anything, so it counts for more than a warning."""
+    """A source could not be read. It may hide anything, so it ranks above a warning."""
     CRITICAL = "critical"
 
 
 ORDER = (State.OK, State.WARNING, State.UNKNOWN, State.CRITICAL)
-"""From well to worst."""
+"""From best to worst."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """What a rule saw: an alert that would fire for these labels if this lasted."""
+    """What a rule saw: an alert that would fire for these labels if the condition lasted."""
 
     alert: str
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels that the alert would have, apart from those of the node."""
+    """Labels that the alert would have, without those of the node."""
     value: float | None = None
     limit: float | None = None
     limit_source: str = ""
-    """The threshold or the metric that `limit` is from."""
+    """The threshold or metric that `limit` comes from."""
     source: str = ""
-    """The metric that `value` is from."""
+    """The metric that `value` comes from."""
     since: float | None = None
-    """Unix time in seconds, where the source tells it."""
+    """Unix time in seconds; None where the source does not give it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong with this node, or could not be looked at."""
+    """One thing that is wrong with this node, or could not be checked."""
 
     slug: str
-    """The symptom, which is the runbook's name."""
+    """The symptom's slug, which also names the runbook."""
     alert: str
-    """The alert rule that fires for it; empty for what is unknown of a part."""
+    """The alert rule that fires for it; empty if only one part could not be read."""
     severity: State
     component: str
-    """Kind of what it is about, as in the alerts: node, gpu, nic, link, path, job."""
+    """Kind of the affected part, as in the alerts: node, gpu, nic, link, path, job."""
     part: str
-    """Which one: `GPU 3`, `mlx5_0/1`, a path, a job, a source; empty for the node itself."""
+    """The affected part: `GPU 3`, `mlx5_0/1`, a path, a job, a source; empty for the node."""
     origins: tuple[str, ...] = ()
-    """The collectors that could not be read, of a finding that something is unknown."""
+    """For a finding of unknown state, the collectors that failed or have not run."""
     summary: str
     """What is wrong, in one line."""
     detail: str
-    """The same with its figures; the alert's own words where there is one."""
+    """The same with figures; the alert's own wording where there is an alert."""
     first_step: str
     runbook: str
-    """Where to read on; a URL."""
+    """Path of the runbook's URL."""
     reason: str = ""
-    """Why something could not be read or is a suspect, where the source says so."""
+    """Why something could not be read or is a suspect, where the source gives a reason."""
     value: float | None = None
-    """What was measured, in the unit of `source`."""
+    """Measured value, in the unit of `source`."""
     limit: float | None = None
     source: str = ""
     limit_source: str = ""
     since: float | None = None
-    """Unix time in seconds since when.
+    """Unix time in seconds at which it began.
 
-    None where the source does not say so, until `FirstSeen` has filled it in.
+    None where the source does not give it, until `FirstSeen` fills it in.
     """
     hold_seconds: float = 0.0
     """How long it must last before the alert fires."""
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What makes a finding the same one a moment later."""
+        """What identifies a finding from one judgement to the next."""
         return self.slug, self.alert, self.part
 
     def document(self) -> dict[str, Any]:
-        """Return the finding as JSON has it; a number that JSON lacks is null."""
+        """Return the finding for JSON; a number that JSON cannot represent is null."""
         return {
             "slug": self.slug,
             "alert": self.alert,
@@ -112,19 +112,19 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """All findings of one moment, the worst first."""
+    """All findings of one moment, worst first."""
 
     findings: tuple[Finding, ...]
 
     @property
     def state(self) -> State:
-        """The worst severity of the verdict's findings; ok without any."""
+        """The worst severity among the findings; ok if there are none."""
         return max(
             (finding.severity for finding in self.findings), key=ORDER.index, default=State.OK
         )
 
     def document(self) -> dict[str, Any]:
-        """Return the parts of the status document that are about findings."""
+        """Return the status document's fields about findings."""
         return {
             "schema": SCHEMA,
             "verdict": str(self.state),

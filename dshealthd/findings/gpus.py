@@ -1,4 +1,4 @@
-"""Findings about GPUs: what NVML and the driver's log say of them."""
+"""Findings about GPUs, from NVML and the driver's log."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from dshealthd.findings.series import Series
 
 HUNG = frozenset(("timeout", "stuck", "crashed"))
-"""Reasons for which a call did not come back."""
+"""Reasons that mean a call did not return."""
 XIDS_APPLICATION = frozenset(("13", "31", "43", "45", "68", "69", "141"))
-"""Xids that a program causes by itself, or that are to be ignored; after NVIDIA's catalogue."""
+"""Xids that an application causes, or that can be ignored, according to NVIDIA's catalogue."""
 XIDS_MEMORY = frozenset(("48", "95"))
 XIDS_EXCHANGE = frozenset(("64",))
 XIDS_RESET = frozenset(("46", "62", "109", "110", "119", "120", "136", "140", "143", "158"))
 XIDS_NVLINK = frozenset(("144", "145", "146", "147", "148", "149", "150"))
-"""Of these one line in the log has the severity; 74 is always fatal to the link."""
+"""For these the log line gives the severity; 74 is always fatal to the link."""
 _XID = "xid_last_timestamp_seconds"
 NVML = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes", "gpm")
 """Collectors that call NVML."""
@@ -29,17 +29,17 @@ NVML = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes",
 def recent(
     series: Series, xids: frozenset[str], wall: float
 ) -> Iterator[tuple[Mapping[str, str], float]]:
-    """Yield the Xids of GPUs that are recent at Unix time `wall`, and when each was logged last."""
+    """Yield the GPUs' Xids that are recent at Unix time `wall`, and when each was last logged."""
     for labels, at in series(_XID, xid=xids):
         if at > wall - LIMITS["xid_recent_seconds"]:
             yield labels, at
 
 
 def off_bus(series: Series, wall: float) -> Iterator[tuple[Mapping[str, str], float]]:
-    """Yield the findings of Xid 79, GPUs off the bus at Unix time `wall`, and when each was logged.
+    """Yield GPUs off the bus (Xid 79) at Unix time `wall`, and when each Xid was logged.
 
-    An Xid counts for ten minutes whatever NVML says, and then for as long as something is amiss,
-    but not against a GPU that NVML reads again.
+    An Xid counts for ten minutes whatever NVML says. After that it counts for as long as a GPU is
+    missing or has a fault, but not against a GPU that NVML reads again.
     """
     down, well = series.parts("gpu_fault", "gpu"), _well(series)
     expected, visible = series.value("gpus_expected"), series.value("gpus_visible")
@@ -51,7 +51,7 @@ def off_bus(series: Series, wall: float) -> Iterator[tuple[Mapping[str, str], fl
 
 
 def _well(series: Series) -> set[str]:
-    """Return the GPUs without findings: NVML reads them without an error."""
+    """Return the GPUs that NVML reads without an error."""
     read = {point.labels["gpu"] for point in series("gpu_up") if point.value}
     return read - {gpu for (gpu,) in series.parts("gpu_fault", "gpu")}
 
@@ -62,7 +62,7 @@ def _logged(series: Series, alert: str, xids: frozenset[str], wall: float) -> It
 
 
 def inforom(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield the finding of GPUs whose infoROM is corrupted."""
+    """Yield findings for GPUs whose infoROM is corrupted."""
     name = "gpu_inforom_valid"
     for labels, value in series(name):
         if value == 0:
@@ -75,7 +75,7 @@ def inforom(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def _flags(series: Series, alert: str, *names: str) -> Iterator[Sign]:
-    """Yield a sign for each series of these metrics of GPUs that is 1."""
+    """Yield a sign for each series of these GPU metrics that is 1."""
     for name in names:
         for labels, value in series(name):
             if value == 1:
@@ -83,7 +83,7 @@ def _flags(series: Series, alert: str, *names: str) -> Iterator[Sign]:
 
 
 def gpus(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield what is wrong with single GPUs, as far as they answer or are known to have gone."""
+    """Yield findings for GPUs that are lost, missing or unreadable."""
     expected, visible = series.value("gpus_expected"), series.value("gpus_visible")
     fewer = expected is not None and visible is not None and visible < expected
     well = _well(series)
@@ -112,7 +112,7 @@ def gpus(series: Series, wall: float) -> Iterator[Sign]:
 
 
 def memory(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield findings of GPU memory errors, and what the driver wants done about a GPU."""
+    """Yield findings for GPU memory errors, and for GPUs that the driver wants reset."""
     failed = series.parts("gpu_remapped_rows_failed", "gpu")
     failed |= series.parts("gpu_memory_unrepairable", "gpu")
     uncorrected = set()
@@ -167,7 +167,7 @@ def memory(series: Series, wall: float) -> Iterator[Sign]:
 
 
 def _reset(series: Series, wall: float, broken: set[tuple[str, ...]]) -> Iterator[Sign]:
-    """Yield GPUs that need a reset, unless something worse is known of them."""
+    """Yield GPUs that need a reset, unless they have a worse finding, and unclassified Xids."""
     worse = frozenset(("48", "64", "74", "79", "95")) | XIDS_NVLINK
     known = {(labels["gpu"],) for labels, _ in recent(series, worse, wall)} | broken
     known |= {(point.labels["gpu"],) for point in series("gpu_up") if not point.value}
@@ -211,7 +211,7 @@ def _reset(series: Series, wall: float, broken: set[tuple[str, ...]]) -> Iterato
 
 
 def driver(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield findings of NVML that hangs or cannot be loaded, and GPUs at which nobody looks."""
+    """Yield findings for NVML that hangs or cannot be loaded, and for unmonitored GPUs."""
     hung = [*series("collector_failing", collector=NVML, reason=HUNG)]
     hung += [point for point in series("worker_stuck", worker="device") if point.value > 0]
     if hung and not any(off_bus(series, wall)):

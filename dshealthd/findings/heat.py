@@ -1,4 +1,4 @@
-"""Findings about heat: GPUs that are hot, or slowed down by heat or power."""
+"""Findings about heat: GPUs that are hot, or throttled by heat or power."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def heat(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield GPUs that are hot or slowed down, by their own limits where they tell them."""
+    """Yield GPUs that are hot or throttled, by their own limits where they report any."""
     throttle = "gpu_throttle_active"
     halved = series.parts(throttle, "gpu", "uuid", reason="hw_thermal_slowdown")
     for alert, reasons in (
@@ -35,7 +35,7 @@ def heat(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def _too_hot(series: Series) -> Iterator[Sign]:
-    """Compare temperatures with each GPU's own limits, or with the fleet's for parts without."""
+    """Compare temperatures with each GPU's own limits, or with the fleet's where it has none."""
     name = "gpu_temperature_celsius"
     limits = {
         (point.labels["gpu"], point.labels["limit"]): point.value
@@ -71,12 +71,12 @@ def _too_hot(series: Series) -> Iterator[Sign]:
 
 
 def _hotter(value: float, limit: float | None, *, strict: bool) -> bool:
-    """Compare heat; a part may run at its own highest operating temperature, not above it."""
+    """Return whether `value` is too hot. A GPU may run at its own highest operating temperature."""
     return limit is not None and (value > limit if strict else value >= limit)
 
 
 def _margins(series: Series) -> Iterator[Sign]:
-    """Compare the degrees left until too hot, on parts that tell no temperature limits."""
+    """Compare the degrees left to the limit, on GPUs that report margins."""
     name = "gpu_temperature_margin_celsius"
     limits = {
         point.labels["gpu"]: point.value

@@ -1,4 +1,4 @@
-"""The history of findings: since when each has been there, and which GPUs are back."""
+"""The history of findings: when each began, and which GPUs have returned."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _XID = "xid_last_timestamp_seconds"
 
 
 class FirstSeen:
-    """Remembers when a finding was seen first, for as long as each judgement finds it again.
+    """Remembers when each finding was first seen, until a judgement does not repeat it.
 
-    It knows no more than the judgements that it is given: they come every ten seconds.
+    Judgements come every ten seconds, which is its resolution.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class FirstSeen:
         self._first: dict[tuple[str, str, str], float] = {}
 
     def update(self, verdict: Verdict, wall: float) -> Verdict:
-        """Return the verdict with its findings' `since`; `wall` is the Unix time in seconds."""
+        """Return the verdict with `since` filled in; `wall` is the Unix time in seconds."""
         self._first = {
             finding.key: self._first.get(finding.key, wall) for finding in verdict.findings
         }
@@ -41,21 +41,22 @@ class ReturnedGpus:
     """Remembers GPUs that NVML has read again since they fell off the bus.
 
     The kernel log keeps their Xid 79 until the next boot. Without this memory, a GPU that hangs in
-    NVML days later would count as lost by it. The alert has the same from Prometheus
-    (`dshealthd:gpu:returned_timestamp_seconds`), and so knows it over a restart of the agent.
+    NVML days later would be reported as lost because of that Xid. The alert gets the same from
+    Prometheus (`dshealthd:gpu:returned_timestamp_seconds`), where it survives a restart of the
+    agent.
     """
 
     def __init__(self) -> None:
         """Know of none."""
         self._until: dict[str, float] = {}
-        """Unix time of the last Xid 79 that is over, by PCI address."""
+        """Unix time of the last Xid 79 that is resolved, by PCI address."""
 
     def settle(self, series: Series, wall: float) -> None:
-        """Take from `series` the Xids 79 that are over; `wall` is the Unix time in seconds."""
+        """Drop resolved Xids 79 from `series`; `wall` is the Unix time in seconds."""
         read = {
             (point.labels["gpu"], point.labels["uuid"]) for point in series("gpu_up") if point.value
         }
-        # By address: while one GPU is missing, those behind it have its index.
+        # By address: while one GPU is missing, the indices of those after it shift.
         back = {
             point.labels["pci"]
             for point in series("gpu_info")

@@ -24,7 +24,7 @@ def over(
     source: str,
     labels: Mapping[str, str] | None = None,
 ) -> Iterator[Sign]:
-    """Yield a sign about the host if `value` is above the threshold of that name."""
+    """Yield a sign about the host if `value` is above the threshold named `limit`."""
     if value is not None and value > LIMITS[limit]:
         yield Sign(
             alert=alert,
@@ -37,12 +37,12 @@ def over(
 
 
 def share(part: float | None, whole: float | None) -> float | None:
-    """Return the share of a whole, as of memory; None where it is not known or there is none."""
+    """Return `part` as a share of `whole`; None if either is unknown or the whole is 0."""
     return part / whole if part is not None and whole else None
 
 
 def memory(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings of pressure on the host's memory."""
+    """Yield findings about pressure on the host's memory."""
     stalled = series.value("pressure_stalled_ratio", resource="memory", tasks="full")
     yield from over(
         "DshealthdHostMemoryStalls", stalled, "memory_pressure_ratio", "pressure_stalled_ratio"
@@ -70,7 +70,7 @@ def memory(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def files(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings of limits of the host's open files that are nearly reached."""
+    """Yield findings about limits on the host's open files that are nearly reached."""
     for labels, value in series("open_files"):
         limit = series.value("open_files_limit", **labels)
         used = share(value, limit)
@@ -84,7 +84,7 @@ def files(series: Series, _wall: float) -> Iterator[Sign]:
                 named,
             )
         ]
-        if labels["scope"] == "process":  # one process at its limit is no page
+        if labels["scope"] == "process":  # one process at its limit is not worth a page
             critical = []
         yield from critical or over(
             "DshealthdOpenFilesHigh", used, "open_files_ratio", "open_files", named
@@ -92,7 +92,7 @@ def files(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def sockets(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings of the host's ports and sockets that run out, and a broken loopback."""
+    """Yield findings about ports and sockets that run out, and about a broken loopback."""
     if series.value("loopback_up") == 0:
         yield Sign(alert="DshealthdLoopbackRefused", value=0, source="dshealthd_loopback_up")
     seconds = series.value("loopback_connect_seconds")
@@ -132,7 +132,7 @@ def sockets(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def storage(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings of the host's paths that hang, fail, are slow or full."""
+    """Yield findings about paths that hang, fail, are slow or full."""
     yield from _shared_memory(series)
     read_only = series.parts("filesystem_read_only", "path")
     full = set()
@@ -177,7 +177,7 @@ def storage(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def _shared_memory(series: Series) -> Iterator[Sign]:
-    """Yield shared memory that is full, or too small for a node with GPUs."""
+    """Yield findings about shared memory that is full, or too small for a node with GPUs."""
     path = {"path": SHARED_MEMORY}
     size = series.value("filesystem_size_bytes", **path)
     left = share(series.value("filesystem_free_bytes", **path), size)
@@ -200,7 +200,7 @@ def _shared_memory(series: Series) -> Iterator[Sign]:
 
 
 def clock(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings of a host clock that nothing keeps right, or that differs from the peers'."""
+    """Yield findings about a clock that is not synchronised, or that differs from the peers'."""
     if series.value("clock_synchronized") == 0:
         yield Sign(
             alert="DshealthdClockUnsynchronized", value=0, source="dshealthd_clock_synchronized"

@@ -1,4 +1,4 @@
-"""Findings about the training jobs of this node, as far as their ranks here show it."""
+"""Findings about the training jobs on this node, from their ranks here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def hangs(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield findings of jobs in which no rank here has made progress for longer than expected."""
+    """Yield findings about jobs in which no rank here makes progress, and stuck collectives."""
     hung = set()
     for labels, value in series("job_hang"):
         if value != 1:
@@ -52,13 +52,13 @@ def hangs(series: Series, wall: float) -> Iterator[Sign]:
 
 
 def _last_heartbeat(series: Series, job: str) -> float | None:
-    """Return the Unix time in seconds at which any rank of the jobs was last heard."""
+    """Return the Unix time in seconds of the last heartbeat of any rank of the job."""
     heard = (point.value for point in series("job_heartbeat_timestamp_seconds", job=job))
     return max(heard, default=None)
 
 
 def losses(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings of jobs with ranks whose last loss was NaN or infinite."""
+    """Yield findings about jobs with ranks whose last loss was NaN or infinite."""
     for labels, value in series("job_loss_finite"):
         if value != 0:
             continue
@@ -67,7 +67,7 @@ def losses(series: Series, _wall: float) -> Iterator[Sign]:
         yield Sign(
             alert="DshealthdLossNotFinite",
             labels={**labels, "exported_job": labels["job"]},
-            # The step after which it began, as `dshealthd:job:nonfinite_since` has it.
+            # The step after which it began, as in `dshealthd:job:nonfinite_since`.
             value=0 if step is None or lost is None else step - lost,
             source="dshealthd_job_step",
         )

@@ -1,4 +1,4 @@
-"""The judgement: from the last samples to the findings of this moment."""
+"""Turns the last samples into the findings of this moment."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ OF_JOBS = frozenset(
 )
 """Collectors whose parts belong to users.
 
-That one of those cannot be read says nothing of the node, and no user can make a node unknown.
+A part that cannot be read says nothing about the node, and a user must not be able to make a
+node's state unknown.
 """
 _NVML_HUNG, _NVML_FAILING = "DshealthdNvmlHung", "DshealthdNvmlFailing"
 
 
 def signs(series: Series, name: str, wall: float) -> Iterator[Sign]:
-    """Yield all that is wrong at Unix time `wall`, in seconds.
+    """Yield a sign for everything that is wrong at Unix time `wall`, in seconds.
 
-    `name` is what the probes call this node.
+    `name` is the probes' name for this node.
     """
     for rule in RULES:
         yield from rule(series, wall)
@@ -50,9 +51,9 @@ def signs(series: Series, name: str, wall: float) -> Iterator[Sign]:
 
 
 def series_of(snapshot: Snapshot, own: Iterable[Sample]) -> Series:
-    """Return all samples of this moment, to be judged.
+    """Return all samples of this moment for judgement.
 
-    `own` are the agent's own, those of the probes among them.
+    `own` are the agent's own samples, including those of the probes.
     """
     return Series(
         itertools.chain(*(snapshot.samples(latest) for latest in snapshot), snapshot.health(), own)
@@ -68,11 +69,11 @@ def judge(
     monotonic: float,
     wall: float,
 ) -> Verdict:
-    """Return what is wrong with this node, and what could not be looked at.
+    """Return what is wrong with this node, and what could not be checked.
 
-    `series` are the samples of `series_of`; `node` is the host's name, `name` what the probes call
-    it (empty where they do not run). `monotonic` is the snapshot's clock and `wall` the Unix time,
-    in seconds.
+    `series` comes from `series_of`; `node` is the host's name, `name` the probes' name for it
+    (empty where they do not run). `monotonic` is the snapshot's clock and `wall` the Unix time,
+    both in seconds.
     """
     common = {"node": node, "instance": node}
     query = functools.partial(series.query, wall=wall)
@@ -94,7 +95,7 @@ def judge(
 def _unread(
     latest: Latest, now: float, node: str, parts: set[str], alerts: set[str]
 ) -> Iterator[Finding]:
-    """Yield the finding of what of one collector could not be read, unless one says so already."""
+    """Yield findings for what a collector could not read, unless a finding covers it already."""
     if latest.sampled is None:
         return
     result = latest.result
@@ -118,5 +119,5 @@ def _unread(
 
 
 def words(reason: Reason | str) -> str:
-    """Return a name of a source as people read it in a finding."""
+    """Return a reason's slug as words."""
     return str(reason).replace("_", " ")

@@ -1,8 +1,8 @@
-"""The limits, or thresholds, that findings compare with.
+"""The thresholds that findings compare with.
 
-They are those of `deploy/prometheus/thresholds.yml`, by the name after `dshealthd:threshold:`;
-their units and sources are told there. A test holds the two together. Prometheus may load a changed
-copy of that file: findings keep to what is shipped.
+They mirror `deploy/prometheus/thresholds.yml`, keyed by the name after `dshealthd:threshold:`; that
+file gives units and sources. A test keeps the two in sync. If Prometheus loads an edited copy of
+that file, findings still use the shipped values.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 FABRIC_COMPLETE = 3
 """nvmlGpuFabricInfo: GPU_FABRIC_STATE_COMPLETED."""
 FABRIC_VERSIONS = frozenset(("5.0", "6.0"))
-"""Versions of NVLink whose links to a switch need a registration; before, state 0 is no fault."""
+"""NVLink versions whose switch links need registration; on older ones state 0 is not a fault."""
 
 
 def nvlink(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield findings of GPUs with fewer NVLinks than is usual here, and links with errors."""
+    """Yield findings about GPUs with fewer NVLinks than usual here, and links with errors."""
     down = {point.labels["gpu"] for point in series("gpu_up") if not point.value}
     uptime = series.value("uptime_seconds")
     settled = uptime is not None and uptime > LIMITS["nvlink_settle_seconds"]
@@ -29,7 +29,7 @@ def nvlink(series: Series, wall: float) -> Iterator[Sign]:
     most = max((point.value for point in up.values()), default=0)
     switch = {point.labels["gpu"]: point.value for point in series("nvlinks", remote="switch")}
     for gpu, (labels, value) in up.items():
-        # A GPU without any link is not compared with its neighbours: it may not be bridged.
+        # A GPU without links is not compared with its neighbours: it may not be bridged.
         usual = max(switch.get(gpu, 0), most if value > 0 else 0)
         if settled and value < usual and gpu not in down:
             yield Sign(
@@ -93,7 +93,7 @@ def nvlink(series: Series, wall: float) -> Iterator[Sign]:
 
 
 def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings of GPUs outside the node's NVLink domain, and IMEX where it should run."""
+    """Yield findings about GPUs outside the node's NVLink domain, and IMEX that is down."""
     uptime = series.value("uptime_seconds")
     if uptime is None or uptime <= LIMITS["nvlink_settle_seconds"]:
         return
@@ -123,7 +123,7 @@ def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def pcie(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings of PCIe links narrower than they can be, or slower while GPUs are busy."""
+    """Yield findings about PCIe links that are too narrow, or too slow while GPUs are busy."""
     busy = {
         point.labels["gpu"]
         for point in series("gpu_utilization_ratio")
@@ -133,7 +133,7 @@ def pcie(series: Series, _wall: float) -> Iterator[Sign]:
         most = {point.labels["gpu"]: point.value for point in series(f"{name}_max")}
         for labels, value in series(name):
             limit = most.get(labels["gpu"])
-            # An idle GPU lowers the generation to save power, never the width.
+            # An idle GPU lowers its PCIe generation to save power, but never the width.
             counts = name == "pcie_link_width" or labels["gpu"] in busy
             if limit is not None and value < limit and counts:
                 yield Sign(
@@ -147,8 +147,9 @@ def pcie(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def infiniband(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings of InfiniBand ports that went down since the agent started: a port may be
-    unwired.
+    """Yield findings about InfiniBand ports that went down since the agent started.
+
+    A port that was never up may be unwired.
     """
     moved = {
         (point.labels["device"], point.labels["port"])

@@ -1,4 +1,4 @@
-"""Series: samples as the rules of findings ask for them, by metric and by the values of labels."""
+"""Series: samples that the rules of findings look up by metric and label values."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _COMPARE = {
     "<=": operator.le,
 }
 _OF_TARGETS = frozenset(("instance", "node", "cluster", "leaf", "job"))
-"""Labels that a scrape adds: all samples here are of this node."""
+"""Labels that a scrape adds; ignored, as all samples here are from this node."""
 
 
 class Point(NamedTuple):
-    """One series and its value now."""
+    """One series and its current value."""
 
     labels: Mapping[str, str]
     value: float
@@ -41,12 +41,12 @@ class Point(NamedTuple):
 class Series:
     """All samples of one moment.
 
-    Labels are named only for the series that a rule is given: a node with eight GPUs has a
-    thousand, nearly all of them well.
+    Only series that a rule receives get a label mapping: a node with eight GPUs has a thousand
+    series, nearly all of them healthy.
     """
 
     def __init__(self, samples: Iterable[Sample]) -> None:
-        """Index `samples` by the names of their metrics without `dshealthd_`."""
+        """Index `samples` by metric name without `dshealthd_`."""
         _names.turn()
         by_metric: defaultdict[Metric, list[Sample]] = defaultdict(list)
         for sample in samples:
@@ -56,15 +56,15 @@ class Series:
             self._samples.setdefault(metric.name.removeprefix("dshealthd_"), []).extend(found)
 
     def __call__(self, name: str, **labels: str | Collection[str]) -> Iterator[Point]:
-        """Yield the series of `dshealthd_NAME` with these labels, each a value or a set of them.
+        """Yield the series of `dshealthd_NAME` with these labels, each a value or a set of values.
 
-        A name that begins with `process_` is the agent's own, and stands for itself.
+        Names that begin with `process_` are the agent's own and have no prefix.
         """
         for metric, values, value in self._with(name, labels):
             yield Point(_names.of(metric.dimensions, values), value)
 
     def _with(self, name: str, labels: Mapping[str, str | Collection[str]]) -> Iterable[Sample]:
-        """Return the samples of `dshealthd_NAME` with these labels, which are not named yet."""
+        """Return the samples of `dshealthd_NAME` with these labels, without label mappings."""
         samples = self._samples.get(name, [])
         if not (samples and labels):
             return samples
@@ -82,7 +82,7 @@ class Series:
         )
 
     def drop(self, name: str, over: Callable[[Point], bool]) -> None:
-        """Leave out those series of `dshealthd_NAME` that are `over`."""
+        """Drop the series of `dshealthd_NAME` for which `over` is true."""
         self._samples[name] = [
             sample
             for sample, point in zip(self._with(name, {}), self(name), strict=True)
@@ -90,11 +90,11 @@ class Series:
         ]
 
     def value(self, name: str, **labels: str | Collection[str]) -> float | None:
-        """Return the value of the first such series; None where it is not known."""
+        """Return the value of the first matching series; None if there is none."""
         return next((sample.value for sample in self._with(name, labels)), None)
 
     def parts(self, name: str, *keys: str, **labels: str | Collection[str]) -> set[tuple[str, ...]]:
-        """Return the values of `keys` for which there is such a series that is not 0."""
+        """Return the values of the labels `keys` for matching series that are not 0."""
         return {
             tuple(sample.labels[sample.metric.dimensions.index(key)] for key in keys)
             for sample in self._with(name, labels)
@@ -102,10 +102,10 @@ class Series:
         }
 
     def query(self, text: str, wall: float) -> list[Point]:
-        """Answer a query of an alert's text at Unix time `wall`, as far as this node's samples can.
+        """Answer a query in an alert's text at Unix time `wall` from this node's samples.
 
-        Known is one selector, and its comparison with a number or a time. What is more (an
-        aggregation, other nodes) finds nothing, as where Prometheus has no such series.
+        Supports one selector, and its comparison with a number or a time. Anything else (an
+        aggregation, other nodes) finds nothing, as if Prometheus had no such series.
         """
         match = _QUERY.fullmatch(text.strip())
         if match is None:
@@ -130,23 +130,23 @@ class Series:
 
 
 class _Names:
-    """Labels by name of the series that rules took at this moment and at the one before.
+    """Label mappings of the series that rules received at this moment and the previous one.
 
-    A series has the same ones at the next moment, and to name them is 40 % of judging; those of
-    jobs that have ended go at once.
+    A series keeps its labels, and building the mappings is 40 % of the time judging takes. Those
+    of ended jobs are dropped at the next moment.
     """
 
     def __init__(self) -> None:
-        """Nothing is named yet."""
+        """Start empty."""
         self._now: dict[tuple[tuple[str, ...], tuple[str, ...]], Mapping[str, str]] = {}
         self._before = self._now
 
     def turn(self) -> None:
-        """Begin the next moment."""
+        """Start the next moment."""
         self._now, self._before = {}, self._now
 
     def of(self, dimensions: tuple[str, ...], values: tuple[str, ...]) -> Mapping[str, str]:
-        """Name a series' values of labels."""
+        """Return a series' labels as a mapping."""
         key = dimensions, values
         named = self._now.get(key)
         if named is None:
@@ -161,6 +161,6 @@ _names = _Names()
 
 
 def _matches(text: str, how: str, value: str) -> bool:
-    """Compare a series' label as a matcher of Prometheus does."""
+    """Compare a label's value as a Prometheus matcher does."""
     same = re.fullmatch(value, text) is not None if how.endswith("~") else text == value
     return same != how.startswith("!")

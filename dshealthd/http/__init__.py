@@ -1,1 +1,1 @@
-"""HTTP as the commands and the servers share it."""
+"""HTTP code that commands and servers share."""

@@ -1,4 +1,4 @@
-"""The HTTP client of the commands: asks the agent of this node, or another by its address."""
+"""The commands' HTTP client: queries the agent of this node, or another by its address."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from dshealthd.config import Config
 
 TIMEOUT = 5.0
-"""Seconds for each step of a call: an agent answers from memory."""
+"""Seconds for each step of a call; short, as an agent answers from memory."""
 MAX_ANSWER = 32 << 20
-"""Bytes; a node with many ranks has some 2 MiB."""
-_ANYWHERE = "0.0.0.0"  # noqa: S104 - where an agent listens that is told no address
+"""Most bytes of an answer; a node with many ranks sends about 2 MiB."""
+_ANYWHERE = "0.0.0.0"  # noqa: S104 - the listen address of an agent without a configured one
 _LOCAL = {_ANYWHERE: "127.0.0.1", "::": "::1"}
 
 
 class Unreachable(Exception):
-    """The agent gave no answer that could be used; the message says why, with its address."""
+    """The agent gave no usable answer; the message has its address and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """How agents are asked that want TLS or a password."""
+    """Settings for agents that require TLS or a password."""
 
     tls: bool = False
     ca_file: Path | None = None
-    """Certificates that vouch for the agents; the system's own without it."""
+    """Certificate authorities to trust; None means the system's."""
     user: str = ""
     password_file: Path | None = None
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of the client's request. OSError if the password cannot be read."""
+        """Return the request headers. Raise OSError if the password cannot be read."""
         headers = {"Accept-Encoding": "identity"}
         if self.user:
             password = "" if self.password_file is None else self.password_file.read_text()
@@ -51,9 +51,9 @@ class Access:
         return headers
 
     def context(self) -> ssl.SSLContext | None:
-        """Return what TLS the client speaks with, None for plain HTTP.
+        """Return the client's TLS context, None for plain HTTP.
 
-        OSError if the certificates cannot be read.
+        Raise OSError if the certificates cannot be read.
         """
         if not self.tls and self.ca_file is None:
             return None
@@ -63,28 +63,28 @@ class Access:
 
 
 class Client:
-    """Asks one agent."""
+    """Queries one agent."""
 
     def __init__(
         self, host: str, port: int, headers: Mapping[str, str], tls: ssl.SSLContext | None
     ) -> None:
-        """Prepare; nothing is opened before the first call."""
+        """Prepare; the first call opens the connection."""
         self.host, self.port = host, port
         self._headers = headers
         self._tls = tls
 
     @property
     def url(self) -> str:
-        """The address of the agent that the client asks, for people."""
+        """The agent's URL, for messages."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self._tls else 'http'}://{host}:{self.port}"
 
     def get(
         self, path: str, verify: Callable[[socket.socket], None] = lambda _connection: None
     ) -> bytes:
-        """Return what the agent answers over HTTP. Unreachable.
+        """Return the body of the agent's answer, or raise Unreachable.
 
-        `verify` is given the connection once there is an answer, and may raise.
+        `verify` receives the connection once there is an answer, and may raise.
         """
         connection = (
             http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT)
@@ -95,7 +95,7 @@ class Client:
         )
         try:
             connection.connect()
-            held = connection.sock  # the connection forgets it where the other end will close
+            held = connection.sock  # the connection drops it if the other end will close
             connection.request("GET", path, headers=self._headers)
             answer = connection.getresponse()
             verify(held)
@@ -119,7 +119,7 @@ class Client:
     def status(
         self, verify: Callable[[socket.socket], None] = lambda _connection: None
     ) -> Mapping[str, Any]:
-        """Return the status document by HTTP. Unreachable, and what `verify` raises."""
+        """Return the status document. Raise Unreachable, or what `verify` raises."""
         body = self.get("/api/v1/status", verify)
         try:
             document = json.loads(body)
@@ -127,17 +127,17 @@ class Client:
             message = f"{self.url} sent invalid JSON: {error}"
             raise Unreachable(message) from error
         if not isinstance(document, dict):
-            message = f"{self.url} sent no status document"
+            message = f"{self.url} did not send a status document"
             raise Unreachable(message)
         return document
 
 
 def local(loaded: Config, access: Access) -> Client:
-    """Return a client for the agent of this node, on the address that the configuration has.
+    """Return a client for this node's agent, at the configured address.
 
-    With TLS in `web.config_file` it expects the certificate that is named there, whatever names
-    that has: only this agent answers there. OSError if a file cannot be read, ConfigError if that
-    one is wrong.
+    With TLS in `web.config_file` it expects the certificate configured there, whatever names the
+    certificate has: only this agent answers there. Raise OSError if a file cannot be read,
+    ConfigError if the web config file is invalid.
     """
     host, port = listen_address(loaded.web.listen_address)
     tls = access.context()
@@ -147,7 +147,7 @@ def local(loaded: Config, access: Access) -> Client:
 
 
 def _own(file: Path) -> ssl.SSLContext | None:
-    """Return a TLS context that trusts the certificate of the agent's own web config file."""
+    """Return a TLS context that trusts the certificate in the agent's own web config file."""
     from dshealthd.web import config_file
 
     config = config_file.load(file)
@@ -162,8 +162,8 @@ def _own(file: Path) -> ssl.SSLContext | None:
 def remote(loaded: Config, node: str, access: Access) -> Client:
     """Return a client for `NODE`, `NODE:PORT` or `[ADDRESS]:PORT`.
 
-    Without a port it is the one that this node's agent listens on.
-    ValueError if that is no address, OSError if a file cannot be read.
+    The default port is that of this node's agent.
+    Raise ValueError if the address is invalid, OSError if a file cannot be read.
     """
     _, port = listen_address(loaded.web.listen_address)
     bare = node.count(":") > 1 and not node.startswith("[")

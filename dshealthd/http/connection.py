@@ -1,4 +1,4 @@
-"""One client's HTTP connection, and how long each of its steps may take."""
+"""One client's HTTP connection, with a timeout for each of its steps."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 IDLE_TIMEOUT = 75.0
-"""Seconds for which a connection is kept between two requests.
+"""Seconds for which a connection is kept open between requests.
 
 Longer than a usual scrape interval.
 """
 RESPONSE_PATIENCE = 6
-"""From a request's headers until its body has come and its answer has gone.
+"""Timeout from a request's headers until its body has arrived and its answer is sent.
 
-So many times what headers get, 30 s by default.
+A multiple of the header timeout; 30 s by default.
 """
 MAX_LINE, MAX_FIELD, MAX_FIELDS = 4096, 8190, 64
-"""Bytes of a request line and of a header field; number of header fields."""
+"""Most bytes of a request line and of a header field; most header fields."""
 
 
 class Connection(RequestHandler):
     """One client's connection.
 
-    aiohttp bounds the time between requests; this bounds headers, bodies and answers too.
+    aiohttp limits the time between requests; this also limits headers, bodies and answers.
     """
 
     __slots__ = (
@@ -66,9 +66,9 @@ class Connection(RequestHandler):
         header_timeout: float,
         answered: Callable[[BaseRequest, StreamResponse], None],
     ) -> None:
-        """Take the place of `client` in the gate.
+        """Handle a connection of `client` that the gate has admitted.
 
-        `answered` is told of every answer, before it goes out.
+        `answered` is called with every answer before it is sent.
         """
         super().__init__(
             manager,
@@ -86,9 +86,9 @@ class Connection(RequestHandler):
         self._client: str | None = client
         self._header_timeout = header_timeout
         self.tls: Tls | None = None
-        """What protects it; the listener sets it before `connection_made`."""
+        """The connection's TLS; the listener sets it before `connection_made`."""
         self.opening: asyncio.Task[None] | None = None
-        """The listener's task that leads to `connection_made`, until then."""
+        """The listener's task that leads to `connection_made`; None after that."""
         self._answered = answered
         self._evicted = False
         self._idle = True
@@ -96,10 +96,10 @@ class Connection(RequestHandler):
         gate.awaits(client, self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start with the time for the first request's headers running."""
+        """Start the timeout for the first request's headers."""
         self.opening = None
         if self._client is None:
-            return  # it was evicted before; its task, cancelled, closes it
+            return  # already evicted; its cancelled task closes it
         if self.tls is not None and not self.tls.permits(transport.get_extra_info("peercert")):
             self._gate.refused[CloseReason.CERTIFICATE] += 1
             _abort(transport)
@@ -108,18 +108,18 @@ class Connection(RequestHandler):
         self._allow(self._header_timeout, CloseReason.HEADERS)
 
     def data_received(self, data: bytes) -> None:
-        """Let the time for a request's headers run from their first byte.
+        """Start the timeout for a request's headers at their first byte.
 
-        What trickles in later does not stretch it.
+        Bytes that trickle in later do not extend it.
         """
-        # Only from the first byte: an idle connection may wait for its next request much longer.
+        # Only at the first byte: an idle connection may wait much longer for its next request.
         if data and self._idle and self._timer is None and self._client is not None:
             self._gate.awaits(self._client, self)
             self._allow(self._header_timeout, CloseReason.HEADERS)
         super().data_received(data)
 
     def begin(self) -> None:
-        """Note that an HTTP request's headers are complete and its handling starts."""
+        """Record that a request's headers are complete and its handling starts."""
         self._idle = False
         if self._client is not None:
             self._gate.answers(self._client, self)
@@ -128,7 +128,7 @@ class Connection(RequestHandler):
     async def finish_response(
         self, request: BaseRequest, resp: StreamResponse, start_time: float | None
     ) -> tuple[StreamResponse, bool]:
-        """Send an HTTP answer; afterwards the connection is idle."""
+        """Send an answer; afterwards the connection is idle."""
         resp.headers.setdefault("Server", "dshealthd")
         self._answered(request, resp)
         done = await super().finish_response(request, resp, start_time)
@@ -145,9 +145,9 @@ class Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> StreamResponse:
-        """Answer an HTTP request that is none, without a word about it in the log.
+        """Answer an invalid HTTP request without logging it.
 
-        Only a defect of ours gets a traceback there.
+        Only our own defects are logged with a traceback.
         """
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             log.error(
@@ -156,32 +156,32 @@ class Connection(RequestHandler):
         else:
             log.debug("refused a request from %s: %s", request.remote, message)
         if request.writer.output_size > 0:
-            problem = "the answer has begun"
+            problem = "the answer has already begun"
             raise ConnectionError(problem)
         response = plain(HTTPStatus(status))
         response.force_close()
         return response
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Give the HTTP connection's place in the gate back."""
+        """Return the connection's place to the gate."""
         self._closed()
         self.release()
         super().connection_lost(exc)
 
     def release(self) -> None:
-        """Give the HTTP connection's place in the gate back, if that has not been done."""
+        """Return the connection's place to the gate, once."""
         self._stop_timer()
         if self._client is not None:
             self._gate.leave(self._client, self)
             self._client = None
 
     def evict(self) -> None:
-        """Close the HTTP connection in the middle of whatever it is at, and give its place back."""
+        """Close the connection whatever it is doing, and return its place."""
         self.release()
         self._evicted = True
         if self.opening is not None:
             self.opening.add_done_callback(self._closed)
-            # After the task has begun: one that has not would leave the socket open.
+            # Only once the task has begun: a task cancelled earlier would leave the socket open.
             self._loop.call_soon(self.opening.cancel)
         elif self.transport is not None:
             _abort(self.transport)
@@ -196,7 +196,7 @@ class Connection(RequestHandler):
         self._timer = self._loop.call_later(seconds, self._time_is_up, otherwise)
 
     def _time_is_up(self, otherwise: CloseReason) -> None:
-        # What had arrived by then is read first: it may have been the agent that was stopped.
+        # First read what has arrived in time: it may have been the agent that was stopped.
         self._timer = self._loop.call_later(deadline.MOMENT, self._expire, otherwise)
 
     def _stop_timer(self) -> None:
@@ -212,9 +212,9 @@ class Connection(RequestHandler):
 
 
 def _abort(transport: asyncio.BaseTransport) -> None:
-    """Close an HTTP connection at once, whatever is still unsent.
+    """Close an HTTP connection at once, even with unsent data.
 
-    A client that reads nothing must not keep it.
+    A client that reads nothing must not keep it open.
     """
     reset_on_close(transport.get_extra_info("socket"))
     if isinstance(transport, asyncio.Transport):

@@ -1,8 +1,8 @@
-"""The listening sockets: accept connections, refuse those beyond the limits, hand on the others.
+"""The listening sockets: accept connections, refuse those beyond the limits, hand over the others.
 
-The caps are applied at accept(2): before a TLS handshake, which can stall like anything else that a
-client does, and before a flood can use up the descriptors that the collectors need. asyncio's own
-server accepts first and asks its protocol later, up to a backlog's length.
+The limits apply at accept(2): before a TLS handshake, which a client can stall like any other step,
+and before a flood can use up the descriptors that the collectors need. asyncio's own server accepts
+up to a backlog's length first and only then calls its protocol.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BACKLOG = 1024
-"""Connections that the kernel keeps while the agent is busy.
+"""Connections that the kernel queues while the agent is busy.
 
-Short of it, a flood costs others a second: that is when TCP tries again.
+With a shorter queue, a flood would cost other clients a second, after which TCP retries.
 """
 ACCEPTED_AT_ONCE = 32
-"""Connections accepted before the loop may turn to something else."""
+"""Most connections accepted before the loop gets another turn."""
 ACCEPT_PAUSE = 0.5
-"""Seconds without accepting after the kernel was out of descriptors or memory.
+"""Seconds to stop accepting after the kernel was out of descriptors or memory.
 
 The socket stays readable, so the loop would spin.
 """
 SHUTDOWN_TIMEOUT = 1.0
-"""Seconds that a TLS connection's end may take."""
+"""Seconds that closing a TLS connection may take."""
 IPV4 = 4
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -64,7 +64,7 @@ class Listener:
     ) -> None:
         """`connect` makes a connection for a client.
 
-        `tls` gives what is in force for new connections, if anything ever can be.
+        `tls` returns the TLS for new connections; None if TLS can never be configured.
         """
         self._gate = gate
         self._connect = connect
@@ -77,12 +77,12 @@ class Listener:
 
     @property
     def port(self) -> int:
-        """The TCP port that is listened on."""
+        """The TCP port of the sockets."""
         port: int = self._sockets[0].getsockname()[1]
         return port
 
     async def start(self, host: str | None, port: int) -> None:
-        """Listen; OSError when that is not possible.
+        """Start to listen, or raise OSError.
 
         `host` None means every address of the machine.
         """
@@ -105,7 +105,7 @@ class Listener:
             loop.add_reader(listening, self._accept, listening)
 
     async def close(self) -> None:
-        """Stop listening, and give up the TLS handshakes in progress."""
+        """Stop listening, and cancel TLS handshakes in progress."""
         self._reserve.close()
         for pause in self._pauses.values():
             pause.cancel()
@@ -115,8 +115,8 @@ class Listener:
         self._sockets.clear()
         await asyncio.sleep(
             0
-            # a task must have begun to be cancelled in order: it owns what was accepted in this
-            # very turn
+            # A task must have begun before it is cancelled: it owns a connection that was accepted
+            # in this same turn.
         )
         for task in self._tasks:
             task.cancel()
@@ -130,13 +130,13 @@ class Listener:
             except BlockingIOError:
                 return
             except OSError as error:
-                # One of those held back makes room for this very connection.
+                # A reserved descriptor makes room for this connection.
                 if error.errno in _EXHAUSTED and self._reserve.give():
                     continue
                 if error.errno in _EXHAUSTED:
                     self._pause(listening, error)
                     return
-                # that connection's own error, reported by accept(2); the next one may be good
+                # accept(2) reports that connection's own error; the next one may be good
                 continue
             client = client_of(address[0])
             if not self._gate.admit(client):
@@ -144,8 +144,8 @@ class Listener:
                 accepted.close()
                 continue
             accepted.settimeout(0)
-            # Made at once: the gate must know what it admitted before the next one is looked at, and
-            # while the certificates' files are.
+            # Made at once: the gate must count it before the next one is accepted, and while the
+            # certificate files are read.
             try:
                 connection = self._connect(client)
             except BaseException:
@@ -168,7 +168,7 @@ class Listener:
         )
 
     async def _hand_on(self, accepted: socket.socket, client: str, connection: Connection) -> None:
-        """Give a connection to its protocol, after the TLS handshake where there is one."""
+        """Hand a connection to its protocol, after the TLS handshake if there is one."""
         try:
             connection.tls = None if self._tls is None else await self._tls()
         except BaseException:
@@ -187,7 +187,7 @@ class Listener:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection, accepted, **handshake
             )
-        except OSError as error:  # what ssl raises is one too
+        except OSError as error:  # ssl's errors are OSErrors, too
             log.debug("no TLS with %s: %s", client, error)
             self._gate.refused[CloseReason.HANDSHAKE] += 1
             connection.release()
@@ -199,7 +199,7 @@ class Listener:
 async def _places(
     host: str | None, port: int
 ) -> list[tuple[socket.AddressFamily, tuple[Any, ...]]]:
-    """Return families and addresses to listen on; OSError for a name that is unknown."""
+    """Return families and addresses to listen on. Raise OSError for an unknown name."""
     if host is None:
         return [(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET, ("", port))]
     try:
@@ -214,8 +214,9 @@ async def _places(
 
 
 def _listen(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
-    """Listen on an address; the empty one stands for every address, of both families where the
-    machine has them.
+    """Listen on an address.
+
+    The empty address means all addresses, of both families where the machine has them.
     """
     everywhere = family == socket.AF_INET6 and not address[0]
     try:

@@ -1,6 +1,6 @@
-"""The agent of this node as it is asked: for how long, and whether who answers on its port is it.
+"""Queries to this node's agent: their deadline, and whether the agent itself answers on its port.
 
-The port is not a privileged one: where no agent runs, any user can listen on it.
+The port is not privileged: where no agent runs, any user can listen on it.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _USER = "dshealthd"
-"""The user that the agent runs as where it does not run as root."""
+"""The agent's user where it does not run as root."""
 
 
 _POLL = 0.005
-"""Seconds from one look at the kernel's tables to the next."""
+"""Seconds between two reads of the kernel's tables."""
 
 
 class Impostor(Exception):
-    """The port of the agent is answered by somebody else."""
+    """Another user's process answers on the agent's port."""
 
 
 def identify(connection: socket.socket, seconds: float = 2.0) -> None:
-    """Wait until the local agent has accepted the connection; Impostor where a user's process has.
+    """Wait until the local agent has accepted the connection; Impostor if a user's process has.
 
-    Only an agent of root, of this process's user or of the user `dshealthd` is believed. To be
-    called before a password is sent. OSError where the kernel's tables cannot be read.
+    Only an agent of root, of this process's user or of the user `dshealthd` is trusted. Call this
+    before sending a password. Raise OSError if the kernel's tables cannot be read.
     """
     end = time.monotonic() + seconds
     while (uid := peer_uid(connection)) is None and time.monotonic() < end:
         time.sleep(_POLL)
     if uid is None or uid not in _believed():
         who = "no process of this machine" if uid is None else f"a process of uid {uid}"
-        message = f"the port of the agent is answered by {who}, who is not believed"
+        message = f"the agent's port is answered by {who}, which is not trusted"
         raise Impostor(message)
 
 
 def _believed() -> set[int]:
-    """Return the users whose agent is believed.
+    """Return the users whose agent is trusted.
 
-    From `/etc/passwd` alone: a name service can hang, and a package makes its user there.
+    Reads only `/etc/passwd`: a name service can hang, and the package creates its user there.
     """
     users = {0, os.geteuid()}
     with open("/etc/passwd", encoding="utf-8", errors="replace") as lines:
@@ -58,9 +58,9 @@ def _believed() -> set[int]:
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError after so many seconds, whatever name server or local agent does.
+    """Raise TimeoutError after `seconds`, whatever the name server or the local agent does.
 
-    A timeout of the socket alone begins anew with every byte. Only in a process of its own.
+    A socket's timeout restarts with every byte. Use this only in a process of its own.
     """
 
     def expire(_number: int, _frame: FrameType | None) -> None:

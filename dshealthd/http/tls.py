@@ -1,6 +1,6 @@
-"""TLS as the exporter-toolkit's `tls_server_config` describes it, as far as Python can do that.
+"""TLS from the exporter-toolkit's `tls_server_config`, as far as Python supports it.
 
-What it cannot do exactly is refused with the key's name. The names of versions, suites and curves
+A key that Python cannot honour exactly is refused by name. The names of versions, suites and curves
 are those of Go's `crypto/tls`.
 """
 
@@ -32,7 +32,7 @@ CLIENT_AUTH = {
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
 UNVERIFIED_AUTH = ("RequestClientCert", "RequireAnyClientCert", "RequireClientCert")
-"""Policies that ask for a certificate and believe any: Python's `ssl` verifies what it asks for."""
+"""Policies that request a certificate but accept any: Python's `ssl` always verifies it."""
 SUITES = {
     f"TLS_ECDHE_{key}_WITH_{name}": f"ECDHE-{key}-{ours}"
     for key in ("ECDSA", "RSA")
@@ -67,21 +67,21 @@ _WORDS = {str: "a string", list: "a list of strings", bool: "true or false"}
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """What new connections are protected with."""
+    """The TLS settings of new connections."""
 
     context: ssl.SSLContext
     allowed_sans: frozenset[str]
-    """Subject alternative names of which a client's certificate must have one.
+    """Subject alternative names; a client's certificate must have one of them.
 
-    Any certificate will do when there are none.
+    If empty, any verified certificate is accepted.
     """
 
     def permits(self, certificate: Mapping[str, Any] | None) -> bool:
-        """Tell whether a client with this certificate, as `getpeercert()` gives it, may connect."""
+        """Return whether a client with this certificate, from `getpeercert()`, may connect."""
         return not self.allowed_sans or bool(self.allowed_sans & _names(certificate or {}))
 
     def loosens(self, before: Tls) -> bool:
-        """Tell whether this TLS admits clients that `before` did not ask in."""
+        """Return whether these settings admit clients that `before` did not."""
         return self.context.verify_mode < before.context.verify_mode or bool(
             before.allowed_sans and not self.allowed_sans
         )
@@ -96,9 +96,9 @@ def _names(certificate: Mapping[str, Any]) -> frozenset[str]:
 
 
 def files(table: Mapping[str, Any], directory: str) -> dict[str, str]:
-    """Return the places of the files that `tls_server_config` names, by key.
+    """Return the paths of the files in a `tls_server_config`, by key.
 
-    Relative names are relative to the config's directory.
+    Relative paths are relative to the config's directory.
     """
     names = ("cert_file", "key_file", "client_ca_file")
     return {
@@ -109,9 +109,9 @@ def files(table: Mapping[str, Any], directory: str) -> dict[str, str]:
 
 
 def build(table: Mapping[str, Any], directory: str, key: str, errors: Errors) -> Tls | None:
-    """Return what a `tls_server_config` describes.
+    """Return the TLS settings of a `tls_server_config`.
 
-    None with the reasons in `errors`, each at its key, when that is not possible.
+    If it is invalid, return None and add the reasons to `errors`, each at its key.
     """
     before = len(errors)
     good: dict[str, Any] = {}
@@ -144,7 +144,7 @@ def build(table: Mapping[str, Any], directory: str, key: str, errors: Errors) ->
 
 
 def _plain(name: str) -> str:
-    """Write an IP address among the TLS names as a certificate's is written."""
+    """Return a name; an IP address is normalised to the form in certificates."""
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:
@@ -194,7 +194,7 @@ def _set_curve(context: ssl.SSLContext, table: Mapping[str, Any], key: str, erro
     if len(curves) > 1:
         errors.add(
             f"{key}.curve_preferences",
-            "only one curve is supported; without the key the usual ones are offered",
+            "only one curve is supported; omit the key to offer the default ones",
         )
     elif curves and curves[0] not in CURVES:
         errors.add(
@@ -216,7 +216,7 @@ def _set_clients(
     if policy in UNVERIFIED_AUTH:
         errors.add(
             f"{key}.client_auth_type",
-            f"{policy} is not supported: it believes any certificate; use "
+            f"{policy} is not supported: it accepts any certificate; use "
             "RequireAndVerifyClientCert or VerifyClientCertIfGiven",
         )
         return
@@ -228,9 +228,7 @@ def _set_clients(
         return
     mode = CLIENT_AUTH[policy]
     if "client_ca_file" in places and mode is ssl.CERT_NONE:
-        errors.add(
-            f"{key}.client_ca_file", "is there, but client_auth_type asks for no certificate"
-        )
+        errors.add(f"{key}.client_ca_file", "is set, but client_auth_type requests no certificate")
     if "client_ca_file" not in places and mode is not ssl.CERT_NONE:
         errors.add(f"{key}.client_ca_file", f"is needed for client_auth_type {policy}")
     if table.get("client_allowed_sans") is not None and mode is not ssl.CERT_REQUIRED:
@@ -260,10 +258,10 @@ def _set_certificate(
             errors.add(f"{key}.{name}", f"{places[name]} cannot be read")
             return
     try:
-        # Looked at apart, so that an error names the file: load_cert_chain does not say which of
-        # the two it dislikes.
+        # Checked separately, so that an error names the file: load_cert_chain does not say which of
+        # the two is invalid.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(places["cert_file"])
-    except OSError as error:  # what ssl raises is one too
+    except OSError as error:  # ssl's errors are OSErrors, too
         errors.add(
             f"{key}.cert_file", f"{places['cert_file']} holds no certificate: {_reason(error)}"
         )
@@ -281,11 +279,11 @@ def _set_certificate(
     except OSError as error:
         errors.add(
             f"{key}.key_file",
-            f"{places['key_file']} is no key for {places['cert_file']}, or is encrypted: "
+            f"{places['key_file']} is not the key of {places['cert_file']}, or is encrypted: "
             f"{_reason(error)}",
         )
 
 
 def _reason(error: OSError) -> str:
-    """Say in a few words what OpenSSL or the kernel did not like about TLS."""
+    """Return a short reason from an error of OpenSSL or the kernel."""
     return (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or str(error)

@@ -1,9 +1,9 @@
 """The answer to NVRx' health check, in protobuf, and how NVRx judges it.
 
-`ft_launcher` (`NodeHealthCheck._perform_health_check` in `health_check.py`, 0.6.0) takes a node for
-healthy with `success` and a JSON `output` whose `fail_count` is 0, and keeps it out of the job with
-any other answer. An error of gRPC it notes and takes for healthy, as if nobody had been asked. So
-what is not known is answered by the error UNAVAILABLE, and never by an answer.
+`ft_launcher` (`NodeHealthCheck._perform_health_check` in `health_check.py`, 0.6.0) considers a node
+healthy if the answer has `success` and a JSON `output` whose `fail_count` is 0. Any other answer
+keeps the node out of the job. A gRPC error is logged and counts as healthy, as if there were no
+health check. So an unknown state is reported as the error UNAVAILABLE, never as an answer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dshealthd.nvrx.fitness import Fitness
 
 MAX_FAILURES = 32
-"""Failures that an answer names; it is printed into the launcher's log."""
+"""Most failures that an answer names; the launcher prints it into its log."""
 _VARINT, _BYTES = 0, 2
 """Wire types, https://protobuf.dev/programming-guides/encoding/."""
 _SUCCESS, _EXIT_CODE, _OUTPUT, _ERROR = 1, 2, 3, 4
@@ -23,12 +23,12 @@ _SUCCESS, _EXIT_CODE, _OUTPUT, _ERROR = 1, 2, 3, 4
 
 
 def response(fitness: Fitness) -> bytes:
-    """Return the answer, a HealthCheckResponse, for a node that is fit or not.
+    """Return the HealthCheckResponse for a node that is fit or unfit.
 
-    ValueError if that is not known.
+    Raise ValueError if fitness is unknown.
     """
     if fitness.fit is None:
-        text = "what is not known has no answer"
+        text = "unknown fitness has no answer"
         raise ValueError(text)
     failures = fitness.failures[:MAX_FAILURES]
     output = {
@@ -57,7 +57,7 @@ def _tag(number: int, kind: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Write a natural number into the answer in groups of seven bits, the lowest first."""
+    """Encode a natural number in groups of seven bits, lowest first."""
     data = bytearray()
     while value > 0x7F:  # noqa: PLR2004 - seven bits
         data.append(value & 0x7F | 0x80)

@@ -1,7 +1,7 @@
-"""Whether this node is fit to train: what the health check for NVRx takes from the findings.
+"""Decides from the findings whether this node is fit to train, for the NVRx health check.
 
-Findings count that end or spoil a job on this node and that no restart of the job clears. What is
-slow, hot or elsewhere does not, and neither does a job's own trouble.
+Only findings that end or spoil a job on this node, and that a restart of the job does not clear,
+make it unfit. Heat, throttling, faults elsewhere and a job's own faults do not.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ if TYPE_CHECKING:
     from dshealthd.findings.finding import Finding, Verdict
 
 _SOURCES = frozenset(("gpu", "gpu_bus", "ecc", "kernel_log"))
-"""The collectors that it takes to know, those of them that run."""
+"""Collectors without which fitness is unknown, as far as they run."""
 _UNWATCHED = frozenset(("DshealthdGpusReleased", "DshealthdGpuMetricsGone"))
-"""Alerts for GPUs at which nobody looks: the node may be well."""
+"""Alerts for GPUs that are not monitored: the node may be healthy."""
 
 
 OF_THE_AGENT = frozenset(("permission_denied", "malformed", "internal", "expired"))
-"""Why a GPU or NVML cannot be read although the node may be well: the agent may not, or cannot."""
+"""Reasons for an unreadable GPU or NVML that lie with the agent: the node may be healthy."""
 
 
 class FitnessCheck(enum.StrEnum):
-    """What is wrong; the values of the label `check`."""
+    """Checks that can fail; the values of the label `check`."""
 
     GPU_LOST = "gpu_lost"
     GPU_MISSING = "gpu_missing"
     """NVML lists fewer GPUs than are on the PCI bus."""
     GPU_UNREADABLE = "gpu_unreadable"
     NVML_BROKEN = "nvml_broken"
-    """It hangs, or cannot be loaded."""
+    """NVML hangs, or cannot be loaded."""
     MEMORY_UNCORRECTED = "memory_uncorrected"
-    """An ECC error since the driver was loaded that could not be corrected."""
+    """An uncorrectable ECC error since the driver was loaded."""
     MEMORY_WORN_OUT = "memory_worn_out"
-    """No spare rows are left, or too many errors of SRAM: the GPU is to be exchanged."""
+    """No spare rows left, or too many SRAM errors: replace the GPU."""
     RESET_NEEDED = "reset_needed"
-    """The driver asks for a reset or a reboot, or has logged an Xid that takes one."""
+    """The driver requests a reset or a reboot, or has logged an Xid that needs one."""
     SUSPECT = "suspect"
-    """This agent's probes accuse its own node, or a part of it."""
+    """This agent's probes suspect its own node, or a part of it."""
 
 
 CHECKS = {
@@ -69,30 +69,30 @@ class FailedCheck:
 
     check: FitnessCheck
     part: str
-    """`GPU 3`, a name of the probes, or the whole `node`."""
+    """`GPU 3`, a part as the probes name it, or `node` for the whole node."""
     detail: str
 
     def __str__(self) -> str:
-        """Return one line for people."""
+        """Return the failure as one line of text."""
         return f"{self.check} ({self.part}): {self.detail}"
 
 
 @dataclass(frozen=True, slots=True)
 class Fitness:
-    """What is known of the node."""
+    """Failed checks of the node, and what could not be checked."""
 
     failures: tuple[FailedCheck, ...]
     unknown: tuple[str, ...]
-    """What could not be looked at, one line each."""
+    """What could not be checked, one line each."""
 
     @property
     def fit(self) -> bool | None:
-        """False with a finding; None if there is none but not all of fitness could be looked at."""
+        """False if a check failed; None if none did but some could not be made; else True."""
         return False if self.failures else None if self.unknown else True
 
 
 def fitness(verdict: Verdict) -> Fitness:
-    """Return what the findings of one moment mean for a job that is to start here."""
+    """Return what a verdict means for a job that is about to start here."""
     failures = []
     unknown = []
     for finding in verdict.findings:
@@ -107,5 +107,5 @@ def fitness(verdict: Verdict) -> Fitness:
 
 
 def _elsewhere(finding: Finding) -> bool:
-    """Tell whether a finding is about a link, whose other end, not this node, may be unfit."""
+    """Return whether a finding is about a link, whose other end may be the culprit."""
     return "--" in finding.part

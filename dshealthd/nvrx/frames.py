@@ -1,8 +1,8 @@
-"""Frames between the agent and its process for NVRx, over a socket pair.
+"""Frames between the agent and its gRPC server for NVRx, over a socket pair.
 
-The server writes `READY` once it listens, and `QUESTION` for each verdict that it wants; the agent
-answers with a frame: its length, then `ANSWER` and a HealthCheckResponse, or `UNKNOWN` and the text
-of the error UNAVAILABLE.
+The server writes `READY` once it listens, and `QUESTION` to request a verdict; the agent answers
+with a frame: its length, then `ANSWER` and a HealthCheckResponse, or `UNKNOWN` and the text of the
+error UNAVAILABLE.
 """
 
 from __future__ import annotations

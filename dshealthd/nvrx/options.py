@@ -1,4 +1,4 @@
-"""The options of the health check for NVRx."""
+"""Options of the NVRx health check."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LONGEST = 107
-"""Bytes of a path that a Unix socket can have; sun_path in unix(7)."""
+"""Most bytes in the path of a Unix socket; sun_path in unix(7)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NvrxOptions:
-    """The node health check that NVRx's `ft_launcher` asks for.
+    """The node health check that NVRx's `ft_launcher` requests.
 
     Off until `socket` is set; needs `pip install dshealthd[nvrx]`.
     """
@@ -29,7 +29,7 @@ class NvrxOptions:
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield the options of NVRx' health check whose values cannot be used, and why."""
+        """Yield the options with unusable values, each with the reason."""
         if self.socket is not None and (
             not self.socket.is_absolute() or len(bytes(self.socket)) > _LONGEST
         ):

@@ -1,7 +1,7 @@
-"""The gRPC server of NVRx' health check, in its own process: asks the agent for each verdict.
+"""The gRPC server of the NVRx health check, in its own process: requests verdicts from the agent.
 
 Started as `python -m dshealthd.nvrx.server SOCKET DESCRIPTOR`; the descriptor is a socket to the
-agent, over which go the frames of `dshealthd.nvrx.frames`. Its end is the order to stop.
+agent, which carries the frames of `dshealthd.nvrx.frames`. Its end of file means stop.
 """
 
 from __future__ import annotations
@@ -27,22 +27,21 @@ from dshealthd.nvrx.frames import ANSWER, LENGTH, MAX_FRAME, QUESTION, READY
 NAME = "nvhcd.HealthCheckService"
 METHOD = "RunHealthCheck"
 PATIENCE = 5.0
-"""Seconds that the agent may take to answer; NVRx waits for 60."""
+"""Seconds to wait for the agent's answer; NVRx waits for 60."""
 KEPT = 1.0
-"""Seconds for which an answer serves others too.
+"""Seconds for which an answer is reused.
 
-The ranks of a node ask at the same time, and a flood of questions costs the agent one.
+The ranks of a node call at the same time, and a flood of calls costs the agent one question.
 """
 THREADS = 4
 MAX_CALLS = 64
-"""Calls that are answered or wait; further ones are refused with RESOURCE_EXHAUSTED."""
+"""Most calls in progress or waiting; more are refused with RESOURCE_EXHAUSTED."""
 MAX_FILES = 512
-"""Open files of this process, which bound its connections."""
+"""Limit on this process's open files, and so on its connections."""
 MAX_REQUEST = 1 << 16
-"""Bytes.
+"""Most bytes of a request.
 
-NVRx sends a few words, which are for the script that others put behind this interface; they are not
-looked at.
+NVRx sends a few words meant for scripts that others put behind this interface; they are ignored.
 """
 NOBODY = 65534
 
@@ -52,10 +51,10 @@ class AgentGone(Exception):
 
 
 class Verdicts:
-    """Asks the agent, for one caller at a time."""
+    """Requests verdicts from the agent, for one caller at a time."""
 
     def __init__(self, channel: socket.socket) -> None:
-        """Ask over a connected socket."""
+        """Use a connected socket."""
         channel.settimeout(PATIENCE)
         self._channel = channel
         self._lock = threading.Lock()
@@ -63,7 +62,7 @@ class Verdicts:
         self._until = 0.0
 
     def ask(self) -> bytes:
-        """Return the agent's frame of this second's verdict, for gRPC. AgentGone without one."""
+        """Return the agent's frame with a verdict at most a second old, or raise AgentGone."""
         with self._lock:
             if time.monotonic() >= self._until:
                 try:
@@ -75,8 +74,8 @@ class Verdicts:
                         )
                     self._last = self._receive(length)
                 except OSError as error:
-                    with contextlib.suppress(OSError):  # it may be closed already
-                        # A late answer would be taken for that to the next question.
+                    with contextlib.suppress(OSError):  # it may already be closed
+                        # A late answer would be mistaken for the answer to the next question.
                         self._channel.shutdown(socket.SHUT_RDWR)
                     message = f"the agent does not answer: {error}"
                     raise AgentGone(message) from error
@@ -94,7 +93,7 @@ class Verdicts:
 
 
 def answer(verdicts: Verdicts, _request: bytes, context: grpc.ServicerContext) -> bytes:
-    """Answer a gRPC health check; the unknown is an error, see `dshealthd.nvrx.answer`."""
+    """Answer a gRPC health check; unknown is an error, see `dshealthd.nvrx.answer`."""
     try:
         frame = verdicts.ask()
     except AgentGone as error:
@@ -105,7 +104,7 @@ def answer(verdicts: Verdicts, _request: bytes, context: grpc.ServicerContext) -
 
 
 def serve(path: str, verdicts: Verdicts) -> grpc.Server:
-    """Return the gRPC server, which listens on a Unix socket open to all. OSError if it cannot."""
+    """Return a gRPC server that listens on a Unix socket open to all users. OSError if it fails."""
     clear(path, socket.SOCK_STREAM)
     server = grpc.server(
         futures.ThreadPoolExecutor(THREADS),
@@ -127,7 +126,7 @@ def serve(path: str, verdicts: Verdicts) -> grpc.Server:
     before = os.umask(0o111)
     try:
         server.add_insecure_port(f"unix:{path}")
-    except RuntimeError as error:  # grpc says no more than that it failed
+    except RuntimeError as error:  # grpc does not say why it failed
         raise OSError(errno.EADDRNOTAVAIL, f"grpc cannot listen there: {error}", path) from error
     finally:
         os.umask(before)
@@ -136,10 +135,11 @@ def serve(path: str, verdicts: Verdicts) -> grpc.Server:
 
 
 def main(path: str, descriptor: int) -> int:
-    """Run the gRPC server until the agent ends; status 1 with a line on standard error if the
-    socket cannot be had.
+    """Run the gRPC server until the agent ends.
+
+    Return 1, with a line on standard error, if it cannot listen on the socket.
     """
-    # Ctrl-C goes to the whole terminal group; the agent decides.
+    # Ctrl-C reaches the whole terminal group; the agent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_FILES, MAX_FILES))
@@ -151,7 +151,7 @@ def main(path: str, descriptor: int) -> int:
     except OSError as error:
         print(f"nvrx.socket: {path}: {error.strerror}", file=sys.stderr)
         return 1
-    if os.geteuid() == 0:  # a library in C reads what anybody sends
+    if os.geteuid() == 0:  # a C library parses input from any user
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)

@@ -1,4 +1,4 @@
-"""The agent's side of NVRx' health check: keeps the gRPC server running, and answers its questions."""
+"""The agent's side of the NVRx health check: keeps the gRPC server running and answers it."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ log = logging.getLogger(__name__)
 
 UP = gauge(
     "dshealthd_nvrx_up",
-    "1 while the health check for NVRx's ft_launcher is served, 0 while it cannot be.",
+    "1 while the health check for NVRx's ft_launcher is served, 0 while it is not.",
 )
 VERDICTS = counter(
     "dshealthd_nvrx_verdicts_total",
-    "Verdicts that launchers asked for, by answer: healthy, unhealthy, unknown "
-    "(an error, which NVRx takes as if it had not "
-    "been asked). One serves all who ask within a second.",
+    "Verdicts given to launchers, by answer: healthy, unhealthy, unknown "
+    "(an error, which NVRx treats as if there were no "
+    "health check). Requests within one second share a verdict.",
     "verdict",
 )
 FINDINGS = gauge(
     "dshealthd_nvrx_findings",
-    "What the last verdict found, by check; 0 without a finding. Absent before the first.",
+    "Findings in the last verdict, by check; 0 without a finding. Absent before the first verdict.",
     "check",
 )
 METRICS = (UP, VERDICTS, FINDINGS)
 
 START_DEADLINE = 20.0
-"""Seconds that the process may take to listen."""
+"""Seconds the server may take to listen."""
 KILL_DEADLINE = 5.0
-"""Seconds after SIGKILL for which its end is waited for."""
+"""Seconds to wait for its end after SIGKILL."""
 SERVER = python("dshealthd.nvrx.server")
 SHORTEST, LONGEST = 1.0, 60.0
-"""Seconds from the end of one process to the start of the next."""
+"""Seconds from the end of one server to the start of the next."""
 _VERDICTS = {True: "healthy", False: "unhealthy", None: "unknown"}
 _FOREIGN = ("GRPC_", "LD_PRELOAD", "LD_AUDIT", "PYTHONSTARTUP", "PYTHONINSPECT")
-"""Variables that change what the server loads or traces."""
+"""Prefixes of environment variables that change what the server loads or traces."""
 
 
 class ServerError(Exception):
@@ -63,16 +63,14 @@ class ServerError(Exception):
 
 
 class HealthCheckService:
-    """Serves the configured socket, if there is one, until it is closed."""
+    """Serves the health check on the configured socket, if there is one."""
 
     name = "nvrx"
 
     def __init__(
         self, options: NvrxOptions, judge: Callable[[], Fitness], monotonic: Callable[[], float]
     ) -> None:
-        """Prepare; `judge` tells whether the node is fit at the moment, and `monotonic` is a clock
-        in seconds.
-        """
+        """Prepare; `judge` returns the current fitness, `monotonic` is a clock in seconds."""
         self.options = options
         self._judge = judge
         self._monotonic = monotonic
@@ -83,26 +81,26 @@ class HealthCheckService:
         self._problem = ""
 
     async def apply(self, config: Config) -> None:
-        """Serve the configured socket; a health check that is served already runs on."""
+        """Serve the configured socket; if it has not changed, the server keeps running."""
         if config.nvrx != self.options:
             await self.close()
             self.options, self._problem = config.nvrx, ""
         self.start()
 
     def start(self) -> None:
-        """Begin to run the gRPC server, if there is a socket to serve."""
+        """Start the gRPC server, if a socket is configured."""
         if self._task is None and self.options.socket is not None:
             self._task = asyncio.create_task(self._run(), name="health check for NVRx")
 
     async def close(self) -> None:
-        """End the health check's server, and remove its socket."""
+        """Stop the gRPC server and remove its socket."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
 
     def samples(self) -> Iterator[Sample]:
-        """Yield what NVRx asked and was answered; nothing where no socket is configured."""
+        """Yield the health check's samples; none without a configured socket."""
         if self.options.socket is None:
             return
         yield UP(float(self._up))
@@ -122,7 +120,7 @@ class HealthCheckService:
         return {"state": "failing", "detail": self._problem}
 
     async def _run(self) -> None:
-        """Start the gRPC server again whenever it ends, ever more slowly while it ends at once."""
+        """Restart the gRPC server whenever it ends, with back-off while it fails at once."""
         pause = SHORTEST
         while True:
             started = self._monotonic()
@@ -136,10 +134,10 @@ class HealthCheckService:
             await asyncio.sleep(pause)
 
     async def _serve(self) -> None:
-        """Run one gRPC server until it ends, which raises ServerError."""
+        """Run one gRPC server until it ends, then raise ServerError."""
         if importlib.util.find_spec("grpc") is None:
             message = (
-                'nvrx.socket is set, and grpcio is not installed: pip install "dshealthd[nvrx]"'
+                'nvrx.socket is set, but grpcio is not installed: pip install "dshealthd[nvrx]"'
             )
             raise ServerError(message)
         try:
@@ -162,12 +160,12 @@ class HealthCheckService:
                 await self._listen(ours)
                 await self._answer(ours)
             except OSError as error:
-                message = f"nvrx: the server on {self.options.socket} is cut off: {error}"
+                message = f"nvrx: lost the server on {self.options.socket}: {error}"
                 raise ServerError(message) from error
             finally:
                 if self._up:
                     self._up = False
-                    with contextlib.suppress(OSError):  # somebody has removed it
+                    with contextlib.suppress(OSError):  # already removed
                         os.unlink(str(self.options.socket))
                 await server.killed(KILL_DEADLINE)
 
@@ -180,7 +178,7 @@ class HealthCheckService:
             message = f"nvrx: nothing listens on {self.options.socket} after {START_DEADLINE:g} s"
             raise ServerError(message) from error
         if said != READY:
-            message = f"nvrx: cannot serve on {self.options.socket}; what it says stands above"
+            message = f"nvrx: cannot serve on {self.options.socket}; its error is logged above"
             raise ServerError(message)
         self._up = True
         log.info("nvrx: health check at unix://%s", self.options.socket)
@@ -191,11 +189,11 @@ class HealthCheckService:
         while (question := await loop.sock_recv(channel, 1)) == QUESTION:
             frame = self._frame()
             await loop.sock_sendall(channel, LENGTH.pack(len(frame)) + frame)
-        message = f"nvrx: the server on {self.options.socket} has {'asked nonsense' if question else 'ended'}"
+        message = f"nvrx: the server on {self.options.socket} has {'broken protocol' if question else 'ended'}"
         raise ServerError(message)
 
     def _frame(self) -> bytes:
-        """Return the verdict of this moment, as the gRPC server passes it on."""
+        """Return the frame with the current verdict."""
         fitness = self._judge()
         before, self._last = self._last, fitness
         self._verdicts[_VERDICTS[fitness.fit]] += 1

@@ -1,4 +1,4 @@
-"""`dshealthd status` and `dshealthd jobs`: what agents say of their nodes, in a terminal.
+"""`dshealthd status` and `dshealthd jobs`: the state of nodes, in a terminal.
 
-`query` asks the agents, `text` writes for people, `command` does what the command line asks for.
+`query` queries the agents, `text` formats their answers, `command` implements both commands.
 """

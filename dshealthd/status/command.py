@@ -1,4 +1,4 @@
-"""`dshealthd status` and `dshealthd jobs`: whom they ask, what they print, their exit status."""
+"""`dshealthd status` and `dshealthd jobs`: the agents they query, their output and exit status."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dshealthd.status.query import AgentAnswer
 
 LEAST = 0.5
-"""Seconds between two looks: agents keep a status document for that long."""
+"""Shortest interval of `--watch`, in seconds: agents cache a status document for that long."""
 
 
 def status(
@@ -36,9 +36,9 @@ def status(
     as_json: bool,
     watch: float | None,
 ) -> int:
-    """Print the status of this node, of the named ones or of all members; return the exit status.
+    """Print the status of this node, the named nodes or all members; return the exit status.
 
-    0 ok, 1 warning, 2 critical, 3 unknown: of the worst node.
+    The worst node decides: 0 ok, 1 warning, 2 critical, 3 unknown.
     """
 
     def write(answers: Sequence[AgentAnswer]) -> Iterator[str]:
@@ -61,9 +61,9 @@ def jobs(
     as_json: bool,
     watch: float | None,
 ) -> int:
-    """Print the training jobs of the same nodes, each with its ranks; return the exit status.
+    """Print the training jobs of those nodes, each with its ranks; return the exit status.
 
-    0 none hung, 2 one is, 3 an agent did not answer.
+    0 no job is hung, 2 one is, 3 an agent did not answer.
     """
 
     def write(answers: Sequence[AgentAnswer]) -> Iterator[str]:
@@ -124,7 +124,7 @@ def _run(
         while True:
             answers = query.ask(clients)
             now = time.strftime("%H:%M:%S %Z")
-            heading = [] if as_json else [f"{now}, every {pause:g} s, Ctrl-C ends", ""]
+            heading = [] if as_json else [f"{now}, every {pause:g} s, Ctrl-C to quit", ""]
             screen.show([*heading, *lines(answers)])
             time.sleep(pause)
     return query.EXIT[state(answers)]

@@ -18,7 +18,7 @@ CAUSES = {
     "process": "a rank's process is stopped or gone",
     "checkpoint": "checkpoint",
     "input": "input",
-    "desync": "ranks are at different places",
+    "desync": "ranks are at different points",
     "waiting": "not on this node",
 }
 REASONS = {
@@ -26,17 +26,17 @@ REASONS = {
     "gone": "has ended",
     "blocked": "is blocked in the kernel",
     "checkpoint": "has not returned from a checkpoint",
-    "paused": "is in a pause of its own",
-    "input": "has not got its next batch",
+    "paused": "has not returned from a marked pause",
+    "input": "is waiting for its next batch",
     "behind": "is behind the others",
     "ahead": "is ahead of the others",
 }
 
 
 def job_lines(job: Mapping[str, Any], paint: Paint) -> Iterator[str]:
-    """Yield as text what is known of one job: whether it makes progress, and the culprit."""
+    """Yield the lines about one job: its progress, and the culprit if it hangs."""
     hang = job["hang"]
-    failures = job.get("failures", ())  # which older agents do not tell
+    failures = job.get("failures", ())  # which older agents do not report
     state = State.CRITICAL if hang or failures or job["loss"] == "not finite" else State.OK
     here, world = job["ranks_here"], job["world_size"]
     number = f"{here} of {plural(world, 'rank')}" if world else plural(here, "rank")
@@ -58,13 +58,13 @@ def job_lines(job: Mapping[str, Any], paint: Paint) -> Iterator[str]:
     for failure in failures:
         rank = "" if failure["rank"] is None else f" on rank {failure['rank']}"
         node = f" ({safe(failure['node'])})" if failure["node"] else ""
-        yield f"    failed by its log: {safe(failure['slug'])}{rank}{node}"
+        yield f"    failure in its log: {safe(failure['slug'])}{rank}{node}"
     if job["evidence"]:
         yield f"    evidence: {safe(job['evidence'])}"
 
 
 def ranks(job: str, answers: Sequence[AgentAnswer]) -> Iterator[str]:
-    """Yield as text the ranks of one job from all nodes that were asked, side by side."""
+    """Yield a table of one job's ranks on all queried nodes."""
     rows = [("rank", "node", "step", "at", "process", "step time", "overdue")]
     found = [
         (answer.name, rank)
@@ -94,6 +94,6 @@ def ranks(job: str, answers: Sequence[AgentAnswer]) -> Iterator[str]:
 
 
 def _place(rank: Mapping[str, Any]) -> str:
-    """Return as text what a rank is busy with: a phase it has marked, or its step's stage."""
+    """Return what a rank is doing: the phase that it marked, or the stage of its step."""
     marked = rank["phase"] not in {None, "training"}
     return str(rank["phase"] if marked else rank["stage"] or "unknown")

@@ -1,4 +1,4 @@
-"""Paint for the terminal: words and numbers in colour, made safe, durations in words."""
+"""Text for the terminal: coloured, made safe, with durations in words."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ COLOURS = {State.OK: 32, State.WARNING: 33, State.UNKNOWN: 35, State.CRITICAL: 3
 
 
 class Paint:
-    """Colours words where the terminal shows colours."""
+    """Colours text if the terminal shows colours."""
 
     def __init__(self, *, colour: bool) -> None:
-        """Colour, or leave all as it is."""
+        """Colour text if `colour`, else return it unchanged."""
         self._colour = colour
 
     def __call__(self, state: State, text: str) -> str:
@@ -21,16 +21,19 @@ class Paint:
 
 
 def safe(text: object) -> str:
-    """Return a text of others to paint, without what a terminal would take for a command."""
+    """Return untrusted text without characters that a terminal would interpret."""
     return "".join(char if char.isprintable() else "\ufffd" for char in str(text))
 
 
 _LONG = ((172800, 86400, "d"), (7200, 3600, "h"), (120, 60, "min"))
-"""From this many seconds on, in this unit: two of each, as fewer would be rounded too far."""
+"""Units: seconds from which each is used, its length in seconds, its name.
+
+Each starts at two units, as rounding a smaller value would lose too much.
+"""
 
 
 def duration(seconds: float) -> str:
-    """Return a duration to paint as people say it."""
+    """Return a duration in words."""
     for least, unit, name in _LONG:
         if seconds >= least:
             return f"{seconds / unit:.0f} {name}"

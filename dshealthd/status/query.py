@@ -1,4 +1,4 @@
-"""The query for the status of agents, many at once."""
+"""Queries the status of many agents at once."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from dshealthd.http.client import Client
 
 AT_ONCE = 32
-"""Agents asked at the same time: a thread each, which waits for most of its time."""
+"""Agents queried at the same time, with a thread each, which mostly waits."""
 EXIT = {State.OK: 0, State.WARNING: 1, State.CRITICAL: 2, State.UNKNOWN: 3}
-"""Exit status by verdict, as Nagios and its likes have it."""
+"""Exit status by verdict, as in Nagios plugins."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentAnswer:
-    """What one agent said."""
+    """One agent's answer, or the lack of it."""
 
     name: str
-    """The node as its agent calls it; as it was asked for where there is no answer."""
+    """The agent's name for its node; the name that was queried if there is no answer."""
     url: str
     document: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
@@ -35,7 +35,7 @@ class AgentAnswer:
 
     @property
     def state(self) -> State:
-        """The verdict answered; unknown without an answer, and from an agent that gives none."""
+        """The verdict; unknown if there is no answer, or no verdict in it."""
         if self.document.get("schema") != SCHEMA:
             return State.UNKNOWN
         try:
@@ -45,14 +45,14 @@ class AgentAnswer:
 
     @property
     def problem(self) -> str:
-        """Why an answered verdict is unknown although there may be one; empty where it is known."""
+        """Why the verdict cannot be read; empty if it can."""
         if self.error or self.document.get("schema") == SCHEMA:
             return self.error
         told = self.document.get("schema")
-        return f"{self.url} answers in another version ({told}) than this command ({SCHEMA})"
+        return f"{self.url} answers in schema version {told}, this command needs {SCHEMA}"
 
     def report(self) -> dict[str, Any]:
-        """Return an agent's answer as `--json` has it."""
+        """Return an agent's answer for `--json`."""
         keys = ("version", "time", "findings", "jobs", "probe")
         return {
             "node": self.name,
@@ -64,7 +64,7 @@ class AgentAnswer:
 
 
 def ask(clients: Sequence[tuple[str, Client]]) -> list[AgentAnswer]:
-    """Return the answers of agents by the names that the query has for them, in the same order."""
+    """Return the answers of named agents, in the same order."""
     with ThreadPoolExecutor(min(AT_ONCE, max(1, len(clients)))) as pool:
         return list(pool.map(_one, clients))
 
@@ -79,7 +79,7 @@ def _one(entry: tuple[str, Client]) -> AgentAnswer:
 
 
 def members(client: Client) -> list[str]:
-    """Return the nodes that an agent probes, to query them as `HOST:PORT`. Unreachable."""
+    """Return the nodes that an agent probes, as `HOST:PORT`. Raise Unreachable if it fails."""
     body = client.get("/api/v1/targets")
     try:
         return [target for group in json.loads(body) for target in group["targets"]]
@@ -89,12 +89,12 @@ def members(client: Client) -> list[str]:
 
 
 def worst(answers: Sequence[AgentAnswer]) -> State:
-    """Return the worst verdict of the agents that were asked; unknown if none was."""
+    """Return the worst verdict of the queried agents; unknown if there are none."""
     return max((answer.state for answer in answers), key=ORDER.index, default=State.UNKNOWN)
 
 
 def report(answers: Sequence[AgentAnswer]) -> dict[str, Any]:
-    """Return what `--json` of `dshealthd status` prints of all answers."""
+    """Return the document that `dshealthd status --json` prints."""
     return {
         "schema": SCHEMA,
         "verdict": str(worst(answers)),

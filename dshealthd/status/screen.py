@@ -1,7 +1,7 @@
-"""The screen of `--watch`: one picture after the other in place, as `top` does.
+"""The screen of `--watch`: redraws in place, as `top` does.
 
-A library for terminals would bring megabytes onto every node for what six control sequences do;
-they are those of every terminal since the VT220 and of xterm.
+Six control sequences do what a terminal library would need megabytes on every node for. Every
+terminal since the VT220 understands them, and so does xterm.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from typing import Self
 
 ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
-"""The alternate screen, without a cursor; lines that are too long are cut at the edge."""
+"""Switches to the alternate screen, hides the cursor, and cuts long lines at the edge."""
 LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 CLEAR = "\x1b[H\x1b[J"
-"""Moves to the first line and clears what is below."""
+"""Moves to the first line and clears everything below."""
 
 
 class Screen:
-    """Shows pictures while it is entered; on what is no terminal one below the other."""
+    """Redraws in place while it is entered; without a terminal, prints one frame after another."""
 
     def __init__(self) -> None:
         self._terminal = sys.stdout.isatty()
 
     def __enter__(self) -> Self:
-        """Leave what the terminal shows as it is, and take another screen."""
+        """Switch to the alternate screen, so that the terminal's contents are kept."""
         if self._terminal:
             sys.stdout.write(ENTER)
         return self
@@ -42,22 +42,22 @@ class Screen:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Go back to what the terminal showed before."""
+        """Restore the terminal's contents."""
         if self._terminal:
             sys.stdout.write(LEAVE)
             sys.stdout.flush()
 
     def show(self, lines: Sequence[str]) -> None:
-        """Show as many lines as the screen has room for, and how many are left out."""
+        """Show as many lines as fit, and the number of those left out."""
         if not self._terminal:
             print("\n".join(lines), flush=True)
             return
-        room = os.get_terminal_size(sys.stdout.fileno()).lines  # LINES may be old
+        room = os.get_terminal_size(sys.stdout.fileno()).lines  # LINES may be stale
         if len(lines) > room:
             left = len(lines) - room + 1
             lines = [
                 *lines[: room - 1],
-                f"\u2026 {plural(left, 'more line')}: make the window higher",
+                f"\u2026 {plural(left, 'more line')}: enlarge the window",
             ]
         sys.stdout.write(CLEAR + "\n".join(lines))
         sys.stdout.flush()

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from dshealthd.status.query import AgentAnswer
 
 ROUNDS = 3
-"""Rounds of probes that are shown."""
+"""Probe rounds that are shown."""
 
 
 def node(answer: AgentAnswer, paint: Paint) -> Iterator[str]:
-    """Yield the lines of text of one node's status."""
+    """Yield the lines of one node's status."""
     state = answer.state
     yield f"{safe(answer.name)}  {paint(state, state.upper())}  {_headline(answer)}"
     if answer.problem:

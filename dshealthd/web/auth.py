@@ -1,7 +1,7 @@
-"""Basic authentication of web clients against bcrypt hashes, as the exporter-toolkit does it.
+"""Basic authentication of web clients against bcrypt hashes, as in the exporter-toolkit.
 
-A verification costs as much as the hash was made to cost, some 50 ms and more. It runs in a thread,
-one at a time; what it found is remembered, so that it is paid once a client and not once a scrape.
+A verification takes as long as the hash's cost demands, 50 ms or more. Verifications run in a
+thread, one at a time. Results are cached, so that the cost is paid per client and not per scrape.
 """
 
 from __future__ import annotations
@@ -29,24 +29,23 @@ log = logging.getLogger(__name__)
 
 HASH = re.compile(r"\$2[abxy]\$(\d\d)\$[./A-Za-z0-9]{53}")
 MIN_COST, MAX_COST = 4, 16
-"""bcrypt's own least cost; above the greatest one a single login takes more than some four seconds.
-"""
+"""bcrypt's own minimum; above the maximum, a single login takes more than about four seconds."""
 MAX_PASSWORD = 72
-"""bcrypt looks at so many bytes of a password."""
+"""Bytes of a password that bcrypt uses."""
 REMEMBERED = 128
-"""Verifications remembered of each kind.
+"""Cached verifications of each kind.
 
-Failures have a list of their own: a guesser does not push out those who are let in.
+Failures have a cache of their own, so that guesses do not evict valid logins.
 """
 WAITING = 16
 """Verifications that may wait for their turn."""
 
 
 def problem(hash: str) -> str | None:
-    """Say what is wrong with a user's bcrypt hash, or None."""
+    """Return what is wrong with a user's bcrypt hash, or None."""
     match = HASH.fullmatch(hash)
     if match is None:
-        return "is no bcrypt hash"
+        return "is not a bcrypt hash"
     cost = int(match[1])
     if not MIN_COST <= cost <= MAX_COST:
         return f"is a bcrypt hash of cost {cost}; {MIN_COST} to {MAX_COST} are supported"
@@ -57,7 +56,7 @@ class Authenticator:
     """Verifies the credentials of requests."""
 
     def __init__(self) -> None:
-        """Start with nothing remembered."""
+        """Start with an empty cache."""
         self._key = secrets.token_bytes(32)
         self._passed: OrderedDict[bytes, None] = OrderedDict()
         self._failed: OrderedDict[bytes, None] = OrderedDict()
@@ -67,11 +66,10 @@ class Authenticator:
     async def refusal(
         self, users: Mapping[str, str], authorization: str | None
     ) -> HTTPStatus | None:
-        """Return None if an `Authorization` header has the name and password of one of `users`, a
-        mapping of names to hashes.
+        """Return None if an `Authorization` header has the name and password of one of `users`.
 
-        Otherwise it is "Unauthorized", or "Service Unavailable" when too many verifications wait
-        already. Takes as long for a name that is unknown as for a wrong password.
+        `users` maps names to hashes. Otherwise return "Unauthorized", or "Service Unavailable" if
+        too many verifications are waiting. An unknown name takes as long as a wrong password.
         """
         credentials = _credentials(authorization or "")
         if credentials is None:
@@ -79,7 +77,7 @@ class Authenticator:
         name, password = credentials
         known = name in users
         expected = users[name] if known else _nobody(users)
-        # A keyed hash instead of what it is made of: no password stays in memory.
+        # A keyed hash of the credentials, so that no password stays in memory.
         entry = hashlib.blake2b(
             repr((name, known, expected, password)).encode(), key=self._key, digest_size=32
         ).digest()
@@ -111,12 +109,12 @@ class Authenticator:
 
 
 def _matches(password: bytes, expected: str) -> bool:
-    """Run bcrypt on a password; in a thread."""
+    """Run bcrypt on a password; call it in a thread."""
     import bcrypt
 
     try:
         return bcrypt.checkpw(password[:MAX_PASSWORD], expected.encode())
-    except ValueError:  # older versions refuse a NUL in a password
+    except ValueError:  # older bcrypt versions refuse a NUL in a password
         return False
 
 
@@ -132,16 +130,16 @@ def _credentials(authorization: str) -> tuple[str, bytes] | None:
 
 
 def _nobody(users: Mapping[str, str]) -> str:
-    """Return a bcrypt hash for unknown names, as costly as the costliest of the known ones.
+    """Return a bcrypt hash for unknown names, as costly as the costliest known one.
 
-    No password is known to fit.
+    No password is known to match it.
     """
     return _unmatched(max((hash[4:6] for hash in users.values()), default="10"))
 
 
 @functools.cache
 def _unmatched(cost: str) -> str:
-    """Return a bcrypt hash of random digits, of a cost in two digits."""
+    """Return a bcrypt hash of random characters; `cost` is two digits."""
     return (
         f"$2b${cost}$" + "." * 22 + "".join(secrets.choice(string.ascii_letters) for _ in range(31))
     )

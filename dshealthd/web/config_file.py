@@ -1,9 +1,9 @@
-"""The web config file, as the exporter-toolkit has it: users, headers, TLS.
+"""The web config file, in the exporter-toolkit's format: users, headers, TLS.
 
-TLS, basic authentication and response headers, in YAML; re-read as it changes.
+TLS, basic authentication and response headers, in YAML; reloaded when it changes.
 
-Supported is what this server does exactly as the exporter-toolkit does; any other key is refused,
-so that nobody believes in a protection that is not there.
+A key is supported only if this server does exactly what the exporter-toolkit does; any other key is
+refused, so that a file never promises protection that does not exist.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 SECTIONS = ("tls_server_config", "http_server_config", "basic_auth_users")
 UNSUPPORTED = {
     "rate_limit": (
-        "not supported; web.max_connections and web.max_connections_per_address bound what "
-        "clients can ask for"
+        "not supported; web.max_connections and web.max_connections_per_address limit "
+        "clients instead"
     )
 }
 HEADERS: Mapping[str, tuple[str, ...]] = {
@@ -46,13 +46,13 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
     "X-XSS-Protection": (),
     "Content-Security-Policy": (),
 }
-"""Headers that may be set, with the values they may have if these are few."""
+"""Headers that may be set, each with its allowed values where they are limited."""
 CHECK_INTERVAL = 1.0
-"""Seconds for which the files count as unchanged after they were looked at."""
+"""Seconds between checks of the files for changes."""
 CHECK_PATIENCE = 0.5
-"""Seconds that a client waits for the files to be looked at.
+"""Seconds that a client waits for a check of the files.
 
-A file system that hangs costs that once.
+A hung file system costs that once.
 """
 
 THREAD = "web config file"
@@ -60,20 +60,21 @@ THREAD = "web config file"
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """What a web config file asks for."""
+    """The contents of a web config file."""
 
     users: Mapping[str, str]
-    """Hashes by name; none means that no authentication is asked for."""
+    """Hashes by name; empty if no authentication is required."""
     headers: Mapping[str, str]
-    """Headers of every answer; an empty value takes the server's own header of that name away."""
+    """Headers of every answer; an empty value removes the server's own header of that name."""
     tls: tls.Tls | None
     files: tuple[str, ...]
-    """The places of the file itself and of what it names."""
+    """Paths of the file itself and of the files it names."""
 
 
 def load(path: Path) -> WebConfig:
-    """Return what the web config file says; raises ConfigError with everything that is wrong with
-    it or with the files that it names.
+    """Return the contents of the web config file.
+
+    Raise ConfigError with everything that is wrong with it or with the files it names.
     """
     errors = Errors()
     config = read(path, errors)
@@ -83,11 +84,11 @@ def load(path: Path) -> WebConfig:
 
 
 def read(path: Path, errors: Errors) -> WebConfig:
-    """Return what the web config file says; what is wrong goes into `errors`."""
+    """Return the contents of the web config file; mistakes are added to `errors`."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Notes keys that are given twice; YAML forbids it, PyYAML lets the last one win."""
+        """Reports duplicate keys; YAML forbids them, but PyYAML lets the last one win."""
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - PyYAML's own
             seen = set()
@@ -95,7 +96,7 @@ def read(path: Path, errors: Errors) -> WebConfig:
                 if isinstance(key, yaml.ScalarNode) and key.value in seen:
                     errors.add(
                         key.value,
-                        f"is given twice, the second time in line {key.start_mark.line + 1}",
+                        f"is given twice, the second time on line {key.start_mark.line + 1}",
                     )
                 elif isinstance(key, yaml.ScalarNode):
                     seen.add(key.value)
@@ -114,9 +115,9 @@ def read(path: Path, errors: Errors) -> WebConfig:
 
 
 def from_document(document: Any, path: str, errors: Errors) -> WebConfig:
-    """Return the web configuration that a parsed file holds; what is wrong goes into `errors`."""
+    """Return the web configuration in a parsed file; mistakes are added to `errors`."""
     if not isinstance(document, dict):
-        errors.append("must be a mapping at its top")
+        errors.append("must be a mapping at its top level")
         document = {}
     sections: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
     for name, table in document.items():
@@ -143,7 +144,7 @@ def _users(table: dict[str, Any], errors: Errors) -> dict[str, str]:
     for name, hash in table.items():
         key = f"basic_auth_users.{name}"
         if not isinstance(name, str) or not isinstance(hash, str):
-            errors.add(key, "name and hash must be strings; quote what looks like a number")
+            errors.add(key, "name and hash must be strings; quote a value that looks like a number")
         elif ":" in name:
             errors.add(key, "a name with a colon cannot be sent")
         elif (problem := auth.problem(hash)) is not None:
@@ -171,7 +172,7 @@ def _headers(table: dict[str, Any], errors: Errors) -> dict[str, str]:
     for name, value in given.items():
         key = f"http_server_config.headers.{name}"
         if name not in HEADERS:
-            errors.add(key, f"cannot be set; headers that can are {', '.join(HEADERS)}")
+            errors.add(key, f"cannot be set; only {', '.join(HEADERS)} can")
         elif not isinstance(value, str) or not value.isprintable() or not value.isascii():
             errors.add(key, "must be a string of printable ASCII characters")
         elif HEADERS[name] and value not in HEADERS[name]:
@@ -182,25 +183,25 @@ def _headers(table: dict[str, Any], errors: Errors) -> dict[str, str]:
 
 
 def _loosened(before: WebConfig, after: WebConfig) -> list[str]:
-    """Return which protections a change of the web config file takes away.
+    """Return the protections that a change to the web config file removes.
 
-    It may be the first half of a file that is being written, so a restart confirms it.
+    The file may be half-written, so removing a protection needs a restart.
     """
     taken = []
     if before.users and not after.users:
-        taken.append("basic_auth_users: taking the last user away needs a restart")
+        taken.append("basic_auth_users: removing the last user needs a restart")
     if before.tls is not None and after.tls is None:
         taken.append("tls_server_config: turning TLS off needs a restart")
     elif before.tls is not None and after.tls is not None and after.tls.loosens(before.tls):
-        taken.append("tls_server_config: asking less of clients' certificates needs a restart")
+        taken.append("tls_server_config: relaxing client certificate checks needs a restart")
     return taken
 
 
 class WebConfigFile:
-    """The file in force. Where a change cannot be used, what was read before stays in force."""
+    """The web config file in force. If a change is invalid, the previous contents stay in force."""
 
     def __init__(self, path: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Read the file; raises ConfigError."""
+        """Read the file, or raise ConfigError."""
         self._path = path
         self._monotonic = monotonic
         errors = Errors()
@@ -212,14 +213,14 @@ class WebConfigFile:
         self._check: asyncio.Task[None] | None = None
         self._overdue: asyncio.Task[None] | None = None
         self.ok = True
-        """Whether the last reading could be used."""
+        """Whether the last read was valid."""
         self.failures = 0
-        """How many readings could not."""
+        """Number of reads that were not valid."""
 
     async def current(self) -> WebConfig:
-        """Return the web configuration in force now, after looking whether a file has changed.
+        """Return the web configuration in force, after a check for changed files.
 
-        A file system that hangs is not waited for.
+        Does not wait for a hung file system.
         """
         if self._check is None and self._monotonic() - self._checked >= CHECK_INTERVAL:
             self._check = asyncio.create_task(self._refresh(), name="web config file")
@@ -244,14 +245,14 @@ class WebConfigFile:
             self.ok = not errors
             if self.ok:
                 self.config = config
-                log.info("%s: read again", self._path)
+                log.info("%s: reloaded", self._path)
             else:
                 self.failures += 1
                 log.error(
                     "web config file not used, keeping the previous one:\n%s",
                     ConfigError(str(self._path), errors),
                 )
-        except StartError as error:  # looked at again after CHECK_INTERVAL
+        except StartError as error:  # retried after CHECK_INTERVAL
             log.warning("%s; keeping the previous one", error)
         finally:
             self._checked = self._monotonic()
@@ -259,9 +260,9 @@ class WebConfigFile:
 
 
 def _read(path: Path, errors: Errors) -> tuple[WebConfig, tuple[Signature | None, ...]]:
-    """Read the web config file, and the signature of all its files as it was before they were read.
+    """Read the web config file, and the signatures of its files from before they were read.
 
-    What is half-written is read again.
+    A half-written file is thus read again.
     """
     files: tuple[str, ...] = (str(path),)
     while True:

@@ -1,8 +1,8 @@
-"""Names by which a browser may ask for this agent: a defence against DNS rebinding.
+"""Host names that browsers may use for this agent: a defence against DNS rebinding.
 
-A page of a stranger's site can have its own name resolve to this node, and then read what the agent
-answers as if it were its own. Such a request has the stranger's name in `Host`. Only browsers are
-checked, by what they send and other clients do not, as Prometheus may know a node by any name.
+A malicious site can make its own name resolve to this node, and then read the agent's answers as
+its own. Such a request has the site's name in `Host`. Only browsers are checked, recognised by
+headers that other clients do not send, as Prometheus may know a node by any name.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 RESOLVER = "/etc/resolv.conf"
 _SIGNS = ("Origin", "Sec-Fetch-Site", "Sec-Fetch-Mode")
 _AGENT = "Mozilla/"
-"""What every browser's User-Agent begins with; Sec-Fetch headers come with TLS alone."""
+"""Prefix of every browser's User-Agent; Sec-Fetch headers come only with TLS."""
 
 
 def parse_domains(text: str) -> frozenset[str]:
-    """Return the domains in which `resolv.conf` has names looked up."""
+    """Return the search domains in a `resolv.conf`."""
     lines = (line.split() for line in text.splitlines())
     return frozenset(
         word.strip(".").lower()
@@ -33,7 +33,7 @@ def parse_domains(text: str) -> frozenset[str]:
 
 
 def own_names(node: str, configured: Iterable[str]) -> frozenset[str]:
-    """Return the host names of a node: its own, short and in the domains of the resolver."""
+    """Return a node's host names: short, full, in the search domains, and `configured` ones."""
     try:
         domains = parse_domains(read(RESOLVER, 1 << 16))
     except OSError:
@@ -45,7 +45,7 @@ def own_names(node: str, configured: Iterable[str]) -> frozenset[str]:
 
 
 def is_own(host: str, names: frozenset[str]) -> bool:
-    """Tell whether a `Host` header, with or without a port, is an address or one of the names."""
+    """Return whether a `Host` header, with or without a port, is an address or one of `names`."""
     name, colon, port = host.strip().lower().rpartition(":")
     if not colon or not port.isdecimal():
         name = host.strip().lower()
@@ -58,7 +58,7 @@ def is_own(host: str, names: frozenset[str]) -> bool:
 
 
 def is_misdirected(headers: Mapping[str, str], names: frozenset[str]) -> bool:
-    """Tell whether a browser asks by a host name that is not this node's."""
+    """Return whether a browser's request uses a host name that is not this node's."""
     browser = headers.get("User-Agent", "").startswith(_AGENT)
     browser = browser or any(sign in headers for sign in _SIGNS)
     return browser and not is_own(headers.get("Host", ""), names)

@@ -1,4 +1,4 @@
-"""The files of the page, and the headers under which a browser takes them."""
+"""The files of the page, and the headers they are served with."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTENT_TYPES = {
 }
 ASSETS = "/page/"
 PAGES = {"page.html": "/", "fleet.html": "/fleet"}
-"""Files of the page that have paths of their own."""
+"""Files of the page that are served at paths of their own."""
 
 
 def page_files() -> dict[str, tuple[bytes, str]]:

@@ -1,6 +1,6 @@
-"""The runbooks as an agent serves them on the web.
+"""The runbooks that every agent serves.
 
-So a link from a finding works where there is no way out to the Internet.
+So a finding's link works without Internet access.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 def runbooks() -> Mapping[str, bytes]:
-    """Return every runbook by path, as Markdown in UTF-8.
+    """Return all runbooks by path, as Markdown in UTF-8.
 
-    Reads the package's files once: call it before the loop runs.
+    The first call reads the package's files: make it before the event loop runs.
     """
     return {RUNBOOKS + slug: _text(symptom).encode() for slug, symptom in all_symptoms().items()}
 
 
 def _text(symptom: Symptom) -> str:
-    """Return the text of a runbook that is served: what is alerted, and its sections in order."""
+    """Return the text of a runbook: its alerts, then its sections in order."""
     alerts = "".join(
         f"- {alert.name} ({alert.severity}): {alert.summary}\n" for alert in symptom.alerts
     )

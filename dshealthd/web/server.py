@@ -1,4 +1,4 @@
-"""The web server of the agent: its addresses and what it answers at each.
+"""The agent's web server: its paths and their answers.
 
 `/`, `/fleet`, `/metrics`, `/runbooks/SLUG`, `/api/v1/status`, `/api/v1/fleet`, `/api/v1/targets`,
 `/-/healthy`, `/-/ready`, `/-/fit`.
@@ -53,50 +53,50 @@ if TYPE_CHECKING:
 
 REQUESTS = counter(
     "dshealthd_web_requests_total",
-    "Requests answered; other is every path that does not exist, or no request at all.",
+    "Requests answered; path other is any unknown path, or an invalid request.",
     "path",
     "code",
 )
 CONFIG_OK = gauge(
     "dshealthd_web_config_last_reload_successful",
-    "1 if the last reading of web.config_file and its certificates could be used; 0 while "
+    "1 if the last read of web.config_file and its certificates was valid; 0 while "
     "the previous one is kept.",
 )
 CONFIG_FAILURES = counter(
     "dshealthd_web_config_reload_failures_total",
-    "Changes of web.config_file or its certificates that could not be used.",
+    "Changes to web.config_file or its certificates that were invalid.",
 )
 METRICS = (*limits.METRICS, REQUESTS, CONFIG_OK, CONFIG_FAILURES)
 
 MISDIRECTED = "this node has another name; add the one in the address bar to web.hostnames"
 SHUTDOWN_TIMEOUT = 1.0
-"""Seconds that answers in progress get when the server closes."""
+"""Seconds for answers in progress to finish when the server closes."""
 STATUS_KEPT = 0.5
-"""Seconds for which a status document is served again.
+"""Seconds for which a status document is cached.
 
-It takes a thousand times what a scrape takes.
+Building one takes a thousand times as long as a scrape.
 """
 HEALTHY = "/-/healthy"
 FIT = "/-/fit"
 FIT_CHARACTERS = 80
-"""Of the answer to `/-/fit`: what node-problem-detector takes of a plugin."""
+"""Most characters of an answer of `/-/fit`: node-problem-detector cuts a plugin's output there."""
 CHALLENGE = 'Basic realm="dshealthd", charset="UTF-8"'
 
 
 class ListenError(Exception):
-    """The agent cannot listen on its address; the text says why."""
+    """The agent cannot listen on its address; the message says why."""
 
 
 def _why(error: OSError) -> str:
-    """Return why the web server cannot have an address, and what to do about it."""
+    """Return why the web server cannot use an address, and what to do about it."""
     if error.errno == errno.EADDRINUSE:
-        hint = "`ss -ltnp` shows who listens there, --web.listen-address takes another port"
+        hint = "find the listener with `ss -ltnp`, or set another port with --web.listen-address"
         return f"{os.strerror(errno.EADDRINUSE)}; {hint}"
     return os.strerror(error.errno) if error.errno else str(error)  # asyncio's repeats the address
 
 
 class Server:
-    """Serves a snapshot."""
+    """Serves a snapshot over HTTP."""
 
     def __init__(
         self,
@@ -111,12 +111,12 @@ class Server:
     ) -> None:
         """Prepare to serve `snapshot` and the agent's `own` samples; `start` opens the socket.
 
-        ConfigError for a bad web config file.
+        Raise ConfigError for an invalid web config file.
 
-        `sections` are further parts of the status document, by name; `targets` gives, for the port
-        that this agent is served on, what Prometheus is to scrape, or LookupError; `fitness` judges
-        whether a job can be started on this node; `fleet` gives what all members say of themselves,
-        or LookupError.
+        `sections` returns further parts of the status document, by name; `targets` returns, for the
+        port of this agent, the targets that Prometheus should scrape, or raises LookupError;
+        `fitness` judges whether a job can start on this node; `fleet` returns the states that all
+        members report, or raises LookupError.
         """
         self._fleet = fleet
         self._fitness = fitness
@@ -134,7 +134,7 @@ class Server:
         self._packed = b""
         self._connections: Connections | None = None
         self._config = None
-        # What this needs is not imported by an agent without it.
+        # Imported only by agents that need it.
         if options.config_file is not None:
             from dshealthd.web.auth import Authenticator
             from dshealthd.web.config_file import WebConfigFile
@@ -162,7 +162,7 @@ class Server:
         )
 
     async def start(self) -> None:
-        """Open the web server's socket; ListenError when that is not possible."""
+        """Open the web server's socket, or raise ListenError."""
         self._connections = Connections(
             self._handle, request_factory=self._request, handler_cancellation=True
         )
@@ -173,7 +173,7 @@ class Server:
             raise ListenError(message) from error
 
     async def close(self) -> None:
-        """Close the web server's socket and the connections; answers in progress get a second."""
+        """Close the socket and the connections; answers in progress get a second."""
         await self._listener.close()
         if self._connections is not None:
             self._connections.pre_shutdown()
@@ -181,7 +181,7 @@ class Server:
         await self._gate.emptied(SHUTDOWN_TIMEOUT)
 
     def url(self, hostname: str) -> str:
-        """Return the web server's address, the page's, as a person would type it."""
+        """Return the page's URL as a user would type it."""
         host, _ = listen_address(self._options.listen_address)
         if host is not None and ":" in host:
             host = f"[{host}]"
@@ -217,7 +217,7 @@ class Server:
         writer: AbstractStreamWriter,
         task: asyncio.Task[None],
     ) -> BaseRequest:
-        limit = max(1, self._options.max_body_bytes)  # aiohttp takes 0 for no limit
+        limit = max(1, self._options.max_body_bytes)  # to aiohttp, 0 means no limit
         return BaseRequest(
             message,
             payload,
@@ -245,7 +245,7 @@ class Server:
                     response.headers[name] = value
 
     async def _handle(self, request: BaseRequest) -> Response:
-        """Answer one HTTP request: authenticate, discard the body, and look the path up."""
+        """Answer one HTTP request: authenticate, discard the body, and look up the path."""
         cast("Connection", request.protocol).begin()
         path = request.path
         if is_misdirected(request.headers, self._names):
@@ -279,10 +279,9 @@ class Server:
         return route(request)
 
     async def _discard_body(self, request: BaseRequest) -> Response | None:
-        """Read a request's body, which no address of the server asks for, to go on with the
-        connection.
+        """Read and drop a request's body, so that the connection can continue.
 
-        One that is too large or broken is refused.
+        No path needs a body. One that is too large or broken is refused.
         """
         limit = self._options.max_body_bytes
         code = None
@@ -309,7 +308,7 @@ class Server:
         )
 
     def status(self) -> bytes:
-        """Return the status document to serve, as it was at most `STATUS_KEPT` seconds ago."""
+        """Return the status document, at most `STATUS_KEPT` seconds old."""
         now = time.monotonic()
         made, body = self._status
         if now - made >= STATUS_KEPT:
@@ -326,7 +325,7 @@ class Server:
         return body
 
     def packed_status(self) -> bytes:
-        """Return the served status document by gzip."""
+        """Return the status document, gzip-compressed."""
         body = self.status()
         if not self._packed:
             self._packed = gzip.compress(body, 1)
@@ -339,16 +338,16 @@ class Server:
             "X-Content-Type-Options": "nosniff",
             "Vary": "Accept-Encoding",
         }
-        # A fifteenth, for a phone far away.
+        # A fifteenth of the size, for a phone on a slow link.
         if "gzip" in request.headers.get("Accept-Encoding", ""):
             headers["Content-Encoding"] = "gzip"
             return Response(body=self.packed_status(), headers=headers)
         return Response(body=self.status(), headers=headers)
 
     def _api_targets(self, _request: BaseRequest) -> Response:
-        """Answer Prometheus' HTTP service discovery by the web server.
+        """Answer Prometheus' HTTP service discovery.
 
-        It keeps the targets that it had where the answer is an error.
+        On an error, Prometheus keeps its previous targets.
         """
         if self._targets is None:
             return plain(HTTPStatus.NOT_FOUND)
@@ -361,7 +360,7 @@ class Server:
         )
 
     def _api_fleet(self, request: BaseRequest) -> Response:
-        """Answer requests for the fleet; 404 without probes, 503 while members are not known."""
+        """Answer requests for the fleet; 404 without probes, 503 while members are unknown."""
         if self._fleet is None:
             return plain(HTTPStatus.NOT_FOUND)
         try:
@@ -399,9 +398,10 @@ class Server:
         return plain(HTTPStatus.OK, "ready")
 
     def _fit(self, _request: BaseRequest) -> Response:
-        """Answer by HTTP a scheduler that asks whether to start a job here: 200 for yes alone.
+        """Answer a scheduler that asks whether to start a job here: 200 if the node is fit.
 
-        503 begins with `unfit:` or `unknown:`, so that who treats them alike can tell people.
+        Otherwise 503, with a text that begins with `unfit:` or `unknown:`, so that even a scheduler
+        that treats both alike can show which it is.
         """
         if self._fitness is None:
             return plain(HTTPStatus.NOT_FOUND)

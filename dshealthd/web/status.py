@@ -1,4 +1,4 @@
-"""The status document in JSON: everything known now, for the page and for people with `curl`."""
+"""The status document in JSON: the whole current state, for the page and for `curl`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dshealthd.core.snapshot import Latest, Snapshot
 
 MAX_DETAIL = 500
-"""Characters of a free text that are shown."""
+"""Most characters of a free text."""
 
 
 def document(
@@ -32,12 +32,11 @@ def document(
     wall: float,
     sections: Mapping[str, Any] = MappingProxyType({}),
 ) -> bytes:
-    """Return the status document, the JSON of everything that is known.
+    """Return the status document, the current state as JSON.
 
-    `sections` are parts of it that are made elsewhere.
-
-    `own` are the agent's own samples, `started` and `wall` Unix times, `monotonic` the snapshot's
-    clock; all in seconds. Numbers that JSON does not have are strings, as Prometheus writes them.
+    `sections` are parts that are made elsewhere. `own` are the agent's own samples, `started` and
+    `wall` Unix times, `monotonic` the snapshot's clock; all in seconds. Numbers that JSON lacks are
+    strings, as Prometheus writes them.
     """
     mine = list(own)
     metrics: dict[str, dict[str, Any]] = {}
@@ -63,9 +62,9 @@ def document(
 
 
 def _collector(latest: Latest, now: float) -> dict[str, Any]:
-    """Describe one collector in the status document.
+    """Return one collector's entry in the status document.
 
-    A reason `expired` stands beside what the collector itself said last.
+    The reason `expired` comes in addition to the collector's own last reason.
     """
     result = latest.result
     state, reason, detail = "ok", result.reason, result.detail
@@ -97,7 +96,7 @@ def _fault(fault: Fault) -> dict[str, str]:
 
 
 def _workers(own: Iterable[Sample]) -> list[dict[str, Any]]:
-    """Describe the worker processes in the status document, from the supervisors' samples."""
+    """Return the worker processes' entries, from the supervisors' samples."""
     names = {
         supervisor.UP: "up",
         supervisor.STARTS: "starts",
@@ -117,7 +116,7 @@ def _workers(own: Iterable[Sample]) -> list[dict[str, Any]]:
 
 
 def _group(metrics: dict[str, dict[str, Any]], samples: Iterable[Sample]) -> None:
-    """Put samples under their metrics in the status document."""
+    """Add samples to their metrics' entries."""
     for metric, labels, value in samples:
         family = metrics.get(metric.name)
         if family is None:
@@ -135,5 +134,5 @@ def _group(metrics: dict[str, dict[str, Any]], samples: Iterable[Sample]) -> Non
 
 
 def _text(text: str) -> str:
-    """Return a text of the status document without what is no character, not too long."""
+    """Return a text without invalid characters, cut to `MAX_DETAIL`."""
     return text[:MAX_DETAIL].encode(errors="replace").decode()

@@ -75,10 +75,10 @@ def test_what_is_sent_arrives() -> None:
 @pytest.mark.parametrize(
     ("frame", "what"),
     [
-        (wire.LENGTH.pack(4) + b"null", "no JSON object"),
-        (wire.LENGTH.pack(2) + b"[]", "no JSON object"),
-        (wire.LENGTH.pack(3) + b"{a}", "no JSON: Expecting"),
-        (wire.LENGTH.pack(2) + b"\xff\xfe", "no JSON: "),
+        (wire.LENGTH.pack(4) + b"null", "JSON that is not an object"),
+        (wire.LENGTH.pack(2) + b"[]", "JSON that is not an object"),
+        (wire.LENGTH.pack(3) + b"{a}", "invalid JSON: Expecting"),
+        (wire.LENGTH.pack(2) + b"\xff\xfe", "invalid JSON: "),
         (wire.LENGTH.pack(wire.MAX_FRAME + 1), f"a frame of {wire.MAX_FRAME + 1} bytes"),
     ],
 )

@@ -263,7 +263,7 @@ def test_never_gives_up(machine: Machine) -> None:
         pytest.param(
             "",
             "cd /var/lib; mount --bind dshealthd dshealthd; mount -o remount,bind,ro dshealthd",
-            "path.state: nothing will be kept over a restart: [Errno 30] Read-only file system",
+            "path.state: no state will survive a restart: [Errno 30] Read-only file system",
             id="read-only disk",
         ),
     ],

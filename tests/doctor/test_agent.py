@@ -141,7 +141,7 @@ while True:
 @pytest.mark.parametrize(
     ("answer", "user", "word"),
     [
-        ("HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}", ["x"], "not believed"),
+        ("HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}", ["x"], "not trusted"),
         ("", [], "no answer within 1.5 s"),
     ],
     ids=["another user", "hung"],

@@ -292,7 +292,7 @@ def test_password_is_not_sent_to_another_user(tmp_path: Path) -> None:
     with stranger(answer(json.dumps(document())), heard) as port:
         loaded = configured(port)
         slurm = replace(loaded.slurm, user="slurm", password_file=password)
-        with pytest.raises(AgentSilent, match="not believed"):
+        with pytest.raises(AgentSilent, match="not trusted"):
             agent.ask(replace(loaded, slurm=slurm), DRAIN_FOR)
         with socket.create_connection(("127.0.0.1", port)) as other:
             other.sendall(b"heard")
@@ -331,6 +331,6 @@ def test_another_user_on_the_port() -> None:
     """Findings of a user who listens where no agent runs are not believed."""
     with (
         stranger(answer(json.dumps(document()))) as port,
-        pytest.raises(AgentSilent, match="not believed"),
+        pytest.raises(AgentSilent, match="not trusted"),
     ):
         ask(port)

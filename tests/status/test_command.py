@@ -157,7 +157,7 @@ def test_jobs(capsys: pytest.CaptureFixture[str]) -> None:
         said = capsys.readouterr().out
         assert "run-1  hung  2 ranks here, step 1245" in said
         assert "no progress, 90 s longer than expected; cause: input" in said
-        assert "rank 1 has not got its next batch" in said
+        assert "rank 1 is waiting for its next batch" in said
         assert run("jobs", f"127.0.0.1:{moves.port}") == 0
         assert "run-1  training  2 ranks here, step 1245, 12 steps/min" in capsys.readouterr().out
         assert run("jobs", "127.0.0.1:1") == 3
@@ -182,15 +182,15 @@ def test_a_job_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
         run("jobs", f"127.0.0.1:{served.port}")
     said = capsys.readouterr().out
     assert "run-3  failed" in said
-    assert "failed by its log: cuda-oom on rank 3 (n7)\n" in said
-    assert "failed by its log: nccl-timeout\n" in said
+    assert "failure in its log: cuda-oom on rank 3 (n7)\n" in said
+    assert "failure in its log: nccl-timeout\n" in said
 
 
 def test_other_answers(capsys: pytest.CaptureFixture[str]) -> None:
     """An agent of another version is unknown and named so, not misread."""
     with serving(snapshot(*HEALTHY), more={"schema": 2}) as served:
         assert run("status", f"127.0.0.1:{served.port}") == 3
-    assert "answers in another version (2) than this command (1)" in capsys.readouterr().out
+    assert "answers in schema version 2, this command needs 1" in capsys.readouterr().out
 
 
 def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:

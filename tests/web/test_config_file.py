@@ -56,7 +56,7 @@ ACCEPTED = {
 
 REFUSED = {
     "no YAML": ("a: [", ["is not YAML: "]),
-    "no mapping": ("- a\n", ["must be a mapping at its top"]),
+    "no mapping": ("- a\n", ["must be a mapping at its top level"]),
     "unknown key": (
         "tls_server_conf: {}\n",
         ["tls_server_conf: unknown key; did you mean tls_server_config?"],
@@ -64,7 +64,7 @@ REFUSED = {
     "section of another kind": ("basic_auth_users: [a]\n", ["basic_auth_users: must be a mapping"]),
     "twice": (
         "basic_auth_users: {}\nbasic_auth_users: {}\n",
-        ["basic_auth_users: is given twice, the second time in line 2"],
+        ["basic_auth_users: is given twice, the second time on line 2"],
     ),
     "rate limit": ("rate_limit: {burst: 1}\n", ["rate_limit: not supported; web.max_connections "]),
     "no certificate": (
@@ -81,7 +81,7 @@ REFUSED = {
     ),
     "not that key": (
         TLS.replace("server.key", "server2.key"),
-        ["tls_server_config.key_file: DIR/server2.key is no key for DIR/server.pem"],
+        ["tls_server_config.key_file: DIR/server2.key is not the key of DIR/server.pem"],
     ),
     "no key": (TLS.replace("server.key", "server.pem"), ["tls_server_config.key_file: DIR/server"]),
     "encrypted": (
@@ -135,7 +135,7 @@ REFUSED = {
     ),
     "idle authority": (
         f"{TLS}  client_ca_file: ca.pem\n",
-        ["tls_server_config.client_ca_file: is there, but "],
+        ["tls_server_config.client_ca_file: is set, but "],
     ),
     "idle names": (
         f"{TLS}  client_allowed_sans: [a]\n",
@@ -151,7 +151,7 @@ REFUSED = {
     ),
     "no header": (
         "http_server_config: {headers: {Foo: bar}}\n",
-        ["http_server_config.headers.Foo: cannot be set; headers that can are "],
+        ["http_server_config.headers.Foo: cannot be set; only "],
     ),
     "header value": (
         "http_server_config: {headers: {X-Frame-Options: maybe}}\n",
@@ -163,7 +163,7 @@ REFUSED = {
     ),
     "no hash": (
         "basic_auth_users: {alice: secret}\n",
-        ["basic_auth_users.alice: is no bcrypt hash"],
+        ["basic_auth_users.alice: is not a bcrypt hash"],
     ),
     "costly": (
         f"basic_auth_users: {{alice: '{HASH.replace('$04$', '$20$')}'}}\n",
@@ -181,7 +181,7 @@ REFUSED = {
         "bogus: 1\nhttp_server_config: {http2: true}\nbasic_auth_users: {a: b}\n",
         [
             "bogus: unknown key; known are ",
-            "basic_auth_users.a: is no bcrypt hash",
+            "basic_auth_users.a: is not a bcrypt hash",
             "http_server_config.http2: not supported",
         ],
     ),
@@ -405,7 +405,7 @@ def test_half_written_certificate_keeps_the_one_before(
     put(certificate, new)
     assert changed(changed(config, clock), clock).config is before
     assert config.failures == 2
-    assert "server.key is no key for" in caplog.records[-1].getMessage()
+    assert "server.key is not the key of" in caplog.records[-1].getMessage()
     put(key, (file.parent / "server2.key").read_text(encoding="ascii"))
     assert changed(config, clock).config is not before
     assert (config.ok, config.failures) == (True, 2)

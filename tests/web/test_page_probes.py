@@ -60,6 +60,6 @@ def test_rounds_and_accusations_are_shown(tmp_path: Path) -> None:
         visit.wait("section[aria-label='Probes'] td", "refused")
         visit.wait("section[aria-label='Probes'] .warn", NODES[1])
         assert "suspect" in visit.panel("Probes")
-        visit.wait("section[aria-label='Probes'] .warn", "last in the round at ")
+        visit.wait("section[aria-label='Probes'] .warn", "last seen in the round at ")
         assert visit.complaints == []
         visit.page.close()

@@ -1,4 +1,4 @@
-// Elements. Text only ever becomes text nodes, so nothing in the data can be markup.
+// Elements. Text always becomes text nodes, so data can never become markup.
 
 export function h(name, attributes, ...children) {
   const svg = name === "svg" || name === "path";
@@ -11,7 +11,7 @@ export function h(name, attributes, ...children) {
   return element;
 }
 
-// Makes `old` look like `fresh` and keeps what is equal, so that a selection, the focus and a reader's place survive an update.
+// Makes `old` look like `fresh` and keeps equal nodes, so that the selection, focus and scroll position survive an update.
 export function patch(old, fresh) {
   if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName) return void old.replaceWith(fresh);
   if (old.nodeType === Node.TEXT_NODE) {

@@ -1,18 +1,18 @@
-// All members at a glance: what each says of itself, by leaf, and the jobs across nodes.
+// All members at a glance: the state that each reports, by leaf, and the jobs across nodes.
 
 import { h, patch } from "./elements.js";
 import { clock, count, duration, known, plural, unknown, words, zone } from "./numbers.js";
 import { LEVELS, MARKS, mark, table } from "./pieces.js";
 
-const LOST_AFTER = 15000; // milliseconds without an answer until the page says so
+const LOST_AFTER = 15000; // milliseconds without an answer until the banner appears
 const PATIENCE = 5000; // milliseconds for an answer
-const EVERY = 3000; // milliseconds between two questions
-const LISTED = 50; // nodes with problems that are named one by one
+const EVERY = 3000; // milliseconds between requests
+const LISTED = 50; // nodes with problems that are listed by name
 const STATES = { ...LEVELS, unreachable: "bad", "not asked yet": "quiet" };
 const page = { last: null, answered: 0, failed: "" };
 
 const level = (node) => STATES[node.state] || "unknown";
-// The other agents are taken to serve as this one does, on the same port.
+// Assumes that the other agents serve the same scheme and port as this one.
 const address = (name) => `${location.protocol}//${name}${location.port ? `:${location.port}` : ""}/`;
 const RANK = { bad: 0, unknown: 1, warn: 2, quiet: 3, good: 4 };
 const byState = (one, other) =>
@@ -78,7 +78,7 @@ function squares(nodes) {
       h(
         "div",
         { class: "leaf" },
-        leaf || leaves.size > 1 ? h("h3", {}, leaf || "no leaf known") : null,
+        leaf || leaves.size > 1 ? h("h3", {}, leaf || "leaf unknown") : null,
         h(
           "ul",
           { class: "squares" },
@@ -147,7 +147,7 @@ function render() {
       { id: "top" },
       h("h1", {}, "Fleet"),
       h("span", { class: "quiet" }, `${plural(nodes.length, "node")}, as seen from ${fleet.node}`),
-      h("span", { class: "live" }, h("span", { class: "beat" }), `${fleet.asking ? "asking, " : ""}last seen `, clock(new Date(page.answered)), h("span", { class: "unit" }, ` ${zone()}`)),
+      h("span", { class: "live" }, h("span", { class: "beat" }), `${fleet.asking ? "querying, " : ""}last seen `, clock(new Date(page.answered)), h("span", { class: "unit" }, ` ${zone()}`)),
     ),
   );
   patch(document.getElementById("page"), h("main", { id: "page" }, summary(fleet, nodes), squares(nodes), jobs(fleet.jobs)));
@@ -160,7 +160,7 @@ function watch() {
   document.body.classList.toggle("lost", Boolean(lost && page.last));
   banner.hidden = !lost;
   if (!lost) return;
-  const text = `${page.last ? `The agent has not answered for ${duration(silence / 1000)}.` : "The fleet is not known here."} ${page.failed}`;
+  const text = `${page.last ? `The agent has not answered for ${duration(silence / 1000)}.` : "No data about the fleet."} ${page.failed}`;
   if (banner.textContent !== text) banner.textContent = text;
 }
 

@@ -7,7 +7,7 @@ import { bar, flag, mark, panel } from "./pieces.js";
 function thermometer(status, gpu, sensor, temperature, limits) {
   const name = `GPU ${gpu} ${sensor}`;
   const top = known(limits.shutdown) ? limits.shutdown + 3 : known(limits.slowdown) ? limits.slowdown + 6 : 100;
-  const low = 20; // nothing is colder in a machine room, and the far end is what matters
+  const low = 20; // nothing in a machine room is colder, and only the hot end matters
   const marks = [
     { at: known(limits.max) ? limits.max - low : undefined, title: `highest operating temperature ${limits.max} \u00b0C` },
     { at: known(limits.slowdown) ? limits.slowdown - low : undefined, title: `slows down at ${limits.slowdown} \u00b0C` },
@@ -203,7 +203,7 @@ export function gpus(status) {
   const names = status.labels("gpu_info", "name");
   const answering = sum(status.values("gpu_up"));
   const about = [
-    `${answering ?? "unknown how many"}${known(expected) ? ` of ${expected}` : ""} answer`,
+    `${answering ?? "unknown number"}${known(expected) ? ` of ${expected}` : ""} answer`,
     known(visible) && known(expected) && visible !== expected ? `${visible} listed` : "",
     names.join(", "),
     driver.driver ? `driver ${driver.driver}` : "",

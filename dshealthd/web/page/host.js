@@ -134,7 +134,7 @@ export function collectors(status) {
   const workers = status.document.workers.map((worker, index) => {
     const failures = sum(Object.values(worker.failures)) || 0;
     const what = [
-      worker.up ? "running" : "idle: nothing on this node for it",
+      worker.up ? "running" : "idle: nothing to do on this node",
       failures ? `restarted ${failures}\u00d7` : "",
       worker.stuck ? `${worker.stuck} stuck` : "",
       worker.quarantined ? `${worker.quarantined} quarantined` : "",

@@ -1,4 +1,4 @@
-// The training jobs of this node: how far they are, whether they move, and the culprit.
+// The training jobs of this node: progress, hangs and their culprits.
 
 import { h } from "./elements.js";
 import { count, duration, known, plural, unknown, words } from "./numbers.js";
@@ -9,7 +9,7 @@ const CAUSES = {
   process: "a rank's process is stopped or gone",
   checkpoint: "checkpoint",
   input: "input",
-  desync: "ranks are at different places",
+  desync: "ranks are at different points",
   waiting: "not on this node: the ranks wait for another node or for the network",
 };
 const REASONS = {
@@ -17,12 +17,12 @@ const REASONS = {
   gone: "has ended",
   blocked: "is blocked in the kernel",
   checkpoint: "has not returned from a checkpoint",
-  paused: "is in a pause of its own",
-  input: "has not got its next batch",
+  paused: "has not returned from a marked pause",
+  input: "is waiting for its next batch",
   behind: "is behind the others",
   ahead: "is ahead of the others",
 };
-const SLOWER = 1.05; // below it the slowest rank of a job is not worth naming
+const SLOWER = 1.05; // below this ratio the slowest rank of a job is not worth naming
 
 function hang(job) {
   if (!job.hang) return null;
@@ -60,7 +60,7 @@ function one(job) {
     h("h3", {}, mark(level), job.job, h("span", { class: "unit" }, ` ${job.state}`)),
     hang(job),
     failures.map(({ slug, rank, node }) =>
-      figure("failed by its log", h("span", { class: "bad" }, `${slug}${known(rank) ? ` on rank ${rank}` : ""}${node ? ` (${node})` : ""}`)),
+      figure("failure in its log", h("span", { class: "bad" }, `${slug}${known(rank) ? ` on rank ${rank}` : ""}${node ? ` (${node})` : ""}`)),
     ),
     job.launcher ? figure("started by", words(job.launcher)) : null,
     figure("ranks on this node", ranks),

@@ -1,4 +1,4 @@
-// Numbers. What is not known is undefined here and "unknown" on the page, never 0.
+// Numbers. An unknown value is undefined here and "unknown" on the page, never 0.
 
 import { h } from "./elements.js";
 

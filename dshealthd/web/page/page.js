@@ -1,4 +1,4 @@
-// The page of one node: it asks for the status document every few seconds and shows what is in it.
+// The page of one node: it requests the status document every few seconds and renders it.
 
 import { h, patch } from "./elements.js";
 import { gpus } from "./gpus.js";
@@ -10,9 +10,9 @@ import { probes } from "./probes.js";
 import { Status } from "./status.js";
 import { absences, verdict } from "./verdict.js";
 
-const LOST_AFTER = 6000; // milliseconds without an answer until the page says so
+const LOST_AFTER = 6000; // milliseconds without an answer until the banner appears
 const PATIENCE = 4000; // milliseconds for an answer
-const EVERY = 2000; // milliseconds between two questions
+const EVERY = 2000; // milliseconds between requests
 const page = { last: null, answered: 0, failed: "", timer: 0 };
 
 function render() {
@@ -73,7 +73,7 @@ function watch() {
   banner.hidden = !lost;
   if (!lost) return;
   const since = page.answered
-    ? `The agent has not answered for ${duration(silence / 1000)}. What is shown is from ${clock(new Date(page.answered))}.`
+    ? `The agent has not answered for ${duration(silence / 1000)}. The data shown is from ${clock(new Date(page.answered))}.`
     : "The agent does not answer.";
   const text = `${since}${page.failed ? ` (${page.failed})` : ""}`;
   if (banner.textContent !== text) banner.textContent = text;

@@ -166,7 +166,7 @@ export function files(status) {
         h(
           "span",
           { class: "unit" },
-          ` of ${status.value("job_locked_memory_limit_bytes", { job }) === undefined ? "any amount" : bytes(status.value("job_locked_memory_limit_bytes", { job })).join(" ")}`,
+          ` of ${status.value("job_locked_memory_limit_bytes", { job }) === undefined ? "unlimited" : bytes(status.value("job_locked_memory_limit_bytes", { job })).join(" ")}`,
         ),
       ]),
     );

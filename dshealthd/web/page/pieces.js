@@ -1,4 +1,4 @@
-// What panels are made of.
+// Building blocks of panels.
 
 import { h } from "./elements.js";
 import { age, bits, known, measure, unknown, words } from "./numbers.js";
@@ -27,7 +27,7 @@ export const MARKS = {
   unknown: ["?", "unknown"],
 };
 const FLAGS = { bad: "\u2716 ", warn: "\u25b2 " };
-// A mark before a figure that a finding is about.
+// A mark before a figure that has a finding.
 export const flag = (level) => FLAGS[level] || "";
 export const mark = (level) => h("span", { class: `mark ${level}`, "aria-hidden": "true" }, MARKS[level][0]);
 

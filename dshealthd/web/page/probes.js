@@ -1,4 +1,4 @@
-// The rounds with other nodes: members, outcomes of the last ones, suspects.
+// Probe rounds with other nodes: members, recent outcomes, suspects.
 
 import { h } from "./elements.js";
 import { clock, duration, known, unknown, words } from "./numbers.js";
@@ -7,14 +7,14 @@ import { figure, mark, panel, table } from "./pieces.js";
 const SHOWN = 8;
 const LEVELS = { ok: "good", declined: "quiet", inconclusive: "quiet" };
 
-// The newest round that went wrong with the suspect in it; a slow one is judged by many rounds, of which none shows it.
+// The newest failed round that included the suspect. A slow suspect is judged over many rounds, so no single one shows it.
 function shows({ component }, rounds, me) {
   const names = component.split(/--|->|\//);
   const about = (round) => round.members.some((name) => name !== me && names.includes(name)) || names[0] === me;
   const round = rounds.find((each) => !LEVELS[each.outcome] && about(each));
   if (!round) return null;
   const problem = words([round.stage, round.reason].filter(Boolean).join(", ")) || words(round.outcome);
-  return h("span", { class: "flow quiet" }, `last in the round at ${clock(new Date(round.time * 1000))}: ${problem}`);
+  return h("span", { class: "flow quiet" }, `last seen in the round at ${clock(new Date(round.time * 1000))}: ${problem}`);
 }
 
 export function probes(status) {
@@ -43,7 +43,7 @@ export function probes(status) {
     [],
     [
       probe.detail ? h("p", { class: "fault" }, probe.detail) : null,
-      figure("this node's score, 1 is usual", known(probe.score) ? `${probe.score.toFixed(2)}\u00d7` : unknown()),
+      figure("this node's score (1 is normal)", known(probe.score) ? `${probe.score.toFixed(2)}\u00d7` : unknown()),
       probe.suspects.length
         ? probe.suspects.map((suspect) =>
             figure(

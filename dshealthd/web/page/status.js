@@ -9,12 +9,12 @@ const HISTORY = 150; // points of a trend: five minutes
 export class Status {
   constructor(document) {
     this.document = document;
-    // An agent that gives no verdict has none to show: that is unknown, not well.
+    // An agent without a verdict is unknown, not healthy.
     this.findings = document.findings || [];
     this.verdict = document.verdict || "unknown";
     this.collectors = new Map(document.collectors.map((collector) => [collector.name, collector]));
   }
-  // The class of the worst finding of which this is true; the API has them worst first. Empty without any.
+  // The class of the worst finding that passes the test; the API lists the worst first. Empty if there is none.
   level(test) {
     const finding = this.findings.find(test);
     return finding ? LEVELS[finding.severity] : "";
@@ -54,7 +54,7 @@ export class Status {
   }
 }
 
-// Rates come from two answers; trends from all that this page has seen.
+// A rate needs two answers; a trend uses all answers since the page was opened.
 
 const previous = new Map();
 const trends = new Map();

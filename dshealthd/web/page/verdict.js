@@ -1,4 +1,4 @@
-// The agent's verdict on this node, and what it is made of. Nothing is judged here: the API has the findings.
+// The agent's verdict on this node, and its findings. The API supplies both; nothing is judged here.
 
 import { h } from "./elements.js";
 import { duration, plural, words } from "./numbers.js";

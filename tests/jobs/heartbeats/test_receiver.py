@@ -592,7 +592,7 @@ def test_socket_left_behind(path: Path) -> None:
     scene(path, play)
     assert not path.exists()
     path.write_text("precious")
-    with pytest.raises(FileExistsError, match="no socket"):
+    with pytest.raises(FileExistsError, match="not a socket"):
         scene(path, play)
     assert path.read_text() == "precious"
 
