@@ -15,6 +15,7 @@ import logging
 import re
 import secrets
 import string
+import time
 from collections import OrderedDict
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -38,7 +39,11 @@ REMEMBERED = 128
 Failures have a cache of their own, so that guesses do not evict valid logins.
 """
 WAITING = 16
-"""Verifications that may wait for their turn."""
+"""Clients that may wait for a verification; how many each waits for, its connections limit."""
+_PAUSE_RATIO = 3
+"""Pause after a failed verification, as a multiple of its duration: guesses get a quarter of a core."""
+_MAX_PAUSE = 1.0
+"""The longest such pause, in seconds: hashes of a high cost take seconds themselves."""
 
 
 def problem(hash: str) -> str | None:
@@ -52,8 +57,21 @@ def problem(hash: str) -> str | None:
     return None
 
 
+class _Client:
+    """A client whose credentials are being verified."""
+
+    def __init__(self) -> None:
+        """Start with no verification."""
+        self.turn = asyncio.Lock()
+        """Held by the one verification of this client that queues with those of other clients."""
+        self.pending = 0
+
+
 class Authenticator:
-    """Verifies the credentials of requests."""
+    """Verifies the credentials of requests.
+
+    Clients take turns, so one that guesses delays another by a single verification.
+    """
 
     def __init__(self) -> None:
         """Start with an empty cache."""
@@ -61,15 +79,16 @@ class Authenticator:
         self._passed: OrderedDict[bytes, None] = OrderedDict()
         self._failed: OrderedDict[bytes, None] = OrderedDict()
         self._one = asyncio.Lock()  # bcrypt takes a core: one verification at a time
-        self._waiting = 0
+        self._clients: dict[str, _Client] = {}
 
     async def refusal(
-        self, users: Mapping[str, str], authorization: str | None
+        self, users: Mapping[str, str], authorization: str | None, client: str
     ) -> HTTPStatus | None:
         """Return None if an `Authorization` header has the name and password of one of `users`.
 
-        `users` maps names to hashes. Otherwise return "Unauthorized", or "Service Unavailable" if
-        too many verifications are waiting. An unknown name takes as long as a wrong password.
+        `users` maps names to hashes; `client` is who asks, as the connection limiter counts it.
+        Otherwise return "Unauthorized", or "Service Unavailable" if too many clients are waiting.
+        An unknown name takes as long as a wrong password.
         """
         credentials = _credentials(authorization or "")
         if credentials is None:
@@ -86,26 +105,35 @@ class Authenticator:
             return None
         if entry in self._failed:
             return HTTPStatus.UNAUTHORIZED
-        if self._waiting >= WAITING:
+        if client not in self._clients and len(self._clients) >= WAITING:
             return HTTPStatus.SERVICE_UNAVAILABLE
+        own = self._clients.setdefault(client, _Client())
+        own.pending += 1
         try:
-            passed = await self._verify(password, expected) and known
+            async with own.turn, self._one:
+                if entry not in self._passed and entry not in self._failed:
+                    await self._verify(entry, password, expected, known=known)
         except StartError as error:
             log.warning("%s", error)
             return HTTPStatus.SERVICE_UNAVAILABLE
+        finally:
+            own.pending -= 1
+            if not own.pending:
+                del self._clients[client]
+        return None if entry in self._passed else HTTPStatus.UNAUTHORIZED
+
+    async def _verify(self, entry: bytes, password: bytes, expected: str, *, known: bool) -> None:
+        """Remember whether a password matches, and pause if it does not."""
+        started = time.monotonic()
+        matches = await background.call(lambda: _matches(password, expected), "bcrypt", None)
+        passed = matches and known
         remembered = self._passed if passed else self._failed
         remembered[entry] = None
         if len(remembered) > REMEMBERED:
             remembered.popitem(last=False)
-        return None if passed else HTTPStatus.UNAUTHORIZED
-
-    async def _verify(self, password: bytes, expected: str) -> bool:
-        self._waiting += 1
-        try:
-            async with self._one:
-                return await background.call(lambda: _matches(password, expected), "bcrypt", None)
-        finally:
-            self._waiting -= 1
+        if not passed:
+            # Guessing must not take a core away from a training job.
+            await asyncio.sleep(min(_PAUSE_RATIO * (time.monotonic() - started), _MAX_PAUSE))
 
 
 def _matches(password: bytes, expected: str) -> bool:

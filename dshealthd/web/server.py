@@ -29,7 +29,7 @@ from dshealthd.core.exposition import negotiate
 from dshealthd.findings.catalogue import RUNBOOKS
 from dshealthd.http import connection_limiter as limits
 from dshealthd.http.connection import Connection, plain
-from dshealthd.http.connection_limiter import ConnectionLimiter
+from dshealthd.http.connection_limiter import ConnectionLimiter, client_of
 from dshealthd.http.listener import Listener
 from dshealthd.web import status
 from dshealthd.web.hostnames import is_misdirected, own_names
@@ -256,7 +256,9 @@ class Server:
                 users
                 and (
                     code := await self._authenticator.refusal(
-                        users, request.headers.get("Authorization")
+                        users,
+                        request.headers.get("Authorization"),
+                        client_of(request.remote or ""),
                     )
                 )
                 is not None

@@ -114,7 +114,7 @@ def test_a_name_without_a_thread_is_no_verdict_on_it() -> None:
 def test_a_login_without_a_thread_is_refused_for_now() -> None:
     """The client is told to try again; it is neither let in nor remembered as wrong."""
     users = {"alice": "$2b$04$" + "a" * 53}
-    answer = asyncio.run(Authenticator().refusal(users, "Basic YWxpY2U6eA=="))
+    answer = asyncio.run(Authenticator().refusal(users, "Basic YWxpY2U6eA==", "192.0.2.1"))
     assert answer == 503
 
 

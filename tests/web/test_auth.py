@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+CLIENT, OTHER = "192.0.2.1", "192.0.2.2"
+
+
 def hashed(password: bytes, cost: int = 4) -> str:
     """Return the hash of a password."""
     return bcrypt.hashpw(password, bcrypt.gensalt(cost)).decode()
@@ -36,7 +39,7 @@ def ask(users: Mapping[str, str], *headers: str | None) -> list[int | None]:
 
     async def run() -> list[int | None]:
         authenticator = Authenticator()
-        return [await authenticator.refusal(users, header) for header in headers]
+        return [await authenticator.refusal(users, header, CLIENT) for header in headers]
 
     return asyncio.run(run())
 
@@ -97,10 +100,10 @@ def test_result_is_remembered() -> None:
         times = []
         for _ in range(2):
             started = time.process_time()  # of all threads: other work does not count
-            assert await authenticator.refusal(users, basic("alice", b"secret")) is None
+            assert await authenticator.refusal(users, basic("alice", b"secret"), CLIENT) is None
             times.append(time.process_time() - started)
         changed = await authenticator.refusal(
-            {"alice": hashed(b"other")}, basic("alice", b"secret")
+            {"alice": hashed(b"other")}, basic("alice", b"secret"), CLIENT
         )
         return times[0], times[1], changed
 
@@ -114,9 +117,12 @@ def test_guesses_do_not_push_out_who_is_let_in() -> None:
 
     async def run() -> None:
         authenticator = Authenticator()
-        assert await authenticator.refusal(USERS, basic("alice", b"secret")) is None
+        assert await authenticator.refusal(USERS, basic("alice", b"secret"), CLIENT) is None
         for number in range(2 * REMEMBERED):
-            assert await authenticator.refusal(USERS, basic("alice", str(number).encode())) == 401
+            assert (
+                await authenticator.refusal(USERS, basic("alice", str(number).encode()), CLIENT)
+                == 401
+            )
         assert (len(authenticator._passed), len(authenticator._failed)) == (1, REMEMBERED)
 
     asyncio.run(run())
@@ -145,33 +151,104 @@ def test_no_password_is_kept() -> None:
 
     async def run() -> str:
         authenticator = Authenticator()
-        await authenticator.refusal(USERS, basic("alice", b"secret"))
+        await authenticator.refusal(USERS, basic("alice", b"secret"), CLIENT)
         return repr(vars(authenticator))
 
     assert "secret" not in asyncio.run(run())
 
 
 def test_logins_that_wait_are_bounded() -> None:
-    """Beyond a number of verifications in a queue a login is told to come later.
+    """Beyond a number of waiting clients, a login gets "Service Unavailable".
 
-    Who was let in before is not concerned.
+    Clients whose login is cached are not affected.
     """
 
     async def run() -> list[int | None]:
         authenticator = Authenticator()
-        assert await authenticator.refusal(USERS, basic("alice", b"secret")) is None
-        slow = {**USERS, "bob": hashed(b"secret", 8)}
+        assert await authenticator.refusal(USERS, basic("alice", b"secret"), CLIENT) is None
         guesses = [
-            asyncio.create_task(authenticator.refusal(slow, basic("bob", str(number).encode())))
+            asyncio.create_task(
+                authenticator.refusal(USERS, basic("alice", b"guess"), f"198.51.100.{number}")
+            )
             for number in range(WAITING + 3)
         ]
         await asyncio.sleep(0)
-        assert await authenticator.refusal(slow, basic("alice", b"secret")) is None
+        assert await authenticator.refusal(USERS, basic("alice", b"secret"), CLIENT) is None
         answers: list[int | None] = list(await asyncio.gather(*guesses))
+        assert not authenticator._clients
         return answers
 
     answers = list(asyncio.run(run()))
     assert (answers.count(401), answers.count(503)) == (WAITING, 3)
+
+
+def slow_bcrypt(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Have every verification take 20 ms, and return the passwords that were verified, in order."""
+    verified: list[bytes] = []
+
+    def matches(password: bytes, _expected: str) -> bool:
+        verified.append(password)
+        time.sleep(0.02)
+        return password == b"secret"
+
+    monkeypatch.setattr("dshealthd.web.auth._matches", matches)
+    return verified
+
+
+def test_guesses_take_a_quarter_of_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that tries passwords for hours does not keep a core from a training job."""
+    verified = slow_bcrypt(monkeypatch)
+
+    async def run() -> float:
+        authenticator, started = Authenticator(), time.monotonic()
+        guesses = [basic("alice", str(number).encode()) for number in range(5)]
+        answers = await asyncio.gather(
+            *(authenticator.refusal(USERS, guess, CLIENT) for guess in guesses)
+        )
+        assert answers == [401] * 5
+        return time.monotonic() - started
+
+    taken = asyncio.run(run())
+    assert len(verified) == 5
+    assert taken >= 4 * 5 * 0.02
+
+
+def test_a_guesser_delays_another_client_by_one_verification(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many logins of one client wait, the next turn is another client's."""
+    verified = slow_bcrypt(monkeypatch)
+
+    async def run() -> int | None:
+        authenticator = Authenticator()
+        guesses = [
+            asyncio.create_task(
+                authenticator.refusal(USERS, basic("alice", str(number).encode()), CLIENT)
+            )
+            for number in range(2 * WAITING)
+        ]
+        await asyncio.sleep(0)
+        answer = await authenticator.refusal(USERS, basic("alice", b"secret"), OTHER)
+        for guess in guesses:
+            guess.cancel()
+        await asyncio.gather(*guesses, return_exceptions=True)
+        return answer
+
+    assert asyncio.run(run()) is None
+    assert verified[:2] == [b"0", b"secret"]
+
+
+def test_a_login_of_several_connections_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser that loads a page sends the same credentials over several connections."""
+    verified = slow_bcrypt(monkeypatch)
+
+    async def run() -> list[int | None]:
+        authenticator, header = Authenticator(), basic("alice", b"secret")
+        requests = [authenticator.refusal(USERS, header, CLIENT) for _ in range(6)]
+        return list(await asyncio.gather(*requests))
+
+    assert asyncio.run(run()) == [None] * 6
+    assert verified == [b"secret"]
 
 
 @pytest.fixture
