@@ -1,6 +1,6 @@
-"""Symptoms: what can go wrong with a training cluster, one file each: alerts and runbooks.
+"""Symptoms: what can go wrong with a training cluster, one file each, with alerts and runbook.
 
-The package lists its own folder: a file `<slug>.md` here is a symptom, and nothing else names it.
+Every file `<slug>.md` in this folder is a symptom; symptoms are registered nowhere else.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SUFFIX = ".md"
 
 @functools.cache
 def all_symptoms() -> Mapping[str, Symptom]:
-    """Return every symptom by slug, in the order of the slugs.
+    """Return every symptom by slug, sorted by slug.
 
-    EntryError says everything that is wrong with the first bad file.
+    Raise EntryError with all errors of the first bad file.
     """
     files = (file for file in resources.files(__name__).iterdir() if file.name.endswith(SUFFIX))
     entries = (

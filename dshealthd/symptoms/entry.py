@@ -1,7 +1,7 @@
 """One symptom: its alerts and its runbook, from TOML front matter and Markdown.
 
 A file is `+++`, TOML, `+++`, and the runbook in sections `## Meaning`, `## Confirm`, `## Remedy`
-and, where advice that circulates is wrong or lacks something, `## Common advice, checked`.
+and, if common advice is wrong or incomplete, `## Common advice, checked`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SEVERITIES = ("critical", "warning", "info")
-"""Somebody is woken, somebody gets a ticket, it is shown on a dashboard.
+"""A page, a ticket, and a dashboard entry only.
 
-`none` is the Watchdog's, which tells that alerts arrive.
+`none` is the Watchdog's severity: that alert proves that alerts arrive.
 """
 COMPONENTS = ("node", "gpu", "nic", "link", "nvlink_domain", "leaf", "path", "job", "fleet")
 AUDIENCES = ("operator", "owner")
-"""Who can repair it: whoever runs the cluster, or the owner of the training job."""
+"""Who can fix it: the operator of the cluster, or the owner of the training job."""
 MEANS = ("alert", "doctor", "explain", "job")
 SECTIONS = ("Meaning", "Confirm", "Remedy")
 ADVICE = "Common advice, checked"
-"""What articles recommend, tried against the libraries; optional."""
+"""The optional section that checks what articles recommend against the libraries."""
 FIRST_STEP = "First step: "
-"""What a description says before what to do."""
+"""The words in a description that introduce what to do."""
 PARTS = frozenset(
     {
         "agent-gone",
@@ -42,9 +42,9 @@ PARTS = frozenset(
         "nvml-broken",
     }
 )
-"""Symptoms whose pages for a part of a node stand for the hangs that follow from it.
+"""Symptoms whose pages for a part of a node also cover the hangs that the fault causes.
 
-`dshealthd:job:struck` leaves out the page of such a job, so that of the part names the job.
+`dshealthd:job:struck` suppresses the page of such a job, so the page of the part names the job.
 """
 PART_COMPONENTS = frozenset({"node", "gpu", "nic", "path"})
 _JOBS = (
@@ -61,7 +61,7 @@ _ALERT_NAME = re.compile(r"Dshealthd(?:[A-Z][A-Za-z0-9]*)+")
 
 
 class EntryError(ValueError):
-    """A symptom's file is wrong; every error of it, one a line, with the file's name."""
+    """A symptom's file is wrong; the message has all its errors, one per line, with the file's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,52 +71,49 @@ class Alert:
     name: str
     severity: str
     component: str
-    """What it is about, one of COMPONENTS; a label by which alerts inhibit one another."""
+    """The kind of part it concerns, one of COMPONENTS; a label used for inhibition."""
     expr: str
     summary: str
-    """What it is, without templates, so that all alerts of one name can be grouped under it."""
+    """What is broken, without templates, so that all alerts of one name can share it as a title."""
     description: str
-    """Which one, why, and the first step; a template of Prometheus."""
+    """Which part, why, and the first step; a Prometheus template."""
     hold: str = ""
-    """How long the expression must hold, `for` in the file; empty: it is certain at once."""
+    """How long the expression must hold, `for` in the file; empty if it fires at once."""
     keep: str = ""
-    """How long it goes on firing after the expression ceased to hold, `keep_firing_for` in the
-    file.
+    """How long it keeps firing after the expression stops holding, `keep_firing_for` in the file.
 
-    Empty: as long as rules.KEEP_FIRING says.
+    Empty: rules.KEEP_FIRING.
     """
     audience: str = "operator"
-    """Who can repair it, one of AUDIENCES."""
+    """Who can fix it, one of AUDIENCES."""
     act: str = ""
-    """What to do now, for the runbook, where the first step in the description depends on labels.
-    """
+    """What to do now, for the runbook, if the description's first step depends on labels."""
     every: str = ""
-    """How often it is evaluated, where that is less often than usual, as reading so many series or
-    so much of the past costs.
+    """Evaluation interval, if longer than usual because the expression reads many series or much
+    history.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Symptom:
-    """A symptom and what is done about it."""
+    """A symptom: its alerts and its runbook."""
 
     slug: str
     title: str
     row: int | None = None
-    """Of the symptom table; None for the monitor's own troubles."""
+    """Row in the symptom table; None for the monitor's own problems."""
     means: tuple[str, ...] = ()
     waits_for: str = ""
-    """The signals that do not exist yet, without which there is no alert, or not the whole of it.
-    """
+    """Signals that do not exist yet, without which the alert is missing or incomplete."""
     covered_by: tuple[str, ...] = ()
-    """Slugs of the symptoms whose alerts tell of this one too."""
+    """Slugs of the symptoms whose alerts also cover this one."""
     alerts: tuple[Alert, ...] = ()
     sections: Mapping[str, str]
     """The runbook by heading, in order."""
 
 
 def parse(slug: str, text: str) -> Symptom:
-    """Return the symptom that a file describes; EntryError if it is wrong."""
+    """Return the symptom that a file describes; raise EntryError if it is wrong."""
     match = _FENCE.fullmatch(text)
     if match is None:
         message = f"{slug}.md: must begin with +++, TOML and +++, each fence on a line of its own"
@@ -144,7 +141,7 @@ def parse(slug: str, text: str) -> Symptom:
 
 
 def _naming_jobs(slug: str, alert: Alert) -> Alert:
-    """Return an alert of a symptom whose text names the node's jobs where it stands for them."""
+    """Return the alert, with the node's jobs added to its description if it stands for their hangs."""
     stands_for_jobs = (
         slug in PARTS and alert.severity == "critical" and alert.component in PART_COMPONENTS
     )
@@ -155,7 +152,7 @@ def _naming_jobs(slug: str, alert: Alert) -> Alert:
 
 
 _KEYS = {"hold": "for", "keep": "keep_firing_for"}
-"""Fields whose key in the file is another: Prometheus' own word for it."""
+"""Fields whose key in the file differs, because it is Prometheus' own word."""
 _FIELDS = {key: field for field, key in _KEYS.items()}
 
 
@@ -174,7 +171,7 @@ _OF_ALERT = {
     _KEYS.get(field.name, field.name): field.default is dataclasses.MISSING
     for field in dataclasses.fields(Alert)
 }
-"""Keys of an alert, and whether it must have them."""
+"""Keys of an alert, and whether they are required."""
 
 
 def _wrong(table: Mapping[str, Any], rows: list[dict[str, Any]], body: str) -> Iterator[str]:
@@ -234,9 +231,7 @@ def _unknown(key: str, known: Mapping[str, object]) -> str:
 
 
 def _sections(body: str) -> dict[str, str]:
-    """Return a symptom's body by its headings of the second level; `##` inside a code block is no
-    heading.
-    """
+    """Return a symptom's body by its second-level headings, ignoring `##` inside code blocks."""
     hidden = _CODE.sub(lambda block: re.sub("[^\n]", " ", block[0]), body)
     headings = list(_HEADING.finditer(hidden))
     ends = [*(heading.start() for heading in headings), len(body)][1:]

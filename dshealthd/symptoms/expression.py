@@ -1,6 +1,6 @@
-"""PromQL expressions of alerts: the names of their metrics, and the labels they select them by.
+"""PromQL expressions of alerts: the names of their metrics and the labels in their selectors.
 
-Not a parser: promtool is one. It finds names well enough to prove that each of them exists.
+This is not a parser (promtool is), but it finds names well enough to prove that each one exists.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WORDS = frozenset(
 
 
 class Selector(NamedTuple):
-    """A metric and the names of the labels that it is selected by."""
+    """A metric and the names of the labels in its selector."""
 
     metric: str
     labels: frozenset[str]
@@ -48,7 +48,7 @@ class Selector(NamedTuple):
 def selectors(expression: str) -> Iterator[Selector]:
     """Yield every selector of an expression that names its metric.
 
-    One as `{__name__=~"…"}` is not found.
+    Selectors such as `{__name__=~"…"}` are not found.
     """
     bare = _LABELS.sub(" ", _COMMENT.sub("", _STRING.sub('""', expression)))
     for match in _SELECTOR.finditer(_NAMELESS.sub("", _RANGE.sub("", bare))):

@@ -1,8 +1,8 @@
-"""The alert rules for Prometheus, made from the symptoms.
+"""The alert rules for Prometheus, generated from the symptoms.
 
-`python -m dshealthd.symptoms.rules deploy/prometheus` writes `alerts.yml`, `--check` compares and
-fails where it differs. `--runbooks URL` makes links to runbooks that are kept elsewhere;
-SLUG in it stands for the symptom.
+`python -m dshealthd.symptoms.rules deploy/prometheus` writes `alerts.yml`; with `--check` it
+compares and fails if the file differs. `--runbooks URL` links to runbooks that are kept elsewhere;
+SLUG in the URL stands for the symptom.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from dshealthd.symptoms.entry import Alert, Symptom
 
 RUNBOOKS = "https://github.com/dshealthd/dshealthd/blob/main/docs/runbooks"
-"""Where the runbooks are read, without the slash at the end."""
+"""Base URL of the runbooks, without a trailing slash."""
 KEEP_FIRING = "2m"
-"""How long an alert goes on firing after its expression ceased to hold, unless it says otherwise.
+"""How long an alert keeps firing after its expression stops holding, unless it sets its own time.
 
-An agent that restarts exports nothing for a scrape or a few, and probes and jobs take some more to
-be known again: without this, every page of its node would resolve and come anew.
+A restarting agent exports nothing for a scrape or a few, and takes longer to rediscover probes and
+jobs: without this, every page of its node would resolve and fire again.
 """
 AT_ONCE = frozenset({"none"})
-"""Severities of alerts that do not go on firing."""
+"""Severities of alerts that do not keep firing."""
 FILE = "alerts.yml"
 HEADER = """\
-# Alerts, made from dshealthd/symptoms/*.md by `./dev generate`; do not edit.
-# What they compare with is in thresholds.yml; change it there.
+# Alerts, generated from dshealthd/symptoms/*.md by `./dev generate`; do not edit.
+# Their thresholds are in thresholds.yml; change them there.
 """
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as it is read."""
+    """YAML dumper that writes multi-line text as a block."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -54,8 +54,8 @@ _Dumper.add_representer(str, _text)
 
 
 def rules(symptoms: Iterable[Symptom], runbooks: str = RUNBOOKS) -> str:
-    """Return the alert rules' file: one group for each component and pace, in the order of
-    COMPONENTS and of the symptoms.
+    """Return the content of the alert rules' file: one group per component and interval, in the
+    order of COMPONENTS and of the symptoms.
     """
     groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for symptom in symptoms:
@@ -102,7 +102,7 @@ def _rule(symptom: Symptom, alert: Alert, runbooks: str) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     """Write or check the alert rules in a directory.
 
-    Status 1 when it is out of date or a symptom is wrong.
+    Return status 1 if the file is out of date or a symptom is wrong.
     """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--runbooks",
         metavar="URL",
         default=RUNBOOKS,
-        help="where runbooks are read, SLUG for the symptom; default %(default)s",
+        help="URL of the runbooks, with SLUG for the symptom; default %(default)s",
     )
     options = parser.parse_args(arguments)
     try:

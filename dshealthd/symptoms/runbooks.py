@@ -1,6 +1,7 @@
-"""The runbooks as they are read: what to do now first, a heading for each alert, no front matter.
+"""The rendered runbooks: what to do now first, a heading for each alert, no front matter.
 
-Made from the symptoms: `docs/runbooks/SLUG.md`. An alert's link ends in the anchor of its heading.
+Generated from the symptoms as `docs/runbooks/SLUG.md`. An alert's link ends in the anchor of its
+heading.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ if TYPE_CHECKING:
     from dshealthd.symptoms.entry import Alert, Symptom
 
 PLACE = "SLUG"
-"""What stands for a symptom in the address of the runbooks."""
+"""Placeholder for the symptom in the URL of the runbooks."""
 _TEMPLATE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _LABEL = re.compile(r"\s*\$labels\.(\w+)\s*")
 _PLACES = {"exported_job": "JOB", "instance": "NODE:10061", "mig_uuid": "MIG"}
-"""What stands for a label's value, where that is not the label in capitals."""
+"""Placeholders for label values that differ from the label in capitals."""
 _SEVERITIES = {
     "critical": "page",
     "warning": "ticket",
@@ -30,21 +31,21 @@ _SEVERITIES = {
 
 
 def url(base: str, slug: str) -> str:
-    """Return where a runbook is read: `base` with the slug for SLUG, or behind it as `/slug.md`."""
+    """Return the URL of a runbook: `base` with SLUG replaced, or else with `/slug.md` appended."""
     if PLACE in base:
         return base.replace(PLACE, slug)
     return f"{base.rstrip('/')}/{slug}.md"
 
 
 def anchor(alert: Alert) -> str:
-    """Return the anchor of an alert's heading, as GitHub and GitLab make it."""
+    """Return the anchor of an alert's heading, as GitHub and GitLab generate it."""
     return alert.name.lower()
 
 
 def first_step(alert: Alert) -> str:
-    """Return a runbook's first step when the alert fires, with NODE, GPU and so on for its labels.
+    """Return the runbook's first step for an alert, with NODE, GPU and so on in place of its labels.
 
-    ValueError if it depends on labels and the alert says nothing for the runbook.
+    Raise ValueError if the step depends on labels and the alert has no `act`.
     """
     if alert.act:
         return alert.act
@@ -62,12 +63,12 @@ def _placeholder(template: re.Match[str]) -> str:
 
 
 def render(symptom: Symptom) -> str:
-    """Return the runbook of a symptom in Markdown."""
+    """Return the runbook of a symptom as Markdown."""
     return "\n".join(_lines(symptom)).rstrip("\n") + "\n"
 
 
 def _lines(symptom: Symptom) -> Iterator[str]:
-    yield f"<!-- Made from dshealthd/symptoms/{symptom.slug}.md by `./dev generate`; do not edit. -->"
+    yield f"<!-- Generated from dshealthd/symptoms/{symptom.slug}.md by `./dev generate`; do not edit. -->"
     yield f"# {symptom.title}"
     yield ""
     if symptom.alerts:

@@ -1,10 +1,10 @@
-"""Templates of alerts' texts, rendered on the node as Prometheus would.
+"""Templates of alert texts, rendered on the node as Prometheus would.
 
-So a finding speaks with the words of its alert.
+A finding therefore uses the words of its alert.
 
-Known is what the alerts use of Go's templates: `$labels`, `$value`, `if`, `with`, `range`, the
-comparisons, and Prometheus' functions that format numbers. Queries are answered by the caller, who
-has the samples of one node.
+Only what the alerts use of Go's templates is supported: `$labels`, `$value`, `if`, `with`, `range`,
+the comparisons, and Prometheus' functions that format numbers. The caller, which has the samples of
+one node, answers queries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LITERAL = re.compile(r"-?\d+(\.\d+)?")
 
 
 class TemplateError(ValueError):
-    """The template asks for something that is not known here."""
+    """The template uses something that is not supported here."""
 
 
 @dataclass(slots=True)
@@ -36,11 +36,11 @@ class _Node:
     action: str = ""
     block: str = ""
     branches: list[tuple[str, list[_Node]]] = field(default_factory=list)
-    """Conditions, empty for `else`, and what follows them."""
+    """Each condition, empty for `else`, and the nodes of its branch."""
 
 
 class _Scope:
-    """What a template can ask for."""
+    """The labels, value and functions that a template can use."""
 
     def __init__(self, labels: Mapping[str, str], value: float | None, query: Query) -> None:
         self.labels = labels
@@ -54,10 +54,10 @@ def render(
     value: float | None,
     query: Query = lambda _text: (),
 ) -> str:
-    """Return the text that a template gives for an alert with these labels and this value.
+    """Return the rendered text of a template for an alert with these labels and this value.
 
-    `query` returns what an instant query finds, each with `labels` and `value`. TemplateError if
-    the template asks for more than is known.
+    `query` returns the results of an instant query, each with `labels` and `value`. Raise
+    TemplateError if the template uses anything unsupported.
     """
     pieces = _ACTION.split(template)
     nodes, rest = _parse(pieces)
@@ -68,7 +68,7 @@ def render(
 
 
 def _parse(pieces: list[str]) -> tuple[list[_Node], list[str]]:
-    """Return a template's nodes up to an `else` or `end` not theirs, and what is left after."""
+    """Return a template's nodes up to an `else` or `end` of an outer block, and the rest."""
     nodes = []
     while pieces:
         nodes.append(_Node(text=pieces[0]))
@@ -88,7 +88,7 @@ def _parse(pieces: list[str]) -> tuple[list[_Node], list[str]]:
 
 
 def _block(word: str, condition: str, pieces: list[str]) -> tuple[_Node, list[str]]:
-    """Return a block of a template and what comes after its `end`."""
+    """Return a block of a template and the pieces after its `end`."""
     node = _Node(block=word)
     while True:
         body, rest = _parse(pieces)
@@ -125,7 +125,7 @@ def _written(nodes: list[_Node], scope: _Scope, dot: Any) -> list[str]:
 
 
 def _evaluate(expression: str, scope: _Scope, dot: Any) -> Any:
-    """Return the value of a template's pipeline."""
+    """Return the value of a template pipeline."""
     stages: list[list[Any]] = [[]]
     tokens = _TOKEN.findall(expression)
     if "(" in tokens:
@@ -169,7 +169,7 @@ def _operand(token: str, scope: _Scope, dot: Any) -> Any:
 
 
 def _target(label: str) -> str:
-    """Return what a label in a template is called before a scrape."""
+    """Return the name that a template's label has on the node, before a scrape renames it."""
     return "job" if label == "exported_job" else label
 
 
@@ -180,7 +180,7 @@ def _plain(value: Any) -> str:
 
 
 def _humanize(value: float, base: float, prefixes: Sequence[str]) -> str:
-    """Write with a prefix, as Prometheus' templates do: four significant digits."""
+    """Format with a unit prefix and four significant digits, as Prometheus' templates do."""
     place = 0
     while abs(value) >= base and place < len(prefixes):
         value, place = value / base, place + 1
@@ -188,7 +188,7 @@ def _humanize(value: float, base: float, prefixes: Sequence[str]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Write as `1h 2m 3s`, as Prometheus' templates do."""
+    """Format as `1h 2m 3s`, as Prometheus' templates do."""
     if abs(seconds) < 1:
         return f"{seconds * 1000:.4g}ms"
     whole = int(abs(seconds))
@@ -200,7 +200,7 @@ def _duration(seconds: float) -> str:
 
 
 def _number(function: Any) -> Any:
-    """Make a template's function of a number that passes on what is unknown."""
+    """Return a template function that formats a number, and returns "unknown" for None."""
     return lambda value: "unknown" if value is None else function(value)
 
 

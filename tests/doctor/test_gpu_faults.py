@@ -135,7 +135,7 @@ def test_gpus_that_are_released(make_machine: Callable[..., Machine]) -> None:
     machine.config.write_text("[collectors.gpu]\nenabled = false\n", encoding="utf-8")
     answer = machine.examine()
     assert answer.found["gpu-metrics", ""] == ("gpu-metrics-gone", "warning")
-    assert "collectors of GPUs switched off" in answer.results("gpu-metrics")[0]["remedy"]
+    assert "disables the GPU collectors" in answer.results("gpu-metrics")[0]["remedy"]
     machine.config.write_text("[collectors.gpu]\nenabled = true\n", encoding="utf-8")
     assert machine.examine().found == {}
 

@@ -117,7 +117,13 @@ LOST = ("job_step", 100, JOB, "0")
             id="a hung job, which is started again",
         ),
         pytest.param(
-            *(job_losses.CHECK, "loss-nan", "warning", JOB, "start it from the last checkpoint"),
+            *(
+                job_losses.CHECK,
+                "loss-nan",
+                "warning",
+                JOB,
+                "restart it from the last good checkpoint",
+            ),
             (LOST, ("job_loss_finite", 0, JOB, "0"), ("job_nonfinite_losses_total", 9, JOB, "0")),
             (LOST, ("job_loss_finite", 1, JOB, "0"), ("job_nonfinite_losses_total", 0, JOB, "0")),
             id="a loss that is NaN, from the last good checkpoint",
