@@ -61,7 +61,7 @@ def panels() -> list[dashboard.Panel]:
         ),
         rows(
             "Culprits, as their own nodes see them",
-            f"""Ranks that hold up a job as far as their own node can tell: stopped, gone, blocked in the kernel, in a pause, waiting for
+            f"""Ranks that block a job, as far as their own node can tell: stopped, gone, blocked in the kernel, in a pause, waiting for
             input, behind or ahead. At most {ROWS}.""",
             [
                 Column(title="Job", label="exported_job", link=job_link()),

@@ -74,7 +74,7 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
         (("on", "--for", "soon"), "--for: 'soon' is not a duration"),
         (("on", "--reason", "x" * 81), "--reason: must be one line of at most 80"),
         (("on", "--reason", "a\nb"), "--reason: must be one line"),
-        (("off", "--for", "2h"), "--for and --reason go with on"),
+        (("off", "--for", "2h"), "--for and --reason are only for on"),
     ],
 )
 def test_bad_arguments_are_named(
