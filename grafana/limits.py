@@ -46,7 +46,7 @@ def read(file: Path = FILE) -> Limits:
         for rule in group["rules"]:
             match = _VECTOR.fullmatch(str(rule["expr"]).strip())
             if not rule["record"].startswith(PREFIX) or match is None:
-                message = f"{file}: {rule['record']} is no threshold of the form vector(NUMBER)"
+                message = f"{file}: {rule['record']} is not a threshold of the form vector(NUMBER)"
                 raise ValueError(message)
             values[rule["record"].removeprefix(PREFIX)] = float(match["number"])
     return Limits(values, str(file))

@@ -54,9 +54,9 @@ class SlurmOptions:
     )
     prolog_probe: bool = option(
         False,
-        "Whether the prolog runs light rounds with up to eight other nodes of the job (probe.peer), "
-        "for at most 10 s; a node that reaches none of several, or none with data, is drained "
-        "within the budget.",
+        "Whether the prolog runs light rounds with up to eight other nodes of the job "
+        "(probe.peer), for at most 10 s; a node that reaches none of several, or none with data, "
+        "is drained within the budget.",
     )
     undrain: bool = option(
         False, "Whether to undrain a node that dshealthd has drained once its checks are clean."

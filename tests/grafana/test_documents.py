@@ -111,7 +111,7 @@ def test_a_threshold_that_is_missing_or_computed_is_named(tmp_path: Path) -> Non
         "groups: [{name: a, rules: [{record: 'dshealthd:threshold:x', expr: scalar(up)}]}]",
         encoding="utf-8",
     )
-    with pytest.raises(ValueError, match="dshealthd:threshold:x is no threshold"):
+    with pytest.raises(ValueError, match="dshealthd:threshold:x is not a threshold"):
         limits.read(file)
 
 

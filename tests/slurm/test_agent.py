@@ -198,7 +198,7 @@ def test_reason_is_made_of_harmless_characters() -> None:
 @pytest.mark.parametrize("body", ["", "[]", "{}", "nonsense", '{"schema": 2}', '{"schema": 1}'])
 def test_nonsense(body: str) -> None:
     """An answer that is not understood says nothing of the node."""
-    with serving(held(answer(body))) as port, pytest.raises(AgentSilent, match="understood"):
+    with serving(held(answer(body))) as port, pytest.raises(AgentSilent, match="cannot be parsed"):
         ask(port)
 
 

@@ -153,7 +153,7 @@ class ForkServer:
                 raise
         self.ended = self._child.ended
         self.usable = True
-        """False once it has ended or was told to end."""
+        """False once it has ended or has been closed or killed."""
         self.about: dict[str, Any] = {}
         """Versions `torch`, `cuda`, `python`; and `threads`, the threads left by the import."""
         self._socket = ours
