@@ -252,7 +252,7 @@ def test_password(tmp_path: Path) -> None:
         agent.ask(loaded, DRAIN_FOR)
         for slurm, said in (
             (replace(loaded.slurm, user="", password_file=None), r"set slurm\.user and"),
-            (replace(loaded.slurm, password_file=wrong), r"refuses slurm\.user and"),
+            (replace(loaded.slurm, password_file=wrong), r"rejects slurm\.user and"),
             (
                 replace(loaded.slurm, password_file=tmp_path / "none"),
                 r"slurm\.password_file cannot",
