@@ -1,4 +1,4 @@
-"""Dashboards as code: one module a dashboard, and the JSON that Grafana reads made from it.
+"""Dashboards as code: one module per dashboard, from which the JSON for Grafana is generated.
 
 `python -m grafana` writes `grafana/dashboards/*.json`; `--check` compares.
 """

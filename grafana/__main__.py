@@ -21,12 +21,16 @@ def documents(source: Source) -> dict[str, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write or check the files; status 1 when one is out of date or is no dashboard's any more."""
+    """Write or check the files; return 1 if one is out of date or belongs to no dashboard."""
     parser = argparse.ArgumentParser(
         prog="python -m grafana", description="Write the dashboards' JSON."
     )
     parser.add_argument(
-        "directory", type=Path, nargs="?", default=DIRECTORY, help="where to; default %(default)s"
+        "directory",
+        type=Path,
+        nargs="?",
+        default=DIRECTORY,
+        help="output directory; default %(default)s",
     )
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     parser.add_argument(
@@ -34,13 +38,13 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="FILE",
         type=Path,
         default=limits.FILE,
-        help="what colours go by; default %(default)s",
+        help="rule file with the thresholds for colours; default %(default)s",
     )
     parser.add_argument(
         "--runbooks",
         metavar="URL",
         default=RUNBOOKS,
-        help="where runbooks are read, SLUG for the symptom; default %(default)s",
+        help="URL of the runbooks, with SLUG for the symptom; default %(default)s",
     )
     options = parser.parse_args(arguments)
     source = Source(limits=limits.read(options.thresholds), runbooks=options.runbooks)

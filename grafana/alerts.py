@@ -1,4 +1,4 @@
-"""Panels of firing alerts, which more than one dashboard has."""
+"""Panels of firing alerts, shared by several dashboards."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ PARTS = (
     "worker",
     "reason",
 )
-"""Labels by which an alert says which part of its node it means."""
+"""Labels with which an alert names the part of its node."""
 KEPT = "severity, alertname, symptom, cluster, node, exported_job, which"
 RULES_LOADED = 'sum(ALERTS{@alerts,alertname="DshealthdWatchdog",alertstate="firing"})'
-"""Nothing where no rules are evaluated: no alerts is no good news then."""
+"""Empty if Prometheus evaluates no rules: then the absence of alerts means nothing."""
 
 
 def firing(
@@ -50,7 +50,7 @@ def firing(
     limit: int = ROWS,
     size: tuple[int, int],
 ) -> dashboard.Panel:
-    """Return a table of alerts that fire now, the latest `limit` of each severity, pages first."""
+    """Return a table of firing alerts, the latest `limit` of each severity, pages first."""
 
     def since(severity: str) -> str:
         # The value of ALERTS_FOR_STATE is the time at which the alert's condition became true.
@@ -60,8 +60,8 @@ def firing(
 
     return rows(
         title,
-        f"""Alerts that fire now, pages first: at most the latest {limit} of each severity. "Since" is when the condition became true.
-        The runbook says how to confirm it and what helps.""",
+        f"""Firing alerts, pages first: at most the latest {limit} of each severity. "Since" is when the condition became true. The runbook
+        says how to confirm and fix it.""",
         [
             Column(title="Severity", label="severity", states=SEVERITIES, width=90),
             Column(title="Alert", label="alertname", link=source.runbook()),
@@ -82,13 +82,13 @@ def firing(
 
 
 def by_rule(source: Source, *, size: tuple[int, int]) -> dashboard.Panel:
-    """Return a table of the rules that fire, with the number of alerts of each.
+    """Return a table of firing rules with the number of alerts of each.
 
-    What a fault of many nodes is read from.
+    It shows a fault that affects many nodes.
     """
     return rows(
         "Firing alerts by rule",
-        "How many alerts of each rule fire: one line where a leaf takes forty nodes with it.",
+        "Number of firing alerts of each rule: a leaf that takes down forty nodes is one line.",
         [
             Column(title="Severity", label="severity", states=SEVERITIES, width=90),
             Column(title="Alert", label="alertname", link=source.runbook()),

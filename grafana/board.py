@@ -1,5 +1,5 @@
-"""A dashboard: its rows of panels, its variables, its links to the others, and the alerts drawn
-into its graphs.
+"""A dashboard: its rows of panels, its variables, its links to the others, and the alerts marked in
+its graphs.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 WIDTH = 24
 TAG = "dshealthd"
 NO_PROBES = "no probes"
-"""Where no agent takes part in probes, their numbers are not 0."""
+"""Shown instead of 0 if no agent takes part in probes."""
 KEPT = "${datasource:queryparam}&${cluster:queryparam}&${__url_time_range}"
-"""What a link to another dashboard takes along."""
+"""Query parameters that a link passes on to another dashboard."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What dashboards are made from: the thresholds, and where runbooks are read, as
-    `symptoms.runbooks.url` takes it.
+    """Input of the dashboards: the thresholds, and the URL of the runbooks in the form that
+    `symptoms.runbooks.url` expects.
     """
 
     limits: Limits
@@ -44,7 +44,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A heading and the panels below it; those of a closed row are queried once it is opened."""
+    """A heading and its panels; the panels of a closed row are queried only once it is opened."""
 
     title: str
     panels: Sequence[dashboard.Panel]
@@ -61,25 +61,24 @@ class Board:
     variables: Sequence[dashboard.VariableModel]
     rows: Sequence[Row]
     alerts: str = "@alerts"
-    """The matchers of those alerts whose beginning and end are drawn into graphs."""
+    """The matchers of the alerts that graphs mark."""
     since: str = "now-1h"
 
 
 def node_link(field: str = "${__data.fields.node}") -> Link:
-    """Return a link to the dashboard of the node that `field` names.
-
-    Without it, of a table's row.
+    """Return a link to the dashboard of the node that `field` names, by default that of a table's
+    row.
     """
     return Link(title="Node", url=f"/d/dshealthd-node/dshealthd-node?var-node={field}&{KEPT}")
 
 
 def series_link() -> Link:
-    """Return a link to the dashboard of the node that a line, a band or a square is about."""
+    """Return a link to the dashboard of the node of a line, band or square."""
     return node_link("${__field.labels.node}")
 
 
 def job_link() -> Link:
-    """Return a link of a table's row to the dashboard of its training job."""
+    """Return a link from a table's row to the dashboard of its training job."""
     return Link(
         title="Job",
         url=f"/d/dshealthd-jobs/dshealthd-jobs?var-training=${{__data.fields.exported_job}}&{KEPT}",
@@ -87,7 +86,7 @@ def job_link() -> Link:
 
 
 def data_source() -> dashboard.VariableModel:
-    """Return the variable that chooses the Prometheus."""
+    """Return the variable that selects the Prometheus data source."""
     return dashboard.VariableModel(
         type_val=dashboard.VariableType.DATASOURCE,
         name="datasource",
@@ -107,9 +106,9 @@ def choice(
     everything: str | None = None,
     hidden: bool = False,
 ) -> dashboard.VariableModel:
-    """Return a variable of the values that a query finds.
+    """Return a variable with the values that a query finds.
 
-    `everything` is the expression for all of them, "" for their list.
+    `everything` is the expression for "All": "" for a list of all values, None for no such choice.
     """
     every = (
         None
@@ -136,7 +135,7 @@ def choice(
 
 
 def cluster() -> dashboard.VariableModel:
-    """Return the variable of the cluster; everything, where no series has such a label."""
+    """Return the variable of the cluster; "All" also matches series without that label."""
     return choice(
         "cluster",
         "Cluster",
@@ -147,10 +146,7 @@ def cluster() -> dashboard.VariableModel:
 
 
 def scrape_job() -> dashboard.VariableModel:
-    """Return the hidden variable of the scrape jobs that agents are found in.
-
-    `up` is everybody's metric.
-    """
+    """Return the hidden variable of the agents' scrape jobs, as every target has the metric `up`."""
     return choice(
         "job",
         "Scrape job",
@@ -171,8 +167,8 @@ def write(board: Board) -> str:
 
 
 def _without_placement(value: Any) -> Any:
-    """Leave out what the SDK writes unasked, and which moves links and annotations from above the
-    panels into a menu of their own.
+    """Drop a placement that the SDK adds, which moves links and annotations from above the panels
+    into a menu of their own.
     """
     if isinstance(value, dict):
         return {
@@ -189,8 +185,8 @@ def _model(board: Board) -> dashboard.Dashboard:
         title=board.title,
         description=" ".join(board.description.split()),
         tags=[TAG],
-        # Nobody can open a panel's query in a dashboard that is not editable. Where the files are
-        # provisioned, Grafana still saves no change to them (allowUiUpdates), only a copy.
+        # In a dashboard that is not editable, users cannot even view a panel's query. Grafana still
+        # saves no changes to provisioned files (allowUiUpdates), only a copy.
         editable=True,
         graph_tooltip=dashboard.DashboardCursorSync.CROSSHAIR,
         time=dashboard.DashboardDashboardTime(from_val=board.since, to="now"),
@@ -213,9 +209,9 @@ def _model(board: Board) -> dashboard.Dashboard:
 
 
 def _annotations(board: Board) -> list[dashboard.AnnotationQuery]:
-    """Return what marks alerts on a board.
+    """Return the annotations that mark alerts on a board.
 
-    Most alerts of jobs are tickets for their owners, so that a board of jobs marks all in one.
+    Most alerts of jobs are tickets for their owners, so a board of jobs marks all severities alike.
     """
     if "exported_job" in board.alerts:
         return [_annotation("Alerts", "critical|warning", RED, board)]
@@ -226,9 +222,9 @@ def _annotations(board: Board) -> list[dashboard.AnnotationQuery]:
 
 
 def _annotation(name: str, severity: str, color: str, board: Board) -> dashboard.AnnotationQuery:
-    """Return what draws alerts of a severity.
+    """Return the annotation that marks alerts of a severity.
 
-    One line for each rule, and not for each of the nodes that it fires for.
+    It draws one line per rule, not one per node for which the rule fires.
     """
     expr = promql(
         "count by (alertname, symptom) "
@@ -251,7 +247,7 @@ def _annotation(name: str, severity: str, color: str, board: Board) -> dashboard
 
 
 def _place(rows: Iterable[Row]) -> list[dashboard.Panel | dashboard.RowPanel]:
-    """Set rows below one another, the panels of each from left to right, and number all of them."""
+    """Place rows below one another, their panels from left to right, and number all of them."""
     placed: list[dashboard.Panel | dashboard.RowPanel] = []
     number, top = 1, 0
     for row in rows:
@@ -270,7 +266,7 @@ def _place(rows: Iterable[Row]) -> list[dashboard.Panel | dashboard.RowPanel]:
             panel.grid_pos = dashboard.GridPos(x=left, y=below, w=size.w, h=size.h)
             panel.id_val = number
             left, line, number = left + size.w, max(line, size.h), number + 1
-        if row.closed:  # its panels take no place until it is opened
+        if row.closed:  # its panels take no space until it is opened
             heading.panels = list(row.panels)
             top += 1
         else:

@@ -1,6 +1,6 @@
 """The row of the dashboard *Jobs* about collectives.
 
-What NCCL's RAS tells of ranks, and its Inspector of bandwidth.
+NCCL's RAS reports on ranks, its Inspector on bandwidth.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def panels() -> list[dashboard.Panel]:
     return [
         rows(
             "Ranks in trouble",
-            f"""Ranks that RAS calls dead or unresponsive, or that have an error, at most eight a job and {ROWS} in all. Host is an address
+            f"""Ranks that RAS reports as dead, unresponsive or with an error, at most eight per job and {ROWS} in all. Host is an address
             on NCCL's bootstrap network.""",
             [
                 Column(title="Job", label="exported_job", link=job_link()),
@@ -48,8 +48,8 @@ def panels() -> list[dashboard.Panel]:
         ),
         rows(
             "Ranks behind",
-            f"""By how many operations a rank is behind the others of a communicator without progress: at most {ROWS}. It has not launched
-            what they wait in.""",
+            f"""Number of operations by which a rank lags behind the others of a stalled communicator: at most {ROWS} ranks. The rank has
+            not launched the operation in which the others wait.""",
             [
                 Column(title="Job", label="exported_job", link=job_link()),
                 Column(title="Rank", label="rank", width=60),
@@ -69,9 +69,9 @@ def panels() -> list[dashboard.Panel]:
             size=(8, 8),
         ),
         rows(
-            "What RAS answers",
-            f"""What became of the last query of each job's RAS: one node asks, that of rank 0. At most {ROWS} jobs; one that says
-            elsewhere alone has no rank 0 that an agent can see.""",
+            "RAS queries",
+            f"""Result of the last query of each job's RAS. Only the node of rank 0 queries it. At most {ROWS} jobs; if elsewhere is the
+            only state of a job, no agent can see its rank 0.""",
             [
                 Column(title="Job", label="exported_job", link=job_link()),
                 Column(title="State", label="state"),
@@ -88,8 +88,8 @@ def panels() -> list[dashboard.Panel]:
         ),
         graph(
             "Answers without progress",
-            f"""Answers of RAS in a row in which no rank had launched anything since the previous one: the {SERIES} jobs with most. Alone it
-            proves no hang.""",
+            f"""RAS answers in a row in which no rank had launched anything since the previous one: the {SERIES} jobs with most. By itself
+            this does not prove a hang.""",
             (
                 worst(
                     f"max by ({JOB}) (dshealthd_job_nccl_answers_without_progress{{@jobs}})", JOB
@@ -100,8 +100,8 @@ def panels() -> list[dashboard.Panel]:
         ),
         graph(
             "Bus bandwidth of a job's own operations",
-            f"""As NCCL's Inspector measures it, where the job writes its files: the slowest GPU of each operation, size of communicator
-            and class of messages; the {SERIES} lowest of messages of 16 MiB and more. It includes waiting for late ranks.""",
+            f"""Measured by NCCL's Inspector, if the job writes its files: the slowest GPU of each operation, communicator size and message
+            size class; the {SERIES} lowest for messages of 16 MiB and more. It includes waiting for late ranks.""",
             (
                 worst(
                     f"min by ({OPERATION}) "
@@ -115,8 +115,7 @@ def panels() -> list[dashboard.Panel]:
         ),
         graph(
             "Bus bandwidth of GPUs against their job's median",
-            f"The {SERIES} lowest, each against the median of the job's GPUs in the same "
-            "operation.",
+            f"The {SERIES} lowest ratios to the median of the job's GPUs in the same operation.",
             (
                 worst(
                     f"{of_gpu} / on ({OPERATION}) group_left () quantile by ({OPERATION}) "
@@ -131,8 +130,8 @@ def panels() -> list[dashboard.Panel]:
         ),
         graph(
             "Time of a job's own operations",
-            "The longest mean time of an operation on a GPU, by operation, size of "
-            f"communicator and class of messages: {SERIES}.",
+            "The longest mean time of an operation on any GPU, by operation, communicator size and "
+            f"message size class: the {SERIES} longest.",
             (
                 worst(
                     f"max by ({OPERATION}) (dshealthd_job_nccl_operation_seconds{{@jobs}})",
@@ -143,9 +142,9 @@ def panels() -> list[dashboard.Panel]:
             unit="s",
         ),
         number(
-            "Inspector files not taken",
-            "Files of NCCL's Inspector that are too old, or are left alone: of another user, "
-            "no plain file, too large.",
+            "Inspector files ignored",
+            "Files of NCCL's Inspector that are too old, belong to another user, are not regular "
+            "files or are too large.",
             'sum(dshealthd_nccl_inspector_files{@fleet,state!~"taken|elsewhere"})',
             steps=((None, GREEN), (1, ORANGE)),
             unknown="no GPUs",

@@ -1,5 +1,5 @@
-"""The rows of the dashboard *Probes and fabric* that are about InfiniBand, NVLink, PCIe and
-Ethernet in the whole fleet.
+"""The rows of the dashboard *Probes and fabric* about InfiniBand, NVLink, PCIe and Ethernet in the
+whole fleet.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def board_rows(source: Source) -> list[Row]:
         Row(title="NVLink and PCIe", panels=_nvlink(source)),
         Row(
             title=(
-                "Errors of single ports and links: of hundreds of nodes this takes seconds, so "
-                "choose some"
+                "Errors of single ports and links: takes seconds for hundreds of nodes, so select "
+                "a few"
             ),
             panels=_errors(),
             closed=True,
@@ -49,7 +49,7 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Ports not up",
-            "Ports that are not active, uncabled ones among them.",
+            "Ports that are not active, including uncabled ones.",
             f"count({up}) - sum({up})",
             steps=((None, GREEN), (1, ORANGE)),
             unknown="no ports",
@@ -71,7 +71,7 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
         ),
         rows(
             "Ports that went down",
-            "Ports that are down and were up in the time shown, and flaps in 12 hours: at "
+            "Ports that are down now and were up in the time shown, and flaps in 12 hours: at "
             f"most {ROWS} of each.",
             [
                 Column(title="Node", label="node", link=node_link()),
@@ -96,10 +96,10 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
             size=(12, 8),
         ),
         rows(
-            "Rates of ports",
-            f"How many active ports run at each rate; a rare one is worth a look. At most {ROWS}.",
+            "Port rates",
+            f"Number of active ports at each rate; check the rare ones. At most {ROWS} rates.",
             [
-                Column(title="Bytes a second", label="rate"),
+                Column(title="Bytes per second", label="rate"),
                 Column(
                     title="Ports",
                     expr=(
@@ -114,8 +114,8 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Congestion",
-            "Congestion notifications a second, by kind, of all ports together: the "
-            f"{SERIES} most frequent; no error by themselves.",
+            "Congestion notifications per second by kind, of all ports together: the "
+            f"{SERIES} most frequent. They are not errors by themselves.",
             (
                 worst(
                     "sum by (type) "
@@ -128,7 +128,7 @@ def _infiniband(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Waiting for credits",
-            "Ticks a second that ports had data and could not send, in the adapters' own "
+            "Ticks per second in which ports had data but could not send, in the adapters' own "
             f"unit: the {SERIES} ports that wait most now.",
             (
                 worst(
@@ -150,8 +150,8 @@ def _nvlink(source: Source) -> list[dashboard.Panel]:
     return [
         rows(
             "NVLinks that went down",
-            f"GPUs with fewer NVLinks up than at some time shown: at most {ROWS}, those that "
-            "lack most.",
+            f"GPUs with fewer NVLinks up than earlier in the time shown: at most {ROWS}, those "
+            "that lost most.",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="GPU", label="gpu", width=60),
@@ -165,8 +165,7 @@ def _nvlink(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Bit errors of NVLink 5",
-            f"Bit errors per bit after correction, of a GPU's worst link: the {SERIES} GPUs "
-            "with most.",
+            f"Bit error ratio after correction on a GPU's worst link: the {SERIES} worst GPUs.",
             (
                 worst(
                     "max by (cluster, node, gpu) "
@@ -181,7 +180,7 @@ def _nvlink(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "PCIe replays",
-            f"Packets sent again after an error, a minute: the {SERIES} GPUs with most.",
+            f"Packets resent per minute after an error: the {SERIES} GPUs with most.",
             (
                 worst(
                     "max by (cluster, node, gpu) (60 * "
@@ -198,7 +197,7 @@ def _nvlink(source: Source) -> list[dashboard.Panel]:
             link=series_link(),
         ),
         rows(
-            "PCIe links narrower than they could be",
+            "PCIe links below full width",
             f"GPUs with fewer lanes than they and their slot allow: at most {ROWS}.",
             [
                 Column(title="Node", label="node", link=node_link()),
@@ -221,9 +220,9 @@ def _domains() -> dashboard.Panel:
     off = f"dshealthd:node:gpus_off_fabric:count{of_nodes}"
     return rows(
         "NVLink domains",
-        "NVLink fabrics of several nodes (GB200 NVL72 and the like): the nodes in each, those of "
-        "them with a GPU that is not registered or that the fabric calls unhealthy, and the GPUs "
-        f"that are registered. The {ROWS} domains with fewest nodes.",
+        "NVLink fabrics of several nodes (GB200 NVL72 and the like): the nodes in each, the nodes "
+        "with a GPU that is not registered or that the fabric reports as unhealthy, and the "
+        f"registered GPUs. The {ROWS} domains with the fewest nodes.",
         [
             Column(title="Domain", label="domain"),
             Column(title="Clique", label="clique", width=80),
@@ -248,7 +247,7 @@ def _errors() -> list[dashboard.Panel]:
     return [
         rows(
             "Ports with most errors",
-            f"""Errors in the time shown, by port and kind: at most {ROWS}. Kinds differ in what they mean; the alerts have a threshold for
+            f"""Errors in the time shown, by port and kind: at most {ROWS}. Kinds differ in severity; the alerts have a threshold for
             each.""",
             [
                 Column(title="Node", label="node", link=node_link()),
@@ -266,8 +265,8 @@ def _errors() -> list[dashboard.Panel]:
         ),
         rows(
             "NVLinks with most errors",
-            f"Errors in the time shown, by link and kind: at most {ROWS}. A restart of the "
-            "driver hides those before it.",
+            f"Errors in the time shown, by link and kind: at most {ROWS}. A driver restart "
+            "hides earlier errors.",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="GPU", label="gpu", width=60),
@@ -294,21 +293,21 @@ def _ethernet() -> list[dashboard.Panel]:
     return [
         graph(
             "Receive errors",
-            f"Bad packets a second: the {SERIES} interfaces with most.",
+            f"Bad packets per second: the {SERIES} interfaces with most.",
             most("receive_errors"),
             unit="pps",
             link=link,
         ),
         graph(
             "Receive drops",
-            f"Packets dropped a second: the {SERIES} interfaces with most.",
+            f"Packets dropped per second: the {SERIES} interfaces with most.",
             most("receive_drops"),
             unit="pps",
             link=series_link(),
         ),
         graph(
             "Carrier changes",
-            f"Changes of the carrier a second; a flap is two: the {SERIES} interfaces with most.",
+            f"Carrier changes per second; a flap is two: the {SERIES} interfaces with most.",
             most("carrier_changes"),
             unit="none",
             link=series_link(),

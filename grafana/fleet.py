@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 NO_RULES = "no rules"
 STATES: States = {
-    0: ("nothing fires", GREEN),
+    0: ("no alerts", GREEN),
     1: ("ticket", ORANGE),
     2: ("page", RED),
-    3: ("does not answer", PURPLE),
+    3: ("agent down", PURPLE),
 }
 STEPS: Steps = ((None, GREY), (0, GREEN), (1, ORANGE), (2, RED), (3, PURPLE))
 ANY: Steps = ((None, GREEN), (1, RED))
 SEVERITY = "max by (cluster, node) (dshealthd:node:severity{@rules} or 3 + 0 * (up{@fleet} == 0))"
-"""What needs attention on a node, as STATES has it."""
+"""A node's state, a key of STATES."""
 
 
 def board(source: Source) -> Board:
@@ -43,7 +43,7 @@ def board(source: Source) -> Board:
     return Board(
         uid="dshealthd-fleet",
         title="dshealthd / Fleet",
-        description="Which nodes need me now, out of all of them, and why.",
+        description="Which nodes need me now, and why.",
         variables=[data_source(), cluster(), scrape_job()],
         rows=[
             Row(title="Which nodes need me now", panels=_now(source)),
@@ -63,12 +63,12 @@ def _now(source: Source) -> list[dashboard.Panel]:
     return [
         number(
             "Nodes",
-            "Nodes that Prometheus is to scrape: the targets of the scrape job.",
+            "Nodes that Prometheus scrapes: the targets of the scrape job.",
             "count(up{@fleet})",
         ),
         number(
             "Not answering",
-            "Nodes whose agent did not answer the last scrape. Nothing else is known of them.",
+            "Nodes whose agent did not answer the last scrape. Nothing else is known about them.",
             "count(up{@fleet}) - sum(up{@fleet})",
             steps=((None, GREEN), (1, PURPLE)),
         ),
@@ -82,14 +82,14 @@ def _now(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "Nodes with a ticket",
-            "Nodes with an alert of severity warning, those with a page included.",
+            "Nodes with an alert of severity warning, including those that also have a page.",
             nodes_with("warning"),
             steps=((None, GREEN), (1, ORANGE)),
             unknown=NO_RULES,
         ),
         number(
             "Jobs hung",
-            f"Training jobs of which every rank has been silent for longer than is usual. “{NO_RULES}”: "
+            f"Training jobs in which every rank has been silent for longer than usual. “{NO_RULES}”: "
             "Prometheus evaluates no rules.",
             f"count(dshealthd:job:hang{{@rules}}) or 0 * {alerts.RULES_LOADED}",
             steps=ANY,
@@ -105,7 +105,7 @@ def _now(source: Source) -> list[dashboard.Panel]:
         ),
         number(
             "GPUs not readable",
-            "GPUs on the PCI bus that the driver cannot be asked about: lost, hung, denied, "
+            "GPUs on the PCI bus that cannot be read through the driver: lost, hung, access denied, "
             "or without a driver.",
             "sum(dshealthd_gpus_expected{@fleet}) - (sum(dshealthd_gpu_up{@fleet}) or vector(0))",
             steps=ANY,
@@ -114,9 +114,9 @@ def _now(source: Source) -> list[dashboard.Panel]:
         alerts.firing(source, "@alerts", size=(16, 10)),
         alerts.by_rule(source, size=(8, 10)),
         squares(
-            "Nodes by what fires",
-            f"""Every node, the worst first and at most {NODES}: green where nothing fires, orange a ticket, red a page, purple where the
-            agent does not answer. Without squares there are no rules: `deploy/prometheus/recording.yml` is not loaded.""",
+            "Nodes by severity",
+            f"""Every node, worst first, at most {NODES}: green no alerts, orange a ticket, red a page, purple the agent does not answer. If
+            there are no squares, `deploy/prometheus/recording.yml` is not loaded.""",
             f"sort_desc(topk({NODES}, {SEVERITY}))",
             name="{{node}}",
             steps=STEPS,
@@ -132,9 +132,9 @@ def _probes(source: Source) -> list[dashboard.Panel]:
     bad = 'sum by (cluster, node) (increase(dshealthd_probe_rounds_total{@fleet,outcome!~"ok|declined"}[$__range]))'
     worst_nodes = f"topk({ROWS}, {bad} or 0 * sum by (cluster, node) ({ended}))"
     matrix = rows(
-        "Rounds by how they ended",
-        f"""Rounds of probes in the time shown, by node and outcome, of the {ROWS} nodes with the most that ended neither well nor declined.
-        A node with many whose peers have few is the bad one; a column that is full speaks of the fabric.""",
+        "Rounds by outcome",
+        f"""Probe rounds in the time shown, by node and outcome: the {ROWS} nodes with the most rounds that failed. A node with many
+        failures whose peers have few is the bad one; a column that is full points to the fabric.""",
         [
             Column(title="Node", label="node"),
             Column(title="Outcome", label="outcome"),
@@ -152,8 +152,8 @@ def _probes(source: Source) -> list[dashboard.Panel]:
     return [
         rows(
             "Suspects reported by probes",
-            f"""What the probes suspect now, and how many agents do: at most {ROWS}, those with the most agents. A link is named by its two
-            nodes, a part as NODE/PART.""",
+            f"""Current suspects and the number of agents that report each: at most {ROWS}, those with the most agents. A link is named by
+            its two nodes, a part as NODE/PART.""",
             [
                 Column(title="Kind", label="kind", width=70),
                 Column(title="Suspect", label="part"),
@@ -175,12 +175,12 @@ def _probes(source: Source) -> list[dashboard.Panel]:
         matrix,
         rows(
             "Slowest nodes",
-            f"""The nodes' own scores: the median ratio of their timings to what is usual between these nodes; 1 is usual, 1.2 a fifth
+            f"""Each node's own score: the median ratio of its timings to the baseline of the same pairs of nodes; 1 is usual, 1.2 a fifth
             slower. At most {SERIES}.""",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(
-                    title="Times as long as usual",
+                    title="Score",
                     expr=(
                         f"topk({SERIES}, max by (cluster, node) "
                         f"(dshealthd_probe_score_ratio{{@fleet}}))"
@@ -189,14 +189,14 @@ def _probes(source: Source) -> list[dashboard.Panel]:
                     steps=((None, GREEN), (source.limits["fleet_score_ratio"], ORANGE)),
                 ),
             ],
-            sort=("Times as long as usual", True),
+            sort=("Score", True),
             unknown=NO_PROBES,
             size=(8, 8),
         ),
         timeline(
             "Nodes that need attention, over time",
-            f"The {SERIES} nodes that are worst at the end of the time shown, those that do "
-            "not answer among them.",
+            f"The {SERIES} worst nodes at the end of the time shown, including those whose agent "
+            "does not answer.",
             worst(SEVERITY, "cluster, node"),
             "{{node}}",
             STATES,

@@ -1,4 +1,4 @@
-"""The rows of the dashboard *Node* that are about its GPUs and their links."""
+"""The rows of the dashboard *Node* about its GPUs and their links."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACTIONS: States = {
 }
 HELD: States = {0: ("free", GREEN), 1: ("throttled", RED)}
 NOT_IDLE = 'reason!~"gpu_idle|applications_clocks_setting|sync_boost|display_clock_setting"'
-"""Reasons that are no trouble are left out: idleness, and what somebody set."""
+"""Leaves out harmless reasons: idle clocks, and limits that somebody set."""
 XIDS = f"topk({ROWS}, max by (gpu, pci, xid) (dshealthd_xid_last_timestamp_seconds{{@node}}))"
 LINK_ERRORS = f"sum by (gpu, link) ({grown_or_new('dshealthd_nvlink_errors_total{@gpus}')})"
 BAD_LINKS = f"""(topk({ROWS}, {LINK_ERRORS} > 0)
@@ -53,8 +53,8 @@ def _table(source: Source) -> dashboard.Panel:
     ecc = 'dshealthd_gpu_ecc_errors_total{@gpus,type="uncorrected",counter="volatile"}'
     return rows(
         "GPUs",
-        """One line a GPU. A cell says “unknown” where the part does not tell, or could not be read. "Held" is how many reasons hold its
-        clocks down now, idleness left out; ECC counts uncorrected errors since the driver was loaded.""",
+        """One line per GPU. “unknown”: the GPU does not report the value, or it could not be read. "Throttles" is the number of active
+        reasons for throttling; ECC counts uncorrected errors since the driver was loaded.""",
         [
             Column(title="GPU", label="gpu", width=55),
             Column(title="Readable", expr=_each("dshealthd_gpu_up{@gpus}"), states=UP, width=80),
@@ -92,7 +92,7 @@ def _table(source: Source) -> dashboard.Panel:
             ),
             Column(title="Processes", expr=_each("dshealthd_gpu_compute_processes{@gpus}")),
             Column(
-                title="Held",
+                title="Throttles",
                 expr=f"sum by (gpu) (dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}})",
                 steps=((None, GREEN), (1, YELLOW)),
             ),
@@ -110,7 +110,7 @@ def _table(source: Source) -> dashboard.Panel:
             Column(title="NVLinks up", expr=_each("dshealthd_nvlinks_up{@gpus}")),
             Column(title="PCIe lanes", expr=_each("dshealthd_pcie_link_width{@gpus}")),
             Column(
-                title="Asks for", expr=_each("dshealthd_gpu_recovery_action{@gpus}"), states=ACTIONS
+                title="Recovery", expr=_each("dshealthd_gpu_recovery_action{@gpus}"), states=ACTIONS
             ),
         ],
         sort=("GPU", False),
@@ -124,8 +124,8 @@ def _vital(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "Core temperature",
-            """Temperature of the core. Red and dashed: the part's own limits, where it tells them; the thresholds are those of the alerts
-            for parts that tell none.""",
+            """Core temperature. Red dashed lines: the GPU's own limits, if it reports them; the thresholds are those of the alerts for GPUs
+            that report none.""",
             (_each('dshealthd_gpu_temperature_celsius{@gpus,sensor="core"}'), GPU),
             (
                 (
@@ -144,8 +144,7 @@ def _vital(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Memory temperature and margin",
-            """Temperature of the memory, and the distance of the core to its highest operating temperature; parts that have the sensors
-            only.""",
+            """Memory temperature, and the margin of the core to its highest operating temperature; only for GPUs with these sensors.""",
             (_each('dshealthd_gpu_temperature_celsius{@gpus,sensor="memory"}'), f"{GPU} memory"),
             (_each("dshealthd_gpu_temperature_margin_celsius{@gpus}"), f"{GPU} margin"),
             unit="celsius",
@@ -153,7 +152,7 @@ def _vital(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Power",
-            "Power drawn by the board, and the limit in force.",
+            "Power drawn by the board, and the enforced limit.",
             (_each("dshealthd_gpu_power_watts{@gpus}"), GPU),
             ('max(dshealthd_gpu_power_limit_watts{@gpus,limit="enforced"})', "limit"),
             unit="watt",
@@ -161,16 +160,15 @@ def _vital(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Utilisation",
-            "Share of time in which a kernel ran. All of it with little power and idle "
-            "memory is a collective that waits.",
+            "Share of time in which a kernel ran. 100% with low power and idle memory means a "
+            "collective that waits.",
             (_each("dshealthd_gpu_utilization_ratio{@gpus}"), GPU),
             unit="percentunit",
             maximum=1,
         ),
         graph(
             "Memory in use",
-            "Share of the memory in use. The threshold is where the next allocation is "
-            "likely to fail.",
+            "Share of the memory in use. At the threshold the next allocation is likely to fail.",
             (
                 _each(
                     "dshealthd_gpu_memory_used_bytes{@gpus} / "
@@ -184,7 +182,7 @@ def _vital(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "SM clock",
-            "Clock of the multiprocessors, and the part's highest.",
+            "Clock of the multiprocessors, and the GPU's maximum.",
             (_each('dshealthd_gpu_clock_hertz{@gpus,domain="sm"}'), GPU),
             ('max(dshealthd_gpu_clock_max_hertz{@gpus,domain="sm"})', "limit"),
             unit="hertz",
@@ -192,8 +190,8 @@ def _vital(source: Source) -> list[dashboard.Panel]:
         ),
         timeline(
             "Throttling",
-            "GPUs and reasons for which clocks are throttled at any time shown; idleness and "
-            "limits that somebody set are left out.",
+            "GPUs throttled in the time shown, by reason; idle clocks and limits that somebody set "
+            "are left out.",
             f"""max by (gpu, reason) (dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}}) and on (gpu, reason) topk({ROWS}, max by (gpu,
             reason) (max_over_time(dshealthd_gpu_throttle_active{{@gpus,{NOT_IDLE}}}[$__range] @ end())) > 0)""",
             f"{GPU} {{{{reason}}}}",
@@ -202,7 +200,7 @@ def _vital(source: Source) -> list[dashboard.Panel]:
         ),
         rows(
             "GPU faults",
-            "Why a GPU, or one of the calls that read it, fails now.",
+            "Why a GPU, or a call that reads it, fails now.",
             [
                 Column(title="GPU", label="gpu", width=60),
                 Column(title="Reason", label="reason"),
@@ -217,8 +215,8 @@ def _errors(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "ECC errors",
-            "Uncorrected and corrected ECC errors in a minute. The threshold is that of "
-            "corrected ones; any uncorrected one is an alert.",
+            "Uncorrected and corrected ECC errors per minute. The threshold is for corrected "
+            "errors; any uncorrected one raises an alert.",
             (
                 (
                     "sum by (gpu, type) (60 * "
@@ -231,7 +229,7 @@ def _errors(source: Source) -> list[dashboard.Panel]:
         ),
         rows(
             "Remapped rows and retired pages",
-            "Memory put out of use for good, by what led to it.",
+            "Memory taken out of use for good, by type of error.",
             [
                 Column(title="GPU", label="gpu", width=60),
                 Column(title="Errors", label="type"),
@@ -249,8 +247,8 @@ def _errors(source: Source) -> list[dashboard.Panel]:
         ),
         rows(
             "Xids",
-            f"""Errors that the GPU driver wrote into the kernel log since boot, and when last: at most {ROWS}, the latest. NVIDIA's
-            catalogue says what a number means; 13, 31, 43, 45, 68 and 69 are the application's own.""",
+            f"""Errors that the GPU driver has logged to the kernel log since boot, with the time of the last: at most the latest {ROWS}.
+            NVIDIA's catalogue explains the numbers; 13, 31, 43, 45, 68 and 69 are the application's own.""",
             [
                 Column(title="GPU", label="gpu", width=60),
                 Column(title="PCI", label="pci"),
@@ -276,15 +274,15 @@ def _links(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "NVLinks up",
-            "Links that are active or asleep. A link that is not wired counts as not up: "
-            "compare a GPU with its peers and with its past.",
+            "Links that are active or asleep. A link that is not wired counts as not up, so "
+            "compare a GPU with its peers and its past.",
             (_each("dshealthd_nvlinks_up{@gpus}"), GPU),
             unit="none",
         ),
         graph(
             "NVLink errors",
-            """Errors a minute on all links of a GPU together, by kind. The threshold is that of replays and recoveries of one link; CRC
-            errors count by the second.""",
+            """Errors per minute on all links of a GPU together, by kind. The threshold is for replays, recoveries, receive errors
+            and retransmissions; the alert for CRC errors counts per second.""",
             (
                 (
                     "sum by (gpu, type) (60 * "
@@ -297,7 +295,7 @@ def _links(source: Source) -> list[dashboard.Panel]:
         ),
         rows(
             "Links that are down or have errors",
-            f"NVLinks that went down, or had errors, in the time shown: at most {ROWS} of each.",
+            f"NVLinks that went down or had errors in the time shown: at most {ROWS} of each.",
             [
                 Column(title="GPU", label="gpu", width=60),
                 Column(title="Link", label="link", width=60),
@@ -321,13 +319,13 @@ def _links(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "NVLink traffic",
-            "Data that each GPU sends over all its links.",
+            "Data sent by each GPU over all its links.",
             (_each("rate(dshealthd_nvlink_transmit_bytes_total{@gpus}[$__rate_interval])"), GPU),
             unit="Bps",
         ),
         graph(
             "PCIe link",
-            "Lanes of each GPU's PCIe link, and the most that it and its slot allow.",
+            "Lanes of each GPU's PCIe link, and the most that the GPU and its slot allow.",
             (_each("dshealthd_pcie_link_width{@gpus}"), GPU),
             ("max(dshealthd_pcie_link_width_max{@gpus})", "limit"),
             unit="none",
@@ -335,7 +333,7 @@ def _links(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "PCIe replays",
-            "Packets sent again after an error, a minute.",
+            "Packets resent per minute after an error.",
             (_each("60 * rate(dshealthd_pcie_replays_total{@gpus}[$__rate_interval])"), GPU),
             unit="none",
             steps=(

@@ -1,6 +1,6 @@
-"""The row of the dashboard *Jobs* about what is hung.
+"""The row of the dashboard *Jobs* about hangs.
 
-Which jobs, which ranks the others wait for, and which have ended.
+It shows the hung jobs, the ranks that the others wait for, and the ranks that have ended.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ DOING: States = {
     4: ("evaluation", PURPLE),
     5: ("checkpoint", ORANGE),
     6: ("compile", PURPLE),
-    7: ("a pause of another kind", GREY),
+    7: ("other pause", GREY),
 }
-"""The current phase of each rank, by stage and phase."""
+"""Texts and colours of what a rank does, from its stage and phase."""
 _STAGES = {"input": 1, "forward": 2, "backward": 3}
 _PHASES = {"training": 0, "evaluation": 4, "checkpoint": 5, "compile": 6, "other": 7}
 
@@ -41,8 +41,8 @@ def panels() -> list[dashboard.Panel]:
     return [
         rows(
             "Causes of hangs",
-            f"""What explains most of a hang, by all nodes of the job: the class, and the rank, GPU or peer that the others wait for; at
-            most eight a job and {ROWS} in all. Class unknown: no node has found anything.""",
+            f"""The best explanation of each hang, from all nodes of the job: the class, and the rank, GPU or peer that the others wait
+            for; at most eight per job and {ROWS} in all. Class unknown: no node has found a cause.""",
             [
                 Column(title="Job", label="exported_job", link=job_link()),
                 Column(title="Class", label="class", width=90),
@@ -60,8 +60,8 @@ def panels() -> list[dashboard.Panel]:
             size=(12, 8),
         ),
         rows(
-            "What nodes say of their own ranks",
-            f"""Ranks that hold a job up as far as their node alone can tell: stopped, gone, blocked in the kernel, in a pause, at their
+            "Culprits, as their own nodes see them",
+            f"""Ranks that block a job, as far as their own node can tell: stopped, gone, blocked in the kernel, in a pause, waiting for
             input, behind or ahead. At most {ROWS}.""",
             [
                 Column(title="Job", label="exported_job", link=job_link()),
@@ -79,8 +79,8 @@ def panels() -> list[dashboard.Panel]:
         ),
         rows(
             "Ranks that ended",
-            f"Ranks whose process has ended within ten minutes, and how: the first {ROWS}. "
-            "The first to fail is the one to look at.",
+            f"Ranks whose process ended in the last ten minutes, and how: the first {ROWS}. "
+            "Look at the first that failed.",
             [
                 Column(title="Job", label="exported_job", link=job_link()),
                 Column(title="Node", label="node", link=node_link()),
@@ -99,32 +99,32 @@ def panels() -> list[dashboard.Panel]:
             size=(6, 8),
         ),
         timeline(
-            "Hangs in the time shown",
-            f"""Nodes on which every rank of a job was silent for longer than is usual, by what that node knew of it; {SERIES} of those at
-            the end of the time shown. Waiting: nothing on this node explains it.""",
+            "Hangs over time",
+            f"""Nodes on which every rank of a job was silent for longer than usual, by the class that the node found; {SERIES} of those at
+            the end of the time shown. Waiting: nothing on this node explains the hang.""",
             worst(
                 "max by (cluster, exported_job, node, class) "
                 '(dshealthd_job_hang{@jobs,class!="none"})',
                 "cluster, exported_job, node, class",
             ),
             "{{exported_job}} {{node}} {{class}}",
-            {1: ("is hung", RED)},
+            {1: ("hung", RED)},
             link=series_link(),
             size=(8, 8),
         ),
         graph(
-            "Silent for longer than is usual",
-            f"""By how much: the {SERIES} ranks that are furthest past what is usual for them. 0 is usual; what is usual is learnt from a
-            rank's own history.""",
+            "Silence beyond usual",
+            f"""Seconds by which a rank's silence exceeds its usual maximum, learnt from the rank's own history: the {SERIES} ranks with the
+            most. 0 is usual.""",
             (worst(overdue, RANK), "{{exported_job}} {{rank}} {{node}}"),
             unit="s",
             link=series_link(),
             size=(8, 8),
         ),
         timeline(
-            "What ranks do",
-            f"""The stage of the step, or the pause that the rank has marked: of the {SERIES} ranks that are furthest past what is usual. A
-            rank whose stage is not known is training.""",
+            "Activity of ranks",
+            f"""The stage of the step, or the pause that the rank has marked, of the {SERIES} ranks whose silence is furthest beyond usual.
+            A rank whose stage is unknown is shown as training.""",
             f"({_doing()}) and on ({RANK}) topk({SERIES}, max_over_time(({overdue})[15m:1m] "
             "@ end()))",
             "{{exported_job}} {{rank}} {{node}}",
@@ -136,7 +136,7 @@ def panels() -> list[dashboard.Panel]:
 
 
 def _doing() -> str:
-    """Return the key of `DOING` for each rank: of its pause if it is in one, else of its stage."""
+    """Return an expression for each rank's key of `DOING`: of its pause if any, else its stage."""
     named = [
         *(("stage", *entry) for entry in _STAGES.items()),
         *(("phase", *entry) for entry in _PHASES.items()),

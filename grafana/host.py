@@ -1,7 +1,4 @@
-"""The rows of the dashboard *Node* that are about the host.
-
-Fabric, memory, sockets, storage, and the agent itself.
-"""
+"""The rows of the dashboard *Node* about the host: fabric, memory, sockets, storage, the agent."""
 
 from __future__ import annotations
 
@@ -33,8 +30,8 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "Memory",
-            "Memory available without swapping, in tmpfs and shared segments, and "
-            "locked, of all that the kernel manages.",
+            "Memory available without swapping, shared (tmpfs and shared segments), and "
+            "locked, against all memory that the kernel manages.",
             ("max(dshealthd_memory_available_bytes{@node})", "available"),
             ("max(dshealthd_memory_shared_bytes{@node})", "shared"),
             ("max(dshealthd_memory_locked_bytes{@node})", "locked"),
@@ -45,7 +42,7 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
         graph(
             "Time spent waiting",
             "Share of time in which some, or all (full), tasks waited for a resource. The "
-            "threshold is that of memory, full.",
+            "threshold is for memory, full.",
             (
                 "max by (resource, tasks) (dshealthd_pressure_stalled_ratio{@node})",
                 "{{resource}} {{tasks}}",
@@ -57,7 +54,7 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
         graph(
             "Load",
             "Tasks that run, want to run or sleep uninterruptibly, averaged over 5 minutes, "
-            "and the CPUs there are.",
+            "and the number of CPUs.",
             ('max(dshealthd_load_average{@node,minutes="5"})', "load"),
             ("max(dshealthd_cpus_online{@node})", "CPUs"),
             unit="none",
@@ -88,7 +85,7 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
         graph(
             "Threads and asynchronous I/O",
             "Threads of all processes and reserved asynchronous I/O requests, as shares of "
-            "what the system allows.",
+            "the system's limits.",
             ("max(dshealthd_threads{@node} / dshealthd_threads_limit{@node})", "threads"),
             (
                 "max(dshealthd_aio_requests{@node} / dshealthd_aio_requests_limit{@node})",
@@ -98,7 +95,7 @@ def _kernel(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "OOM kills",
-            "Processes killed by the OOM killer, an hour.",
+            "Processes killed by the OOM killer per hour.",
             ("max(increase(dshealthd_oom_kills_total{@node}[1h]))", "kills"),
             unit="none",
         ),
@@ -116,16 +113,16 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Rendezvous ports",
-            """Sockets that hold one of the ports that training jobs meet on, by state. The threshold is that of TIME_WAIT, which holds a
-            port for a minute.""",
+            """Sockets that hold one of the rendezvous ports of training jobs, by state. The threshold is for TIME_WAIT, which holds a port
+            for a minute.""",
             ("max by (state) (dshealthd_rendezvous_sockets{@node})", "{{state}}"),
             unit="none",
             steps=((limits["rendezvous_time_wait_sockets"], ORANGE),),
         ),
         rows(
             "Listeners on rendezvous ports",
-            "Listeners, and the age of the oldest, by whether the process that started their "
-            "owner is gone.",
+            "Listeners and the age of the oldest. Orphaned: the process that started the "
+            "listener's owner is gone.",
             [
                 Column(title="Orphaned", label="orphaned"),
                 Column(
@@ -143,9 +140,9 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
             size=(8, 8),
         ),
         graph(
-            "Limits of TCP",
-            "Sockets in TIME_WAIT, ephemeral ports in use, and connections that the firewall follows, "
-            "as shares of what there may be.",
+            "TCP limits",
+            "Sockets in TIME_WAIT, ephemeral ports in use, and connections that the firewall tracks, "
+            "as shares of their limits.",
             (
                 (
                     'max(dshealthd_tcp_sockets{@node,state="time_wait"}) / '
@@ -162,7 +159,7 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
             ),
             (
                 "max(dshealthd_conntrack_entries{@node} / dshealthd_conntrack_entries_limit{@node})",
-                "connections of the firewall",
+                "tracked connections",
             ),
             unit="percentunit",
             steps=((limits["time_wait_ratio"], ORANGE),),
@@ -170,7 +167,7 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
         graph(
             "Open files",
             "Open files as a share of the limit: of the system, of the process nearest to "
-            "its own, and of the worst process of any job.",
+            "its own limit, and of the worst process of any job.",
             (
                 "max by (scope) (dshealthd_open_files{@node} / dshealthd_open_files_limit{@node})",
                 "{{scope}}",
@@ -183,7 +180,7 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Loopback",
-            "How long a connection of the agent to itself over 127.0.0.1 takes.",
+            "Time the agent takes to connect to itself over 127.0.0.1.",
             ("max(dshealthd_loopback_connect_seconds{@node})", "connect"),
             unit="s",
             steps=((limits["loopback_connect_seconds"], ORANGE),),
@@ -200,7 +197,7 @@ def _storage(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "Space in use",
-            "Share of the space in use, of the file systems of the configured paths.",
+            "Share of space in use on the file systems of the configured paths.",
             (
                 (
                     "1 - min by (path) (dshealthd_filesystem_free_bytes{@node} / "
@@ -214,7 +211,7 @@ def _storage(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Inodes in use",
-            "Share of the inodes in use, where the file system has a fixed number of them.",
+            "Share of inodes in use, if the file system has a fixed number of them.",
             (
                 (
                     "1 - min by (path) (dshealthd_filesystem_files_free{@node} / "
@@ -228,15 +225,15 @@ def _storage(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Write tests",
-            "How long the last write test took that passed: create, write 4 KiB, sync, "
-            "remove. Paths with a write test only.",
+            "Duration of the last write test that passed: create, write 4 KiB, sync, remove. "
+            "Only for paths with a write test.",
             ("max by (path) (dshealthd_path_write_seconds{@node})", "{{path}}"),
             unit="s",
             steps=((limits["path_write_seconds"], ORANGE),),
         ),
         graph(
-            "Requests of disks",
-            "How long a request of a disk took on average, in the kernel's queue and in the disk.",
+            "Disk request time",
+            "Mean time of a disk request, in the kernel's queue and in the disk.",
             (
                 f"""topk({ROWS}, sum by (disk) (rate(dshealthd_disk_request_seconds_total{{@node}}[$__rate_interval]))
                     / sum by (disk) (rate(dshealthd_disk_requests_total{{@node}}[$__rate_interval])))""",
@@ -247,7 +244,7 @@ def _storage(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Waiting for disks",
-            "Requests that disks have not answered yet, and processes that hang in the kernel.",
+            "Disk requests in flight, and processes hung in the kernel.",
             (
                 f"topk({ROWS}, max by (disk) (dshealthd_disk_requests_in_flight{{@node}}))",
                 "{{disk}}",
@@ -256,8 +253,8 @@ def _storage(source: Source) -> list[dashboard.Panel]:
             unit="none",
         ),
         rows(
-            "Paths that fail",
-            "Configured paths that cannot be looked at or written to, and why.",
+            "Failing paths",
+            "Configured paths that cannot be read or written, and why.",
             [
                 Column(title="Path", label="path"),
                 Column(title="Reason", label="reason"),
@@ -271,8 +268,8 @@ def _agent() -> list[dashboard.Panel]:
     return [
         rows(
             "Versions",
-            "Software of the node, of configured environments, and of those that jobs run "
-            f"in: at most {4 * ROWS}.",
+            "Software of the node, of configured environments, and of the jobs' environments: "
+            f"at most {4 * ROWS}.",
             [
                 Column(title="Component", label="component"),
                 Column(title="Version", label="version"),
@@ -291,8 +288,8 @@ def _agent() -> list[dashboard.Panel]:
         ),
         rows(
             "Collectors",
-            """Whether the last collection read its source, how long it took, and when it last did. Sources that this machine lacks are
-            left out.""",
+            """Whether the last collection succeeded, how long it took, and the time of the last success. Sources that this machine lacks
+            are left out.""",
             [
                 Column(title="Collector", label="collector"),
                 Column(
@@ -321,7 +318,7 @@ def _agent() -> list[dashboard.Panel]:
         ),
         graph(
             "Worker failures",
-            "Worker processes given up in ten minutes, by what went wrong.",
+            "Worker processes given up in ten minutes, by reason.",
             (
                 "sum by (worker, reason) (increase(dshealthd_worker_failures_total{@node}[10m]))",
                 "{{worker}} {{reason}}",

@@ -1,6 +1,4 @@
-"""The dashboard *Jobs*: which training jobs run, which of them hang or are slow, and which
-rank it is.
-"""
+"""The dashboard *Jobs*: which training jobs run, which are hung or slow, and which rank causes it."""
 
 from __future__ import annotations
 
@@ -37,8 +35,8 @@ def board(source: Source) -> Board:
                 "Training job",
                 "label_values({__name__=~'dshealthd_job_(run_)?info',@fleet}, exported_job)",
                 description=(
-                    "As it is called on all its nodes: the scheduler's number, or a digest of "
-                    "where its ranks meet."
+                    "The job's name, the same on all its nodes: the scheduler's number, or a digest "
+                    "of where its ranks meet."
                 ),
                 several=True,
                 everything=".+",
@@ -63,44 +61,43 @@ def _now(source: Source) -> list[dashboard.Panel]:
     return [
         number(
             "Jobs",
-            "Training jobs of which ranks run on some node, whether or not they send heartbeats.",
+            "Training jobs with ranks on any node, whether or not they send heartbeats.",
             f"count(count by ({JOB}) (dshealthd_job_run_info{{@jobs}} or "
             f"dshealthd_job_info{{@jobs}}))",
             unknown=NO_JOBS,
         ),
         number(
             "Jobs hung",
-            """Jobs of which every rank has been silent for longer than is usual for it. “no rules”: Prometheus evaluates none.""",
+            """Jobs in which every rank has been silent for longer than usual. “no rules”: Prometheus evaluates no rules.""",
             f"count(dshealthd:job:hang{{@of_jobs}}) or 0 * {alerts.RULES_LOADED}",
             steps=ANY,
             unknown="no rules",
         ),
         number(
-            "Ranks heard",
+            "Ranks with heartbeats",
             "Ranks that send heartbeats.",
             "count(dshealthd_job_step{@jobs})",
             unknown=NO_JOBS,
         ),
         number(
             "Ranks overdue",
-            "Ranks that have been silent for longer than is usual for them. Where that is "
-            "not known yet, a rank is not counted.",
+            "Ranks that have been silent for longer than is usual for them. A rank whose usual "
+            "silence is not known yet is not counted.",
             "sum(dshealthd_job_overdue_seconds{@jobs} > bool 0)",
             steps=((None, GREEN), (1, ORANGE)),
             unknown="unknown",
         ),
         number(
-            "Ranks with a loss that is not finite",
-            "Ranks whose last known loss is NaN or infinite; those of which no loss is known "
-            "are not counted.",
+            "Ranks with non-finite loss",
+            "Ranks whose last known loss is NaN or infinite; ranks without a known loss are not "
+            "counted.",
             "count(dshealthd_job_loss_finite{@jobs}) - sum(dshealthd_job_loss_finite{@jobs})",
             steps=ANY,
             unknown="unknown",
         ),
         number(
             "Ranks left out",
-            "Ranks and runs of which nodes show nothing, as there are more than the "
-            "collectors' limits.",
+            "Ranks and runs that nodes do not export because they exceed the collectors' limits.",
             "(sum(dshealthd_heartbeat_ranks_left_out{@fleet}) or vector(0)) + "
             "sum(dshealthd_job_runs_left_out{@fleet})",
             steps=((None, GREEN), (1, ORANGE)),
@@ -114,8 +111,8 @@ def _now(source: Source) -> list[dashboard.Panel]:
         ),
         rows(
             "Jobs that send heartbeats",
-            f"""Ranks and nodes of each job, its steps, and the longest silence of a rank; at most {ROWS}, those with the most ranks.
-            “Median” is that of its ranks' step times, “slowest” the rank with the longest.""",
+            f"""Ranks, nodes and step of each job, and the longest silence of a rank; the {ROWS} jobs with the most ranks. “Median” is the
+            median of the ranks' step times, “Slowest” the longest.""",
             [
                 Column(title="Job", label="exported_job", link=job_link()),
                 Column(title="Ranks", expr=f"{heard} {shown}", width=70),
@@ -153,9 +150,9 @@ def _environment() -> list[dashboard.Panel]:
     largest = f"topk({ROWS}, sum by ({run}) (dshealthd_job_ranks{{@jobs}}))"
     return [
         rows(
-            "What is wrong with environments",
-            f"""Variables of ranks that name what is not there, are out of range, or are not the same on all ranks; how many ranks of the
-            run have it on that node, and the lowest of them. At most {ROWS}.""",
+            "Environment problems",
+            f"""Ranks' variables that name something missing, are out of range or differ between ranks; the number of affected ranks on the
+            node, and the lowest of them. At most {ROWS}.""",
             [
                 Column(title="Job", label="exported_job", link=job_link()),
                 Column(title="Node", label="node"),
@@ -173,8 +170,8 @@ def _environment() -> list[dashboard.Panel]:
         ),
         rows(
             "Runs",
-            f"""Ranks that agree on where they meet and how many they are, on all nodes together, and how many they should be; ranks that
-            have lost the process which started them. At most {ROWS}.""",
+            f"""Ranks on all nodes that agree on their meeting point and world size; the world size; orphaned ranks, whose starting process
+            is gone. At most {ROWS}.""",
             [
                 Column(title="Job", label="exported_job", link=job_link()),
                 Column(title="Run", label="run"),

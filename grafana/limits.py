@@ -1,4 +1,4 @@
-"""The thresholds of the alert rules, so that a colour changes where an alert fires."""
+"""The thresholds of the alert rules, so that colours change where alerts fire."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Limits:
     """Thresholds by name."""
 
     def __init__(self, values: Mapping[str, float], source: str) -> None:
-        """Take values that come from `source`."""
+        """Hold values that come from the file `source`."""
         self._values, self._source = values, source
 
     def __getitem__(self, name: str) -> float:
@@ -39,14 +39,14 @@ class Limits:
 def read(file: Path = FILE) -> Limits:
     """Return the thresholds of a rule file.
 
-    ValueError names a rule that is no plain `vector(NUMBER)`.
+    Raises ValueError, which names the rule, if one is not a plain `vector(NUMBER)`.
     """
     values: dict[str, float] = {}
     for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]:
         for rule in group["rules"]:
             match = _VECTOR.fullmatch(str(rule["expr"]).strip())
             if not rule["record"].startswith(PREFIX) or match is None:
-                message = f"{file}: {rule['record']} is no threshold of the form vector(NUMBER)"
+                message = f"{file}: {rule['record']} is not a threshold of the form vector(NUMBER)"
                 raise ValueError(message)
             values[rule["record"].removeprefix(PREFIX)] = float(match["number"])
     return Limits(values, str(file))

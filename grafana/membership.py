@@ -1,6 +1,6 @@
 """The row of the dashboard *Probes and fabric* about which nodes can probe each other.
 
-Members, clocks, and what nodes disagree in.
+It shows members, clocks, and disagreements between nodes.
 """
 
 from __future__ import annotations
@@ -22,49 +22,49 @@ def panels(source: Source) -> list[dashboard.Panel]:
     return [
         number(
             "Nodes that probe",
-            "Nodes whose probes run, whether or not they meet anybody.",
+            "Nodes whose probes are running, whether or not they have rounds with any peer.",
             "sum(dshealthd_probe_up{@nodes})",
             unknown=NO_PROBES,
         ),
         number(
             "Nodes that cannot probe",
-            "Nodes with probes configured that lack usable members, a key or an address.",
+            "Nodes with probes configured but without usable members, a key or an address.",
             "count(dshealthd_probe_up{@nodes}) - sum(dshealthd_probe_up{@nodes})",
             steps=bad,
             unknown=NO_PROBES,
         ),
         number(
-            "Lists of members",
-            "How many different lists of members the agents have, by their hash. Nodes that "
-            "differ in it have no rounds with each other.",
+            "Member lists",
+            "Number of different member lists among the agents, by hash. Nodes with different "
+            "lists decline each other's rounds.",
             'count(count_values("hash", dshealthd_members_hash{@fleet}))',
             steps=((None, GREEN), (2, RED)),
             unknown=NO_PROBES,
         ),
         number(
             "Confirmations",
-            "Extra rounds an hour that suspicions asked for.",
+            "Extra rounds per hour to confirm or clear suspicions.",
             "sum(increase(dshealthd_probe_confirmations_total{@nodes}[1h])) or 0 * "
             "sum(dshealthd_probe_up{@nodes})",
             unknown=NO_PROBES,
         ),
         number(
-            "Workers that hang",
-            "Probe workers that hang in the kernel and cannot be killed.",
+            "Hung workers",
+            "Probe workers hung in the kernel that cannot be killed.",
             "sum(dshealthd_probe_workers_stuck{@nodes}) or 0 * sum(dshealthd_probe_up{@nodes})",
             steps=((None, GREEN), (1, RED)),
             unknown=NO_PROBES,
         ),
         number(
-            "Without torch",
-            """Nodes where the process that runs collectives is not kept now: it is started on demand, so a high number is normal.""",
+            "Without fork server",
+            """Nodes on which the fork server of the probe workers is not running. It is started on demand, so a high number is normal.""",
             "count(dshealthd_probe_parent_up{@nodes} == 0) or 0 * sum(dshealthd_probe_up{@nodes})",
             unknown=NO_PROBES,
         ),
         rows(
             "Set up differently",
-            "Pairs of nodes that decline each other's rounds, as their clocks, lists of "
-            f"members or versions differ: at most {ROWS}.",
+            "Pairs of nodes that decline each other's rounds because their clocks, member lists, "
+            f"versions or addresses differ: at most {ROWS}.",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="Peer", label="peer", link=node_link("${__data.fields.peer}")),
@@ -80,8 +80,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Clocks",
-            f"""How far the clocks of a node's peers are ahead of its own: the median over its last peers, of the {SERIES} nodes that are
-            furthest off. The alert fires at the threshold either way.""",
+            f"""Seconds by which the clocks of a node's peers are ahead of its own: the median over its last peers, for the {SERIES} nodes
+            that are furthest off. The alert fires at the threshold in either direction.""",
             (
                 worst(
                     "max by (cluster, node) "
@@ -100,8 +100,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Echoes",
-            "Time of an echo between agents: the median of all nodes' medians, and the node "
-            "with the slowest.",
+            "Round trip of an echo between agents: the median of all nodes' medians, and the slowest "
+            "node's median.",
             (
                 'quantile(0.5, dshealthd_probe_round_trip_seconds{@nodes,statistic="median"})',
                 "median",

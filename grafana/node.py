@@ -1,4 +1,4 @@
-"""The dashboard *Node*: everything of one node, GPU by GPU."""
+"""The dashboard *Node*: everything about one node, GPU by GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def board(source: Source) -> Board:
     return Board(
         uid="dshealthd-node",
         title="dshealthd / Node",
-        description="Everything that is known of one node, GPU by GPU.",
+        description="Everything that is known about one node, GPU by GPU.",
         variables=[
             data_source(),
             cluster(),
@@ -48,48 +48,47 @@ def _overview(source: Source) -> list[dashboard.Panel]:
             "Agent",
             "Whether the agent answered the last scrape.",
             "max(up{@node})",
-            states={1: ("answers", GREEN), 0: ("does not answer", RED)},
+            states={1: ("up", GREEN), 0: ("down", RED)},
         ),
         number(
-            "Up since",
+            "Uptime",
             "Time since the node booted.",
             "max(dshealthd_uptime_seconds{@node})",
             unit="s",
         ),
         number(
             "GPUs not readable",
-            "GPUs on the PCI bus that the driver cannot be asked about.",
+            "GPUs on the PCI bus that cannot be read through the driver.",
             "sum(dshealthd_gpus_expected{@node}) - (sum(dshealthd_gpu_up{@node}) or vector(0))",
             steps=((None, GREEN), (1, RED)),
             unknown="no GPUs",
         ),
         number(
             "Ports not up",
-            "InfiniBand and RoCE ports that are not active. A port that is not cabled is one "
-            "of them.",
+            "InfiniBand and RoCE ports that are not active, including uncabled ones.",
             "count(dshealthd_infiniband_port_up{@node}) - sum(dshealthd_infiniband_port_up{@node})",
             steps=((None, GREEN), (1, ORANGE)),
             unknown="no ports",
         ),
         number(
             "Score",
-            "The node's own: median ratio of its timings to what is usual, over its last "
+            "The node's own score: median ratio of its timings to the baseline, over its last "
             "peers. 1 is usual, 1.2 a fifth slower.",
             "max(dshealthd_probe_score_ratio{@node})",
             steps=((None, GREEN), (source.limits["fleet_score_ratio"], ORANGE)),
             unknown="no probes",
         ),
         number(
-            "Collectors that fail",
-            "Sources that this machine has and that could not be read.",
+            "Failing collectors",
+            "Collectors whose source exists on this machine but could not be read.",
             "count(dshealthd_collector_up{@node}) - sum(dshealthd_collector_up{@node})",
             steps=((None, GREEN), (1, ORANGE)),
         ),
         alerts.firing(source, '@alerts,node="$node"', size=(12, 8)),
         rows(
             "Suspects",
-            "What the probes suspect on this node or on a link to it, and by how many "
-            f"agents: at most {ROWS}.",
+            "What the probes suspect on this node or on a link to it, and the number of agents "
+            f"that report it: at most {ROWS}.",
             [
                 Column(title="Kind", label="kind", width=70),
                 Column(title="Suspect", label="part"),
@@ -105,7 +104,7 @@ def _overview(source: Source) -> list[dashboard.Panel]:
             size=(6, 8),
         ),
         rows(
-            "Sources that fail",
+            "Failing sources",
             "Collectors whose source, or a part of it, cannot be read, and why.",
             [
                 Column(title="Collector", label="collector"),

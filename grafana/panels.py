@@ -1,7 +1,6 @@
-"""Panels: numbers, graphs and timelines, as the model of Grafana's SDK has them.
+"""Panels: numbers, graphs and timelines, as models of Grafana's SDK.
 
-Every panel has a description that says what the picture means. Where it stands, its id and its row
-are the board's.
+Every panel has a description that says what it means. The board sets its position, id and row.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from grafana.queries import promql
 Steps = Sequence[tuple[float | None, str]]
 """Colours by the lowest value of each, in rising order.
 
-None is minus infinity, and what is below the first one is green.
+None is minus infinity; values below the first are green.
 """
 States = Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]
 """Texts and colours of single values."""
@@ -41,12 +40,12 @@ GREEN, YELLOW, ORANGE, RED, PURPLE, GREY, BLUE = (
 )
 UP: States = {1: ("yes", GREEN), 0: ("no", RED)}
 UNKNOWN = "unknown"
-"""Shown where nothing is known; it is not 0."""
+"""Shown instead of 0 if the value is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """A link of a value; the URL may hold Grafana's variables."""
+    """A link of a value; the URL may contain Grafana's variables."""
 
     title: str
     url: str
@@ -64,7 +63,7 @@ def number(
     link: Link | None = None,
     size: tuple[int, int] = (4, 4),
 ) -> dashboard.Panel:
-    """Return one large number with a colour; `unknown` stands where the query returns nothing."""
+    """Return one large number with a colour; it shows `unknown` if the query returns nothing."""
     return panel(
         "stat",
         title,
@@ -87,8 +86,8 @@ def squares(
     link: Link,
     size: tuple[int, int],
 ) -> dashboard.Panel:
-    """Return a square for each result, in their order, with its name (a legend such as `{{node}}`)
-    and the colour of its value.
+    """Return a square for each result, in the query's order, with its `name` (a legend such as
+    `{{node}}`) and the colour of its value.
     """
     options = _stat_options(common.BigValueTextMode.NAME)
     options.justify_mode = common.BigValueJustifyMode.CENTER
@@ -118,8 +117,8 @@ def graph(
 ) -> dashboard.Panel:
     """Return lines over time; each of `lines` is an expression and a legend.
 
-    `steps` are drawn as dashed thresholds; series whose legend is one of `limits` are drawn dashed,
-    too, as limits that are measured.
+    `steps` are drawn as dashed thresholds; series whose legend starts with one of `limits` are
+    measured limits and are drawn dashed too.
     """
     field = _field(unit, steps, None, link)
     field.min_val, field.max_val = minimum, maximum
@@ -203,7 +202,7 @@ def panel(
 ) -> dashboard.Panel:
     """Return a panel of a kind that Grafana knows.
 
-    `size` is its width, of 24, and its height in units of about 30 pixels.
+    `size` is its width in columns, of 24, and its height in units of about 30 pixels.
     """
     return dashboard.Panel(
         type_val=kind,
@@ -220,9 +219,9 @@ def panel(
 def target(
     expr: str, ref: str = "A", *, legend: str = "", instant: bool = False, labels: bool = False
 ) -> prometheus.Dataquery:
-    """Return a query by its name `ref`.
+    """Return a query named `ref`.
 
-    `instant` at the end of the time shown, and with its `labels` as fields of their own.
+    `instant` queries only the end of the time shown; `labels` become fields of their own.
     """
     return prometheus.Dataquery(
         ref_id=ref,
@@ -271,7 +270,7 @@ def value_map(states: States) -> dashboard.ValueMap:
 
 
 def field_link(link: Link) -> dashboard.DashboardLink:
-    """Return a link of a value; those that leave Grafana open beside it."""
+    """Return a link of a value; a link that leaves Grafana opens in a new tab."""
     return dashboard.DashboardLink(
         title=link.title, url=link.url, target_blank=link.url.startswith("http")
     )
@@ -280,7 +279,7 @@ def field_link(link: Link) -> dashboard.DashboardLink:
 def override(
     matcher: str, options: str, properties: Sequence[dashboard.DynamicConfigValue]
 ) -> dashboard.DashboardFieldConfigSourceOverrides:
-    """Return what is different for the fields that `matcher` and its `options` choose."""
+    """Return the properties that override those of the fields that `matcher` and `options` select."""
     return dashboard.DashboardFieldConfigSourceOverrides(
         matcher=dashboard.MatcherConfig(id_val=matcher, options=options),
         properties=list(properties),

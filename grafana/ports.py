@@ -1,6 +1,6 @@
 """The row of the dashboard *Node* about its ports.
 
-InfiniBand, Ethernet, and what the probes say of the way to others.
+It shows InfiniBand, Ethernet, and the probes' measurements of paths to other nodes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
     return [
         timeline(
             "InfiniBand and RoCE ports",
-            "Ports that are active with their link up. A port that was seen and whose device "
-            "is gone counts as down.",
+            "Ports that are active with their link up. A port whose device has disappeared "
+            "counts as down.",
             "max by (device, port) (dshealthd_infiniband_port_up{@node})",
             PORT,
             {1: ("up", GREEN), 0: ("down", RED)},
@@ -33,7 +33,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "InfiniBand traffic",
-            "Data sent by each port, and its rate.",
+            "Data sent by each port, and the port's rate.",
             (
                 (
                     "max by (device, port) "
@@ -47,8 +47,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "InfiniBand errors",
-            f"""Errors a minute by kind: the {SERIES} that are most now. Thresholds differ by kind; the alerts have them. Kinds that end
-            with flush_error also grow when a job ends.""",
+            f"""Errors per minute by kind: the {SERIES} highest now. The alerts have a threshold for each kind. Kinds that end with
+            flush_error also grow when a job ends.""",
             (
                 worst(
                     "max by (device, port, type) (60 * "
@@ -61,7 +61,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Waiting to send, congestion",
-            "Congestion notifications a second, and ticks a second that ports waited for "
+            "Congestion notifications per second, and ticks per second in which ports waited for "
             "credits, in the adapter's own unit.",
             (
                 (
@@ -81,7 +81,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Network traffic",
-            f"Bytes sent by each interface, RDMA left out: the {SERIES} that send most now.",
+            f"Bytes sent by each interface, without RDMA: the {SERIES} that send most now.",
             (
                 worst(
                     "max by (device) "
@@ -94,8 +94,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Network errors and drops",
-            f"Packets a second that were bad or dropped: the {SERIES} interfaces with most "
-            "of each now.",
+            f"Bad or dropped packets per second: the {SERIES} interfaces with most of each now.",
             *(
                 (
                     worst(
@@ -111,7 +110,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Adapter temperature",
-            "Temperature of adapters and their modules.",
+            "Temperature of adapters and their transceiver modules.",
             (
                 "max by (device, sensor) (dshealthd_infiniband_temperature_celsius{@node})",
                 "{{device}} {{sensor}}",
@@ -121,8 +120,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Clock",
-            "How far the clocks of the nodes met in probes are ahead of this one's, and the "
-            "bound of the error that the kernel states.",
+            "Seconds by which peers' clocks are ahead of this node's, from probes, and the kernel's "
+            "own bound of the clock error.",
             ('max(dshealthd_probe_clock_offset_seconds{@node,statistic="median"})', "peers ahead"),
             ("max(dshealthd_clock_maximum_error_seconds{@node})", "largest error"),
             unit="s",
@@ -131,7 +130,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Round trips of probes",
-            "Time of an echo between agents, over the last light rounds that this node led.",
+            "Round trip of an echo between agents, over the last light rounds that this node led.",
             ("max by (statistic) (dshealthd_probe_round_trip_seconds{@node})", "{{statistic}}"),
             unit="s",
         ),

@@ -1,6 +1,6 @@
 """The dashboard *Probes and fabric*.
 
-Bandwidth against what is usual, rounds and how they end, InfiniBand and NVLink errors.
+It shows bandwidth against the baseline, rounds and their outcomes, InfiniBand and NVLink errors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from grafana_foundation_sdk.models import dashboard
 
 CLASS = "cluster, model, kind, backend, op, size"
-"""What bandwidths are comparable within."""
+"""Labels within which bandwidths are comparable."""
 BANDWIDTH = "dshealthd_probe_bus_bandwidth_bytes_per_second{@nodes} * on (instance) group_left (model) dshealthd:node:class{@rules}"
 MEDIAN = "dshealthd:fleet:probe_bus_bandwidth_bytes_per_second:median{@rules}"
 RATIO = 'dshealthd:node:probe_bus_bandwidth:ratio{@rules,node=~"$node"}'
@@ -40,8 +40,8 @@ def board(source: Source) -> Board:
         uid="dshealthd-probes",
         title="dshealthd / Probes and fabric",
         description=(
-            "What the nodes find when they probe each other, and the errors of the links between "
-            "GPUs and between nodes."
+            "What nodes find when they probe each other, and the errors on links between GPUs and "
+            "between nodes."
         ),
         variables=[
             data_source(),
@@ -50,7 +50,7 @@ def board(source: Source) -> Board:
             choice("node", "Node", "label_values(up{@fleet}, node)", several=True, everything=".+"),
         ],
         rows=[
-            Row(title="Bandwidth against what is usual", panels=_bandwidth(source)),
+            Row(title="Bandwidth against the baseline", panels=_bandwidth(source)),
             Row(title="Rounds", panels=_rounds(source)),
             Row(title="Which nodes can probe each other", panels=membership.panels(source)),
             *fabric.board_rows(source),
@@ -65,8 +65,8 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "Scores",
-            f"""The {SERIES} slowest nodes at the end of the time shown, by their own scores: the median ratio of their timings to what is
-            usual between these nodes, by a baseline of days. 1 is usual; dashed, where an alert fires if it is the fleet's median.""",
+            f"""The {SERIES} slowest nodes at the end of the time shown, by their own scores: the median ratio of their timings to a
+            baseline of days for the same pairs of nodes. 1 is usual. Dashed: where an alert fires if the fleet's median reaches it.""",
             (
                 worst(
                     "max by (cluster, node) (dshealthd_probe_score_ratio{@nodes})", "cluster, node"
@@ -83,8 +83,8 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
         ),
         rows(
             "Bus bandwidth against the fleet",
-            f"""Bus bandwidth of each node's last round with an operation, and as a share of the median of all nodes with the same
-            operation, size and backend, and GPUs of the same model: the {ROWS} lowest shares.""",
+            f"""Bus bandwidth of each node's last round with an operation, and its share of the median of all nodes with the same operation,
+            size, backend and GPU model: the {ROWS} lowest shares.""",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="Model", label="model"),
@@ -111,8 +111,8 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Bus bandwidth: median of the nodes",
-            f"Of at most {SERIES} classes: the median of all nodes, by operation, size of "
-            "the payload, backend and model of the GPUs.",
+            "The median of all nodes by operation, payload size, backend and GPU model: at "
+            f"most {SERIES} classes.",
             (
                 worst(f"max by ({CLASS}) ({MEDIAN})", CLASS),
                 "{{kind}} {{op}} {{size}} {{backend}} {{model}}",
@@ -120,9 +120,9 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
             unit="Bps",
         ),
         graph(
-            "Bus bandwidth: nodes that fall short",
-            f"""Each node's bandwidth as a share of that median, in what it is worst at: the {SERIES} lowest. The dashed threshold is that
-            of the alert.""",
+            "Bus bandwidth: slowest nodes",
+            f"""Each node's bandwidth as a share of that median, in its worst class: the {SERIES} lowest. The dashed line is the alert's
+            threshold.""",
             (worst(f"min by (cluster, node) ({RATIO})", "cluster, node", lowest=True), "{{node}}"),
             unit="percentunit",
             steps=((None, RED), (limits["bus_bandwidth_ratio"], GREEN)),
@@ -130,8 +130,8 @@ def _bandwidth(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Time of an operation",
-            f"Median over the nodes of the median time of an operation: the {SERIES} slowest "
-            "classes. Small payloads show latency.",
+            f"Median over all nodes of an operation's median time: the {SERIES} slowest classes. "
+            "Small payloads show latency.",
             (
                 worst(
                     "quantile by (cluster, kind, backend, op, size) (0.5, "
@@ -149,8 +149,8 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
     late = "time() - max by (cluster, node) (dshealthd_probe_last_round_timestamp_seconds{@nodes})"
     return [
         graph(
-            "Rounds by how they ended",
-            """Rounds a minute, as the nodes that take part in them count them. Declined ones are ordinary: a GPU was busy, a node was being
+            "Rounds by outcome",
+            """Rounds per minute, counted by every node that takes part. Declined rounds are normal: a GPU was busy, or a node was being
             drained.""",
             (
                 (
@@ -164,7 +164,7 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Rounds by kind",
-            "Rounds a minute, by kind: light ones are echoes between agents, where GPUs are "
+            "Rounds per minute by kind. Light rounds are echoes between agents, run if GPUs are "
             "busy or there is no torch.",
             (
                 "sum by (kind) (60 * rate(dshealthd_probe_rounds_total{@nodes}[$__rate_interval]))",
@@ -174,8 +174,8 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
             stacked=True,
         ),
         graph(
-            "Why GPUs were left alone",
-            f"Rounds a minute that were to use the GPUs and did not, by reason; the {SERIES} "
+            "Why rounds did not use GPUs",
+            f"Rounds per minute that should have used the GPUs and did not, by reason: the {SERIES} "
             "most frequent.",
             (
                 worst(
@@ -189,8 +189,8 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
             stacked=True,
         ),
         graph(
-            "Rounds that went wrong",
-            f"Rounds a minute that ended neither well nor declined: the {SERIES} nodes with most.",
+            "Failed rounds",
+            f"Rounds per minute that neither succeeded nor were declined: the {SERIES} nodes with most.",
             (
                 worst(
                     "sum by (cluster, node) (60 * "
@@ -204,7 +204,7 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Duration of a round",
-            "From the invitation to the conclusion: median and 95th percentile, by kind.",
+            "Time from the invitation to the conclusion: median and 95th percentile, by kind.",
             *(
                 (
                     f"""histogram_quantile({quantile},
@@ -217,15 +217,15 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Cost",
-            "Share of the time of one GPU that collectives of probes keep it busy: the mean "
-            "of the nodes, and the node with most.",
+            "Share of one GPU's time that the probes' collectives keep it busy: the mean of all "
+            "nodes, and the node with most.",
             ("avg(rate(dshealthd_probe_gpu_seconds_total{@nodes}[$__rate_interval]))", "mean"),
             ("max(rate(dshealthd_probe_gpu_seconds_total{@nodes}[$__rate_interval]))", "most"),
             unit="percentunit",
         ),
         rows(
             "Longest without a round",
-            f"The {SERIES} nodes whose last round of any kind is longest ago.",
+            f"The {SERIES} nodes with the longest time since their last round of any kind.",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(
@@ -240,7 +240,7 @@ def _rounds(source: Source) -> list[dashboard.Panel]:
         ),
         timeline(
             "Suspects",
-            f"The {SERIES} that the most agents make at the end of the time shown.",
+            f"The {SERIES} suspects that the most agents report at the end of the time shown.",
             worst(
                 "max by (cluster, kind, part, reason) (dshealthd:suspect:accusers{@rules} > "
                 "bool 0)",

@@ -1,18 +1,15 @@
-"""PromQL as the dashboards use it.
-
-Which series a panel is about, and how many of them it may show.
-"""
+"""Building blocks of the dashboards' PromQL: which series a panel shows, and how many at most."""
 
 from __future__ import annotations
 
 import re
 
 SERIES = 20
-"""Most lines of a graph and rows of a timeline that choose their series from the fleet."""
+"""Most lines of a graph or rows of a timeline that picks its series from the fleet."""
 ROWS = 50
-"""Most rows of a table that chooses them from the fleet."""
+"""Most rows of a table that picks them from the fleet."""
 NODES = 1000
-"""Most nodes of the grid; the worst come first."""
+"""Most nodes in the grid; the worst come first."""
 
 SCOPES = {
     "@fleet": 'cluster=~"$cluster",job=~"$job"',
@@ -24,39 +21,38 @@ SCOPES = {
     "@rules": 'cluster=~"$cluster"',
     "@alerts": 'cluster=~"$cluster",alertname=~"Dshealthd.+"',
 }
-"""What a selector may begin with, and the matchers that it stands for.
+"""Scopes that a selector may begin with, and the matchers that each stands for.
 
-`node` is the label that `deploy/prometheus/prometheus.yml` gives
-every target, and that the rules go by. `cluster` may be an external label, which a Prometheus does
-not add to what it answers itself: all matchers of it admit its absence. What rules record has no
-`job`. `exported_job` is a training job, and `@of_jobs` for what rules record of one.
+`node` is the label that `deploy/prometheus/prometheus.yml` gives every target and that the rules
+use. `cluster` may be an external label, which a Prometheus does not add to its own answers, so all
+its matchers also match series without it. Recorded series have no `job`. `exported_job` is a
+training job; `@of_jobs` is for recorded series of one.
 """
 _SCOPE = re.compile(r"@(?:fleet|nodes|node|gpus|jobs|of_jobs|rules|alerts)\b")
 
 
 def promql(text: str) -> str:
-    """Return an expression on one line, with its scopes written out."""
+    """Return an expression on one line, with its scopes expanded."""
     return _SCOPE.sub(lambda match: SCOPES[match[0]], " ".join(text.split()))
 
 
 def worst(
     expression: str, labels: str, by: str = "", *, lowest: bool = False, limit: int = SERIES
 ) -> str:
-    """Return an expression for a graph with the same at most `limit` series over its whole time,
-    and not others at each step.
+    """Return an expression for a graph with the same `limit` series at most over its whole time,
+    rather than different ones at each step.
 
-    `expression` has one series for each value of `labels`; the series are those with the highest,
-    or lowest, value of `by` (without it, of the expression itself) in the last quarter of an hour
-    shown: the whole time would have a long graph of a large fleet read too much.
+    `expression` has one series for each value of `labels`. The series shown are those with the
+    highest, or lowest, value of `by` (by default the expression itself) in the last quarter of an
+    hour shown: over the whole time, a long graph of a large fleet would read too much.
     """
     over, top = ("min_over_time", "bottomk") if lowest else ("max_over_time", "topk")
     return f"({expression}) and on ({labels}) {top}({limit}, {over}(({by or expression})[15m:1m] @ end()))"
 
 
 def parts(expression: str, *labels: str) -> str:
-    """Return the expression with a label `which`.
-
-    The values of these labels, each after its name, as far as there are any.
+    """Return the expression with a label `which`, made of the names and values of these labels that
+    are not empty.
     """
     for label in labels:
         expression = f'label_replace({expression}, "_{label}", "{label} $1", "{label}", "(.+)")'
@@ -65,17 +61,18 @@ def parts(expression: str, *labels: str) -> str:
 
 
 def grown(selector: str) -> str:
-    """Return by how much counters have grown in the time shown, those that have.
+    """Return an expression for how much counters have grown in the time shown, without those that
+    have not.
 
     For counters of which a node has hundreds, almost all of them 0: `increase` would read all their
-    samples, this reads two of each. A counter that started again in the meantime is left out,
-    unless it has passed its old value.
+    samples, this reads two of each. A counter that was reset in the meantime is left out, unless it
+    has passed its old value.
     """
     return f"(({selector} > 0) - {selector} offset $__range > 0)"
 
 
 def grown_or_new(selector: str) -> str:
-    """Return the same for counters that are exported once they are above 0: one that was not there
-    at the begin of the time shown has grown from 0.
+    """Like `grown`, for counters that are exported only once they are above 0: one that did not
+    exist at the beginning of the time shown has grown from 0.
     """
     return f"({grown(selector)} or ({selector} > 0 unless {selector} offset $__range))"

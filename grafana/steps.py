@@ -1,6 +1,6 @@
 """The rows of the dashboard *Jobs* about steps.
 
-How far and how fast ranks are, what they wait for, their loss and their memory.
+They show ranks' progress and speed, what ranks wait for, their loss and their memory.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def panels(source: Source) -> list[dashboard.Panel]:
     limits = source.limits
     return [
         graph(
-            "Steps a minute",
-            f"Of the rank of a job that makes the most; the {SERIES} slowest jobs. 0 while a "
-            "job is hung, evaluates or saves.",
+            "Steps per minute",
+            f"Rate of each job's fastest rank: the {SERIES} slowest jobs. 0 while a job is hung, "
+            "evaluates or saves.",
             (worst(rate, JOB, lowest=True), "{{exported_job}}"),
             unit="none",
         ),
         graph(
             "Step time of jobs",
-            "From the end of a step to the end of the next: the median of a job's ranks, of "
+            "Time from the end of a step to the end of the next: the median of a job's ranks, for "
             f"the {SERIES} slowest jobs.",
             (
                 worst(f"quantile by ({JOB}) (0.5, dshealthd_job_step_seconds{{@jobs}})", JOB),
@@ -48,8 +48,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Step time of ranks against their job's median",
-            f"""The {SERIES} ranks that differ most. Ranks of one job wait for one another, so that their step times are alike, whoever is
-            slow; a rank apart has a group of its own.""",
+            f"""The {SERIES} ranks that differ most. Ranks of one job wait for one another, so their step times are alike whichever is slow;
+            a rank that differs is in a group of its own.""",
             (worst(ratio, RANK, f"abs({ratio} - 1)"), LEGEND),
             unit="none",
             minimum=None,
@@ -57,8 +57,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Own compute against the job's median",
-            f"""Time of a rank's forward passes, which waits for no other rank, against the median of its job: the {SERIES} slowest ranks.
-            Dashed, where the alert of a straggler fires.""",
+            f"""Time of a rank's forward passes, which wait for no other rank, against its job's median: the {SERIES} slowest ranks. Dashed:
+            the threshold of the straggler alert.""",
             (worst(f"max by ({RANK}) (dshealthd:job:forward_ratio{{@of_jobs}})", RANK), LEGEND),
             unit="none",
             steps=((None, GREEN), (limits["straggler_ratio"], ORANGE)),
@@ -67,8 +67,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Waiting for input",
-            f"Share of its steps in which a rank waits for its next batch: the {SERIES} "
-            "highest. Dashed, where the alert fires.",
+            f"Share of its step time that a rank waits for its next batch: the {SERIES} "
+            "highest. Dashed: the alert's threshold.",
             (worst(f"max by ({RANK}) (dshealthd:job:input_ratio{{@of_jobs}})", RANK), LEGEND),
             unit="percentunit",
             steps=((None, GREEN), (limits["input_ratio"], ORANGE)),
@@ -76,8 +76,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Ranks at different steps",
-            "How many steps lie between the ranks of a job that are furthest apart: the "
-            f"{SERIES} jobs with most.",
+            f"Steps between the first and the last rank of a job: the {SERIES} jobs with most.",
             (
                 worst(
                     f"max by ({JOB}) (dshealthd_job_step{{@jobs}}) - min by ({JOB}) "
@@ -96,8 +95,8 @@ def health() -> list[dashboard.Panel]:
     reserved = 'dshealthd_job_memory_bytes{@jobs,type="reserved"}'
     return [
         rows(
-            "Ranks whose loss is not finite",
-            f"Ranks whose last known loss is NaN or infinite, and how many were: at most {ROWS}.",
+            "Ranks with NaN or infinite loss",
+            f"Ranks whose last known loss is NaN or infinite, and the number of such losses: at most {ROWS}.",
             [
                 Column(title="Job", label="exported_job", link=job_link()),
                 Column(title="Node", label="node", link=node_link()),
@@ -113,7 +112,7 @@ def health() -> list[dashboard.Panel]:
         ),
         graph(
             "Loss scale",
-            f"Scale of mixed precision: the lowest of a job's ranks, of the {SERIES} jobs "
+            f"Loss scale of mixed precision: the lowest of a job's ranks, for the {SERIES} jobs "
             "with the lowest. It falls with each overflow.",
             (
                 worst(f"min by ({JOB}) (dshealthd_job_loss_scale{{@jobs}})", JOB, lowest=True),
@@ -124,7 +123,7 @@ def health() -> list[dashboard.Panel]:
         ),
         graph(
             "Skipped steps",
-            f"Steps a minute that were skipped for an overflow of gradients: the {SERIES} "
+            f"Steps per minute that were skipped because gradients overflowed: the {SERIES} "
             "jobs with most.",
             (
                 worst(
@@ -138,8 +137,8 @@ def health() -> list[dashboard.Panel]:
         ),
         graph(
             "Gradient norm",
-            f"The highest of a job's ranks, where the training computes it: the {SERIES} "
-            "jobs with the highest.",
+            f"The highest of a job's ranks, if the training computes it: the {SERIES} jobs "
+            "with the highest.",
             (
                 worst(f"max by ({JOB}) (dshealthd_job_gradient_norm{{@jobs}})", JOB),
                 "{{exported_job}}",
@@ -148,16 +147,16 @@ def health() -> list[dashboard.Panel]:
         ),
         graph(
             "Memory of ranks",
-            f"Memory of the GPU that torch's allocator keeps: the {SERIES} ranks with most. "
-            "Below it, what tensors hold.",
+            f"GPU memory reserved by torch's allocator: the {SERIES} ranks with most. "
+            "Tensors use a part of it.",
             (worst(f"max by ({RANK}) ({reserved})", RANK), LEGEND),
             unit="bytes",
             link=series_link(),
         ),
         graph(
             "Memory of ranks against their job's median",
-            f"The {SERIES} ranks that keep the most in comparison: an uneven split of layers "
-            "or of batches, or a leak.",
+            f"The {SERIES} ranks that reserve the most in comparison: a sign of unevenly split "
+            "layers or batches, or of a leak.",
             (
                 worst(
                     f"max by ({RANK}) ({reserved}) / on ({JOB}) group_left () quantile by "

@@ -1,4 +1,4 @@
-"""Tables, of labels and of values that queries have for them."""
+"""Tables of labels, and of the values that queries return for them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """A column of a table: a label of the rows or, with `expr`, the value of a query that has one
-    result a row.
+    result per row.
     """
 
     title: str
-    """Without one, the value is not shown: that there is a row says it all."""
+    """Heading; if empty, the value is not shown and only makes the row appear."""
     label: str = ""
     expr: str = ""
     unit: str = "none"
@@ -43,17 +43,17 @@ def rows(
     unknown: str = "none",
     size: tuple[int, int] = (12, 8),
 ) -> dashboard.Panel:
-    """Return a table; `sort` is a column's title and whether it descends, `unknown` what stands in
-    a cell without a value.
+    """Return a table; `sort` is a column's title and whether it descends, `unknown` the text of a
+    cell without a value.
 
-    With `matrix` the values of two labels become its rows and its columns.
+    With `matrix`, the values of two labels become its rows and its columns.
     """
     values = [column for column in columns if column.expr]
     targets = [
         panels.target(column.expr, ref, instant=True, labels=True)
         for ref, column in zip(string.ascii_uppercase, values, strict=False)
     ]
-    # As the data source names the values of tables, which of them there are more than one of.
+    # The data source's names for value fields depend on whether there is more than one.
     refs = ["Value"] if len(values) == 1 else [f"Value #{target.ref_id}" for target in targets]
     named = {column.title: ref for column, ref in zip(values, refs, strict=True)}
     names = {

@@ -1,7 +1,4 @@
-"""The rows of the dashboard *Fleet* about the fleet as a whole.
-
-Over time, and in what its nodes differ.
-"""
+"""The rows of the dashboard *Fleet* about the fleet over time and the differences between nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
     return [
         graph(
             "Alerts",
-            "Alerts that fire, by severity.",
+            "Firing alerts by severity.",
             (
                 (
                     "count by (severity) "
@@ -37,16 +34,16 @@ def panels(source: Source) -> list[dashboard.Panel]:
             unit="none",
         ),
         graph(
-            "Nodes that answer",
-            "Nodes whose agent answers, of those that are to be scraped.",
-            ("sum(up{@fleet})", "answer"),
+            "Nodes answering",
+            "Nodes whose agent answers, against all targets of the scrape job.",
+            ("sum(up{@fleet})", "answering"),
             ("count(up{@fleet})", "targets"),
             unit="none",
             limits=["targets"],
         ),
         graph(
             "GPUs readable",
-            "GPUs that the driver can be asked about, of those on the PCI bus.",
+            "GPUs that can be read through the driver, against those on the PCI bus.",
             ("sum(dshealthd:node:gpus_up:sum{@rules})", "readable"),
             ("sum(dshealthd_gpus_expected{@fleet})", "on the bus"),
             unit="none",
@@ -54,8 +51,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Hottest GPU of each node",
-            """Core temperature of the hottest GPU of a node: the highest of all nodes, the 95th percentile, and the median. Dashed, where
-            alerts fire for parts that tell no limits of their own.""",
+            """Core temperature of each node's hottest GPU: the highest of all nodes, the 95th percentile, and the median. Dashed:
+            thresholds of the alerts for GPUs that report no limits of their own.""",
             (f"max({hottest})", "highest"),
             (f"quantile(0.95, {hottest})", "p95"),
             (f"quantile(0.5, {hottest})", "median"),
@@ -68,8 +65,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "GPU utilisation of the nodes",
-            """Share of time in which a kernel ran, mean of a node's GPUs: the lowest tenth of the nodes, the median, and the highest
-            tenth. It says nothing of how well it ran.""",
+            """Share of time in which a kernel ran, mean of a node's GPUs: the 10th percentile, the median and the 90th percentile of the
+            nodes. It does not show how efficient the kernels are.""",
             (f"quantile(0.1, {busy})", "p10"),
             (f"quantile(0.5, {busy})", "median"),
             (f"quantile(0.9, {busy})", "p90"),
@@ -86,11 +83,11 @@ def panels(source: Source) -> list[dashboard.Panel]:
 
 
 def differences() -> list[dashboard.Panel]:
-    """Return the panels that show in what nodes differ."""
+    """Return the panels that show differences between nodes."""
     return [
         rows(
             "Nodes that differ",
-            f"""Nodes whose version or settings are not those that more than half of the nodes with the same GPUs have: at most {ROWS}.""",
+            f"""Nodes whose versions or settings differ from those of more than half of the nodes with the same GPUs: at most {ROWS}.""",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="What", label="software"),
@@ -107,8 +104,7 @@ def differences() -> list[dashboard.Panel]:
         ),
         rows(
             "Versions in use",
-            f"""How many nodes have each version of a component that is there in more than one: the rare ones are worth a look. At most
-            {ROWS}.""",
+            f"""Number of nodes with each version of a component; check the rare ones. At most {ROWS}.""",
             [
                 Column(title="Component", label="component"),
                 Column(title="Version", label="version"),
@@ -124,8 +120,7 @@ def differences() -> list[dashboard.Panel]:
         ),
         rows(
             "GPU models and drivers",
-            "How many GPUs there are of each model, and nodes with each driver; at most "
-            f"{ROWS} of each.",
+            f"Number of GPUs of each model, and of nodes with each driver; at most {ROWS} of each.",
             [
                 Column(title="GPU", label="name"),
                 Column(title="Driver", label="driver"),

@@ -1,6 +1,5 @@
-"""The row of the dashboard *Fleet* about GPUs in trouble.
-
-Hot, throttled, or in need of a reset or an exchange.
+"""The row of the dashboard *Fleet* about GPUs in trouble: hot, throttled, or in need of a reset or
+replacement.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
     return [
         rows(
             "Hottest GPUs",
-            f"""The {SERIES} GPUs that are nearest to their own limit, and the {SERIES} with the hottest cores. "Margin" is the distance to
-            the highest operating temperature as the part measures it, "to slowdown" that of the core to where the part slows down.""",
+            f"""The {SERIES} GPUs nearest to their own limit, and the {SERIES} with the hottest cores. "Margin" is the distance to the
+            highest operating temperature as the GPU reports it, "To slowdown" the distance of the core to its slowdown temperature.""",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="GPU", label="gpu", width=60),
@@ -54,8 +53,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         rows(
             "GPUs needing action",
-            f"""GPUs that cannot be read, whose memory needs a reset or an exchange, or for which the driver asks for an action: at most
-            {ROWS}.""",
+            f"""GPUs that cannot be read, that need a reset or replacement because of their memory, or for which the driver requests a
+            recovery: at most {ROWS}.""",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="GPU", label="gpu", width=60),
@@ -66,27 +65,27 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         rows(
             "GPUs throttled",
-            f"""GPUs whose clocks the hardware, heat or power now hold down, with the share of the last ten minutes: at most {SERIES}. Idle
+            f"""GPUs throttled by the hardware, heat or power in the last ten minutes, and the share of that time: at most {SERIES}. Idle
             clocks and limits that somebody set are left out.""",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="GPU", label="gpu", width=60),
                 Column(title="Reason", label="reason"),
                 Column(
-                    title="Of ten minutes",
+                    title="Share of 10 min",
                     expr=f"""topk({SERIES}, max by ({gpu}, reason)
                     (avg_over_time(dshealthd_gpu_throttle_active{{@fleet,{THROTTLES}}}[10m])) > 0)""",
                     unit="percentunit",
                     steps=((None, YELLOW), (limits["gpu_throttled_ratio"], RED)),
                 ),
             ],
-            sort=("Of ten minutes", True),
+            sort=("Share of 10 min", True),
             size=(6, 9),
         ),
         rows(
             "GPUs possibly stuck",
-            f"""Nodes with GPUs that look as they do while a collective waits for ever: kernels all the time, memory and bus idle, little
-            power. A sign of a hang, no proof. At most {SERIES}.""",
+            f"""Nodes with GPUs that look as if in a collective that waits for ever: kernels run all the time, memory and bus are idle,
+            power is low. A sign of a hang, not a proof. At most {SERIES}.""",
             [
                 Column(title="Node", label="node", link=node_link()),
                 Column(

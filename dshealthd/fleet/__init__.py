@@ -1,6 +1,5 @@
-"""The fleet at a glance: what each member says of itself, asked for when somebody looks.
+"""The fleet at a glance: each member's summary of itself, queried when somebody looks.
 
-`summary` is what an agent tells of its node, `view` asks all members and keeps their answers for a
-moment, `jobs` puts the jobs of all nodes together. It is for the first look: history is
-Prometheus'.
+`summary` makes a node's own summary, `view` queries all members and caches their answers for a
+moment, `jobs` merges the jobs of all nodes. It is for a first look; history is in Prometheus.
 """

@@ -1,4 +1,4 @@
-"""The training jobs of all members, put together from what each node says of its own ranks."""
+"""The training jobs of all members, merged from each node's summary of its own ranks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 MAX_JOBS = 200
-"""Jobs that are shown."""
+"""Most jobs shown."""
 
 
 def merged(answers: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return each job of the fleet by the summaries of all its nodes; hung ones first."""
+    """Return each job of the fleet, merged from the summaries of all its nodes; hung ones first."""
     jobs: dict[str, dict[str, Any]] = {}
     for node, answer in answers:
         for told in answer["jobs"]:
@@ -37,7 +37,7 @@ def merged(answers: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, A
 
 
 def _add(job: dict[str, Any], node: str, told: Mapping[str, Any]) -> None:
-    """Add one node's share of a job to those of the fleet."""
+    """Add one node's part of a job to the fleet's entry for it."""
     job["nodes"].append(node)
     job["ranks"] += told["ranks"]
     job["world_size"] = job["world_size"] or told.get("world_size")

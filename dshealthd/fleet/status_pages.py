@@ -1,7 +1,7 @@
 """Pages of this node's status document for other members, each of which fits into a message.
 
-The doctor of another node asks for it. It is rendered and packed when the first page is asked for,
-and kept for a moment, so that its pages belong together and many who ask cost one rendering.
+The doctor of another node requests them. The document is rendered and packed for the first page and
+cached for a moment, so that its pages belong together and many callers cost one rendering.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KEPT = 5.0
-"""Seconds for which a document is handed out: collectors look no more often."""
+"""Seconds for which a document is cached: collectors do not run more often."""
 
 
 class StatusPages:
-    """Hands out the packed status document, a page a call."""
+    """Serves the packed status document, one page per call."""
 
     def __init__(self, packed: Callable[[], bytes], monotonic: Callable[[], float]) -> None:
-        """`packed` renders the document of this moment, compressed by gzip."""
+        """`packed` renders the current document, compressed with gzip."""
         self._packed, self._monotonic = packed, monotonic
         self._document = b""
         self._made = -KEPT
         self._stamp = 0
 
     def __call__(self, offset: int) -> dict[str, Any]:
-        """Return the page from a byte on, as the method `document` of the peer API has it.
+        """Return the page from the byte `offset` on, as the answer of the peer API's `document`.
 
-        The stamp differs between documents. Refusal for one that is too large to be handed out.
+        Each document has a different stamp. Raises Refusal if the document is too large.
         """
         now = self._monotonic()
         if now - self._made >= KEPT:

@@ -1,6 +1,6 @@
-"""The summary that a node tells other members of itself: its verdict, worst findings, jobs.
+"""The summary that a node sends to other members: its verdict, worst findings and jobs.
 
-A few hundred bytes, of bounded lists and texts.
+It has a few hundred bytes; its lists and texts are bounded.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from dshealthd.findings.finding import Verdict
 
 KEPT = 2.0
-"""Seconds for which a summary is told again: members may ask often, and making it takes 2 ms."""
+"""Seconds for which a summary is cached: members may query it often, and making it takes 2 ms."""
 MAX_CULPRITS = 8
 MAX_CAUSE = 16
 MAX_RANK = 10**7
 MAX_NUMBERS = {"world_size": 10**7, "step": 2**53, "step_highest": 2**53, "steps_per_minute": 1e9}
-"""What messages take: an environment may claim any world size."""
+"""Largest values that messages allow: an environment may claim any world size."""
 
 
 class SummaryCache:
-    """Makes a node's summary, and keeps it for a moment."""
+    """Makes a node's summary, and caches it for a moment."""
 
     def __init__(
         self,
@@ -34,13 +34,13 @@ class SummaryCache:
         jobs: Callable[[], Iterable[Mapping[str, Any]]],
         monotonic: Callable[[], float],
     ) -> None:
-        """`verdict` and `jobs` say what is known now, as the status document has it."""
+        """`verdict` and `jobs` return the current state, as in the status document."""
         self._verdict, self._jobs, self._monotonic = verdict, jobs, monotonic
         self._made = -KEPT
         self._kept: dict[str, Any] = {}
 
     def __call__(self) -> dict[str, Any]:
-        """Return it as the method `summary` of the peer API has it."""
+        """Return the summary as the answer of the peer API's method `summary`."""
         now = self._monotonic()
         if now - self._made >= KEPT:
             self._kept, self._made = summary(self._verdict(), self._jobs()), now
@@ -48,7 +48,7 @@ class SummaryCache:
 
 
 def summary(verdict: Verdict, jobs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the summary that members get of a verdict and the node's jobs, hung ones first."""
+    """Return the summary of a verdict and the node's jobs, in order, for other members."""
     found = verdict.findings
     return {
         "version": summary_text(__version__),

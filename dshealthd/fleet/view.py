@@ -1,6 +1,6 @@
-"""The view of the fleet: asks all members for summaries while people look, keeps the answers.
+"""The view of the fleet: queries all members' summaries while people look, and keeps the answers.
 
-Nothing is asked while nobody looks, and at most once in ten seconds however many do.
+It sends no queries while nobody looks, and at most one round in ten seconds however many do.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ log = logging.getLogger(__name__)
 SCHEMA = 1
 """Version of `/api/v1/fleet`; see docs/status-api.md."""
 EVERY = 10.0
-"""Seconds from one round of questions to the next, while somebody looks."""
+"""Seconds from one round of queries to the next, while somebody looks."""
 DEADLINE = 4.0
 """Seconds for one member's answer."""
 AT_ONCE = 64
-"""Members asked at a time, each on a connection of its own."""
+"""Members queried at a time, each on its own connection."""
 DOCUMENT_KEPT = 1.0
-"""Seconds for which the document is served again; a thousand nodes take some 10 ms."""
+"""Seconds for which the document is cached; rendering a thousand nodes takes some 10 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberAnswer:
-    """What is known of one member."""
+    """The last answer of one member, or why there is none."""
 
     at: float
     """Unix time."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """Empty where it has not answered."""
+    """Empty without an answer."""
     problem: str = ""
     """Why there is no answer."""
 
     @property
     def state(self) -> str:
-        """The verdict of a member of the fleet; `unreachable` without an answer, and unknown for
-        one of no known state.
+        """The verdict of a member of the fleet: `unreachable` without an answer, `unknown` for a
+        state that this release does not know.
         """
         if self.problem:
             return "unreachable"
@@ -62,7 +62,7 @@ class MemberAnswer:
 
 
 class Fleet:
-    """What the members say of themselves, as this agent has heard last."""
+    """The members' latest summaries of themselves, as this agent has them."""
 
     def __init__(
         self,
@@ -75,8 +75,8 @@ class Fleet:
     ) -> None:
         """`membership` raises LookupError while it is not known.
 
-        `own` gives this node's name and summary, `suspects` what this agent suspects; `ask` returns
-        a member's summary within a time, or raises PeerError or LookupError.
+        `own` returns this node's name and summary, `suspects` this agent's suspects; `ask` returns
+        a member's summary within some seconds, or raises PeerError or LookupError.
         """
         self._membership, self._own, self._suspects = membership, own, suspects
         self._ask = ask
@@ -87,9 +87,9 @@ class Fleet:
         self._document: tuple[float, bytes] = (float("-inf"), b"")
 
     def document(self) -> bytes:
-        """Return `/api/v1/fleet` as it is known now, and have it asked for if it is due.
+        """Return `/api/v1/fleet` as it is known now, and start a round of queries if one is due.
 
-        LookupError while the members are not known.
+        Raises LookupError while the members are not known.
         """
         membership = self._membership()
         now = self._monotonic()
@@ -104,12 +104,12 @@ class Fleet:
         return body
 
     async def settled(self) -> None:
-        """Wait until a round of asking the fleet that is under way has ended."""
+        """Wait for the round of queries to the fleet that is in progress, if any."""
         if self._round is not None:
             await asyncio.wait({self._round})
 
     async def close(self) -> None:
-        """End a round of asking the fleet that is under way."""
+        """Cancel the round of queries to the fleet that is in progress, if any."""
         if self._round is not None:
             self._round.cancel()
             await asyncio.gather(self._round, return_exceptions=True)
@@ -117,10 +117,12 @@ class Fleet:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._round = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("fleet: ended by a defect: %r", error, exc_info=error)
+            log.error(
+                "fleet: a round of queries failed because of a bug: %r", error, exc_info=error
+            )
 
     async def _ask_all(self, names: tuple[str, ...]) -> None:
-        """Ask the whole fleet once: those not known yet first, those that were silent last.
+        """Query the whole fleet once: unknown members first, those that did not answer last.
 
         A member that is down takes its whole deadline, and would keep the others waiting.
         """
@@ -139,7 +141,7 @@ class Fleet:
         await asyncio.gather(*(work() for _ in range(min(AT_ONCE, len(left)))))
 
     def _turn(self, name: str) -> tuple[bool, bool, str]:
-        """Return by what the fleet's members are ordered to be asked."""
+        """Return the sort key for the order in which the fleet's members are queried."""
         answer = self._answers.get(name)
         return answer is not None and bool(answer.problem), answer is not None, name
 
@@ -183,7 +185,7 @@ def fleet_of(service: ProbeService, summary: Callable[[], Mapping[str, Any]]) ->
 
 
 def _node(name: str, leaf: str, answer: MemberAnswer | None) -> dict[str, Any]:
-    """Return one square of the fleet's view: a member and its answer."""
+    """Return one square of the fleet's page: a member and its answer."""
     if answer is None:
         return {"name": name, "leaf": leaf, "state": "not asked yet"}
     node: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """`dshealthd maintenance`: sets, ends or shows the maintenance of this node.
 
-The files are written with the caller's rights, and the agent reads them within seconds. It need not
-run: maintenance outlives its restarts and the node's.
+The files are written with the caller's rights, and the agent reads them within seconds. The agent
+need not be running: maintenance survives restarts of the agent and of the node.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from dshealthd.config import Config
 
 DEFAULT = "2h"
-"""How long a maintenance lasts where `--for` does not say."""
+"""How long maintenance lasts without `--for`."""
 SHORTEST, LONGEST = 60.0, 30 * 86400.0
-"""Seconds. One that never ends would hide what breaks after it."""
+"""Seconds. Maintenance without an end would hide later faults."""
 
 
 class MaintenanceError(Exception):
-    """What was asked for cannot be done; the message says why."""
+    """The requested action is not possible; the message says why."""
 
 
 def maintenance(loaded: Config, action: str, duration: str | None, reason: str | None) -> int:
-    """Run one action of `dshealthd maintenance`; exit status 1 says why it was not possible."""
+    """Run one action of `dshealthd maintenance`; if it fails, print why and return 1."""
     try:
         if action == "on":
             _on(loaded.path.state, duration, reason)
@@ -42,8 +42,8 @@ def maintenance(loaded: Config, action: str, duration: str | None, reason: str |
             (_off if action == "off" else _show)(loaded.path.state)
     except PermissionError as error:
         print(
-            f"dshealthd maintenance {action}: {error.filename}: {error.strerror}: only root, or "
-            "the user of the agent, may use it",
+            f"dshealthd maintenance {action}: {error.filename}: {error.strerror}: must be run as "
+            "root or as the agent's user",
             file=sys.stderr,
         )
         return 1
@@ -55,7 +55,7 @@ def maintenance(loaded: Config, action: str, duration: str | None, reason: str |
 
 def _only_with_on(*options: str | None) -> None:
     if any(option is not None for option in options):
-        message = "--for and --reason go with on"
+        message = "--for and --reason are only for on"
         raise MaintenanceError(message)
 
 
@@ -76,12 +76,12 @@ def _off(directory: Path) -> None:
     try:
         os.unlink(place)
     except FileNotFoundError:
-        print("this node was not set to maintenance by an operator")
+        print("no operator had put this node in maintenance")
     _show(directory)
 
 
 def _show(directory: Path) -> None:
-    os.stat(directory)  # a directory that is absent or closed is no "not in maintenance"
+    os.stat(directory)  # a missing or unreadable directory must not mean "not in maintenance"
     now, shown = time.time(), 0
     for source, name in FILES.items():
         place = directory / name

@@ -1,4 +1,4 @@
-"""This node's agent as Slurm's hooks ask it: its findings, over HTTP."""
+"""Queries this node's agent for its findings over HTTP, for Slurm's hooks."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from dshealthd.slurm.options import SlurmOptions
 
 SCHEMA = 1
-"""Version of the findings that is understood, see docs/status-api.md: another drains nobody."""
+"""Supported version of the findings, see docs/status-api.md: any other drains no node."""
 TIMEOUT = 1.5
-"""Seconds that the agent may take; the caller bounds the whole by an alarm."""
+"""Seconds for the agent to answer, which `deadline` enforces for the whole call."""
 XID_RECENT = 600.0
 """Seconds for which an Xid belongs to a finding of its GPU, as in the alerts."""
 _LARGEST = 16 << 20
-"""Bytes of a status document that are read; that of a node with 16 GPUs has some 0.5 MB."""
+"""Most bytes of a status document to read; a node with 16 GPUs has some 0.5 MB."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._:/-]+")
 
 
 class AgentSilent(Exception):
-    """The agent is dead, hung, absent or not the one that it should be: nothing is known."""
+    """The agent is dead, hung, absent, or not the genuine one: nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +45,30 @@ class CriticalFinding:
     part: str
     """`gpu=3`, `nic=mlx5_0/1`; empty for the node as a whole."""
     xid: str
-    """Number of the Xid that the driver logged for the GPU; empty without one."""
+    """Number of the last Xid that the driver logged for the GPU; empty without one."""
 
     @property
     def reason(self) -> str:
-        """Return the agent's finding as Slurm's reason has it: `gpu-lost gpu=3 xid=79`."""
+        """Return the agent's finding in the form of Slurm's reason: `gpu-lost gpu=3 xid=79`."""
         xid = f"xid={self.xid}" if self.xid else ""
         return " ".join(filter(None, (self.slug, self.part, xid)))
 
 
 @dataclass(frozen=True, slots=True)
 class AgentVerdict:
-    """What the agent says of the node."""
+    """The agent's verdict on the node."""
 
     findings: tuple[CriticalFinding, ...]
-    """Critical ones."""
+    """The critical findings."""
     clean: bool
-    """Whether everything could be looked at and nothing is critical."""
+    """Whether everything could be checked and nothing is critical."""
 
 
 def ask(config: Config, alerts: Iterable[str]) -> AgentVerdict:
-    """Return what the agent on this machine says of these alerts; AgentSilent.
+    """Return the verdict of this machine's agent for these alerts. Raises AgentSilent.
 
-    Only an agent of root, of this process's user or of the user `dshealthd` is believed: the port
-    is not a privileged one, and where no agent runs any user can listen on it.
+    Only an agent of root, of this process's user or of the user `dshealthd` is trusted: the port is
+    not privileged, and if no agent runs any user can listen on it.
     """
     secure = config.web.config_file is not None and _serves_tls(config)
     headers = _headers(config.slurm)
@@ -84,7 +84,7 @@ def ask(config: Config, alerts: Iterable[str]) -> AgentVerdict:
     try:
         with deadline(TIMEOUT):
             connection.connect()
-            identify(connection.sock, TIMEOUT)  # first: a password is for the agent alone
+            identify(connection.sock, TIMEOUT)  # first: only the genuine agent gets a password
             connection.request("GET", "/api/v1/status", headers=headers)
             answer = connection.getresponse()
             body = answer.read(_LARGEST)
@@ -96,22 +96,22 @@ def ask(config: Config, alerts: Iterable[str]) -> AgentVerdict:
     finally:
         connection.close()
     if answer.status == http.client.UNAUTHORIZED:
-        what = "refuses" if config.slurm.user else "asks for a password (401): set"
+        what = "rejects" if config.slurm.user else "requires a password (401): set"
         message = f"the agent on {address}:{port} {what} slurm.user and slurm.password_file"
         raise AgentSilent(message)
     if answer.status != http.client.OK:
-        message = f"the agent on {address}:{port} answers {answer.status} {answer.reason}"
+        message = f"the agent on {address}:{port} answered {answer.status} {answer.reason}"
         raise AgentSilent(message)
     try:
         return parse(json.loads(body), frozenset(alerts))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        message = f"the agent on {address}:{port} sends no findings that are understood: {error!r}"
+        message = f"the agent on {address}:{port} sent a document that cannot be parsed: {error!r}"
         raise AgentSilent(message) from error
 
 
 def parse(document: dict[str, Any], alerts: frozenset[str]) -> AgentVerdict:
-    """Return the verdict of the agent's status document; ValueError, KeyError, TypeError for any
-    other.
+    """Return the verdict in the agent's status document. Raises ValueError, KeyError or TypeError
+    for anything else.
     """
     if document["schema"] != SCHEMA:
         message = f"schema {document['schema']!r} is not {SCHEMA}"
@@ -119,7 +119,7 @@ def parse(document: dict[str, Any], alerts: frozenset[str]) -> AgentVerdict:
     critical = []
     for item in document["findings"]:
         asked = item["severity"] == "critical" and item["alert"] in alerts
-        # A GPU that the agent may not or cannot read may be well.
+        # A GPU that the agent is not allowed or able to read may be healthy.
         if asked and item.get("reason") not in OF_THE_AGENT:
             part = _part(item["component"], item["part"])
             xid = _xid(document, part.removeprefix("gpu=")) if part.startswith("gpu=") else ""
@@ -133,8 +133,8 @@ def parse(document: dict[str, Any], alerts: frozenset[str]) -> AgentVerdict:
 
 
 def _part(component: str, part: str) -> str:
-    """Return a part as Slurm's reason has it, `gpu=3` for `GPU 3`; what others wrote is reduced to
-    harmless characters.
+    """Return a part in the form of Slurm's reason, `gpu=3` for `GPU 3`; text from elsewhere is
+    reduced to harmless characters.
     """
     words = part.split()
     if not words or component == "node":
@@ -159,9 +159,9 @@ def _word(text: str, most: int) -> str:
 
 
 def _headers(options: SlurmOptions) -> dict[str, str]:
-    """Return the headers by which Slurm's hooks ask the agent for its status.
+    """Return the headers of the Slurm hooks' request to the agent.
 
-    AgentSilent where the file of `slurm.password_file` cannot be read.
+    Raises AgentSilent if the file of `slurm.password_file` cannot be read.
     """
     access = Access(user=options.user, password_file=options.password_file)
     try:
@@ -172,9 +172,9 @@ def _headers(options: SlurmOptions) -> dict[str, str]:
 
 
 def _tls(options: SlurmOptions) -> ssl.SSLContext:
-    """Return how TLS is spoken with the agent, by a certificate of our own where one is configured.
+    """Return the TLS context for the agent, with a client certificate if one is configured.
 
-    The agent's certificate is not verified: the kernel says who answers, which is more than a name.
+    The agent's certificate is not verified: the kernel says who answers, which is stronger proof.
     """
     context = ssl._create_unverified_context()  # noqa: S323, SLF001 - see above
     if options.cert_file is not None:
@@ -187,7 +187,7 @@ def _tls(options: SlurmOptions) -> ssl.SSLContext:
 
 
 def _serves_tls(config: Config) -> bool:
-    """Tell whether the agent serves HTTPS; AgentSilent where its web config cannot be read."""
+    """Tell whether the agent serves HTTPS. Raises AgentSilent if its web config is unreadable."""
     import yaml
 
     try:
@@ -199,7 +199,7 @@ def _serves_tls(config: Config) -> bool:
 
 
 def _reachable(host: str | None) -> str:
-    """Return the address at which an agent that listens on all addresses is reached."""
+    """Return the address at which to reach the agent; loopback if it listens on all addresses."""
     if host is None:
         return "127.0.0.1"
     try:

@@ -1,9 +1,9 @@
-"""An allocation's other nodes, asked right before a job of Slurm starts: echoes between agents.
+"""Echoes with an allocation's other nodes right before a Slurm job starts.
 
-Light rounds as those of `dshealthd.probe`, without a GPU, from this node to some others at once: an
-empty echo, then one with data. A node blames nobody but itself: it is cut off where no packet of
-several nodes comes back, and loses data where several nodes answer small messages and none a large
-one. A peer whose agent is dead, hung, or does not accept the key has shown that packets pass.
+Light rounds like those of `dshealthd.probe`, without GPUs, from this node to several others at
+once: an empty echo, then one with data. A node blames only itself: it is cut off if no packet comes
+back from any of several nodes, and it loses data if several nodes answer small messages but none a
+large one. A peer whose agent is dead, hung, or rejects the key has shown that packets pass.
 """
 
 from __future__ import annotations
@@ -32,39 +32,40 @@ if TYPE_CHECKING:
     from dshealthd.config import Config
 
 MOST = 8
-"""Nodes that one node asks: a job of a thousand nodes makes no million of echoes."""
+"""Most nodes that one node contacts, so that a job of a thousand nodes does not send a million
+echoes."""
 LEAST = 2
-"""Nodes from which on the fault is taken to be this node's: one may itself be cut off."""
+"""Fewest silent nodes for which this node is to blame: a single one may itself be cut off."""
 DEADLINE = 2.0
-"""Seconds for one echo; all nodes are asked at once."""
+"""Seconds for one echo; all nodes are contacted at once."""
 ROUND = 3.5
-"""Seconds for all echoes with one node: two such looks, the pause between them and the question to
+"""Seconds for all echoes with one node: two such rounds, the pause between them and the query to
 slurmctld add up to 10 s."""
 LOST = "bulk_transfer"
-"""What is wrong with a node that answers small messages before and after it misses a large one."""
+"""The problem of a node that answers small messages before and after it misses a large one."""
 CUT_OFF = "node-cut-off"
-"""What a node is drained for that reaches no other node of its job."""
+"""Drain reason of a node that reaches no other node of its job."""
 BULK_FAILED = "bulk-transfer-failed"
-"""What a node is drained for whose large messages arrive at no other: a wrong MTU, as a rule."""
+"""Drain reason of a node whose large messages reach no other node: usually a wrong MTU."""
 _TIMED_OUT = frozenset((Outcome.UNREACHABLE, Outcome.HUNG))
 
 
 class NotAsked(Exception):
-    """The others cannot be asked; the message says why. Nothing is known of them."""
+    """The other nodes cannot be contacted, and nothing is known of them; the message says why."""
 
 
 class Reach(NamedTuple):
-    """What came of one look."""
+    """The result of one round of echoes."""
 
     asked: int
     problems: dict[str, str]
-    """What is wrong with each node that did not answer well."""
+    """The problem of each node that did not answer properly."""
     silent: int
-    """Of how many of them no packet came back."""
+    """Number of nodes from which no packet came back."""
 
     @property
     def fault(self) -> str:
-        """What of an allocation this node is drained for; empty if the fault may be elsewhere."""
+        """The reason to drain this node of an allocation; empty if the fault may be elsewhere."""
         if self.asked >= LEAST and self.silent == self.asked:
             return CUT_OFF
         lost = sum(reason == LOST for reason in self.problems.values())
@@ -79,16 +80,17 @@ class Reach(NamedTuple):
 
 
 def neighbours(me: str, nodes: Sequence[str], most: int = MOST) -> list[str]:
-    """Return whom a node of an allocation asks: those behind it in its ring, so that all share."""
+    """Return the nodes that one of an allocation contacts: the next in a ring, to share the load."""
     ring = sorted(nodes)
     at = ring.index(me)
     return (ring[at + 1 :] + ring[:at])[:most]
 
 
 def look(config: Config, expression: str) -> Reach:
-    """Have light rounds with other nodes of an allocation, in Slurm's notation. NotAsked.
+    """Run light rounds with other nodes of an allocation, given in Slurm's notation.
 
-    Nodes that are no members of the probes have no agent that could answer, and are left out.
+    Nodes that are not members of the probes have no agent to answer, and are left out. Raises
+    NotAsked.
     """
     peer = config.probe.peer
     if not peer.listen_address or not config.probe.members.sources:
@@ -103,12 +105,12 @@ def look(config: Config, expression: str) -> Reach:
         _, port = listen_address(peer.listen_address)
         return asyncio.run(_ask(config, me, neighbours(me, sorted(nodes)), port))
     except (MembershipError, CredentialError, HostlistError, OSError) as error:
-        message = f"the nodes of the job are not asked: {error}"
+        message = f"cannot contact the nodes of the job: {error}"
         raise NotAsked(message) from error
 
 
 async def _ask(config: Config, me: str, others: Sequence[str], port: int) -> Reach:
-    """Have all light rounds with the allocation's nodes at once."""
+    """Run the light rounds with all of the allocation's nodes at once."""
     client = PeerClient(config.probe.peer, me, lambda name: (name, port))
     with LoopLag() as lag:
         try:
@@ -123,8 +125,8 @@ async def _ask(config: Config, me: str, others: Sequence[str], port: int) -> Rea
 
 
 async def _round(client: PeerClient, name: str) -> tuple[str, bool]:
-    """Return what is wrong with an allocated node (empty: nothing), and whether no packet came back
-    from it.
+    """Return the problem of an allocated node (empty: none), and whether no packet came back from
+    it.
     """
     answered = False
     try:
@@ -136,11 +138,11 @@ async def _round(client: PeerClient, name: str) -> tuple[str, bool]:
             except PeerError as error:
                 if error.outcome not in _TIMED_OUT:
                     raise
-                # Raises in its turn where the agent has ended or hung meanwhile.
+                # Raises too if the agent has ended or hung meanwhile.
                 await light.echo(client, name, b"", time.time(), DEADLINE)
                 return LOST, False
     except PeerError as error:
-        # A hung agent's kernel acknowledges, and a name server's word is none of the node's.
+        # A hung agent's kernel still acknowledges, and a name server's answer is not the node's.
         lost = error.outcome is Outcome.UNREACHABLE and error.reason != "name_unknown"
         return error.reason or str(error.outcome), lost and not answered
     except TimeoutError:

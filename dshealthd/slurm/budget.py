@@ -1,11 +1,11 @@
-"""The budget of drains: how many nodes all agents together may drain, agreed on by slurmctld.
+"""The drain budget: how many nodes all agents together may drain, agreed on through slurmctld.
 
-A driver upgrade or a fault of dshealthd makes many nodes look bad at once, and every node decides
-for itself. So what counts is what the controller knows: the nodes that carry a reason of ours from
-the last hour, and of the last day: a fault that spends each hour's budget anew would drain half of
-the cluster by the next morning. Nodes that want to drain at the same moment take tickets, as in Lamport's bakery
-(https://lamport.azurewebsites.net/pubs/bakery.pdf), in notes behind their comments: whoever takes
-one later sees the earlier ones, as a ticket or as a drain.
+A driver upgrade or a bug in dshealthd makes many nodes look bad at once, and every node decides for
+itself. So the budget counts what the controller knows: the nodes that carry a reason of ours from
+the last hour, and from the last day, because a fault that spends each hour's budget again would
+drain half of the cluster by the next morning. Nodes that want to drain at the same moment take
+tickets, as in Lamport's bakery (https://lamport.azurewebsites.net/pubs/bakery.pdf), in notes after
+their comments: a node that takes one later sees the earlier ones, as a ticket or as a drain.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 HOUR, DAY = 3600.0, 86_400.0
 _LEAST_A_DAY = 2
 """Nodes that may be drained in a day in the smallest cluster: with one, the first bad GPU would use
-the day up."""
+up the day's budget."""
 CLAIM_LIFE = 900.0
-"""Seconds for which a ticket counts: twice what two clocks may differ by before munge refuses them
-(300 s each), and the run that took it. Only a node that died with a ticket leaves one."""
+"""Seconds for which a ticket counts: twice the difference at which munge refuses clocks (300 s
+each), and the run that took it. Only a node that died with a ticket leaves one behind."""
 CHOOSING = 0
-"""The ticket of a node that is about to take one; it counts as before all others."""
+"""The ticket of a node that is about to take one; it comes before all others."""
 _POLL = 0.2
 _PATIENCE = 2.0
-"""Seconds for others to take their tickets; longer, and it is left to the next check."""
+"""Seconds to wait for others to take their tickets; after that, leave it to the next check."""
 _CLAIM = re.compile(r"claim ticket=(\d{1,9}) time=(\d{1,12})")
 
 
 class DrainClaim(NamedTuple):
-    """A node's turn to drain; sorted by who was first."""
+    """A node's turn to drain; the earliest sorts first."""
 
     ticket: int
     name: str
@@ -47,21 +47,21 @@ class Allowance(NamedTuple):
     """How many more nodes may be drained."""
 
     room: int
-    """Nodes; not above 0 once the budget is spent."""
+    """Number of nodes; 0 or less once the budget is spent."""
     budget: str
-    """The budget that ends first, in words."""
+    """The tighter budget, as text."""
 
 
 def size(nodes: int, ratio: float) -> int:
-    """Return the budget of drains, for so many nodes a share of them."""
+    """Return the drain budget of a cluster: a share of its nodes, at least one."""
     return max(1, int(nodes * ratio))
 
 
 def spent(nodes: Iterable[SlurmNode], wall: float, period: float = HOUR) -> int:
-    """Return how much of the budget is spent: nodes drained by us in the last hour, or another
+    """Return how much of the budget is spent: nodes that we drained in the last hour, or in another
     period.
 
-    A time to come counts too: clocks differ.
+    Times in the future count too, because clocks differ.
     """
     return sum(node.ours and node.state.drained and wall - node.since < period for node in nodes)
 
@@ -69,7 +69,7 @@ def spent(nodes: Iterable[SlurmNode], wall: float, period: float = HOUR) -> int:
 def allowance(
     nodes: Iterable[SlurmNode], ratio: float, daily_ratio: float, wall: float
 ) -> Allowance:
-    """Return how many more nodes the budget lets drain, tickets apart."""
+    """Return how many more nodes the budget allows to drain, not counting tickets."""
     nodes = list(nodes)
     hourly = size(len(nodes), ratio)
     daily = max(_LEAST_A_DAY, hourly, size(len(nodes), daily_ratio))
@@ -81,7 +81,7 @@ def allowance(
 
 
 def claims(nodes: Iterable[SlurmNode], wall: float) -> list[DrainClaim]:
-    """Return the tickets on the budget that count, those of `CHOOSING` among them."""
+    """Return the valid tickets for the budget, including those of `CHOOSING`."""
     found = []
     for node in nodes:
         match = _CLAIM.fullmatch(node.note)
@@ -100,9 +100,10 @@ def drain(
     wall: Callable[[], float] = time.time,
     sleep: Callable[[float], object] = time.sleep,
 ) -> str:
-    """Drain the node within the budget; return why not, or an empty text. ControllerError.
+    """Drain the node within the budget; return why it was not drained, or an empty text.
 
-    Without room in the budget a note says so. A reason or a state that appears meanwhile stays.
+    If the budget is spent, leave a note that says so. Respect a reason or a state that somebody
+    sets meanwhile. Raises ControllerError.
     """
     nodes = controller.nodes()
     me = nodes[name]
@@ -123,7 +124,7 @@ def drain(
         raise
     if me.reason or not me.state.working:
         controller.note(me, "")
-        return f"somebody else has changed the node meanwhile: {me.reason or me.state.base}"
+        return f"somebody else changed the node meanwhile: {me.reason or me.state.base}"
     if allowed.room <= len(ahead):
         return _over(controller, me, reason, allowed)
     controller.drain(me, reason)
@@ -137,9 +138,10 @@ def _claim(controller: Slurm, me: SlurmNode, ticket: int, wall: float) -> None:
 def _settled(
     controller: Slurm, wall: Callable[[], float], sleep: Callable[[float], object]
 ) -> dict[str, SlurmNode]:
-    """Return the nodes once none is about to take a ticket; ControllerError if that lasts.
+    """Return the nodes once none is about to take a ticket. Raises ControllerError if that takes
+    too long.
 
-    Without this the budget holds as well, but nodes that begin together refuse each other.
+    The budget holds without this too, but nodes that start together would block each other.
     """
     waited = 0.0
     while True:
@@ -147,7 +149,7 @@ def _settled(
         if all(claim.ticket != CHOOSING for claim in claims(nodes.values(), wall())):
             return nodes
         if waited >= _PATIENCE:
-            message = "other nodes have not taken their turn in the drain budget"
+            message = "other nodes are still taking their tickets for the drain budget"
             raise ControllerError(message)
         sleep(_POLL)
         waited += _POLL

@@ -1,8 +1,7 @@
 """One check of this node for Slurm: what the agent has found, and whether to drain or refuse.
 
-Nothing is done where the agent does not answer, where the findings are not the same in several
-checks, where anybody else has set a reason or taken the node out of service, or where Slurm does
-not answer.
+The check does nothing if the agent does not answer, if the findings differ between checks, if
+somebody else has set a reason or taken the node out of service, or if Slurm does not answer.
 """
 
 from __future__ import annotations
@@ -27,30 +26,30 @@ if TYPE_CHECKING:
     from dshealthd.slurm.streaks import Streaks
 
 LOOK_AGAIN = 6.0
-"""Seconds after which the prolog looks again: longer than the 5 s between two looks of the agent at
-a GPU, so that it is another one. Only a job on a node with a finding waits for it."""
+"""Seconds after which the prolog checks again: longer than the agent's 5 s interval for GPUs, so
+that it sees a new reading. Only a job on a node with a finding waits for it."""
 MAX_LOOKS = 5
-"""Looks of one prolog; beyond, they would add up to more than a job should wait."""
+"""Most checks of one prolog; more would add up to more than a job should wait."""
 REACH_AGAIN = 1.0
-"""Seconds after which a node that reaches no other looks again: a link that is down for less is not
-drained for."""
+"""Seconds after which a node that reaches no other tries again: a shorter link outage does not
+drain it."""
 _NAMED = 3
-"""Findings that a reason names; one is enough to find the others."""
+"""Most findings that a reason names; one is enough to find the others."""
 
 
 class NodeCheckResult(enum.Enum):
-    """What a check has found and done."""
+    """The result of a check."""
 
     CLEAN = "clean"
     UNKNOWN = "unknown"
     BAD = "bad"
-    """Not confirmed, over the budget, or Slurm did not answer: the node goes on."""
+    """Not confirmed, over the budget, or Slurm did not answer: the node stays in service."""
     DRAINED = "drained"
-    """By us or somebody else, now or before."""
+    """Drained by us or somebody else, now or before."""
 
 
 class CheckReport(NamedTuple):
-    """The end of a check, with one line for the log; empty where there is nothing to tell."""
+    """A check's result, with one line for the log; empty if there is nothing to report."""
 
     result: NodeCheckResult
     text: str
@@ -82,7 +81,7 @@ class NodeCheck:
         return self._judge(verdict)
 
     def insistently(self) -> CheckReport:
-        """Check the node as often as it takes to confirm a finding, as Slurm's prolog does."""
+        """Check the node until a finding is confirmed or gone, as Slurm's prolog does."""
         looks = min(self._options.bad_checks, MAX_LOOKS)
         outcome = self.once()
         while outcome.result is NodeCheckResult.BAD and not self._confirmed() and looks > 1:
@@ -92,10 +91,10 @@ class NodeCheck:
         return outcome
 
     def reaches(self, look: Callable[[], Reach]) -> CheckReport:
-        """Check whether this node reaches others of its job, as Slurm's prolog does where asked to.
+        """Check whether this node reaches others of its job, as Slurm's prolog does if configured.
 
-        Only a node that has the same fault with all of several, twice, is drained. What others
-        lack is told.
+        Drain the node only if it has the same fault with all of several nodes, twice. Other nodes'
+        problems are only reported.
         """
         try:
             reach = look()
@@ -132,20 +131,20 @@ class NodeCheck:
             return self._drain(reason)
         except ControllerError as error:
             return CheckReport(
-                NodeCheckResult.BAD, f"{reason}; nothing done, as Slurm does not answer: {error}"
+                NodeCheckResult.BAD, f"{reason}; nothing done: Slurm does not answer: {error}"
             )
 
     def _drain(self, reason: str) -> CheckReport:
         me = self._slurm.nodes().get(self._node)
         if me is None:
-            return CheckReport(NodeCheckResult.BAD, f"{reason}; Slurm knows no node {self._node}")
+            return CheckReport(NodeCheckResult.BAD, f"{reason}; Slurm has no node {self._node}")
         if me.state.drained:
-            return CheckReport(NodeCheckResult.DRAINED, f"{reason}; drained before: {me.reason}")
+            return CheckReport(NodeCheckResult.DRAINED, f"{reason}; already drained: {me.reason}")
         if me.reason or not me.state.working:
             state = "+".join((me.state.base, *sorted(me.state.flags)))
-            text = f"{reason}; left as it is: {state} {me.reason}".rstrip()
+            text = f"{reason}; not drained: its state is {state} {me.reason}".rstrip()
             return CheckReport(NodeCheckResult.BAD, text)
-        self._streaks.noted = True  # also where this is cut off half-way
+        self._streaks.noted = True  # set first, in case this is interrupted half-way
         ratios = self._options.budget_ratio, self._options.daily_budget_ratio
         refused = budget.drain(self._slurm, self._node, reason, *ratios)
         self._streaks.noted = bool(refused)
@@ -154,14 +153,14 @@ class NodeCheck:
         return CheckReport(NodeCheckResult.DRAINED, f"{reason}; drained")
 
     def _clean(self, checks: int) -> CheckReport:
-        """Take back from Slurm what is no longer true: our note, and where configured our drain."""
+        """Remove our note from Slurm and, if configured, undo our drain."""
         turn = self._options.undrain and checks % self._options.clean_checks == 0
         if not turn and not self._streaks.noted:
             return CheckReport(NodeCheckResult.CLEAN, "")
         try:
             me = self._slurm.nodes().get(self._node)
             if me is None:
-                return CheckReport(NodeCheckResult.CLEAN, f"Slurm knows no node {self._node}")
+                return CheckReport(NodeCheckResult.CLEAN, f"Slurm has no node {self._node}")
             if me.note:
                 self._slurm.note(me, "")
             self._streaks.noted = False
@@ -171,6 +170,6 @@ class NodeCheck:
                 return CheckReport(NodeCheckResult.CLEAN, text)
         except ControllerError as error:
             return CheckReport(
-                NodeCheckResult.CLEAN, f"nothing undone, as Slurm does not answer: {error}"
+                NodeCheckResult.CLEAN, f"nothing undone: Slurm does not answer: {error}"
             )
         return CheckReport(NodeCheckResult.CLEAN, "")

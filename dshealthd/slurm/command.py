@@ -1,9 +1,9 @@
 """The command `dshealthd slurm`: what Slurm's hooks run as root on every node.
 
-A drain costs nodes, so that everything that goes wrong here ends as if nothing had been found.
-Slurm drains a node, with a reason of its own and without a budget, whose prolog or epilog fails in
-any way. So only a status that nothing else ends with, `REFUSE`, says that a job shall not start;
-the programs in `deploy/slurm/` turn it, and nothing else, into a failure.
+A drain costs nodes, so any failure here has the same result as no findings. If a prolog or epilog
+fails in any way, Slurm drains the node, with a reason of its own and without a budget. So only one
+exit status, `REFUSE`, which nothing else uses, means that a job must not start; the programs in
+`deploy/slurm/` turn it, and nothing else, into a failure.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from dshealthd.config import Config
 
 REFUSE = 100
-"""Exit status of a prolog on a drained node with a finding: neither Python nor a shell ends so."""
+"""Exit status of a prolog on a drained node with a finding; neither Python nor a shell uses it."""
 WAIT = 8.0
 """Seconds that a prolog or epilog waits for another check of the node to end."""
 UNHINDERED = (NodeCheckResult.CLEAN, NodeCheckResult.UNKNOWN)
-"""Results after which the other nodes of the job are asked too; the rest has its reason already."""
+"""Results after which the job's other nodes are contacted too; others already have a reason."""
 PRIORITIES = {
     NodeCheckResult.CLEAN: syslog.LOG_INFO,
     NodeCheckResult.UNKNOWN: syslog.LOG_WARNING,
@@ -70,13 +70,13 @@ def slurm(loaded: Config, hook: str) -> int:
 
 
 def _tell(hook: str, outcome: CheckReport) -> None:
-    """Write what the Slurm hook has to tell to standard error and syslog."""
+    """Write the Slurm hook's report to standard error and syslog."""
     if outcome.text:
         _say(PRIORITIES[outcome.result], f"{hook}: {outcome.text}")
 
 
 def _keep_maintenance(loaded: Config, controller: Controller) -> None:
-    """Tell the agent whether Slurm says that the node is in maintenance; else leave it as it is."""
+    """Tell the agent whether Slurm has the node in maintenance; change nothing if that fails."""
     try:
         maintenance.keep(loaded.path.state, controller, node_name(loaded), time.time())
     except (ControllerError, OSError) as error:

@@ -1,4 +1,4 @@
-"""The controller slurmctld: its cluster, read and changed by Slurm's own commands.
+"""The controller slurmctld: its cluster, read and changed with Slurm's own commands.
 
 Every call has a deadline, after which its processes are killed: before slurmd has registered, and
 while slurmctld is down, they hang for minutes (LBNL Node Health Check, #159 and #161).
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PREFIX = "dshealthd: "
-"""Begins every reason of ours; a reason without it is somebody else's and stays."""
+"""Prefix of every reason of ours; a reason without it is somebody else's and is left alone."""
 TIMEOUT = 2.0
 """Seconds that one command may take."""
 _END = 0.5
-"""Seconds for a killed command to go; only one in the middle of a disk access takes longer."""
+"""Seconds for a killed command to exit; only one in the middle of a disk access takes longer."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin"
 _SEPARATOR = "\x1f"
 _FIELDS = ("NodeList", "StateComplete", "Timestamp", "Reason", "Comment")
@@ -37,7 +37,7 @@ _SECTION = re.compile(r" ?\[dshealthd: ([^\]]*)\]")
 
 
 class Slurm(Protocol):
-    """What a check asks of a `Controller`."""
+    """The methods of a `Controller` that a check uses."""
 
     def nodes(self) -> dict[str, SlurmNode]:
         """Return every node that slurmctld, the controller, has."""
@@ -46,14 +46,14 @@ class Slurm(Protocol):
         """Have slurmctld, the controller, drain a node."""
 
     def undrain(self, node: SlurmNode) -> None:
-        """Have slurmctld, the controller, take a drain back."""
+        """Have slurmctld, the controller, undrain a node."""
 
     def note(self, node: SlurmNode, note: str) -> None:
         """Have slurmctld, the controller, change our note on a node."""
 
 
 class ControllerError(Exception):
-    """Slurm does not answer in time, or not as it should."""
+    """Slurm did not answer in time, or gave an unexpected answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,13 @@ class SlurmNode:
     since: float
     """Unix time at which the reason was set, by the controller's clock; 0 without one."""
     comment: str
-    """What others wrote; ours is in `note`."""
+    """The comment that others wrote, without our note."""
     note: str
     """Our own section of the comment; empty without one."""
 
     @property
     def ours(self) -> bool:
-        """Whether the reason that slurmctld has for a node is one of ours."""
+        """Whether dshealthd set the reason that slurmctld has for a node."""
         return self.reason.startswith(PREFIX)
 
 
@@ -92,7 +92,7 @@ class Controller:
         self._environment = {
             "PATH": f"{bin_directory}:{path}" if bin_directory is not None else path,
             "LC_ALL": "C",
-            "TZ": "UTC",  # sinfo writes times as its own time zone has them
+            "TZ": "UTC",  # sinfo prints times in its own time zone
             "SLURM_TIME_FORMAT": "standard",
         }
         conf = str(conf_file) if conf_file is not None else environment.get("SLURM_CONF")
@@ -100,16 +100,16 @@ class Controller:
             self._environment["SLURM_CONF"] = conf
 
     def nodes(self) -> dict[str, SlurmNode]:
-        """Return every node that slurmctld has in a partition; ControllerError."""
+        """Return every node that slurmctld has in a partition. Raises ControllerError."""
         return parse_nodes(self._run("sinfo", "--all", "--noheader", "--Node", _COLUMNS))
 
     def node(self, name: str) -> SlurmNode | None:
-        """Return one node of slurmctld, None where no partition has it; ControllerError."""
+        """Return one node of slurmctld, or None if no partition has it. Raises ControllerError."""
         found = self._run("sinfo", "--all", "--noheader", "--Node", f"--nodes={name}", _COLUMNS)
         return parse_nodes(found).get(name)
 
     def nodes_of_job(self, job: str) -> str:
-        """Return the nodes that slurmctld gave a job, in Slurm's notation; ControllerError."""
+        """Return a job's nodes from slurmctld, in Slurm's notation. Raises ControllerError."""
         text = self._run("scontrol", "show", "job", job, "--oneliner")
         found = _JOB_NODES.search(text)
         if found is None or found[1] in _NONE:
@@ -118,15 +118,15 @@ class Controller:
         return found[1]
 
     def drain(self, node: SlurmNode, reason: str) -> None:
-        """Have slurmctld drain a node and drop our note, in one step; ControllerError."""
+        """Have slurmctld drain a node and drop our note, in one step. Raises ControllerError."""
         self._update(node.name, "State=DRAIN", f"Reason={reason}", f"Comment={node.comment}")
 
     def undrain(self, node: SlurmNode) -> None:
-        """Have slurmctld take a drain back; its reason goes with it. ControllerError."""
+        """Have slurmctld undrain a node, which also clears the reason. Raises ControllerError."""
         self._update(node.name, "State=UNDRAIN")
 
     def note(self, node: SlurmNode, note: str) -> None:
-        """Have slurmctld put our note behind what a node's comment says; ControllerError."""
+        """Have slurmctld put our note after the node's comment. Raises ControllerError."""
         section = f"[dshealthd: {note}]" if note else ""
         self._update(node.name, f"Comment={' '.join(filter(None, (node.comment, section)))}")
 
@@ -134,7 +134,7 @@ class Controller:
         self._run("scontrol", "update", f"NodeName={name}", *changes)
 
     def _run(self, *command: str) -> str:
-        """Return what a command of Slurm prints; what it started is gone on return or raise."""
+        """Return the output of a Slurm command; on return or raise, its processes are gone."""
         try:
             process = subprocess.Popen(  # noqa: S603 - found in root's own PATH
                 command,
@@ -164,7 +164,7 @@ class Controller:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Kill one of Slurm's commands and its children; one that the kernel holds is left to it."""
+    """Kill one of Slurm's commands and its children; do not wait for one stuck in the kernel."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     for pipe in (process.stdout, process.stderr):
@@ -175,9 +175,9 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def parse_nodes(text: str) -> dict[str, SlurmNode]:
-    """Return the nodes of sinfo's lines; ControllerError for a line that is no node.
+    """Return the nodes in sinfo's output. Raises ControllerError for a line that is not a node.
 
-    A node is listed once for each of its partitions.
+    sinfo lists a node once for each of its partitions.
     """
     nodes = {}
     for line in text.splitlines():
@@ -200,7 +200,7 @@ def parse_nodes(text: str) -> dict[str, SlurmNode]:
 
 
 def _time(text: str) -> float:
-    """Return a Unix time of sinfo's; 0 where it has none."""
+    """Return a time in sinfo's output as Unix time; 0 if there is none."""
     try:
         return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
     except ValueError:

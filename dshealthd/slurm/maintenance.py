@@ -1,7 +1,7 @@
-"""Maintenance by Slurm's word: a node drained by an operator, or reserved with type MAINT.
+"""Maintenance as Slurm knows it: a node drained by an operator, or reserved with type MAINT.
 
-The health check writes it below `path.state`, from where the agent reads it. A node that dshealthd,
-another health check or Slurm itself has drained is broken and not in maintenance.
+The health check writes it to a file below `path.state`, which the agent reads. A node that
+dshealthd, another health check or Slurm itself has drained is broken, not in maintenance.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from dshealthd.slurm.controller import SlurmNode
 
 COUNTS = 86400.0
-"""Seconds for which Slurm's word counts after it was asked last: a drained node is switched off for
-repair, and cannot ask any more. Later its absence is told again."""
+"""Seconds for which maintenance lasts after the last query to Slurm: a drained node that is
+switched off for repair cannot query it. After that, its absence is reported again."""
 _AGAIN = 0.9
-"""Share of it that is left when it is written anew: not at every check, as the disk is waited for."""
+"""Share of that time below which the file is rewritten; not at every check, to spare disk waits."""
 _OF_FAULTS = re.compile(
     r"kill task failed|prolog|epilog|batch job complete failure|gres/|low |not responding"
     r"|node unexpectedly rebooted|duplicate jobid|nhc:",
     re.IGNORECASE,
 )
-"""How reasons begin that slurmctld, slurmd and LBNL's Node Health Check write for a fault."""
+"""Beginnings of the reasons that slurmctld, slurmd and LBNL's Node Health Check set for faults."""
 _UNPRINTABLE = re.compile(r"[^ -~]+")
 
 
 class NodeSource(Protocol):
-    """What is asked of `controller.Controller`."""
+    """The method of `controller.Controller` that is used here."""
 
     def node(self, name: str) -> SlurmNode | None:
-        """Return one node, whose maintenance Slurm tells."""
+        """Return one node as Slurm has it, for its maintenance; None if Slurm does not have it."""
 
 
 def keep(directory: Path, slurm: NodeSource, name: str, now: float) -> None:
-    """Keep what Slurm says of maintenance now; ControllerError, OSError, and nothing is changed.
+    """Write the file with Slurm's current maintenance, or remove it.
 
-    `now` is the Unix time in seconds.
+    `now` is the Unix time in seconds. Raises ControllerError or OSError, and then changes nothing.
     """
     node = slurm.node(name)
     place = directory / FILES["slurm"]
@@ -63,7 +63,7 @@ def keep(directory: Path, slurm: NodeSource, name: str, now: float) -> None:
 
 
 def _written(place: Path) -> Maintenance | None:
-    """Return the maintenance that the last run wrote for Slurm; None if there is nothing usable."""
+    """Return the maintenance that the last run wrote for Slurm, or None if it is not usable."""
     try:
         return parse(read(str(place), LIMIT))
     except (FileNotFoundError, ValueError):

@@ -1,6 +1,6 @@
-"""The state of a node as Slurm writes it.
+"""The state of a node as Slurm prints it.
 
-`scontrol show node` and sinfo's `StateComplete` write a base state and flags
+`scontrol show node` and sinfo's `StateComplete` print a base state and flags
 (`IDLE+DRAIN+NOT_RESPONDING`), sinfo's `%T` and `%t` a word with a suffix (`drained*`, `drng@`). The
 suffixes are those of sinfo(1), NODE STATE CODES.
 """
@@ -43,7 +43,7 @@ _WORKING = frozenset(("idle", "allocated", "mixed", "completing", "reserved", "p
 _HARMLESS = frozenset(
     (
         *("completing", "reserved", "planned", "cloud", "dynamic_norm", "dynamic_future"),
-        # A node that has just been resumed is `*` until the controller has heard of it.
+        # A node that has just been resumed is `*` until the controller has heard from it.
         "not_responding",
     )
 )
@@ -58,13 +58,13 @@ class NodeState(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> NodeState:
-        """Read Slurm's state in any form; an unknown word becomes a base or a flag as it is."""
+        """Parse Slurm's state in any form; an unknown word becomes a base or a flag unchanged."""
         text = text.strip().lower()
         flags = set()
         while text and text[-1] in _SUFFIXES:
             flags.add(_SUFFIXES[text[-1]])
             text = text[:-1]
-        # A `+` at the end is a mark that sinfo sets where it merges lines of several states.
+        # sinfo appends a `+` when it merges lines of several states.
         words = [word for word in text.split("+") if word]
         if len(words) == 1:
             words = list(_WORDS.get(words[0], words))
@@ -79,6 +79,6 @@ class NodeState(NamedTuple):
     def working(self) -> bool:
         """Whether the node takes jobs now: nobody has drained, failed, reserved or stopped it.
 
-        Flags that are not known count as somebody's work, with which nothing interferes.
+        Unknown flags count as somebody's work, with which dshealthd does not interfere.
         """
         return self.base in _WORKING and not self.flags - _HARMLESS

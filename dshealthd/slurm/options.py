@@ -21,9 +21,9 @@ DRAIN_FOR = (
     "DshealthdNvmlHung",
     "DshealthdNvmlFailing",
 )
-"""Alerts of this node's own GPUs that no job on it survives.
+"""Alerts about this node's own GPUs that no job on it survives.
 
-A full disk, a hung job or a link, whose other end may be the culprit, is for people to judge.
+People must judge a full disk, a hung job, or a link, whose other end may be the culprit.
 """
 
 
@@ -36,7 +36,7 @@ class SlurmOptions:
         "Alerts that drain the node while their finding is critical; see docs/runbooks.md.",
     )
     bad_checks: int = option(
-        2, "Consecutive checks that must find the same before the node is drained.", minimum=1
+        2, "Consecutive checks with the same finding before the node is drained.", minimum=1
     )
     budget_ratio: float = option(
         0.02,
@@ -47,54 +47,56 @@ class SlurmOptions:
     )
     daily_budget_ratio: float = option(
         0.1,
-        "Share of the cluster's nodes that dshealthd may have drained in 24 hours and that are "
-        "still drained; at least two nodes, and at least budget_ratio.",
+        "Share of the cluster's nodes that dshealthd may drain in 24 hours, counting those that "
+        "are still drained; at least two nodes, and at least budget_ratio.",
         minimum=0.0,
         maximum=1.0,
     )
     prolog_probe: bool = option(
         False,
-        "Whether the prolog has light rounds with up to eight other nodes of the job (probe.peer), "
-        "for 10 s at most; a node that reaches none of several, or none with data, is drained "
-        "within the budget.",
+        "Whether the prolog runs light rounds with up to eight other nodes of the job "
+        "(probe.peer), for at most 10 s; a node that reaches none of several, or none with data, "
+        "is drained within the budget.",
     )
-    undrain: bool = option(False, "Whether a node that dshealthd has drained is undrained again.")
+    undrain: bool = option(
+        False, "Whether to undrain a node that dshealthd has drained once its checks are clean."
+    )
     clean_checks: int = option(
         10, "Consecutive checks without a finding before a node is undrained.", minimum=2
     )
     maintenance: bool = option(
         True,
         "Whether a node that somebody else has drained, or that is in a reservation of type "
-        "MAINT, is in maintenance: its alerts page no one. Asked by the health check.",
+        "MAINT, is in maintenance: its alerts page no one. The health check queries Slurm for it.",
     )
     node: str = option(
-        "", "Name of this node in slurm.conf; where empty $SLURMD_NODENAME, else the host name."
+        "", "Name of this node in slurm.conf; empty: $SLURMD_NODENAME, else the host name."
     )
     conf_file: Path | None = option(
-        None, "slurm.conf, where the commands of Slurm do not find it by themselves."
+        None, "Path of slurm.conf, if Slurm's commands do not find it by themselves."
     )
     bin_directory: Path | None = option(
-        None, "Directory of scontrol and sinfo, where it is neither in /usr nor /opt/slurm."
+        None, "Directory of scontrol and sinfo, if it is not below /usr or /opt/slurm."
     )
     run_directory: Path = option(
         Path("/run/dshealthd-slurm"),
-        "Directory for the counts of consecutive checks; made and owned by root.",
+        "Directory for the counts of consecutive checks; created and owned by root.",
     )
 
     user: str = option(
-        "", "User name for the agent, where `basic_auth_users` makes it ask for a password."
+        "", "User name for the agent, if its `basic_auth_users` requires a password."
     )
     password_file: Path | None = option(None, "File with that user's password; root reads it.")
     cert_file: Path | None = option(
-        None, "Client certificate for the agent, where `client_auth_type` makes it ask for one."
+        None, "Client certificate for the agent, if its `client_auth_type` requires one."
     )
     key_file: Path | None = option(None, "Private key of cert_file.")
 
     def check(self) -> Iterator[tuple[str, str]]:
         """Yield the options of Slurm's hooks whose values cannot be used, and why."""
         if bool(self.user) != (self.password_file is not None):
-            yield "user", "user and password_file go together"
+            yield "user", "user and password_file must be set together"
         if (self.cert_file is None) != (self.key_file is None):
-            yield "cert_file", "cert_file and key_file go together"
+            yield "cert_file", "cert_file and key_file must be set together"
         if not self.run_directory.is_absolute():
             yield "run_directory", "must be an absolute path"

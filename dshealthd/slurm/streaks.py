@@ -1,4 +1,4 @@
-"""Streaks: how often in a row the checks of this node have found the same, kept between runs."""
+"""Streaks: counts of consecutive checks of this node with the same finding, kept between runs."""
 
 from __future__ import annotations
 
@@ -26,45 +26,45 @@ class Busy(Exception):
 
 @dataclass(slots=True)
 class Streaks:
-    """Consecutive checks."""
+    """Counts of consecutive checks."""
 
     bad: dict[str, int] = field(default_factory=dict)
-    """How many have found it, by finding."""
+    """Checks in a row with each finding."""
     clean: int = 0
-    """How many have found nothing."""
+    """Checks in a row without a finding."""
     noted: bool = False
     """Whether we have left a note in the comment of the node."""
 
     def count_bad(self, keys: Iterable[str]) -> int:
-        """Extend the streaks of these findings, end the others, and return the longest."""
+        """Extend the streaks of these findings, end all others, and return the longest."""
         self.bad = {key: self.bad.get(key, 0) + 1 for key in keys}
         self.clean = 0
         return max(self.bad.values(), default=0)
 
     def count_clean(self) -> int:
-        """Extend the streak of checks of this node that found nothing; return how long it is."""
+        """Extend the streak of checks of this node without a finding; return its length."""
         self.bad = {}
         self.clean += 1
         return self.clean
 
     def count_unknown(self) -> None:
-        """Begin the streaks anew: what is not known confirms nothing."""
+        """Reset the streaks: an unknown result confirms nothing."""
         self.bad = {}
         self.clean = 0
 
 
 @contextlib.contextmanager
 def kept(directory: Path, patience: float) -> Iterator[Streaks]:
-    """Hold the streaks of this node, and write them at the end.
+    """Lock the streaks of this node, and write them at the end.
 
-    Busy where another check holds them for longer than `patience` seconds; OSError where the
+    Raises Busy if another check holds them for longer than `patience` seconds, OSError if the
     directory cannot be used or belongs to somebody else.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, 0o700)
     status = os.lstat(directory)
     if status.st_uid != os.geteuid() or status.st_mode & 0o22:
-        message = "belongs to somebody else, or others may write to it"
+        message = "belongs to another user, or others may write to it"
         raise PermissionError(message)
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -73,7 +73,7 @@ def kept(directory: Path, patience: float) -> Iterator[Streaks]:
         streaks = _read(place)
         yield streaks
         content = {"bad": streaks.bad, "clean": streaks.clean, "noted": streaks.noted}
-        # Of this boot only: what was seen before a reboot confirms nothing.
+        # Not durable: findings from before a reboot confirm nothing.
         state_file.replace(place, json.dumps(content).encode(), durable=False)
     finally:
         os.close(lock)
@@ -94,7 +94,7 @@ def _lock(descriptor: int, patience: float) -> None:
 
 
 def _read(place: Path) -> Streaks:
-    """Return the streaks kept; nothing where there is nothing, or nothing that can be read."""
+    """Return the saved streaks; empty ones if there are none or they cannot be parsed."""
     try:
         content = json.loads(read(str(place)))
         bad = {str(key): int(value) for key, value in content["bad"].items()}
@@ -102,4 +102,4 @@ def _read(place: Path) -> Streaks:
     except FileNotFoundError:
         return Streaks()
     except (ValueError, KeyError, TypeError, AttributeError):
-        return Streaks()  # replaced whole, so this is of another version: counting begins anew
+        return Streaks()  # writes are atomic, so another version wrote this: start counting again

@@ -236,7 +236,7 @@ def test_never_gives_up(machine: Machine) -> None:
             "listen_address = '127.0.0.1:10062'\nkey_file = '/etc/dshealthd/probe.key'\n",
             "head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n' >/etc/dshealthd/probe.key; "
             "chmod 644 /etc/dshealthd/probe.key",
-            "has mode 0644, so that others than its owner can reach it; it must be 0600",
+            "has mode 0644, so others than its owner can access it; it must be 0600",
             id="wrong key permissions",
         ),
         pytest.param(

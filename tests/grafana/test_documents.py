@@ -111,7 +111,7 @@ def test_a_threshold_that_is_missing_or_computed_is_named(tmp_path: Path) -> Non
         "groups: [{name: a, rules: [{record: 'dshealthd:threshold:x', expr: scalar(up)}]}]",
         encoding="utf-8",
     )
-    with pytest.raises(ValueError, match="dshealthd:threshold:x is no threshold"):
+    with pytest.raises(ValueError, match="dshealthd:threshold:x is not a threshold"):
         limits.read(file)
 
 
@@ -208,7 +208,7 @@ def test_panel(uid: str, panel: dict[str, Any]) -> None:
         assert target["format"] == ("table" if panel["type"] == "table" else "time_series")
         if panel["type"] in {"timeseries", "state-timeline"}:
             assert target["legendFormat"] not in {"", "__auto"}
-    if panel["type"] in {"stat", "table"} and panel["title"] != "Nodes by what fires":
+    if panel["type"] in {"stat", "table"} and panel["title"] != "Nodes by severity":
         assert defaults.get("noValue") is not None, f"{uid}: an empty number is not 0"
     if panel["type"] == "stat":
         assert panel["options"]["reduceOptions"]["calcs"] == ["lastNotNull"]

@@ -63,7 +63,7 @@ QUIET: Mapping[tuple[str, str, str], str] = {
     ("fleet", "GPUs throttled", ANY): "no GPU is throttled",
     ("fleet", "GPUs possibly stuck", ANY): "no GPU looks as in a hang",
     ("fleet", "Nodes that differ", ANY): "the nodes are alike",
-    ("node", "Sources that fail", ANY): "no source fails",
+    ("node", "Failing sources", ANY): "no source fails",
     ("node", "GPU faults", ANY): "no GPU fails",
     ("node", "Throttling", ANY): "nothing does",
     ("node", "Xids", ANY): "the kernel log has no Xid",
@@ -71,10 +71,10 @@ QUIET: Mapping[tuple[str, str, str], str] = {
     ("node", "Clock", "B"): "whether a time daemon keeps the clock is this machine's affair",
     ("node", "Kernel log", ANY): "the kernel reported no fault, or did: this machine's affair",
     ("node", "Listeners on rendezvous ports", "B"): "nothing listens there",
-    ("node", "Paths that fail", ANY): "no path fails",
+    ("node", "Failing paths", ANY): "no path fails",
     ("node", "Worker failures", ANY): "no worker failed",
-    ("probes", "Why GPUs were left alone", ANY): "no round was to use a GPU that was busy",
-    ("probes", "Rounds that went wrong", ANY): "all rounds went well",
+    ("probes", "Why rounds did not use GPUs", ANY): "no round was to use a GPU that was busy",
+    ("probes", "Failed rounds", ANY): "all rounds went well",
     ("probes", "Set up differently", ANY): "the nodes are set up alike",
     ("probes", "Ports that went down", ANY): "no port went down",
     ("probes", "Ports with most errors", ANY): "no port has errors",
@@ -82,7 +82,7 @@ QUIET: Mapping[tuple[str, str, str], str] = {
     ("probes", "NVLinks with most errors", ANY): "no link has errors",
     ("probes", "Bit errors of NVLink 5", ANY): "the simulated H100 has NVLink 4",
     ("probes", "NVLink domains", ANY): "the simulated H100 are in no domain of several nodes",
-    ("probes", "PCIe links narrower than they could be", ANY): "all links have all their lanes",
+    ("probes", "PCIe links below full width", ANY): "all links have all their lanes",
 }
 """What returns nothing on two healthy nodes, and why."""
 QUERIES = [pytest.param(query, id=query.place) for query in queries()]
@@ -248,7 +248,7 @@ def test_the_worst_come_first(many: Prometheus) -> None:
     """The grid has a square for every node, those with a page first, and none of a healthy one
     before them.
     """
-    (grid,) = (query for query in queries() if query.panel == "Nodes by what fires")
+    (grid,) = (query for query in queries() if query.panel == "Nodes by severity")
     answer = many.ask(grid, substituted(grid.expr, variables()), _end(many))
     values = [values[0] for values in answer.values]
     assert values == sorted(values, reverse=True)
@@ -299,7 +299,7 @@ def _quiet(query: Query) -> str | None:
 def _limit(query: Query) -> int:
     """Return how many series a query may have by the kind of its panel."""
     kinds = {panel["title"]: panel["type"] for panel in panels(documents()[query.board])}
-    if query.panel == "Nodes by what fires":
+    if query.panel == "Nodes by severity":
         return NODES
     return {"stat": 1, "table": 4 * ROWS, "timeseries": 2 * SERIES, "state-timeline": ROWS}.get(
         kinds.get(query.panel, ""), 2 * SERIES

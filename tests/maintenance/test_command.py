@@ -54,7 +54,7 @@ def test_it_is_set_shown_and_ended(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == "not in maintenance\n"
     assert values(collect(tmp_path), ACTIVE) == {(): 0.0}
     assert command(tmp_path, "off") == 0  # there is nothing to end, and it says so
-    assert "was not set" in capsys.readouterr().out
+    assert "no operator had put this node in maintenance" in capsys.readouterr().out
 
 
 def test_it_ends_by_itself(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
         (("on", "--for", "soon"), "--for: 'soon' is not a duration"),
         (("on", "--reason", "x" * 81), "--reason: must be one line of at most 80"),
         (("on", "--reason", "a\nb"), "--reason: must be one line"),
-        (("off", "--for", "2h"), "--for and --reason go with on"),
+        (("off", "--for", "2h"), "--for and --reason are only for on"),
     ],
 )
 def test_bad_arguments_are_named(

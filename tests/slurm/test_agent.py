@@ -198,7 +198,7 @@ def test_reason_is_made_of_harmless_characters() -> None:
 @pytest.mark.parametrize("body", ["", "[]", "{}", "nonsense", '{"schema": 2}', '{"schema": 1}'])
 def test_nonsense(body: str) -> None:
     """An answer that is not understood says nothing of the node."""
-    with serving(held(answer(body))) as port, pytest.raises(AgentSilent, match="understood"):
+    with serving(held(answer(body))) as port, pytest.raises(AgentSilent, match="cannot be parsed"):
         ask(port)
 
 
@@ -252,7 +252,7 @@ def test_password(tmp_path: Path) -> None:
         agent.ask(loaded, DRAIN_FOR)
         for slurm, said in (
             (replace(loaded.slurm, user="", password_file=None), r"set slurm\.user and"),
-            (replace(loaded.slurm, password_file=wrong), r"refuses slurm\.user and"),
+            (replace(loaded.slurm, password_file=wrong), r"rejects slurm\.user and"),
             (
                 replace(loaded.slurm, password_file=tmp_path / "none"),
                 r"slurm\.password_file cannot",

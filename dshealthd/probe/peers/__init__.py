@@ -1,3 +1,1 @@
-"""Calls between agents: who may call, what a message may hold, and what it means when there is no
-answer.
-"""
+"""Calls between agents: who may call, what a message may hold, and what a missing answer means."""

@@ -1,8 +1,8 @@
-"""The client of the peer API: calls to other nodes' agents; what goes wrong is told apart.
+"""The client of the peer API: calls other nodes' agents and classifies failures.
 
-A connection of asyncio's own and not aiohttp's client: what ended it is known exactly, nothing is
-redirected, proxied or unpacked, and it costs some 0.6 of the CPU. What a call costs with all that
-is checked: `bench/bench_peer.py`.
+It uses plain asyncio connections, not aiohttp's client: the cause of a failure is known exactly,
+nothing is redirected, proxied or unpacked, and a call takes some 0.6 of the CPU time.
+`bench/bench_peer.py` measures a call with all its checks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CALLS = counter(
 )
 OPEN = gauge(
     "dshealthd_probe_peer_client_connections",
-    "Connections to other nodes' agents that are in use or kept.",
+    "Connections to other nodes' agents that are in use or idle.",
 )
 OPENED = counter(
     "dshealthd_probe_peer_client_connections_opened_total",
@@ -62,12 +62,12 @@ OPENED = counter(
 METRICS = (CALLS, OPEN, OPENED)
 
 MAX_PER_PEER = 4
-"""Calls to one peer at a time; one connection each.
+"""Concurrent calls to one peer, each on its own connection.
 
-Further ones wait for their turn, within their deadline.
+Further calls wait for their turn, within their deadlines.
 """
 NONCE_MARGIN = 2.0
-"""Seconds before its end from which a nonce is not used any more: it has to travel."""
+"""Seconds before a nonce expires in which it is not used: it has to reach the peer in time."""
 REFUSAL = schema.Record({"refusal": schema.KnownReason()})
 _OUTCOMES: Mapping[str, Outcome] = {
     Rejection.RECEIVER: Outcome.UNAUTHORIZED,
@@ -77,7 +77,7 @@ _OUTCOMES: Mapping[str, Outcome] = {
     Rejection.TOO_LARGE: Outcome.FAILED,
     TIMED_OUT: Outcome.HUNG,
 }
-"""What a peer's refusals mean where they are not its own decision."""
+"""Outcomes of a peer's refusals that are not its own decision; any other means declined."""
 
 
 class PeerClient:
@@ -95,9 +95,9 @@ class PeerClient:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare to call as the node `me`; CredentialError.
+        """Prepare to call as the node `me`. Raises CredentialError.
 
-        `addresses` gives host (name or address) and port of a member.
+        `addresses` returns the host (name or address) and port of a member.
         """
         self._options = options
         self._me = me
@@ -115,15 +115,15 @@ class PeerClient:
     async def call(
         self, peer: str, method: str, body: Mapping[str, Any], deadline: float
     ) -> dict[str, Any]:
-        """Return a peer's answer within `deadline` seconds, in Python values as `messages` declares
-        them. Raises PeerError.
+        """Return a peer's answer within `deadline` seconds, as the Python values that `messages`
+        declares. Raises PeerError.
 
-        SchemaError, before anything is sent, for a message that is not what its method takes.
+        Raises SchemaError, before anything is sent, if `body` does not fit the method's schema.
         """
         declared = self._methods[method]
         message = schema.dumps(body, declared.request)
         if len(message) > MAX_BODY:
-            problem = f"a message of {len(message)} bytes cannot be sent"
+            problem = f"a message of {len(message)} bytes is too large to send"
             raise SchemaError(problem)
         progress, outcome = CallProgress(), Outcome.INCONCLUSIVE  # unless it is cancelled
         try:
@@ -142,7 +142,7 @@ class PeerClient:
         return answer_
 
     def forget(self, peer: str) -> None:
-        """Close the idle connections to a peer, such as one that is no member any more."""
+        """Close the idle connections to a peer, such as one that has left the membership."""
         self._pool.forget(peer)
 
     async def close(self) -> None:
@@ -209,17 +209,16 @@ class PeerClient:
         key: bytes,
         progress: CallProgress,
     ) -> UnverifiedAnswer:
-        """Return the peer's answer to a signed request, verified.
+        """Return the peer's verified answer to a signed request.
 
-        With another nonce if the first one was too old for the peer.
+        Retry once with a new nonce if the first was too old for the peer.
         """
         if self._monotonic() >= link.nonce_until:
             await self._ask_nonce(link, claim, progress)
         for last in (False, True):
             signed = replace(claim, nonce=link.nonce, challenge=secrets.token_hex(16))
             signed = replace(signed, mac=request_mac(key, path, body, signed))
-            # Good for one request: if this one is cut off, nobody knows whether the peer has seen
-            # the nonce.
+            # A nonce is good for one request: if this one is cut off, the peer may have seen it.
             link.nonce_until = 0.0
             answer = await _send(link, path, body, signed, progress)
             nonce, mac = parse_answer(answer.headers.get(ANSWER.lower(), "")) or (ABSENT, ABSENT)
@@ -248,7 +247,7 @@ class PeerClient:
 async def _send(
     link: Link, path: str, body: bytes, claim: RequestClaim, progress: CallProgress
 ) -> UnverifiedAnswer:
-    """Return the peer's answer to one request, as it came; PeerError."""
+    """Return the peer's unverified answer to one request. Raises PeerError."""
     head = f"POST {path} HTTP/1.1\r\nHost: {claim.receiver}\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\nAuthorization: {claim}\r\n\r\n"
     progress.to(Outcome.HUNG, "no_answer")
@@ -261,14 +260,16 @@ async def _send(
     except BadAnswer as error:
         raise PeerError(Outcome.FAILED, "bad_answer") from error
     except OSError as error:  # what ssl raises is one too
-        # Asyncio's TLS sends no alert: it closes when it does not like the certificate.
+        # asyncio's TLS sends no alert: it closes the connection when it rejects the certificate.
         if link.secured and not link.answered:
             raise PeerError(Outcome.UNAUTHORIZED, "closed_after_handshake") from error
         raise PeerError(*meaning(error)) from error
 
 
 def _read(answer: UnverifiedAnswer, method: Method) -> dict[str, Any]:
-    """Return what a peer's own answer says; PeerError where it refuses, or makes no sense."""
+    """Return the contents of a peer's verified answer. Raises PeerError if it is a refusal or is
+    malformed.
+    """
     try:
         if answer.status == HTTPStatus.OK:
             return schema.loads(answer.body, method.answer)
@@ -284,9 +285,9 @@ def _read(answer: UnverifiedAnswer, method: Method) -> dict[str, Any]:
 
 
 def _unverified(answer: UnverifiedAnswer) -> PeerError:
-    """Return what a peer's answer means that nobody has signed.
+    """Return what an unsigned answer means.
 
-    Whatever it says, it is not the peer that says so.
+    Its contents do not count: they may not come from the peer.
     """
     if answer.status == HTTPStatus.OK:
         return PeerError(Outcome.UNAUTHORIZED, "answer_not_signed")

@@ -1,4 +1,4 @@
-"""Connections of the peer listener: those of strangers make room, those of proved nodes stay."""
+"""Connections of the peer listener: a stranger's may be evicted, an authenticated node's stays."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from aiohttp.web_server import Server
 
 MAX_UNPROVED = 3
-"""Requests in a row without proof of who sends them; the connection ends with them.
+"""Unauthenticated requests in a row after which the connection is closed.
 
-A nonce is asked for in one.
+The request for a nonce is one of them.
 """
 MAX_AGE = 900.0
-"""Seconds after which a connection ends with its next answer, so that its certificate is shown
-again.
+"""Seconds after which a connection closes with its next answer, so that the caller has to present
+its certificate again.
 """
 
 
@@ -39,7 +39,7 @@ class PeerConnection(Connection):
         header_timeout: float,
         answered: Callable[[BaseRequest, StreamResponse], None],
     ) -> None:
-        """Take the place of `client` in the gate."""
+        """Register with the gate as a stranger's connection from `client`."""
         super().__init__(manager, gate, client, header_timeout=header_timeout, answered=answered)
         self.proved = False
         """Whether a request on this connection has proved who sent it."""
@@ -60,7 +60,7 @@ class PeerConnection(Connection):
         return {} if self.transport is None else self.transport.get_extra_info("peercert") or {}
 
     def prove(self) -> None:
-        """Note that the request in hand proved who is at the connection's other end."""
+        """Note that the current request proved who is at the connection's other end."""
         self.proved = True
         self._unproved = 0
         client = self._peer_gate.strangers.pop(self, None)
@@ -68,52 +68,50 @@ class PeerConnection(Connection):
             self._peer_gate.know(client)
 
     def doubt(self) -> bool:
-        """Note that the request in hand proved nothing; tell whether the peer may send another."""
+        """Note that the current request proved nothing; tell whether the peer may send another."""
         self._unproved += 1
         return self._unproved < MAX_UNPROVED
 
     @property
     def aged(self) -> bool:
-        """Whether the peer's connection has been open for so long that it is to be made anew."""
+        """Whether the peer's connection is so old that it must be closed and made anew."""
         return self._loop.time() - self._opened > MAX_AGE
 
     async def finish_response(
         self, request: BaseRequest, resp: StreamResponse, start_time: float | None
     ) -> tuple[StreamResponse, bool]:
-        """Answer a peer; a connection without proof of who it is must ask again soon."""
+        """Answer a peer; an unauthenticated connection must send its next request soon."""
         done = await super().finish_response(request, resp, start_time)
         if not self.proved:
             self._allow(self._header_timeout, CloseReason.HEADERS)
         return done
 
     def release(self) -> None:
-        """Give the peer connection's place in the gate back."""
+        """Give up the peer connection's place in the gate."""
         self._peer_gate.strangers.pop(self, None)
         super().release()
 
 
 class PeerGate(ConnectionLimiter):
-    """A gate where a newcomer takes the place of the stranger that has been there longest, instead
-    of being turned away.
+    """A gate that, when full, evicts its oldest stranger instead of turning a newcomer away.
 
-    So whoever fills the listener with connections does not keep the nodes out: theirs need a few
-    milliseconds until they are proved. And strangers at addresses from which nobody has proved
-    anything yet go first.
+    So flooding the listener with connections does not keep nodes out: they need only a few
+    milliseconds to authenticate. Strangers go first whose address has never authenticated.
     """
 
     answered_are_known: ClassVar[bool] = False
-    """Only those who have proved who they are."""
+    """Only clients that have proved who they are count as known."""
 
     def __init__(self, limit: int, limit_per_address: int) -> None:
         """Admit at most `limit` connections at a time, `limit_per_address` of them from one client."""
         super().__init__(limit, limit_per_address)
         self.strangers: dict[PeerConnection, str] = {}
-        """The connections that have proved nothing yet and whose they are, oldest first."""
+        """Unauthenticated connections and their clients, oldest first."""
 
     def _make_room(self, client: str) -> None:
         """Evict a stranger for a connection of `client`, if there is no place for it.
 
-        Never a node that has proved who it is, however long it is idle: the newcomer has not.
+        Never evict an authenticated node, however long it is idle: the newcomer may be anyone.
         """
         if not self._may_evict(client):
             return

@@ -1,14 +1,14 @@
 """The contract of the peer API's two sides: options, claims, refusals, and what is signed.
 
-A call is `POST /peer/v1/METHOD` with a JSON body. Who calls whom stands in one header, and with a
-shared key that header is the proof too:
+A call is `POST /peer/v1/METHOD` with a JSON body. One header names the sender and the receiver, and
+with a shared key it also authenticates them:
 
     Authorization: dshealthd1 SENDER RECEIVER NONCE CHALLENGE MAC
     Dshealthd-Answer: NEXT_NONCE MAC
 
-NONCE was issued by the receiver and is used once; CHALLENGE is the sender's own and makes the
-answer fresh for it; the MAC of an answer covers the MAC of its request, and so all that stands
-there. With TLS alone the last three are "-".
+The receiver issues NONCE, which is good for one use. The sender picks CHALLENGE, so that an old
+answer cannot be replayed to it. The MAC of an answer covers the MAC of its request, and so all that
+the request says. With TLS alone the last three fields are "-".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PREFIX = "/peer/v1/"
 NONCE = "nonce"
-"""The method that gives a nonce to whoever asks; all others are those of `messages`."""
+"""The method that gives anyone a nonce; `messages` declares all others."""
 MAX_BODY = 65536
 SCHEME = "dshealthd1"
 ANSWER = "Dshealthd-Answer"
@@ -42,20 +42,20 @@ _FIELDS = 6
 class Rejection(enum.StrEnum):
     """Why a request was refused: the values of the label `reason`.
 
-    What is marked so is told to nobody: the answer says "unauthorized".
+    A reason marked "not disclosed" is hidden from the caller: the answer says "unauthorized".
     """
 
-    NO_CREDENTIALS = "no_credentials"  # not told
-    CERTIFICATE = "certificate"  # not told: the certificate is not that of the sender
-    KEY = "key"  # not told: signed with another key, or tampered with
-    REPLAYED = "replayed"  # not told
+    NO_CREDENTIALS = "no_credentials"  # not disclosed
+    CERTIFICATE = "certificate"  # not disclosed: the certificate is not the sender's
+    KEY = "key"  # not disclosed: signed with another key, or tampered with
+    REPLAYED = "replayed"  # not disclosed
     STALE = "stale_nonce"
-    """The nonce is too old or of an earlier run; the answer has a new one."""
+    """The nonce is too old or from an earlier run; the answer has a new one."""
     RECEIVER = "wrong_receiver"
     SENDER = "not_a_member"
     SELF = "own_name"
     ADDRESS = "wrong_address"
-    """It comes from an address that its sender's name does not have."""
+    """The request comes from an address that its sender's name does not resolve to."""
     RATE = "rate_limited"
     OFF = "switched_off"
     METHOD = "unknown_method"
@@ -70,19 +70,19 @@ TIMED_OUT = "timed_out"
 
 
 class Refusal(Exception):
-    """A handler takes no part: ends its call with `reason`, a slug that the caller is told."""
+    """A handler declines: the call ends with `reason`, a slug that the caller gets."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         if SLUG.fullmatch(reason) is None:
-            message = f"{reason!r} is no slug"
+            message = f"{reason!r} is not a slug"
             raise ValueError(message)
         self.reason = reason
 
 
 class PeerError(Exception):
-    """A call that brought no answer; `outcome` says of what kind it is, `reason` is a bounded slug
-    (a peer's own, where it declined).
+    """A call without an answer; `outcome` is the kind of failure, `reason` a bounded slug (the
+    peer's own, if it declined).
     """
 
     def __init__(self, outcome: Outcome, reason: str) -> None:
@@ -93,7 +93,7 @@ class PeerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RequestClaim:
-    """What a request says of itself, before any of it is proved."""
+    """What a request claims about itself, before any of it is verified."""
 
     sender: str
     receiver: str
@@ -103,7 +103,7 @@ class RequestClaim:
 
     @classmethod
     def parse(cls, header: str) -> RequestClaim | None:
-        """Return the claim of a peer's `Authorization` header, or None if it makes none."""
+        """Return the claim in a peer's `Authorization` header, or None if it has none."""
         fields = header.split(" ")
         if len(fields) != _FIELDS or fields[0] != SCHEME:
             return None
@@ -119,13 +119,13 @@ class RequestClaim:
 def certificate_names(certificate: Mapping[str, Any]) -> set[str]:
     """Return the names (DNS and URI) of a peer's certificate, as `getpeercert()` gives it.
 
-    They are compared as they are: no wildcards.
+    They are compared literally, without wildcards.
     """
     return {name for kind, name in certificate.get("subjectAltName", ()) if kind in {"DNS", "URI"}}
 
 
 def parse_answer(header: str) -> tuple[str, str] | None:
-    """Return nonce and MAC of a peer's `Dshealthd-Answer` header, or None for anything else."""
+    """Return the nonce and the MAC of a peer's `Dshealthd-Answer` header, or None if malformed."""
     fields = header.split(" ")
     if len(fields) != 2 or not all(map(_TOKEN.fullmatch, fields)):  # noqa: PLR2004 - a pair
         return None
@@ -133,7 +133,7 @@ def parse_answer(header: str) -> tuple[str, str] | None:
 
 
 def request_mac(key: bytes, path: str, body: bytes, claim: RequestClaim) -> str:
-    """Return the MAC of a request to a peer; `claim.mac` takes no part."""
+    """Return the MAC of a request to a peer; `claim.mac` is ignored."""
     digest = hashlib.sha256(body).hexdigest()
     return _mac(
         key,
@@ -157,7 +157,7 @@ def _mac(key: bytes, *fields: str) -> str:
     parts = [SCHEME.encode()]
     for field in fields:
         encoded = field.encode()
-        # So that no two lists of fields are the same message.
+        # Length prefixes, so that no two lists of fields give the same message.
         parts += (
             len(encoded).to_bytes(4, "big"),
             encoded,

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 RELOAD_OK = gauge(
     "dshealthd_probe_peer_credentials_last_reload_successful",
-    "1 if the last reading of the key and certificate files could be used; at 0 what was "
-    "read before is in force.",
+    "1 if the key and certificate files were last read successfully; at 0 the previous credentials "
+    "stay in force.",
 )
 RELOAD_FAILURES = counter(
     "dshealthd_probe_peer_credentials_reload_failures_total",
@@ -34,22 +34,22 @@ RELOAD_FAILURES = counter(
 )
 EXPIRY = gauge(
     "dshealthd_probe_peer_certificate_expiry_timestamp_seconds",
-    "End of this node's own certificate for the peer API; only where it has one.",
+    "When this node's own certificate for the peer API expires; only if it has one.",
 )
 METRICS = (RELOAD_OK, RELOAD_FAILURES, EXPIRY)
 
 THREAD = "peer credentials"
 CHECK_INTERVAL = 1.0
-"""Seconds for which the files count as unchanged after they were looked at."""
+"""Seconds for which the files count as unchanged after a check."""
 CHECK_PATIENCE = 0.5
-"""Seconds that a call waits for the files to be looked at.
+"""Seconds that a call waits for a check of the files.
 
-A file system that hangs costs that once: later calls do not wait for the same look.
+A hung file system delays one call: later calls do not wait for the same check.
 """
 SETTLE = 0.2
-"""Seconds for which a changed file must stay as it is before it is read.
+"""Seconds for which a changed file must stay unchanged before it is read.
 
-Half a key may be a key.
+A half-written key may look like a valid one.
 """
 
 __all__ = ["METRICS", "CredentialError", "Credentials", "Secrets"]
@@ -58,13 +58,13 @@ __all__ = ["METRICS", "CredentialError", "Credentials", "Secrets"]
 class Credentials:
     """The secrets in force, and the switch that turns calls off.
 
-    Where a change cannot be used, what was read before stays in force.
+    If changed files cannot be used, the previous secrets stay in force.
     """
 
     def __init__(
         self, options: PeerOptions, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """Read the files; CredentialError. Blocks, once."""
+        """Read the files. Blocks, this once. Raises CredentialError."""
         self._options = options
         self._monotonic = monotonic
         self._files = tuple(
@@ -88,9 +88,9 @@ class Credentials:
         self._failures = 0
 
     async def current(self) -> Secrets:
-        """Return the credentials in force now, after looking whether a file has changed.
+        """Return the credentials in force now, after checking whether a file has changed.
 
-        A file system that hangs is not waited for.
+        Do not wait for a hung file system.
         """
         if self._check is None and self._monotonic() - self._checked >= CHECK_INTERVAL:
             self._check = asyncio.create_task(self._refresh(), name="peer credentials")
@@ -102,7 +102,7 @@ class Credentials:
         return self.secrets
 
     def samples(self) -> Iterator[Sample]:
-        """Yield whether the credentials in force are the ones on disk."""
+        """Yield the metrics of reloads and of the node's own certificate."""
         yield RELOAD_OK(float(self._ok))
         yield RELOAD_FAILURES(float(self._failures))
         if self.secrets.own is not None and self.secrets.own.trusted:
@@ -130,14 +130,15 @@ class Credentials:
                 self._ok = False
                 self._failures += 1
                 log.error(
-                    "credentials of the peer API not used, those before stay in force:\n%s", error
+                    "peer API: new credentials rejected, the previous ones stay in force:\n%s",
+                    error,
                 )
             else:
                 self._ok = True
-                log.info("credentials of the peer API: read again")
+                log.info("peer API: credentials reloaded")
             self._marks = marks
-        except StartError as error:  # looked at again after CHECK_INTERVAL
-            log.warning("%s; those before stay in force", error)
+        except StartError as error:  # checked again after CHECK_INTERVAL
+            log.warning("%s; the previous credentials stay in force", error)
         finally:
             self._checked = self._monotonic()
             self._check = None

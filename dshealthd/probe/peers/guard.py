@@ -1,6 +1,6 @@
-"""The guard of the peer API: who may call, and with what, before a request's message is looked at.
+"""The guard of the peer API: authenticates and limits requests before their messages are parsed.
 
-What costs little comes first, and nothing that a stranger sends is parsed beyond one header.
+Cheap checks come first, and nothing that a stranger sends is parsed except one header.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Members(Protocol):
-    """What the listener wants to know of the membership."""
+    """What the listener needs of the membership."""
 
     @property
     def names(self) -> Collection[str]:
@@ -49,7 +49,7 @@ class Members(Protocol):
 
 
 class RequestRejected(Exception):
-    """The request in hand is refused."""
+    """The current request is refused."""
 
     def __init__(self, reason: Rejection) -> None:
         super().__init__(reason)
@@ -57,17 +57,17 @@ class RequestRejected(Exception):
 
 
 class Call:
-    """A request, and what has been proved of it."""
+    """A request, and what has been proved about it."""
 
     __slots__ = ("claim", "key", "proved")
 
     def __init__(self) -> None:
         self.claim = RequestClaim("", "")
-        """What it says of itself; empty until it has been read."""
+        """What the request claims about itself; empty until its header has been read."""
         self.proved = False
-        """Whether it comes from whom its claim says."""
+        """Whether the request comes from the sender that it claims."""
         self.key: bytes | None = None
-        """The key it was signed with; the answer is signed with the same."""
+        """The key that the request was signed with; the answer is signed with it too."""
 
 
 class Guard:
@@ -82,12 +82,12 @@ class Guard:
         monotonic: Callable[[], float],
         resolver: Resolver | None = None,
     ) -> None:
-        """Let the `members` call the node `me`; `resolver` knows their addresses, if they count."""
+        """Let the `members` call the node `me`; `resolver` is for checks of their addresses."""
         self._options = options
         self._me = me
         self._members = members
         self._credentials = credentials
-        # A certificate names its node; whoever has the shared key could sign as any.
+        # A certificate names its node; anyone with the shared key could sign as any node.
         self._resolver = resolver if options.check_addresses and not options.tls else None
         self._nonces = Nonces(options.calls_per_second, options.burst, monotonic)
         self.refused: Counter[Rejection] = Counter(dict.fromkeys(Rejection, 0))
@@ -95,14 +95,14 @@ class Guard:
     async def body(
         self, request: BaseRequest, connection: PeerConnection, call: Call
     ) -> bytes | None:
-        """Return the body of a request that may pass; None where only a nonce is asked for.
+        """Return the body of an accepted request; None if it only requests a nonce.
 
         Raises RequestRejected.
         """
         length = _content_length(request)
         authorization = request.headers.getall("Authorization", ())
         claim = RequestClaim.parse(authorization[0]) if len(authorization) == 1 else None
-        # Before the body is read: who says nothing of himself costs no more than a header.
+        # Before the body is read: a request without a claim costs only a header.
         if claim is None:
             raise RequestRejected(Rejection.NO_CREDENTIALS)
         if length > MAX_BODY:
@@ -120,7 +120,7 @@ class Guard:
         secrets = await self._credentials.current()
         if self._options.key_file is not None:
             call.key = self._key(request.raw_path, body, claim, secrets.keys)
-        # From here on a refusal is signed, and leaves the connection open.
+        # From here on refusals are signed and leave the connection open.
         call.proved = True
         connection.prove()
         self._admit(claim)
@@ -131,9 +131,9 @@ class Guard:
         return body
 
     def signature(self, call: Call, code: int, body: bytes) -> str | None:
-        """Return what proves an answer to its caller, with the next nonce.
+        """Return the header value that signs an answer, with the next nonce.
 
-        None where there is no key, or no caller.
+        None if there is no key or no caller.
         """
         if not call.claim.sender or self._options.key_file is None:
             return None
@@ -149,7 +149,7 @@ class Guard:
         ]
         if not fitting or claim.challenge == ABSENT:
             raise RequestRejected(Rejection.KEY)
-        # Not before the MAC: what a nonce is worth is not a stranger's to learn, nor to spend.
+        # After the MAC: a stranger must neither learn whether a nonce is good nor spend it.
         if not self._nonces.fresh(claim.nonce, claim.sender):
             raise RequestRejected(Rejection.STALE)
         if not self._nonces.spend(claim.nonce, claim.sender):
@@ -157,7 +157,7 @@ class Guard:
         return fitting[0]
 
     def _admit(self, claim: RequestClaim) -> None:
-        """Let a proved sender pass, or tell it why not."""
+        """Accept an authenticated sender's call, or raise RequestRejected with the reason."""
         if claim.receiver != self._me:
             raise RequestRejected(Rejection.RECEIVER)
         if claim.sender == self._me:
@@ -170,9 +170,9 @@ class Guard:
             raise RequestRejected(Rejection.OFF)
 
     async def _is_at(self, resolver: Resolver, sender: str, address: str) -> bool:
-        """Tell whether a member's name has the address that a call of it comes from.
+        """Tell whether a member's name resolves to the address that its call comes from.
 
-        One whose name cannot be looked up is nowhere: it could not be called either.
+        False if the name cannot be looked up: that member could not be called either.
         """
         try:
             async with time_limit(self._options.header_timeout):
@@ -194,7 +194,7 @@ class Guard:
 
 
 def _plain(address: str) -> str:
-    """Return a caller's address in one spelling: without a zone, and IPv4 as such."""
+    """Return a caller's address in canonical form: without a zone, mapped IPv4 as plain IPv4."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     mapped = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else None
     return str(mapped or parsed)
@@ -203,7 +203,7 @@ def _plain(address: str) -> str:
 def _content_length(request: BaseRequest) -> int:
     """Return the length of a caller's body.
 
-    What could be read in two ways, or has to be unpacked, is refused.
+    Refuse a request that is ambiguous or that needs decoding.
     """
     lengths = request.headers.getall("Content-Length", ())
     if any(

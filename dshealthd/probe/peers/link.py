@@ -1,7 +1,7 @@
 """A link to another node's peer listener, one connection: sends a request, reads its answer.
 
-The server may be anybody until its answer is verified: it is read by a parser that takes the one
-form of answer that a peer sends.
+The server may be anybody until its answer is verified, so the parser accepts only the one form of
+answer that a peer sends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNACKED = 24
 
 
 class BadAnswer(Exception):
-    """What came is no answer of a peer."""
+    """The data received is not a peer's answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class Head:
     length: int
     """Bytes of the body that follows."""
     last: bool
-    """Whether the server closes the connection after it."""
+    """Whether the server closes the connection after this answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnverifiedAnswer:
-    """An answer as it came, not verified yet."""
+    """An answer as received, not yet verified."""
 
     status: int
     headers: Mapping[str, str]
@@ -51,9 +51,9 @@ class UnverifiedAnswer:
 
 
 def parse_head(head: bytes) -> Head:
-    """Return what the head of an answer on a link, without the empty line, says.
+    """Return the parsed head of an answer on a link; `head` excludes the empty line.
 
-    BadAnswer for anything that could be read in two ways.
+    Raises BadAnswer for anything ambiguous.
     """
     try:
         status, *lines = head.decode("ascii").split("\r\n")
@@ -92,7 +92,7 @@ class Link(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.nonce = ""
-        """The nonce for the next request; empty where there is none."""
+        """The nonce for the next request; empty if there is none."""
         self.nonce_until = 0.0
         self.idle_since = 0.0
         self.answered = False
@@ -118,13 +118,13 @@ class Link(asyncio.Protocol):
         )
 
     def peer_certificate(self) -> Mapping[str, object]:
-        """Return the link's server certificate as `getpeercert()` has it; empty without TLS."""
+        """Return the link's server certificate as `getpeercert()` gives it; empty without TLS."""
         return {} if self._transport is None else self._transport.get_extra_info("peercert") or {}
 
     def send(self, request: bytes) -> asyncio.Future[UnverifiedAnswer]:
-        """Send a request over the link and return its answer to come.
+        """Send a request over the link and return a future of its answer.
 
-        OSError (what ssl raises is one) when the connection ends, BadAnswer.
+        The future raises OSError (as ssl's errors are) when the connection ends, or BadAnswer.
         """
         assert self._waiter is None  # noqa: S101 - one request at a time
         assert self._transport is not None  # noqa: S101 - it is connected
@@ -148,7 +148,7 @@ class Link(asyncio.Protocol):
             self._finish(answer)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """End the request that waits on the link, if one does."""
+        """Fail the request that waits on the link, if any."""
         self.broken = True
         self._finish(exc if isinstance(exc, OSError) else ConnectionAbortedError())
         if not self._lost.done():
@@ -166,7 +166,7 @@ class Link(asyncio.Protocol):
             self._transport.abort()
 
     async def close(self) -> None:
-        """Close the link at once, and wait until it is."""
+        """Close the link at once, and wait until it is closed."""
         self.abort()
         if self._transport is not None:
             await self._lost
@@ -174,7 +174,7 @@ class Link(asyncio.Protocol):
     def usable(self) -> bool:
         """Tell whether an idle link can be used again.
 
-        The kernel may know of its end before the loop has turned to it.
+        The kernel may know that it is closed before the loop has noticed.
         """
         if self.broken or self._transport is None:
             return False
@@ -183,9 +183,9 @@ class Link(asyncio.Protocol):
         return not poll.poll(0)
 
     def unacknowledged(self) -> bool:
-        """Tell whether the kernel at the link's other end has not acknowledged what was sent.
+        """Tell whether the kernel at the link's other end has left sent data unacknowledged.
 
-        It is not there, or packets are lost.
+        Then the host is down, or packets are lost.
         """
         connection = None if self._transport is None else self._transport.get_extra_info("socket")
         if connection is None:
@@ -198,7 +198,7 @@ class Link(asyncio.Protocol):
 
     def _parse(self) -> UnverifiedAnswer | None:
         if self._waiter is None:
-            raise BadAnswer  # nothing was asked
+            raise BadAnswer  # no request is waiting
         if self._head is None:
             end = self._buffer.find(b"\r\n\r\n", 0, MAX_HEAD)
             if end < 0:

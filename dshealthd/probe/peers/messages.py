@@ -1,4 +1,4 @@
-"""The methods of the peer API and what may stand in their messages."""
+"""The methods of the peer API and the schemas of their messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_MEMBERS = 64
-"""Nodes of one round."""
+"""Most nodes in one round."""
 MAX_RANKS = 1024
 MAX_RANKS_OF_NODE = 64
 MAX_SIZE = 1 << 30
@@ -32,22 +32,22 @@ MAX_SIZE = 1 << 30
 MAX_KEY, MAX_VALUE = 256, 45000
 """Characters of a key and bytes of a value of the rendezvous store."""
 MAX_PAYLOAD = 48000
-"""Bytes of an echo: with base64 and the other fields, what a body may have."""
+"""Bytes of an echo's payload: with base64 and the other fields it fits the largest body."""
 MAX_DOCUMENT = 4 << 20
-"""Bytes of a packed status document; one of 2 MiB, of many ranks, is packed into 150 KiB."""
+"""Bytes of a packed status document; one of 2 MiB, with many ranks, packs into 150 KiB."""
 MAX_FINDINGS, MAX_JOBS, MAX_SUMMARY_TEXT = 4, 16, 128
-"""Findings and jobs of a node that its summary names, and characters of each of its texts."""
+"""Most findings and jobs in a node's summary, and characters of each of its texts."""
 MAX_WAIT = 20.0
 """Seconds that one operation of the store may wait for its keys."""
 
 
 class Backend(enum.StrEnum):
-    """What rounds run on: backends of torch.distributed, or none."""
+    """What a round runs on: a backend of torch.distributed, or none."""
 
     NCCL = "nccl"
     GLOO = "gloo"
     AGENT = "agent"
-    """None: a light round, between the agents alone."""
+    """No backend: a light round, between the agents alone."""
 
 
 class StoreOp(enum.StrEnum):
@@ -67,10 +67,10 @@ CLOCK = Number(0, 1e11)
 """Unix time in seconds."""
 SECONDS = Number(0, 1e6)
 WAITED = Number(0, 1e10)
-"""Seconds that an agent has waited for a CPU since it began."""
+"""Seconds that an agent has waited for a CPU since it started."""
 MAX_SCORES = 512
 SCORES = Array(Record({"component": Text(520), "score": Number(0, 1e6)}), MAX_SCORES)
-"""What a node says of itself and of those it met; see `evidence.tell`."""
+"""A node's scores of itself and of those it met; see `verdicts.signals.encode_scores`."""
 VERSION = Text(64)
 SUSPECT = Record({"part": Choice(Part), "component": Text(520), "reason": KnownReason()})
 STEP = Record({"size": Integer(1, MAX_SIZE), "repetitions": Integer(1, 1000)})
@@ -112,7 +112,7 @@ JOB = Record(
         "slowest_ratio": Number(0, 1e9),
     },
 )
-"""The share of a node in a training job."""
+"""A node's part of a training job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ METHODS: Mapping[str, Method] = {
         ),
         Record({}, {"value": Data(MAX_VALUE), "number": Integer(-(2**53)), "flag": Flag()}),
     ),
-    "result": Method(  # of a member's workers, from itself to every other member
+    "result": Method(  # a member's workers' results, sent to every other member
         Record(
             {
                 "round": ROUND,
@@ -164,7 +164,7 @@ METHODS: Mapping[str, Method] = {
         ),
         Record({}),
     ),
-    "conclusion": Method(  # of the round, from the root: that it is over, and its own result
+    "conclusion": Method(  # from the root: the round is over, with the root's own result
         Record(
             {
                 "round": ROUND,
@@ -203,7 +203,7 @@ METHODS: Mapping[str, Method] = {
     ),
     "absent": Method(
         Record({"end": CLOCK}), Record({})
-    ),  # the sender is in maintenance, until then
+    ),  # the sender is in maintenance until `end`
     "echo": Method(
         Record(
             {"clock": CLOCK, "payload": Data(MAX_PAYLOAD)}, {"digest": Text(12), "scores": SCORES}
@@ -226,13 +226,13 @@ METHODS: Mapping[str, Method] = {
             },
         ),
     ),
-    "document": Method(  # of a node's status document, packed, what follows a byte
+    "document": Method(  # a chunk of a node's packed status document, from an offset on
         Record({"offset": Integer(0, MAX_DOCUMENT)}),
         Record(
             {"stamp": Integer(), "size": Integer(0, MAX_DOCUMENT), "data": Data(MAX_PAYLOAD)},
         ),
     ),
-    "summary": Method(  # of a node, for people who look at the fleet
+    "summary": Method(  # a node's state, for the fleet page
         Record({}),
         Record(
             {
@@ -259,6 +259,6 @@ METHODS: Mapping[str, Method] = {
 
 
 def summary_text(value: object) -> str:
-    """Return a text as messages with summaries hold it: printable ASCII, of a bounded length."""
+    """Return a text in the form that summaries hold: printable ASCII of a bounded length."""
     shown = str(value)[:MAX_SUMMARY_TEXT]
     return "".join(char if char.isascii() and char.isprintable() else "?" for char in shown)

@@ -1,10 +1,10 @@
 """Nonces of the peer API: what the receiver of calls remembers of each sender.
 
-Which nonces are spent, and how many calls it may make now.
+Each sender has a list of spent nonces and an allowance of calls.
 
-A nonce proves its own origin, so that handing them out costs no memory; only those that came back
-with a good MAC are remembered, until they would be too old anyway. Ages are by the monotonic clock
-of the one machine that issued them: clocks that differ do not matter.
+A nonce proves its own origin, so issuing one takes no memory. Only those that come back with a good
+MAC are remembered, until they expire. Ages use the monotonic clock of the issuing machine, so
+differences between clocks do not matter.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LIFETIME = 10.0
-"""Seconds from a nonce's issue to the end of its use."""
+"""Seconds after which an issued nonce expires."""
 MAX_SENDERS = 256
-"""Senders remembered before those that are silent are forgotten."""
+"""Senders remembered before silent ones are forgotten."""
 _STAMP, _SALT, _TAG = 8, 8, 16
 LENGTH = _STAMP + _SALT + _TAG
 
@@ -68,10 +68,10 @@ class Nonces:
         return age <= LIFETIME
 
     def spend(self, nonce: str, sender: str) -> bool:
-        """Note that a fresh nonce came with a good MAC; False if it has done so before.
+        """Note that a fresh nonce came with a good MAC; return False if it is already spent.
 
-        What is remembered is bounded by `admit`: beyond what a sender may spend in 10 s its nonces
-        count as spent.
+        Memory is bounded by the rate of `admit`: once a sender exceeds what it may spend in that
+        time, all its nonces count as spent.
         """
         known = self._sender(sender)
         key, now = bytes.fromhex(nonce), self._monotonic()
@@ -100,7 +100,7 @@ class Nonces:
         known = self._senders.get(name)
         if known is None:
             if len(self._senders) >= MAX_SENDERS:
-                # By then its nonces are too old and its allowance is whole.
+                # After this time a sender's nonces have expired and its allowance is full.
                 silent = max(LIFETIME, self._burst / self._rate)
                 self._senders = {
                     other: state

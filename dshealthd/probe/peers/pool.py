@@ -1,6 +1,6 @@
-"""The pool of connections to other nodes' agents, kept for later calls.
+"""The pool of connections to other nodes' agents: opens them on demand, keeps them for later calls.
 
-Made when they are needed, kept while they are used, and what it means when they cannot be made.
+It also says what a failure to connect means.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from dshealthd.probe.peers.resolver import Address, Resolver
 
 MAX_IDLE = 16
-"""Connections kept while nothing is asked on them."""
+"""Most idle connections kept."""
 IDLE_TIMEOUT = 60.0
-"""Seconds for which an idle connection is kept; less than what a listener allows."""
+"""Seconds for which an idle connection is kept; less than a listener allows."""
 FIRST_PATIENCE = 1.0
-"""Seconds for each address of a name but the last."""
+"""Seconds to connect to each address of a name except the last."""
 SHUTDOWN_TIMEOUT = 1.0
 _NO_ROUTE = {
     errno.ENETUNREACH,
@@ -44,14 +44,14 @@ _CERTIFICATE_PROBLEMS = {9: "certificate_not_yet_valid", 10: "certificate_expire
 
 
 class CallProgress:
-    """How far a call has come: what it means if its time is over now."""
+    """How far a call has come: what a timeout now would mean."""
 
     def __init__(self) -> None:
         self.outcome = Outcome.FAILED
         self.reason = "too_many_calls"
 
     def to(self, outcome: Outcome, reason: str) -> None:
-        """Note how far a call has come: what it means if nothing comes after this."""
+        """Note how far a call has come: what a timeout from here on means."""
         self.outcome = outcome
         self.reason = reason
 
@@ -66,14 +66,14 @@ class ConnectionPool:
         resolver: Resolver,
         monotonic: Callable[[], float],
     ) -> None:
-        """`addresses` gives host (name or address) and port of a peer."""
+        """`addresses` returns the host (name or address) and port of a peer."""
         self._options = options
         self._addresses = addresses
         self._resolver = resolver
         self._monotonic = monotonic
         self._local = _local_host(options.listen_address)
         self._idle: OrderedDict[Link, str] = OrderedDict()
-        """Idle connections and whose they are, longest unused first."""
+        """Idle connections and their peers, longest unused first."""
         self._busy: set[Link] = set()
         self.opened = 0
 
@@ -83,10 +83,10 @@ class ConnectionPool:
         return len(self._idle) + len(self._busy)
 
     async def take(self, peer: str, tls: ssl.SSLContext | None, progress: CallProgress) -> Link:
-        """Return a pooled connection to a peer, the last used if any is kept; PeerError."""
+        """Return a connection to a peer: the idle one used last, or a new one. Raises PeerError."""
         self._prune()
-        # The one used last has been idle for the shortest time, and is the least likely to be
-        # closed by now.
+        # The one used last has been idle for the shortest time, so it is the least likely to be
+        # closed.
         for link in [link for link in reversed(self._idle) if self._idle[link] == peer]:
             del self._idle[link]
             if link.usable():
@@ -121,7 +121,7 @@ class ConnectionPool:
         await self._resolver.close()
 
     def _prune(self) -> None:
-        """Close what has been idle in the pool for long, and the longest unused of too many."""
+        """Close the pool's connections that have been idle too long, and the oldest of too many."""
         now = self._monotonic()
         for link in [
             link for link in self._idle if link.broken or now - link.idle_since > IDLE_TIMEOUT
@@ -133,7 +133,7 @@ class ConnectionPool:
 
     async def _open(self, peer: str, tls: ssl.SSLContext | None, progress: CallProgress) -> Link:
         host, port = self._addresses(peer)
-        progress.to(Outcome.INCONCLUSIVE, "name_timeout")  # nothing was asked of the peer yet
+        progress.to(Outcome.INCONCLUSIVE, "name_timeout")  # the peer has not been contacted yet
         try:
             places = await self._resolver.addresses(host)
         except UnknownName as error:
@@ -154,7 +154,7 @@ class ConnectionPool:
             try:
                 async with time_limit(FIRST_PATIENCE):
                     return await self._connect_one(place, port)
-            except OSError:  # TimeoutError is one; what the last address says counts
+            except OSError:  # TimeoutError is one; the last address's error counts
                 continue
         return await self._connect_one(places[-1], port)
 
@@ -177,7 +177,7 @@ class ConnectionPool:
     ) -> Link:
         """Return the link on a pool's new connection, after any TLS handshake.
 
-        PeerError if it is not the peer's.
+        Raises PeerError if its certificate is not the peer's.
         """
         link = Link()
         handshake: dict[str, Any] = {}
@@ -192,8 +192,8 @@ class ConnectionPool:
                 lambda: link, sock=connection, **handshake
             )
         except BaseException:
-            # The socket is the transport's, which lets go of it at its own pace. Closed here, its
-            # number would be that of another connection while the transport still reads from it.
+            # The transport owns the socket and closes it later. If it were closed here, another
+            # connection could get its descriptor while the transport still reads from it.
             link.abort()
             raise
         if tls is not None and self._options.certificate_name(peer) not in certificate_names(
@@ -205,12 +205,12 @@ class ConnectionPool:
 
 
 _IP_BIND_ADDRESS_NO_PORT = 24
-"""Linux: the port is chosen at connect(2), so that it need not be free towards every other address.
+"""Linux: choose the port at connect(2), so that it need not be free towards every other address.
 """
 
 
 def meaning(error: OSError) -> tuple[Outcome, str]:
-    """Return what an error of a connection to a peer says about it."""
+    """Return the outcome and reason for an error on a connection to a peer."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Outcome.UNAUTHORIZED, _CERTIFICATE_PROBLEMS.get(
             error.verify_code, "certificate_untrusted"
@@ -233,10 +233,7 @@ def meaning(error: OSError) -> tuple[Outcome, str]:
 
 
 def _local_host(text: str) -> tuple[socket.AddressFamily, str] | None:
-    """Return the address that the pool makes connections from.
-
-    The one that is listened on, where that is one address.
-    """
+    """Return the pool's source address: the listen address, if that is a single numeric address."""
     host = listen_address(text)[0] if text else None
     if host is None:
         return None

@@ -1,8 +1,8 @@
-"""The resolver of nodes' names, which no name server can make wait longer than the caller wants.
+"""The resolver of nodes' names: no name server can make a caller wait beyond its deadline.
 
-`getaddrinfo` blocks, for as long as a silent name server lets it, and cannot be stopped. It runs in
-a few daemon threads, of which a process that ends does not wait; an address that was once known is
-used again while no newer one can be had.
+`getaddrinfo` blocks as long as a silent name server makes it, and cannot be stopped. It runs in a
+few daemon threads, which do not hold up the exit of the process. A known address stays in use until
+a newer one is available.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KEPT = 60.0
-"""Seconds for which an address is not looked up again."""
+"""Seconds for which a name's addresses are cached."""
 FAILURE_KEPT = 5.0
-"""Seconds for which a name that could not be looked up is not tried again."""
+"""Seconds before a failed look-up of a name is retried."""
 PATIENCE = 0.5
-"""Seconds that a caller waits for a newer address where there is an old one."""
+"""Seconds that a caller with a cached address waits for a newer one."""
 MAX_LOOKUPS = 4
-"""Look-ups, and so threads, at a time."""
+"""Concurrent look-ups, each in a thread."""
 MAX_ADDRESSES = 4
-"""Addresses of one name that are tried."""
+"""Most addresses of one name to try."""
 MAX_NAMES = 65_536
 
 Address = tuple[socket.AddressFamily, str]
 
 
 class LookupFailed(Exception):
-    """No name server could tell; nothing is known of the name, nor of who has it."""
+    """No name server answered; nothing is known about the name or its node."""
 
 
 class UnknownName(LookupFailed):
-    """The name servers say that there is no such name."""
+    """The name servers say that the name does not exist."""
 
 
 class Resolver:
-    """Looks names up and remembers what it found."""
+    """Looks up names and caches the results."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Resolver:
     async def addresses(self, host: str) -> tuple[Address, ...]:
         """Return the addresses that a node's name resolves to, at least one.
 
-        UnknownName, LookupFailed; waits for the name servers, so it needs a deadline.
+        Raises UnknownName or LookupFailed. Waits for the name servers, so callers set a deadline.
         """
         try:
             return (_literal(host),)
@@ -77,8 +77,8 @@ class Resolver:
                 task = self._pending[host] = asyncio.create_task(
                     self._refresh(host), name=f"looking up {host}"
                 )
-            # Waited for and not awaited: several callers share the look-up, and one that gives up
-            # must not end it for the others.
+            # Not awaited directly: several callers share the look-up, and one that gives up must
+            # not cancel it for the others.
             await asyncio.wait({task}, timeout=None if known is None else PATIENCE)
             known = self._known.get(host)
         if known is None:
@@ -86,7 +86,7 @@ class Resolver:
         return known
 
     async def close(self) -> None:
-        """Give up the look-ups of names in progress; their threads end when they may."""
+        """Give up the look-ups of names in progress; their threads end on their own."""
         tasks = list(self._pending.values())
         for task in tasks:
             task.cancel()
@@ -100,11 +100,11 @@ class Resolver:
                 )
 
             self._failed.pop(host, None)
-            # Names come from the list of members, which may change for ever.
+            # Names come from the list of members, which may keep changing.
             if len(self._known) >= MAX_NAMES:
                 self._known.clear()
             self._known[host] = addresses
-        except OSError as error:  # StartError is one; the old address, if there is one, stays
+        except OSError as error:  # StartError is one; an old address stays in use
             no_such = isinstance(error, socket.gaierror) and name_is_unknown(error)
             self._failed[host] = UnknownName if no_such else LookupFailed
         finally:
@@ -112,10 +112,10 @@ class Resolver:
             del self._pending[host]
 
     def _ask(self, host: str) -> tuple[Address, ...]:
-        """Look a node's name up; blocks. OSError, of which gaierror is one."""
+        """Look up a node's name. Blocks. Raises OSError (gaierror is one)."""
         try:
             entries = self._look_up(host, None, type=socket.SOCK_STREAM)
-        except UnicodeError as error:  # an internationalised name that is none
+        except UnicodeError as error:  # not a valid internationalised name
             raise socket.gaierror(socket.EAI_NONAME, str(error)) from error
         found = dict.fromkeys((entry[0], str(entry[4][0])) for entry in entries)
         return tuple(found)[:MAX_ADDRESSES]

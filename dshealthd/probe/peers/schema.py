@@ -1,9 +1,9 @@
 """The schema of messages of the peer API: types of their fields, with bounds.
 
-Types with bounds, checked before a handler sees anything of it.
+A message is checked before its handler sees any of it.
 
-Each type reads a JSON value (`SchemaError` if it is anything else) and writes one. What is not
-declared is refused.
+Each type reads a JSON value (`SchemaError` if it does not fit) and writes one. Undeclared fields
+are refused.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ MAX_EXACT = 2**53
 
 
 class SchemaError(ValueError):
-    """A message that is not what its schema says; the text names the field."""
+    """A message that does not fit its schema; the text names the field."""
 
 
 class Type(Protocol):
     """Reads and writes one kind of value."""
 
     def read(self, value: object, place: str) -> Any:
-        """Return the Python value of a JSON value by its schema; SchemaError names `place`."""
+        """Return the Python value of a JSON value by its schema; a SchemaError names `place`."""
 
     def write(self, value: Any, place: str) -> object:
-        """Return the JSON value of a Python value by its schema; SchemaError names `place`."""
+        """Return the JSON value of a Python value by its schema; a SchemaError names `place`."""
 
 
 def _bad(place: str, problem: str) -> NoReturn:
@@ -45,7 +45,7 @@ def _bad(place: str, problem: str) -> NoReturn:
 
 
 class _Plain:
-    """A type whose values look the same in JSON."""
+    """A type whose values are the same in JSON."""
 
     def read(self, value: object, place: str) -> Any:
         raise NotImplementedError
@@ -64,7 +64,7 @@ class Integer(_Plain):
     def read(self, value: object, place: str) -> int:
         """Return the number that the schema allows."""
         if type(value) is not int or not self.minimum <= value <= self.maximum:
-            _bad(place, f"is no integer from {self.minimum} to {self.maximum}")
+            _bad(place, f"is not an integer from {self.minimum} to {self.maximum}")
         return value
 
 
@@ -78,7 +78,7 @@ class Number(_Plain):
     def read(self, value: object, place: str) -> float:
         """Return the number that the schema allows."""
         if type(value) not in {int, float} or not self.minimum <= value <= self.maximum:  # type: ignore[operator] # it is a number
-            _bad(place, f"is no number from {self.minimum:g} to {self.maximum:g}")
+            _bad(place, f"is not a number from {self.minimum:g} to {self.maximum:g}")
         return float(value)  # type: ignore[arg-type] # it is a number
 
 
@@ -103,12 +103,12 @@ class Choice(_Plain):
         """Return the member of the schema's enumeration."""
         if isinstance(value, str) and value in self.values.__members__.values():
             return self.values(value)
-        _bad(place, f"is no {self.values.__name__}")
+        _bad(place, f"is not a valid {self.values.__name__}")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeName(_Plain):
-    """A node's name: only ever compared with those of the membership."""
+    """A node's name, which is only compared with those of the membership."""
 
     def read(self, value: object, place: str) -> str:
         """Return the node's name that the schema allows."""
@@ -124,13 +124,13 @@ class Slug(_Plain):
     def read(self, value: object, place: str) -> str:
         """Return the slug that the schema allows."""
         if not isinstance(value, str) or (value and SLUG.fullmatch(value) is None):
-            _bad(place, "is no slug")
+            _bad(place, "is not a slug")
         return value
 
 
 @dataclass(frozen=True, slots=True)
 class KnownReason(Slug):
-    """A reason of those that this release knows, or nothing; `other` for any other slug."""
+    """A reason that this release knows, or nothing; any other slug becomes `other`."""
 
     def read(self, value: object, place: str) -> str:
         """Return the reason that the schema allows."""
@@ -151,7 +151,7 @@ class Text(_Plain):
             or not value.isascii()
             or not (value.isprintable())
         ):
-            _bad(place, f"is no printable ASCII text of at most {self.maximum} characters")
+            _bad(place, f"is not printable ASCII text of at most {self.maximum} characters")
         return value
 
 
@@ -168,13 +168,13 @@ class Data:
         except (binascii.Error, ValueError):
             data = None
         if data is None or len(data) > self.maximum:
-            _bad(place, f"is no base64 of at most {self.maximum} bytes")
+            _bad(place, f"is not base64 of at most {self.maximum} bytes")
         return data
 
     def write(self, value: Any, place: str) -> str:
-        """Return the base64 of bytes as the schema has it."""
+        """Return the base64 text of bytes that the schema allows."""
         if not isinstance(value, bytes) or len(value) > self.maximum:
-            _bad(place, f"is not at most {self.maximum} bytes")
+            _bad(place, f"is not bytes, at most {self.maximum} of them")
         return base64.b64encode(value).decode()
 
 
@@ -202,7 +202,7 @@ class Array:
 
     def _entries(self, value: object, place: str) -> list[Any] | tuple[Any, ...]:
         if not isinstance(value, list | tuple) or not self.minimum <= len(value) <= self.maximum:
-            _bad(place, f"is no list of {self.minimum} to {self.maximum} items")
+            _bad(place, f"is not a list of {self.minimum} to {self.maximum} items")
         return value
 
 
@@ -210,14 +210,14 @@ class Array:
 class Record:
     """An object with these fields and no others.
 
-    Those of `optional` may be missing, and are missing in Python then too.
+    Fields of `optional` may be missing; then they are missing in Python too.
     """
 
     fields: Mapping[str, Type]
     optional: Mapping[str, Type] = field(default_factory=dict)
 
     def read(self, value: object, place: str = "body") -> dict[str, Any]:
-        """Return the values by field of the schema's record."""
+        """Return the Python values by field of the schema's record."""
         return {
             name: kind.read(entry, f"{place}.{name}")
             for name, kind, entry in self._entries(value, place)
@@ -232,11 +232,11 @@ class Record:
 
     def _entries(self, value: object, place: str) -> list[tuple[str, Type, Any]]:
         if not isinstance(value, dict):
-            _bad(place, "is no object")
+            _bad(place, "is not an object")
         if missing := self.fields.keys() - value.keys():
             _bad(place, f"lacks {min(missing)}")
         if value.keys() - self.fields.keys() - self.optional.keys():
-            _bad(place, "has a field that is not known")
+            _bad(place, "has an unknown field")
         return [
             (name, self.fields.get(name) or self.optional[name], entry)
             for name, entry in value.items()
@@ -244,7 +244,9 @@ class Record:
 
 
 def loads(body: bytes, schema: Record) -> dict[str, Any]:
-    """Return a message; SchemaError for no JSON, ambiguous JSON, or not what `schema` says."""
+    """Return a parsed message. Raises SchemaError if it is not JSON, is ambiguous JSON, or does not
+    fit `schema`.
+    """
     try:
         value = json.loads(
             body.decode(),
@@ -256,13 +258,13 @@ def loads(body: bytes, schema: Record) -> dict[str, Any]:
     except SchemaError:
         raise
     except (ValueError, RecursionError) as error:
-        message = "body is no JSON"
+        message = "body is not JSON"
         raise SchemaError(message) from error
     return schema.read(value)
 
 
 def dumps(value: Mapping[str, Any], schema: Record) -> bytes:
-    """Return the JSON of a message; SchemaError if it is not what `schema` says."""
+    """Return the JSON of a message. Raises SchemaError if it does not fit `schema`."""
     return json.dumps(schema.write(value), separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -274,7 +276,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(_name: str) -> NoReturn:
-    _bad("body", "has a number that is none")
+    _bad("body", "has NaN or Infinity for a number")
 
 
 def _integer(digits: str) -> int:

@@ -1,7 +1,7 @@
 """The secret files of the peer API: which can be trusted, and what keys and certificates they hold.
 
-They are files that only their owner can read, or among systemd's credentials; never an environment,
-an argument or the log.
+Secrets are in files that only their owner can read, or among systemd's credentials. They never
+appear in an environment variable, an argument or the log.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ MIN_KEY = 32
 """Characters of a key: hexadecimal digits of 128 bits."""
 MAX_KEY_FILE = 4096
 MAX_KEYS = 2
-"""The one in force and, during a rotation, the one before or after it."""
+"""The current key and, during a rotation, the previous or the next one."""
 NO_CHECK_TIME = 0x200000
-"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python has no name for."""
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which Python has no name."""
 
 
 class CredentialError(Exception):
-    """Secrets that cannot be used; `errors` has one `key.
+    """Secrets that cannot be used; `errors` has one "option: reason" for each problem.
 
-    Reason` for each thing that is wrong, and nothing of what the files hold.
+    The errors never quote the files' contents.
     """
 
     def __init__(self, errors: list[str]) -> None:
@@ -39,16 +39,14 @@ class CredentialError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OwnCertificate:
-    """When this node's certificate is valid, in Unix time; `trusted` by its own authorities."""
+    """The validity of this node's certificate in Unix time; `trusted`: by its own authorities."""
 
     begins: float
     ends: float
     trusted: bool = True
 
     def problem(self, now: float) -> str:
-        """Return a slug for what is wrong with the certificate, or "" if its owner sees nothing
-        wrong with it.
-        """
+        """Return a slug for what is wrong with the certificate as its owner sees it, or ""."""
         if not self.trusted:
             return "own_certificate_untrusted"
         if now > self.ends:
@@ -58,21 +56,21 @@ class OwnCertificate:
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What is in force."""
+    """The secrets in force."""
 
     keys: tuple[bytes, ...] = field(default=(), repr=False)
-    """The first one signs, each is accepted; none without a key file."""
+    """The first key signs, all are accepted; empty without a key file."""
     server: ssl.SSLContext | None = None
-    """For connections that are accepted; None without TLS."""
+    """Context for accepted connections; None without TLS."""
     client: ssl.SSLContext | None = None
-    """For connections that are made."""
+    """Context for outgoing connections; None without TLS."""
     own: OwnCertificate | None = None
     """The node's own certificate; None without TLS."""
 
 
 def place(path: Path) -> str:
-    """Return where a secret file is: a name without a slash is one of systemd's credentials, where
-    there are any.
+    """Return the path of a secret file; a name without a slash is one of systemd's credentials, if
+    the unit has any.
     """
     directory = os.environ.get("CREDENTIALS_DIRECTORY")
     return (
@@ -85,13 +83,13 @@ def place(path: Path) -> str:
 def open_secret(path: Path) -> int:
     """Return a descriptor of a file with a secret.
 
-    OSError; PermissionError where others than its owner can read or replace it.
+    Raises OSError; PermissionError if others than its owner can reach it.
 
-    In systemd's directory of credentials it is the directory that keeps others out, and modes are
-    systemd's own.
+    systemd's directory of credentials is itself closed to others, and file modes in it are up to
+    systemd.
     """
     where = place(path)
-    # Opened first and looked at by descriptor: what is at the path may be replaced in between.
+    # Open first, then check the descriptor: the file at the path may be replaced in between.
     # Opening a FIFO must not wait for its writer.
     descriptor = os.open(where, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     problem = _exposed(os.fstat(descriptor), ours=where == str(path))
@@ -102,23 +100,23 @@ def open_secret(path: Path) -> int:
 
 
 def _exposed(status: os.stat_result, *, ours: bool) -> str | None:
-    """Say why a file cannot be trusted with a secret, or None.
+    """Return why a file cannot be trusted with a secret, or None.
 
-    Only for `ours` is it for modes and owners to tell.
+    Modes and owners are checked only for `ours`.
     """
     if not stat.S_ISREG(status.st_mode):
-        return "is no file"
+        return "is not a regular file"
     if ours and status.st_mode & 0o077:
-        return f"has mode {stat.S_IMODE(status.st_mode):04o}, so that others than its owner can reach it; it must be 0600"
+        return f"has mode {stat.S_IMODE(status.st_mode):04o}, so others than its owner can access it; it must be 0600"
     if ours and status.st_uid not in {0, os.geteuid()}:
-        return f"belongs to user {status.st_uid}, not to root or to the user of this process"
+        return f"belongs to user {status.st_uid}; it must belong to root or this process's user"
     return None
 
 
 def parse_keys(data: bytes) -> tuple[bytes, ...]:
-    """Return the keys of a key file; ValueError says what is wrong without telling any of it.
+    """Return the keys of a key file. Raises ValueError, whose text never quotes the file.
 
-    Empty lines and `#` lines are left out.
+    Empty lines and lines that start with `#` are ignored.
     """
     keys = [line.strip() for line in data.splitlines()]
     keys = [key for key in keys if key and not key.startswith(b"#")]
@@ -136,7 +134,7 @@ def parse_keys(data: bytes) -> tuple[bytes, ...]:
 
 
 def read(options: PeerOptions) -> Secrets:
-    """Return what the secret files hold; CredentialError with everything that is wrong. Blocks."""
+    """Return what the secret files hold. Raises CredentialError with all problems. Blocks."""
     errors: list[str] = []
     keys: tuple[bytes, ...] = ()
     if options.key_file is not None:
@@ -158,7 +156,7 @@ def read(options: PeerOptions) -> Secrets:
 
 
 class _TlsFileError(Exception):
-    """A file for TLS that cannot be used."""
+    """A TLS file that cannot be used."""
 
 
 def _content(path: Path) -> bytes:
@@ -177,7 +175,7 @@ def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
     assert options.tls_ca_file is not None  # noqa: S101 - options.tls
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # The peer's exact name is compared by who knows which node it must be.
+    # The caller, which knows which node the peer must be, compares its exact name.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     if protocol is ssl.PROTOCOL_TLS_SERVER:
@@ -192,7 +190,7 @@ def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
     except OSError as error:
         message = f"tls_key_file: {options.tls_key_file} {_reason(error)}"
         raise _TlsFileError(message) from error
-    try:  # by its descriptor, so that it is the file that was looked at
+    try:  # by its descriptor, so that it is the file that was checked
         context.load_cert_chain(
             # Without a password OpenSSL would ask for that of an encrypted key at the terminal.
             place(options.tls_cert_file),
@@ -200,7 +198,7 @@ def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
             password=lambda: "",
         )
     except OSError as error:
-        message = f"tls_cert_file: {options.tls_cert_file} and tls_key_file are no certificate and its key: {_reason(error)}"
+        message = f"tls_cert_file: {options.tls_cert_file} and tls_key_file are not a certificate and its key: {_reason(error)}"
         raise _TlsFileError(message) from error
     finally:
         os.close(descriptor)
@@ -208,11 +206,11 @@ def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
 
 
 def own_certificate(server: ssl.SSLContext, client: ssl.SSLContext) -> OwnCertificate:
-    """Return what a node sees of its own certificate when it calls itself, in memory.
+    """Return a node's own certificate as its own authorities see it, from a handshake in memory.
 
-    `client` is used for this alone.
+    `client` is not usable for anything else afterwards.
     """
-    # An expired certificate is to be told from one that nobody trusts.
+    # Tell an expired certificate from one that is not trusted.
     client.verify_flags |= NO_CHECK_TIME
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     caller, called = client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
@@ -232,7 +230,7 @@ def own_certificate(server: ssl.SSLContext, client: ssl.SSLContext) -> OwnCertif
 
 def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, ssl.SSLError):
-        return f"cannot be used: {error.reason or 'no PEM'}"
+        return f"cannot be used: {error.reason or 'not PEM'}"
     if isinstance(error, OSError) and error.strerror:
         return f"cannot be read: {error.strerror}"
     return str(error)

@@ -1,4 +1,4 @@
-"""The peer listener: authenticates calls of other nodes, checks them and hands them to handlers."""
+"""The peer listener: authenticates other nodes' calls, checks them and passes them to handlers."""
 
 from __future__ import annotations
 
@@ -56,35 +56,35 @@ log = logging.getLogger(__name__)
 
 OPEN = gauge(
     "dshealthd_probe_peer_connections",
-    "Open connections that other nodes, or strangers, made to the peer listener.",
+    "Open connections to the peer listener from other nodes or strangers.",
 )
 LIMIT = gauge(
-    "dshealthd_probe_peer_connections_limit", "Connections that the peer listener serves at a time."
+    "dshealthd_probe_peer_connections_limit", "Limit of connections to the peer listener."
 )
 CLOSED = counter(
     "dshealthd_probe_peer_connections_refused_total",
-    "Connections that the peer listener closed because of a limit; replaced: it had proved "
-    "nothing, and a newer one took its place.",
+    "Connections that the peer listener closed because of a limit; replaced: an unauthenticated "
+    "one made room for a newer one.",
     "reason",
 )
 REQUESTS = counter(
     "dshealthd_probe_peer_requests_total",
-    "Authenticated calls of other nodes, by how they were answered.",
+    "Authenticated calls of other nodes, by result.",
     "method",
     "result",
 )
 REFUSED = counter(
     "dshealthd_probe_peer_requests_refused_total",
-    "Requests to the peer listener refused before any handler: unauthenticated, malformed or "
-    "beyond a limit.",
+    "Requests that the peer listener refused before any handler: unauthenticated, malformed or "
+    "over a limit.",
     "reason",
 )
 METRICS = (OPEN, LIMIT, CLOSED, REQUESTS, REFUSED)
 
 HANDLER_TIMEOUT = 25.0
-"""Seconds that a handler may take; a little less than what the connection allows."""
+"""Seconds that a handler may take; a little less than the connection allows."""
 SHUTDOWN_TIMEOUT = 1.0
-"""Seconds that answers in progress get when the listener closes."""
+"""Seconds for answers in progress to finish when the listener closes."""
 
 
 _CODES = {
@@ -112,14 +112,12 @@ class PeerServer:
         monotonic: Callable[[], float] = time.monotonic,
         resolver: Resolver | None = None,
     ) -> None:
-        """Prepare to serve `handlers` as the node `me`; CredentialError.
+        """Prepare to serve `handlers` as the node `me`. Raises CredentialError.
 
-        `resolver`, where it is given, says from which addresses each member may call.
+        A handler gets the sender's name and its message as Python values, and may raise `Refusal`.
 
-        A handler gets the sender's name and its message as Python values.
-
-        `credentials` are shared with the client, where there is one; else they are read here. A
-        handler may raise `Refusal`.
+        `credentials` are shared with the client, if there is one; otherwise they are read here.
+        `resolver`, if given, gives the addresses from which each member may call.
         """
         self._options = options
         self._handlers = {
@@ -139,11 +137,11 @@ class PeerServer:
 
     @property
     def port(self) -> int:
-        """The port that the peer listener has."""
+        """The port of the peer listener."""
         return self._listener.port
 
     async def start(self) -> None:
-        """Listen for peers, if an address is configured; OSError when that is impossible."""
+        """Listen for peers, if an address is configured. Raises OSError if that fails."""
         if not self._options.listen_address:
             return
         if not self._options.tls and self._options.key_file is None:
@@ -206,18 +204,18 @@ class PeerServer:
         )
 
     def _answered(self, request: BaseRequest, _response: StreamResponse) -> None:
-        if request.method == "UNKNOWN":  # what aiohttp calls what is no request
+        if request.method == "UNKNOWN":  # aiohttp's name for data that is not a request
             self._guard.refused[Rejection.MALFORMED] += 1
 
     async def _handle(self, request: BaseRequest) -> Response:
-        """Answer one request of a peer: authenticate it, check its message, and have it handled."""
+        """Answer one request of a peer: authenticate it, check its message, call its handler."""
         connection = cast("PeerConnection", request.protocol)
         connection.begin()
         call = Call()
         known = self._handlers.get(request.raw_path)
         try:
             if request.method != "POST" or (known is None and request.raw_path != PREFIX + NONCE):
-                raise RequestRejected(Rejection.METHOD)  # noqa: TRY301 - answered as all the others
+                raise RequestRejected(Rejection.METHOD)  # noqa: TRY301 - answered like all others
             body = await self._guard.body(request, connection, call)
             if body is None or known is None:
                 return self._answer(call, connection, HTTPStatus.OK, b"{}")
@@ -264,7 +262,7 @@ def _message(body: bytes, method: Method) -> dict[str, Any]:
     try:
         return schema.loads(body, method.request)
     except SchemaError as error:
-        log.debug("a message was refused: %s", error)
+        log.debug("peer API: refused a message: %s", error)
         raise RequestRejected(Rejection.MALFORMED) from error
 
 

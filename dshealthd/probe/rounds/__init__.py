@@ -1,1 +1,1 @@
-"""One round: agreed on, run, and put together into what all its members share."""
+"""One round: agree on it, run it, and combine its results into one shared conclusion."""

@@ -1,4 +1,4 @@
-"""An active round as one agent has it: what it knows, needs of its node, and reports."""
+"""An active round as one agent sees it: its state, what it needs of its node, and its report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Decline:
-    """Reasons to take no part, beside those of the policy, which make a round light."""
+    """Reasons to decline a round, besides those of the policy, which make a round light."""
 
     CLOCK = "clock_differs"
     MEMBERS = "members_differ"
@@ -38,7 +38,7 @@ class Decline:
 DISAGREEMENTS = frozenset(
     {Decline.CLOCK, Decline.MEMBERS, Decline.VERSION, Rejection.SENDER, Rejection.ADDRESS}
 )
-"""Reasons that say that two nodes are set up differently."""
+"""Reasons that mean that two nodes are set up differently."""
 WHOLE = frozenset(
     {
         *DISAGREEMENTS,
@@ -50,44 +50,44 @@ WHOLE = frozenset(
         "switched_off",
     }
 )
-"""Declined as a whole: what is declined for another reason may still be a light round."""
+"""Reasons to decline any round; a round declined for another reason may still be a light one."""
 
 
 class Workers(Protocol):
-    """The processes of this node that run collectives."""
+    """This node's processes that run collectives."""
 
     async def run(
         self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
     ) -> list[RankResult]:
-        """Run this node's ranks of the round and return their results; when cancelled, end them."""
+        """Run this node's ranks of the round and return their results; end them if cancelled."""
 
 
 class LocalNode(Protocol):
-    """What a round has to know of the node that it runs on."""
+    """What a round needs to know about the node that it runs on."""
 
     name: str
     address: str
-    """For the workers, in numbers."""
+    """Numeric address for the workers."""
     interface: str
 
     @property
     def adapters(self) -> Sequence[str]:
-        """The adapter next to each GPU, for an active round, or none."""
+        """The network adapter closest to each GPU, for an active round; may be empty."""
 
     def membership(self) -> Membership:
-        """Return the members as they are believed to be while the round is active."""
+        """Return this node's current view of the members, for an active round."""
 
     def epoch(self) -> int:
-        """Return the number of the epoch by this node's clock, for an active round."""
+        """Return the epoch number by this node's clock, for an active round."""
 
     def gpus(self) -> int:
-        """Return how many GPUs this node has for the ranks of a round."""
+        """Return how many of this node's GPUs the ranks of a round can use."""
 
     def objection(self, plan: RoundPlan) -> str:
-        """Return why no workers may run for the round's plan now, as a slug; empty if they may."""
+        """Return a slug for why workers may not run this plan now; empty if they may."""
 
     def scores(self) -> Scores:
-        """Return what the active round tells peers of this node."""
+        """Return the scores of this node that an active round sends to peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,11 @@ class RoundReport:
 
     observation: Observation
     plan: RoundPlan
-    """As it was meant: where it became a light one, that is told by the observation."""
+    """The plan as intended; the observation says whether the round became a light one."""
     seconds: float
     led: bool
     offsets: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by which the clocks of others are ahead of this node's, as far as a light round told.
+    """Seconds by which other members' clocks are ahead of this node's, where a round measured it.
     """
 
 
@@ -112,34 +112,34 @@ class ActiveRound:
     started: float
     led: bool
     reason: str = ""
-    """Why it is a light one."""
+    """Why the round is a light one."""
     store: LocalStore = field(default_factory=LocalStore)
     shares: dict[str, MemberResult] = field(default_factory=dict)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     told: asyncio.Future[dict[str, Any]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
-    """That the root says the round is over, and how it sees it."""
+    """The root's message that the round is over, with the root's own view of it."""
     ended: asyncio.Future[RoundReport] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
     scores: dict[str, Scores] = field(default_factory=dict)
     lag: LoopLag = field(default_factory=LoopLag)
-    """Whether this agent had the CPU to see what it says of others."""
+    """Whether this agent got enough CPU for its view of the others to be trusted."""
     stage: Stage = Stage.INVITE
     inviting: asyncio.Task[dict[str, dict[str, Any] | PeerError]] | None = None
     successor: ActiveRound | None = None
-    """The same group's round under another root, which came first in its order."""
+    """The same group's round under another root that comes first in the order and replaces it."""
 
     @property
     def decided(self) -> bool:
-        """Whether a share of the active round tells already what is wrong, and with whom."""
+        """Whether a share of the active round already says what is wrong, and on which member."""
         return any(share.own_finding for share in self.shares.values())
 
     @property
     def offsets(self) -> Mapping[str, float]:
-        """Seconds by which the clock of the active round's root is ahead of this member's, where
-        the root has told.
+        """Seconds by which the clock of the active round's root is ahead of this member's; empty
+        until the root has sent it.
         """
         if not self.told.done() or "offset" not in self.told.result():
             return {}
@@ -148,7 +148,7 @@ class ActiveRound:
 
 @dataclass(frozen=True, slots=True)
 class RoundContext:
-    """What a node has for its part in rounds."""
+    """What a node uses to lead rounds and take part in them."""
 
     node: LocalNode
     peers: Peers
@@ -161,7 +161,7 @@ class RoundContext:
     async def ask(
         self, name: str, method: str, body: Mapping[str, Any], deadline: float
     ) -> dict[str, Any] | PeerError:
-        """Return a peer's answer in an active round, or why there is none."""
+        """Return a peer's answer in an active round, or the error if there is none."""
         try:
             return await self.peers.call(name, method, body, deadline)
         except PeerError as error:
@@ -170,7 +170,7 @@ class RoundContext:
     async def work(self, active: ActiveRound, store: StoreHandler) -> tuple[RankResult, ...]:
         """Run this node's workers of the active round, which meet in `store`."""
         node = self.node
-        assert self.workers is not None  # noqa: S101 - who has none is not ready
+        assert self.workers is not None  # noqa: S101 - a node without workers is never ready
 
         def progress(rank: int, stage: Stage) -> None:
             active.stage = stage

@@ -1,7 +1,7 @@
-"""The conclusion of a round: the results of all its workers, put together into one observation.
+"""The conclusion of a round: the results of all its workers, combined into one observation.
 
-Every member does so itself, from what each other member has told it directly: nobody is believed
-about anybody else. Where all tell the truth, all come to the same.
+Every member draws its own conclusion from what each other member sent it directly: no member is
+believed about another. If all are honest, all reach the same conclusion.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
     from dshealthd.probe.rounds.plan import RoundPlan
 
 SILENT = "silent"
-"""The reason of a round in which a member's agent said nothing more."""
+"""The reason of a round in which a member's agent went silent."""
 
 IMPLAUSIBLE = "implausible"
-"""The reason of a round in which a member told times that cannot be."""
+"""The reason of a round in which a member reported impossible times."""
 _TIMED = frozenset({"connection_lost", "store", "timeout"})
-"""Reasons of an error that a deadline of this node may have caused."""
+"""Error reasons that a deadline on this node may have caused."""
 FASTEST = 1e13
-"""Bytes in a second that no collective comes to: five times NVLink's bandwidth of a B200."""
+"""Bytes per second that no collective reaches: five times a B200's NVLink bandwidth."""
 
 Scores = tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class MemberResult:
-    """What one member's workers gave."""
+    """The result of one member's workers: its share of the round."""
 
     ranks: tuple[RankResult, ...]
     scores: Scores = ()
 
     @property
     def well(self) -> bool:
-        """Whether all of the member's workers went through."""
+        """Whether all of the member's workers succeeded."""
         return all(rank.outcome is Outcome.OK for rank in self.ranks)
 
     @property
     def own_finding(self) -> bool:
-        """Whether one of the member's workers says what is wrong with itself."""
+        """Whether one of the member's workers reports a fault of its own."""
         return any(rank.own_finding for rank in self.ranks)
 
     @property
     def plausible(self) -> bool:
-        """Whether the member's times are such as a transport can have."""
+        """Whether a transport can reach the member's times."""
         return all(
             timing.seconds >= max(FLOOR, timing.size / FASTEST)
             for rank in self.ranks
@@ -59,7 +59,7 @@ class MemberResult:
         )
 
     def message(self) -> dict[str, Any]:
-        """Return the fields of the message that tells the root a member's result."""
+        """Return the fields of the message that carries a member's result."""
         return {
             "ranks": [
                 {
@@ -74,10 +74,7 @@ class MemberResult:
 
     @classmethod
     def told(cls, body: Mapping[str, Any], sender: str) -> MemberResult:
-        """Return a member's result from its message.
-
-        A node's timings are all on its first rank then.
-        """
+        """Return a member's result from its message; all timings go to its first rank."""
         ranks = [RankResult(**fields) for fields in body["ranks"]]
         if ranks:
             ranks[0] = replace(ranks[0], timings=timings_of(body["timings"]))
@@ -86,7 +83,7 @@ class MemberResult:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """How a round ended, without what is known from its plan."""
+    """How a round ended, without what its plan already says."""
 
     outcome: Outcome
     stage: Stage
@@ -96,10 +93,10 @@ class RoundResult:
     bounds: tuple[Bounds, ...] = ()
 
     def unless_starved(self, *, starved: bool) -> RoundResult:
-        """Return this result; unknown instead, where this node was starved and may have seen
-        nothing but its own delay.
+        """Return this result, or an inconclusive one if this node was starved of CPU and may have
+        seen only its own delay.
 
-        What refuses a connection, is stopped or computes a wrong sum is so for all observers.
+        A refused connection, a stopped process and a wrong sum look the same to every observer.
         """
         by_time = (
             self.outcome is Outcome.HUNG
@@ -111,7 +108,7 @@ class RoundResult:
         return RoundResult(Outcome.INCONCLUSIVE, self.stage, reason=STARVED)
 
     def observation(self, plan: RoundPlan, scores: Scores, at: float) -> Observation:
-        """Return the round's result as an observation, the record of it."""
+        """Return the round's result as an observation, its record."""
         return Observation(
             plan.epoch,
             plan.kind,
@@ -129,9 +126,9 @@ class RoundResult:
 
 
 def without(silent: Mapping[str, tuple[Outcome, str]], stage: Stage) -> RoundResult:
-    """Return the conclusion of a round without some members, by what calls to them said.
+    """Return the conclusion of a round without some members, from the outcomes of calls to them.
 
-    Those of which nothing is known, as no name server answered, are not named.
+    Members of which nothing is known, because no name server answered, are not named.
     """
     gone = {name: said for name, said in silent.items() if said[0] is not Outcome.INCONCLUSIVE}
     outcome, reason = next(iter((gone or silent).values()))
@@ -144,12 +141,11 @@ def combine(
     shares: Mapping[str, MemberResult],
     silent: Mapping[str, tuple[Outcome, str]],
 ) -> RoundResult:
-    """Return the conclusion of a round for the node `me`, from what its members gave.
+    """Return the conclusion of a round for the node `me`, from its members' shares.
 
-    `silent` has, for those that gave nothing, what a call to them said.
+    `silent` maps each member without a share to the outcome of a call to it.
     """
-    # First of all: timings that no transport can reach make everything else its sender says
-    # doubtful.
+    # First of all: impossible timings cast doubt on everything else that their sender says.
     absurd = sorted(name for name, share in shares.items() if name != me and not share.plausible)
     if absurd:
         return RoundResult(Outcome.FAILED, Stage.SIZES, (), tuple(absurd), IMPLAUSIBLE)
@@ -163,7 +159,7 @@ def combine(
     if not silent or me in starved:
         own_finding = any(share.own_finding for share in shares.values())
         if starved and not own_finding:
-            # Who waited for a starved member may look late to it, or it to them.
+            # A starved member and those that waited for it may look late to each other.
             return RoundResult(Outcome.INCONCLUSIVE, stage, reason=STARVED)
     if silent:
         return without(silent, stage)
@@ -172,9 +168,9 @@ def combine(
         return RoundResult(Outcome.OK, Stage.DONE, _measured(me, shares))
     owners = {rank.rank: member for member, share in shares.items() for rank in share.ranks}
     guilty = {owners[rank] for rank in late(ranks, _furthest(shares))}
-    # Where all are late nobody is: a wrong sum is everybody's wrong sum.
+    # If all are late, none is to blame: every member sees the same wrong sum.
     names = tuple(sorted(guilty)) if len(guilty) < len(plan.members) else ()
-    # The most certain first: a wrong sum proves itself, an error names its cause, and silence may
+    # The most certain first: a wrong sum is proof, an error names its cause, and silence may
     # follow from either.
     for outcome in (
         Outcome.CORRUPTED,
@@ -184,8 +180,7 @@ def combine(
         Outcome.HUNG,
     ):
         of_kind = [rank for rank in bad if rank.outcome is outcome]
-        # A rank that is stopped hangs the others, which fail or hang in their turn: the late one
-        # says what it is.
+        # A stopped rank makes the others fail or hang too: the late rank's outcome counts.
         own = [rank for rank in bad if owners[rank.rank] in names]
         if (
             outcome is not Outcome.CORRUPTED
@@ -203,9 +198,9 @@ def combine(
 
 
 def _furthest(shares: Mapping[str, MemberResult]) -> tuple[int, int, int] | None:
-    """Return how far members came, where at least two of them say so, of more than two.
+    """Return the furthest progress that at least two members report; None for two or fewer.
 
-    One that says it came further than all others would make all of them late.
+    Otherwise one member that claims to be ahead of all others would make all of them late.
     """
     progress = sorted(
         (max(rank.progress for rank in share.ranks) for share in shares.values() if share.ranks),
@@ -215,9 +210,9 @@ def _furthest(shares: Mapping[str, MemberResult]) -> tuple[int, int, int] | None
 
 
 def _measured(me: str, shares: Mapping[str, MemberResult]) -> tuple[Timing, ...]:
-    """Return for the conclusion what this node has timed, or a member that says it took longer.
+    """Return the slowest member's timing of each part that this node has timed too.
 
-    What this node has not timed itself is nothing to it: another's parts have other names.
+    Parts that this node has not timed itself are left out: another node's parts have other names.
     """
     mine = shares[me].ranks if me in shares else ()
     own = {(t.op, t.size, t.part) for rank in mine for t in rank.timings}
@@ -226,7 +221,7 @@ def _measured(me: str, shares: Mapping[str, MemberResult]) -> tuple[Timing, ...]
 
 
 def merge(ranks: Iterable[RankResult]) -> tuple[Timing, ...]:
-    """Return the conclusion's one timing for each operation, size and part: the slowest rank's."""
+    """Return one timing for each operation, size and part: the slowest rank's."""
     found: dict[tuple[str, int, str], Timing] = {}
     for rank in ranks:
         for timing in rank.timings:
@@ -237,7 +232,7 @@ def merge(ranks: Iterable[RankResult]) -> tuple[Timing, ...]:
 
 
 def timing_fields(timings: Iterable[Timing]) -> list[dict[str, Any]]:
-    """Return the timings of a conclusion as the peer API has them."""
+    """Return the timings of a conclusion in the peer API's form."""
     return [
         {
             "op": t.op,
@@ -251,17 +246,17 @@ def timing_fields(timings: Iterable[Timing]) -> list[dict[str, Any]]:
 
 
 def timings_of(fields: Iterable[Mapping[str, Any]]) -> tuple[Timing, ...]:
-    """Return the timings of a message for a round's conclusion."""
+    """Return the timings in a message, for a round's conclusion."""
     return tuple(Timing(**entry) for entry in fields)
 
 
 def score_fields(scores: Iterable[tuple[str, float]]) -> list[dict[str, Any]]:
-    """Return scores of a round's members as the peer API has them."""
+    """Return the scores of a round's members in the peer API's form."""
     return [{"component": component, "score": score} for component, score in scores]
 
 
 def scores_of(body: Mapping[str, Any], *names: str) -> Scores:
-    """Return a message's scores about `names`, for the conclusion: no member speaks for others."""
+    """Return a message's scores about `names`; a member has no say about any others."""
     scores = ((entry["component"], entry["score"]) for entry in body.get("scores", ()))
     return tuple((component, score) for component, score in scores if _speaker(component, names))
 

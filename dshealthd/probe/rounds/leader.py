@@ -1,6 +1,6 @@
 """The leader (root) of a round: invites all members, runs it, and tells them that it is over.
 
-What it comes to each member finds out itself.
+Each member draws its own conclusion.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ log = logging.getLogger(__name__)
 INVITATION = 2.0
 """Seconds for the answer to an invitation."""
 SHARE = 4.0
-"""Seconds after its own workers have ended that the root waits for what the others' gave."""
+"""Seconds that the root waits for the others' shares after its own workers have ended."""
 CROSSING = 0.2
-"""Seconds for the invitation of a member that begins the same group's round at this moment, and has
-refused this node's.
+"""Seconds to wait for the invitation of a member that has refused this node's and may be starting
+the same group's round itself.
 """
 FIRST = 1.0
-"""Seconds after which it asks those that have sent nothing whether they are there, and again after
-each further one.
+"""Seconds after which the root checks that silent members are alive, and the interval at which it
+repeats the check.
 """
 PRESENCE = 1.0
-"""Seconds for a member that is silent to answer an echo."""
+"""Seconds for a silent member to answer an echo."""
 CONCLUSION = 2.0
-"""Seconds for a member to take the conclusion."""
+"""Seconds for a member to acknowledge the conclusion."""
 
 
 class Superseded(Exception):
@@ -65,12 +65,11 @@ class Leader:
     """Leads rounds."""
 
     def __init__(self, context: RoundContext) -> None:
-        """Lead with what this node has."""
+        """Lead rounds with the context of this node."""
         self._context = context
 
     async def lead(self, active: ActiveRound) -> tuple[RoundResult, Mapping[str, float]]:
-        """Lead the round: return what it comes to, and by how many seconds others' clocks are
-        ahead.
+        """Lead the round: return its result, and by how many seconds others' clocks are ahead.
 
         Raises Superseded.
         """
@@ -81,8 +80,8 @@ class Leader:
             "scores": score_fields(active.scores[self._context.node.name]),
         }
         offsets: dict[str, float] = {}
-        # A task of its own: where a member that comes first in the order has begun the same round,
-        # `Rounds` cancels it and nothing else.
+        # A task of its own, so that `Rounds` can cancel only this when a member that comes first in
+        # the order has begun the same round.
         active.inviting = asyncio.create_task(self._invite_all(plan, invitation, offsets))
         try:
             answers = await active.inviting
@@ -106,7 +105,7 @@ class Leader:
             offsets.update(measured)
         else:
             findings = await self._full(active)
-        # Before anybody is told: a root without a CPU sees silence everywhere.
+        # Before members are told: a root starved of CPU sees silence everywhere.
         findings = findings.unless_starved(starved=active.lag.starved)
         await self._tell(active, findings, offsets, [name for name in others if name not in gone])
         return findings, offsets
@@ -114,7 +113,7 @@ class Leader:
     async def _light(
         self, active: ActiveRound, errors: Mapping[str, PeerError]
     ) -> tuple[RoundResult, Mapping[str, float]]:
-        """Measure, as leader, every member that is there by echoes."""
+        """Measure every present member with echoes, as leader."""
         declined = [error.reason for error in errors.values()]
         whole = next((reason for reason in declined if reason in WHOLE), "")
         if active.plan.kind is not Kind.LIGHT:
@@ -159,7 +158,7 @@ class Leader:
             return error
 
     async def _full(self, active: ActiveRound) -> RoundResult:
-        """Run this node's workers and take the others' shares, as the leader does."""
+        """Run this node's workers and collect the others' shares, as leader."""
         me = self._context.node.name
         others = active.plan.others(me)
         gone = await self._work_until_decided(active, others)
@@ -168,11 +167,11 @@ class Leader:
         missing = await self._wait_for_shares(active, others, FIRST)
         silent: dict[str, tuple[Outcome, str]] = {}
         if missing:
-            # Whose agent does not answer any more is not waited for.
+            # Do not wait for members whose agents have stopped answering.
             silent = _said(await self._absent(missing))
             waited = [name for name in missing if name not in silent]
-            # Where one has found itself at fault, who says nothing yet is waiting for that one, and
-            # learns it from the conclusion.
+            # If one member has found itself at fault, the silent ones are waiting for it; they
+            # learn of it from the conclusion.
             for name in (
                 [] if active.decided else await self._wait_for_shares(active, waited, SHARE)
             ):
@@ -185,11 +184,11 @@ class Leader:
     async def _work_until_decided(
         self, active: ActiveRound, others: Sequence[str]
     ) -> Mapping[str, PeerError]:
-        """Run this node's workers as leader, but not on and on for a member that has found itself
-        at fault, or is gone, and will not come.
+        """Run this node's workers as leader until they end, a member finds itself at fault, or a
+        member's agent is gone.
 
-        Return whose agent is gone: by then nobody's workers will meet, and who waits for them can
-        have another round.
+        Return the members whose agents are gone: then no workers will meet, and the others are
+        free for another round.
         """
         working = asyncio.create_task(
             self._context.work(active, active.store), name=f"workers of round {active.plan.round}"
@@ -207,7 +206,7 @@ class Leader:
                     absent = await self._absent(
                         [name for name in others if name not in active.shares]
                     )
-                    # Silence may be a packet that was lost; who refuses has no agent.
+                    # Silence may be a lost packet; a refused connection means that no agent runs.
                     gone = {
                         name: error
                         for name, error in absent.items()
@@ -223,7 +222,7 @@ class Leader:
         return gone
 
     async def _absent(self, names: Sequence[str]) -> Mapping[str, PeerError]:
-        """Return whose agents do not answer the leader's echo, and why."""
+        """Return the members whose agents do not answer the leader's echo, and why."""
         here = await asyncio.gather(*(self._present(name) for name in names))
         return {name: error for name, error in zip(names, here, strict=True) if error is not None}
 
@@ -240,7 +239,7 @@ class Leader:
     async def _wait_for_shares(
         active: ActiveRound, names: Sequence[str], seconds: float
     ) -> list[str]:
-        """Return whose share has not come to the leader."""
+        """Return the members whose shares have not reached the leader."""
 
         def missing() -> list[str]:
             return [name for name in names if name not in active.shares]
@@ -259,9 +258,7 @@ class Leader:
         offsets: Mapping[str, float],
         names: Sequence[str],
     ) -> None:
-        """Tell the members that are there that the leader's round is over, and what this node's
-        workers gave.
-        """
+        """Tell the members `names` that the leader's round is over, and this node's own result."""
         me = self._context.node.name
         own = MemberResult(
             active.shares[me].ranks if me in active.shares else (), active.scores.get(me, ())
@@ -287,7 +284,10 @@ class Leader:
         for name, answer in zip(names, await asyncio.gather(*calls), strict=True):
             if isinstance(answer, PeerError) and answer.reason != Decline.ROUND:
                 log.debug(
-                    "round %s: %s did not take its conclusion: %s", active.plan.round, name, answer
+                    "round %s: %s did not accept its conclusion: %s",
+                    active.plan.round,
+                    name,
+                    answer,
                 )
 
     async def _invite_all(
@@ -295,10 +295,10 @@ class Leader:
     ) -> dict[str, dict[str, Any] | PeerError]:
         """Return the answers to the leader's invitation.
 
-        `offsets` takes how far the clocks of those that are ready are ahead.
+        Fill `offsets` with the seconds by which the clocks of ready members are ahead.
 
-        Who comes first in the order of an epoch and is in another round may have begun this one,
-        and its invitation be on its way.
+        A member that comes earlier in the epoch's order and says that it is testing may have begun
+        this same round, so wait a moment for its invitation.
         """
         me = self._context.node.name
 
@@ -306,8 +306,8 @@ class Leader:
             sent_at, sent = self._context.wall(), self._context.monotonic()
             answer = await self._context.ask(name, "invite", invitation, INVITATION)
             if not isinstance(answer, PeerError) and "clock" in answer:
-                # As in NTP: the clock was read half-way between call and answer. The way is
-                # measured by the monotonic clock, as the wall clock may be set meanwhile.
+                # As in NTP: assume that the clock was read half-way between call and answer. The
+                # monotonic clock times the trip, as the wall clock may be set meanwhile.
                 offsets[name] = answer["clock"] - (sent_at + (self._context.monotonic() - sent) / 2)
             return answer
 

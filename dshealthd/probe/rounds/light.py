@@ -1,8 +1,8 @@
-"""A light round with one peer: echoes between agents tell its presence, distance and clock.
+"""A light round with one peer: echoes between agents measure its presence, latency and clock.
 
-A time counts only where neither agent waited for a CPU meanwhile: on a node whose CPUs are busy
-that takes a hundred times as long as the network does. Where none counts, the network's time is no
-longer than the shortest echo, and no shorter than what is left of one without all waiting.
+An echo's time counts only if the agents hardly waited for a CPU meanwhile: on a busy node that wait
+is a hundred times the network's time. If no echo counts, the network's time is bounded: at most the
+shortest echo, and at least the least that an echo leaves without its waiting.
 """
 
 from __future__ import annotations
@@ -21,56 +21,56 @@ if TYPE_CHECKING:
 
 OP = "echo"
 ECHOES = 2
-"""Empty ones whose times are to count."""
+"""Empty echoes that must count."""
 PAYLOAD = bytes(range(256)) * 187
-"""What is transferred there and back; with base64 it fits in one message."""
+"""Payload sent there and back; in base64 it fits in one message."""
 DEADLINE = 2.0
 """Seconds for one echo."""
 WAITED = 0.25
-"""Share of an echo's time that both agents together may have waited for a CPU.
+"""Largest share of an echo's time that both agents together may have waited for a CPU.
 
-As shipped (`light_ratio`) an echo of three times the usual is slow; waiting alone cannot make it
-so.
+By default (`light_ratio`) an echo of three times the usual is slow; this much waiting alone cannot
+make it so.
 """
 TRIES = 32
-"""Echoes at most, and ..."""
+"""Most echoes to send in search of those that count."""
 PATIENCE = 1.0
-"""... seconds after which no further one is sent, to have as many that count.
+"""Seconds after which no further echo is sent.
 
-On two cores with a load of 20 one echo in thirty counts. All of them take some 20 ms of CPU.
+On two cores with a load of 20, one echo in thirty counts. All of them take some 20 ms of CPU.
 """
 
 
 class Span(NamedTuple):
-    """Between which seconds a time lies; both are the same where an echo counts."""
+    """Bounds of a time in seconds; equal if an echo counted."""
 
     least: float
     most: float
 
     @property
     def is_exact(self) -> bool:
-        """Whether the time is known."""
+        """Whether the time is known exactly."""
         return self.least == self.most
 
 
 @dataclass(frozen=True, slots=True)
 class Echoes:
-    """What the echoes of one peer told."""
+    """What the echoes with one peer measured."""
 
     round_trip: Span | None
     """The time of an empty echo."""
     transfer: Span | None
-    """The time of one with a payload."""
+    """The time of an echo with a payload."""
     offset: float
     """Seconds by which the peer's clock is ahead of this node's, from the fastest echo.
 
-    Known to half of that echo's time.
+    Accurate to half of that echo's time.
     """
 
     @property
     def timings(self) -> tuple[Timing, ...]:
-        """The light round's known times, as an observation has them; both directions count as
-        bandwidth.
+        """The light round's exact times as an observation's timings; bandwidth counts both
+        directions.
         """
         return tuple(
             Timing(OP, size, span.least, 2 * size / max(span.least, 1e-9))
@@ -80,7 +80,7 @@ class Echoes:
 
     @property
     def bounds(self) -> tuple[Bounds, ...]:
-        """Between which bounds the other times lie."""
+        """The bounds of the times that are not exact."""
         return tuple(Bounds(OP, size, *span) for size, span in self._spans() if not span.is_exact)
 
     def _spans(self) -> Iterator[tuple[int, Span]]:
@@ -95,9 +95,9 @@ class _Echo:
     seconds: float
     offset: float
     here: float
-    """Seconds of it that this agent waited for a CPU."""
+    """Seconds of the echo that this agent waited for a CPU."""
     there: float
-    """Seconds that the peer has waited for one since it began, when it answered."""
+    """Seconds that the peer had waited for a CPU since its start, when it answered."""
 
 
 async def measure(
@@ -107,10 +107,10 @@ async def measure(
     wall: Callable[[], float],
     waited: Callable[[], float | None],
 ) -> Echoes:
-    """Exchange a light round's echoes. Raises PeerError, also where the payload comes back changed.
+    """Exchange a light round's echoes. Raises PeerError, also if the payload comes back changed.
 
-    `waited` gives the seconds for which this agent has waited for a CPU; None where that is not
-    known, and then every time counts.
+    `waited` returns the seconds for which this agent has waited for a CPU, or None if unknown,
+    which counts as no wait.
     """
 
     async def exchange(payload: bytes) -> _Echo:
@@ -127,7 +127,7 @@ async def measure(
         )
 
     begin = monotonic()
-    # The first only tells for how long the peer has waited until now, as the last does until then.
+    # The first and last echoes only serve as readings of how long the peer has waited so far.
     echoes = [await exchange(b"")]
     while True:
         trips, transfers = _counting(echoes, b""), _counting(echoes, PAYLOAD)
@@ -137,7 +137,7 @@ async def measure(
         due = len(echoes) % (ECHOES + 1) == 1
         echoes.append(await exchange(PAYLOAD if due and not transfers else b""))
     return Echoes(
-        # Of two the lower: what else takes time in an agent makes an echo longer.
+        # The lower of two: an agent's other work only makes an echo longer.
         _span(echoes, b"", statistics.median_low(trips) if trips else None),
         _span(echoes, PAYLOAD, transfers[0] if transfers else None),
         min(echoes, key=lambda result: result.seconds).offset,
@@ -150,7 +150,7 @@ def _counting(echoes: Sequence[_Echo], payload: bytes) -> list[float]:
 
 
 def _span(echoes: Sequence[_Echo], payload: bytes, exact: float | None) -> Span | None:
-    """Return the time of the echoes with this payload, of which `exact` counts."""
+    """Return the time of the echoes with this payload: `exact` if known, else its bounds."""
     if exact is not None:
         return Span(exact, exact)
     times = list(_times(echoes, payload))
@@ -163,9 +163,9 @@ def _span(echoes: Sequence[_Echo], payload: bytes, exact: float | None) -> Span 
 
 
 def _times(echoes: Sequence[_Echo], payload: bytes) -> Iterator[tuple[float, float]]:
-    """Yield the seconds of the echoes with this payload, and for how many both ends waited."""
+    """Yield the time of each echo with this payload, and how long both ends waited, in seconds."""
     for before, result, after in zip(echoes, echoes[1:], echoes[2:], strict=False):
-        # How long the peer waited while it sent this answer, only the next one tells.
+        # Only the next answer includes how long the peer waited while it sent this one.
         if result.payload == payload:
             yield result.seconds, result.here + max(0.0, after.there - before.there)
 

@@ -1,6 +1,6 @@
 """The member's part in a round that another node leads.
 
-Runs its workers, gives all others what they gave, and puts together what the round comes to.
+Runs its workers, sends their results to all other members, and draws its own conclusion.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from dshealthd.probe.rounds.active_round import ActiveRound, RoundContext
 
 HANDING_IN = 2.0
-"""Seconds for a member to take a share."""
+"""Seconds for a member to acknowledge a share."""
 ROUND = 60.0
-"""Seconds after which a member takes the root for silent.
+"""Seconds after which a member considers the root silent.
 
-Each of its stages has a shorter deadline.
+Each stage of a round has a shorter deadline.
 """
 LIGHT_ROUND = 20.0
 """The same in a light round."""
 REPEAT = 3.0
 """Seconds after which a member that waits for the conclusion sends its share again."""
 STRAGGLERS = 1.0
-"""Seconds after the conclusion that the other members' shares are waited for.
+"""Seconds to wait for the other members' shares after the conclusion.
 
-All send them when their workers have ended, which the root has waited for already.
+All send them when their workers end, which the root has already waited for.
 """
 PRESENCE = 1.0
-"""Seconds for a member that has given nothing to answer whether it is in the round."""
+"""Seconds for a member that has sent no share to answer whether it is in the round."""
 DISPUTED = "disputed"
-"""The reason of a round of which the root says what the others do not bear out."""
+"""The reason of a round where the other members do not confirm what the root says."""
 _GONE = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED})
 
 
@@ -49,12 +49,12 @@ class Participant:
     """Takes part in rounds."""
 
     def __init__(self, context: RoundContext) -> None:
-        """Take part with what this node has."""
+        """Take part in rounds with the context of this node."""
         self._context = context
 
     async def take_part(self, active: ActiveRound) -> RoundResult:
-        """Run this node's workers for another's round, tell the others what they gave, and return
-        what it comes to.
+        """Run this node's workers for another's round, send the others the results, and return
+        the conclusion.
         """
         me, plan = self._context.node.name, active.plan
         store = RemoteStore(self._context.peers, plan.root, plan.round, self._context.monotonic)
@@ -76,8 +76,8 @@ class Participant:
                     return combine(plan, me, active.shares, {plan.root: (outcome, error.reason)})
             findings = await self._conclude(active)
             if giving is not None:
-                # A member that is slow to take this node's share would ask for it in vain after
-                # this node has left the round, and dispute a round that went well.
+                # If this node left the round first, a member that is slow to take its share would
+                # ask for it in vain and dispute a round that went well.
                 await giving
             return findings
         finally:
@@ -87,7 +87,7 @@ class Participant:
                     await asyncio.gather(task, return_exceptions=True)
 
     async def await_light(self, active: ActiveRound) -> RoundResult:
-        """Wait, as a member, for a light round's end; its echoes are answered as all are."""
+        """Wait, as a member, for a light round's end; its echoes are answered like any others."""
         active.plan = active.plan.light()
         try:
             async with time_limit(LIGHT_ROUND):
@@ -99,7 +99,7 @@ class Participant:
     # Giving
 
     async def _give(self, active: ActiveRound) -> None:
-        """Send, as a member of the round, this node's share to the members but the root."""
+        """Send this node's share to all members of the round except the root."""
         others = [name for name in self._others(active) if name != active.plan.root]
         share = self._share(active)
         await asyncio.gather(
@@ -109,8 +109,8 @@ class Participant:
     async def _hand_in(self, active: ActiveRound) -> PeerError | None:
         """Send, as a member, this node's share to the root until it says that the round is over.
 
-        Again and again, as the root may be gone by now, or may have been started anew. Return why
-        it says nothing.
+        Repeat it, because the root may be gone or may have restarted. Return the error if it does
+        not answer.
         """
         end = self._context.monotonic() + ROUND
         while not active.told.done():
@@ -136,7 +136,7 @@ class Participant:
     # What it comes to
 
     async def _conclude(self, active: ActiveRound) -> RoundResult:
-        """Return what the round comes to for a member, now that the root says it is over."""
+        """Return a member's conclusion, now that the root says that the round is over."""
         told = active.told.result()
         outcome, stage, reason = told["outcome"], told["stage"], told["reason"]
         if told["kind"] is Kind.LIGHT:
@@ -144,12 +144,12 @@ class Participant:
         if outcome is Outcome.DECLINED or (
             outcome is Outcome.INCONCLUSIVE and stage is Stage.INVITE
         ):
-            # Who declined it, or could not be called, is between that member and the root.
+            # A decline or a failed call is between that member and the root.
             return RoundResult(outcome, stage, (), (), reason)
         if active.decided:
             return self._combined(active, {})
         if outcome is Outcome.INCONCLUSIVE and reason == STARVED:
-            # The root's own share may be missing for that; it is not hung.
+            # The root's own share may be missing because it was starved; it is not hung.
             return RoundResult(outcome, stage, reason=reason)
         named = [name for name in told["late"] if name in self._others(active)]
         if outcome in _GONE or (told["kind"] is Kind.LIGHT and outcome is not Outcome.OK):
@@ -161,11 +161,11 @@ class Participant:
     async def _check_gone(
         self, active: ActiveRound, told: Mapping[str, Any], named: Iterable[str]
     ) -> RoundResult:
-        """Call, as a member, whom the root could not reach: absent for it, absent for others."""
+        """Call, as a member, those that the root could not reach: a gone node is gone for all."""
         outcome, stage, reason = told["outcome"], told["stage"], told["reason"]
         me, root = self._context.node.name, active.plan.root
         if me in told["late"] or root in named:
-            # Between the root and this node: the root has said so of nobody else.
+            # The problem is between the root and this node, so this node is late.
             return RoundResult(outcome, stage, (), (me,), reason)
         errors = await self._ask_all(named, "echo", {"clock": self._context.wall(), "payload": b""})
         gone = {name: error for name, error in errors.items() if error.outcome in _GONE}
@@ -175,14 +175,14 @@ class Participant:
         return RoundResult(first.outcome, stage, (), tuple(sorted(gone)), first.reason)
 
     async def _from_shares(self, active: ActiveRound) -> RoundResult:
-        """Put together what other members gave, once those that gave nothing were asked."""
+        """Combine the other members' shares, after querying those that have sent none."""
         me, root = self._context.node.name, active.plan.root
         missing = await self._wait_for_shares(active)
         if active.decided or (not missing and me in active.shares):
             return self._combined(active, {})
         if me not in active.shares:
-            # Its own workers are still at it. Unless others have ended before, only the root says
-            # that the round is over.
+            # This node's workers are still running. Unless other members have finished, only the
+            # root says that the round is over.
             alone = len(active.plan.members) > PAIR and not active.shares.keys() - {root}
             return (
                 RoundResult(Outcome.INCONCLUSIVE, active.stage, (), (), DISPUTED)
@@ -192,7 +192,7 @@ class Participant:
         asked = {"round": active.plan.round, "ranks": (), "timings": ()}
         errors = await self._ask_all([name for name in missing if name != root], "result", asked)
         if any(error.reason == Decline.ROUND for error in errors.values()):
-            # A member that was never invited, or has left: the root alone knows why.
+            # This member was never invited, or has left: only the root knows why.
             return RoundResult(Outcome.INCONCLUSIVE, active.stage, (), (), DISPUTED)
         silent = {
             name: (error.outcome, error.reason)
@@ -205,7 +205,7 @@ class Participant:
         return self._combined(active, silent)
 
     async def _wait_for_shares(self, active: ActiveRound) -> list[str]:
-        """Return whose share this member lacks, or not before one says that it is at fault."""
+        """Wait for all shares, or until one shows a fault of its own; return whose are missing."""
 
         def missing() -> list[str]:
             return [name for name in self._others(active) if name not in active.shares]
@@ -222,7 +222,7 @@ class Participant:
     async def _ask_all(
         self, names: Iterable[str], method: str, body: Mapping[str, Any]
     ) -> dict[str, PeerError]:
-        """Return why other members gave no answer; those that did are left out."""
+        """Return the errors of other members that did not answer; the others are left out."""
         names = list(names)
         answers = await asyncio.gather(
             *(self._context.ask(name, method, body, PRESENCE) for name in names)

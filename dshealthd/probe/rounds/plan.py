@@ -1,4 +1,4 @@
-"""The plan of a round: agreed on by its invitation, and turned into the workers' job of a node."""
+"""The plan of a round: agreed on by its invitation, and turned into a node's job for workers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from dshealthd.probe.observation import Timing
 
 ON_DEMAND = -1
-"""The epoch of a round that no schedule asked for: a confirmation, or a person's."""
+"""The epoch of an unscheduled round: a confirmation, or one that a person requested."""
 PAIR = 2
 PROTOCOL = 3
-"""What the messages of a round mean; 2: each member gives its result to all others itself; 3: an
-echo's answer to a root tells for how long the member has waited for a CPU.
+"""Version of the meaning of a round's messages.
 
-Members with another number decline each other's rounds as of another version.
+2: each member sends its result to all others itself. 3: an echo's answer to a root says how long
+the member has waited for a CPU. Members with different numbers decline each other's rounds.
 """
 SPEAKS = f"{__version__}/{PROTOCOL}"
 WARM_UP = 2
@@ -43,18 +43,18 @@ class RoundPlan:
     """One round."""
 
     round: str
-    """Random name: what belongs to another round is told from it."""
+    """Random name that tells the round's messages from those of other rounds."""
     epoch: int
     kind: Kind
     backend: Backend
     members: tuple[str, ...]
     """Root first; ranks follow this order."""
     digest: str
-    """Of the membership as the root believes it to be."""
+    """Digest of the membership as the root sees it."""
     steps: tuple[tuple[int, int], ...] = ()
-    """All-reduces: bytes and repetitions."""
+    """All-reduces: bytes and repetitions of each."""
     ranks: int = 1
-    """Of each node; with NCCL the GPUs from the first on."""
+    """Ranks of each node; with NCCL they use the GPUs from the first on."""
     version: str = SPEAKS
 
     @property
@@ -63,16 +63,16 @@ class RoundPlan:
         return self.members[0]
 
     def others(self, me: str) -> tuple[str, ...]:
-        """Return the members of the plan but one."""
+        """Return the members of the plan except `me`."""
         return tuple(name for name in self.members if name != me)
 
     def has_ranks(self, member: str, ranks: Iterable[int]) -> bool:
-        """Tell whether these are all the ranks that the plan gives a member."""
+        """Tell whether these are exactly the ranks that the plan assigns to a member."""
         first = self.members.index(member) * self.ranks
         return sorted(ranks) == list(range(first, first + self.ranks))
 
     def light(self) -> RoundPlan:
-        """Return the plan of the light round that this one becomes where GPUs may not be used."""
+        """Return the plan of the light round that replaces this one if GPUs may not be used."""
         return replace(self, kind=Kind.LIGHT, backend=Backend.AGENT, steps=(), ranks=1)
 
     def invitation(self) -> dict[str, Any]:
@@ -112,8 +112,8 @@ class RoundPlan:
         )
 
     def gpu_seconds(self, timings: Sequence[Timing]) -> float:
-        """Return how long these timings' operations, with those before and after that were not
-        timed, kept each GPU.
+        """Return how long these timings' operations kept each GPU busy, in seconds, including the
+        untimed ones before and after.
         """
         repetitions = dict(self.steps)
         return sum(
@@ -122,14 +122,14 @@ class RoundPlan:
 
 
 def new_round() -> str:
-    """Return a name for a round's plan that no other round has."""
+    """Return a unique name for a round's plan."""
     return secrets.token_hex(8)
 
 
 def steps_at(epoch: int, large_every: int) -> tuple[tuple[int, int], ...]:
     """Return the collectives planned for an epoch: small ones always, a large one now and then.
 
-    Two epochs in a row have it, so that with leaves it comes inside them as well as between them.
+    Two epochs in a row have the large one, so that it runs both inside leaves and between them.
     """
     return LATENCY + BANDWIDTH if large_every and epoch % (2 * large_every) < PAIR else LATENCY
 
@@ -137,7 +137,7 @@ def steps_at(epoch: int, large_every: int) -> tuple[tuple[int, int], ...]:
 def job(
     plan: RoundPlan, me: str, *, address: str, interface: str, adapters: Sequence[str] = ()
 ) -> WorkerJob:
-    """Return one member's share of a planned round between nodes."""
+    """Return one member's job in a planned round between nodes."""
     place = plan.members.index(me)
     rails = plan.kind is Kind.RAIL
     rank_specs = []
@@ -179,10 +179,7 @@ def local_job(
     device_steps: DeviceSteps | None,
     deadlines: Mapping[Stage, float],
 ) -> WorkerJob:
-    """Return the plan of a round among the GPUs of this node alone.
-
-    Between two processes where there is no GPU.
-    """
+    """Return the job of a round among this node's own GPUs, or two CPU processes without GPUs."""
     rank_specs = tuple(
         RankSpec(
             rank=rank, device=f"cuda:{rank}" if gpus else "cpu", part=str(rank) if gpus else ""

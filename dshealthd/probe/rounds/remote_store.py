@@ -1,4 +1,4 @@
-"""The remote rendezvous store: that of a round which another node leads.
+"""The remote rendezvous store of a round that another node leads.
 
 Every operation is a call to that node's agent.
 """
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 TURN = 4.0
-"""Seconds that one call waits for a key; waits for longer are several calls."""
+"""Seconds that one call waits for a key; a longer wait takes several calls."""
 MARGIN = 2.0
-"""Seconds that a call may take beyond what it waits."""
+"""Seconds that a call may take beyond its wait."""
 TIMED_OUT = "timeout"
 NOT_DONE = "store"
 
@@ -28,7 +28,7 @@ class Peers(Protocol):
     async def call(
         self, peer: str, method: str, body: Mapping[str, Any], deadline: float
     ) -> dict[str, Any]:
-        """Return a peer's answer about the store within `deadline` seconds. Raises PeerError."""
+        """Return a peer's answer about a store within `deadline` seconds. Raises PeerError."""
 
 
 class RemoteStore:
@@ -48,7 +48,7 @@ class RemoteStore:
         value: bytes | int | None,
         timeout: float,  # noqa: ASYNC109 - the store's own
     ) -> bytes | int | bool:
-        """Carry out one operation; raises TimeoutError or StoreError."""
+        """Carry out one operation. Raises TimeoutError or StoreError."""
         body: dict[str, Any] = {"round": self._round, "op": op, "key": key}
         if isinstance(value, bytes):
             body["value"] = value
@@ -75,7 +75,7 @@ class RemoteStore:
 
 
 async def serve(store: LocalStore, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Do a member's operation on the store and return the answer to its call; raises Refusal."""
+    """Carry out a member's operation on the store and return the answer. Raises Refusal."""
     value = body.get("value", body.get("amount"))
     try:
         found = await store(body["op"], body["key"], value, min(TURN, body["timeout"]))

@@ -1,11 +1,10 @@
-"""The rounds of one agent: it leads one or takes part in one, never in two that use the GPUs.
+"""The rounds of one agent: it leads or takes part in one at a time of those that use the GPUs.
 
-The root invites all members; each answers that it is ready, which starts its workers, or declines
-with a reason. The workers meet in the root's store; each member gives all others what its workers
-gave, the root when it tells that the round is over. From these each member puts together what the
-round comes to: nobody speaks for anybody else, so one that lies can blame nobody but itself.
-Where a member may not use its GPUs now, the round becomes a light one. Whoever falls silent is
-late.
+The root invites all members. Each answers that it is ready, which starts its workers, or declines
+with a reason. The workers meet in the root's store. Each member sends its workers' results to all
+others; the root does so when it announces the end of the round. From these each member draws its
+own conclusion: no member speaks for another, so one that lies can blame only itself. If a member
+may not use its GPUs now, the round becomes a light one. A member that falls silent is late.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
     Handler = Callable[[str, dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
 
 EPOCHS_APART = 1
-"""Epochs by which the clocks of two members may differ."""
+"""Epochs by which the clocks of two members may be apart."""
 MAX_WAITING = 32
-"""Light rounds of others that are waited for."""
+"""Most rounds in progress at a time; all but one are light rounds of others."""
 
 
 class Rounds:
@@ -54,10 +53,10 @@ class Rounds:
         waited: Callable[[], float | None],
         progress: Callable[[int, Stage], None] = lambda _rank, _stage: None,
     ) -> None:
-        """Each round that this node leads or takes part in ends with one call of `done`.
+        """Call `done` once at the end of each round that this node leads or takes part in.
 
-        Without `workers` all rounds are light. `waited` gives the seconds for which this agent has
-        waited for a CPU.
+        Without `workers` all rounds are light. `waited` returns the seconds for which this agent
+        has waited for a CPU.
         """
         self._node = node
         self._workers = workers
@@ -74,7 +73,7 @@ class Rounds:
 
     @property
     def busy(self) -> bool:
-        """Whether one of the rounds in progress keeps this node from another one."""
+        """Whether a round in progress keeps this node from starting another."""
         return self._current is not None
 
     def joined(self, epoch: int, members: Iterable[str]) -> bool:
@@ -85,7 +84,7 @@ class Rounds:
         )
 
     def handlers(self) -> Mapping[str, Handler]:
-        """Return what answers the calls that belong to the agent's rounds, by method."""
+        """Return the handlers of calls that belong to the agent's rounds, by method."""
         return {
             "invite": self._invited,
             "store": self._store,
@@ -95,7 +94,7 @@ class Rounds:
         }
 
     async def close(self) -> None:
-        """Give up the agent's rounds in progress."""
+        """Cancel the agent's rounds in progress."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -103,10 +102,10 @@ class Rounds:
     # Leading
 
     async def lead(self, plan: RoundPlan, reason: str = "") -> RoundReport | None:
-        """Lead a round and return what came of it; None where the agent is in another one.
+        """Lead a round and return its report; None if the agent is already in another round.
 
-        `reason` says why a plan for a light round is one. Where another member leads the same
-        group's round, that one's report is returned.
+        `reason` says why a plan for a light round is one. If another member leads the same group's
+        round, return the report of that round.
         """
         if self._current is not None:
             return None
@@ -115,8 +114,7 @@ class Rounds:
         try:
             findings, offsets = await self._leader.lead(active)
         except Superseded as superseded:
-            # The successor's task has others waiting for it: whoever cancels this call must not
-            # cancel its end.
+            # Others wait for the successor's end too: cancelling this call must not cancel it.
             return await asyncio.shield(superseded.successor.ended)
         finally:
             self._leave(active)
@@ -139,22 +137,22 @@ class Rounds:
             )
         if current is not None and not self._gives_way(current, plan):
             raise Refusal(Decline.TESTING)
-        # Bounds what peers can make this node keep: a light round costs them one message.
+        # Limits the state that peers can pile up here: a light round costs them one message.
         if len(self._parts) >= MAX_WAITING:
             raise Refusal(Decline.TESTING)
         active = self._begin(plan, led=False, reason=objection)
         active.scores[sender] = scores_of(body, sender)
         if current is not None and current.inviting is not None:
             current.successor = active
-            # Only the invitations: `Leader` learns from `successor` that it was this and not its
-            # own end.
+            # Cancel only the invitations: `Leader` sees from `successor` that this is why, and not
+            # a cancellation of its own.
             current.inviting.cancel()
             self._current = None
         if plan.kind is Kind.LIGHT or objection:
             self._spawn(self._follow(active, self._member.await_light), plan)
             if objection:
-                # Refused, but followed: the root turns a round that one declines into a light one,
-                # and says how that ended.
+                # Refuse, but follow: the root turns a declined round into a light one, and says how
+                # that ended.
                 raise Refusal(objection)
         else:
             self._current = active
@@ -162,7 +160,7 @@ class Rounds:
         return {"scores": score_fields(active.scores[self._node.name]), "clock": self._wall()}
 
     def _check(self, sender: str, plan: RoundPlan) -> None:
-        """Refuse an invitation to a round that does not fit what this node knows."""
+        """Refuse an invitation to a round that contradicts what this node knows."""
         me = self._node.name
         membership = self._node.membership()
         if (
@@ -180,11 +178,11 @@ class Rounds:
             raise Refusal(Decline.MEMBERS)
 
     def _gives_way(self, current: ActiveRound, plan: RoundPlan) -> bool:
-        """Tell whether the round in hand ends for another one.
+        """Tell whether the current round gives way to another.
 
-        Both members of a group have started, and the other comes first, or its round is of a later
-        epoch; an extra one is of none. Of two rounds that cross exactly one must give way, so both
-        ends have to compare the same.
+        It does if two members of a group have both started it and the other comes first in the
+        order, or its round has a later epoch; an extra round has none. Exactly one of two crossing
+        rounds must give way, so both ends make the same comparison.
         """
         if (
             not current.led
@@ -219,8 +217,8 @@ class Rounds:
         if not active.plan.has_ranks(sender, (entry["rank"] for entry in body["ranks"])):
             raise Refusal(Decline.MALFORMED)
         share = MemberResult.told(body, sender)
-        # Senders repeat a share whose answer was lost. The first one counts: others have been given
-        # that too, and all are to come to the same conclusion.
+        # Senders repeat a share whose answer was lost. The first one counts: the others have it
+        # too, and all must reach the same conclusion.
         active.shares.setdefault(sender, share)
         active.scores[sender] = share.scores or active.scores.get(sender, ())
         active.arrived.set()
@@ -244,15 +242,15 @@ class Rounds:
             "payload": body["payload"],
             "digest": self._node.membership().digest,
         }
-        # Other releases may ask too, to set their clocks beside this one's, and would refuse a
-        # field that they do not know. Who leads a round here is of this release.
+        # Other releases may call too, to compare clocks, and would refuse an unknown field. A peer
+        # that leads a round here is of this release.
         if any(active.plan.root == sender for active in self._parts.values()):
             waited = self._waited()
             answer |= {} if waited is None else {"waited": waited}
         return answer
 
     def _led(self, sender: str, body: Mapping[str, Any]) -> ActiveRound:
-        """Return the round of a message that a member sends to its root."""
+        """Return the round that this node leads and a member's message belongs to."""
         active = self._parts.get(body["round"])
         if active is None or not active.led or sender not in active.plan.others(self._node.name):
             raise Refusal(Decline.ROUND)

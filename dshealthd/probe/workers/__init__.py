@@ -1,1 +1,1 @@
-"""The processes that run collectives, started, followed and ended by the agent."""
+"""The processes that run collectives; the agent starts, follows and ends them."""

@@ -1,6 +1,6 @@
-"""The fork server, a process that has imported torch and forks workers: the agent's end of it.
+"""The agent's end of the fork server, a process that has imported torch and forks workers.
 
-Started, asked to fork workers and to reap them, and ended.
+Starts it, has it fork and reap workers, and ends it. It is the *parent* in metrics and reasons.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MEMORY = 16 << 30
-"""Bytes of private memory that the parent and each worker may have; torch with a CUDA context on a
-GPU takes some 4 GiB.
+"""Bytes of private memory that the fork server and each worker may have; torch with a CUDA context
+on a GPU takes some 4 GiB.
 """
 PROGRAM = worker.__file__
 PARENT, DEADLINE = "parent", "deadline"
-"""Slugs: a failure of the parent itself, and one that takes too long to start."""
+"""Slugs: the fork server itself failed; it took too long to start."""
 FORK_DEADLINE = 3.0
-"""Seconds for a parent to answer a request; it does nothing else."""
+"""Seconds for the fork server to answer a request; it does nothing else."""
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/nonexistent",
     "LC_ALL": "C.UTF-8",
-    # No pools of threads in a process that forks.
+    # No thread pools in a process that forks.
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
 }
-"""All that the interpreter is given: nothing of the agent's own environment."""
+"""Base environment of the interpreter; it inherits nothing from the agent's own."""
 
 
 class ForkServerError(Exception):
-    """The parent cannot start workers. `reason` is a slug of `RankResult.reason`."""
+    """The fork server cannot start workers. `reason` is a slug of `RankResult.reason`."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -59,17 +59,16 @@ class ForkServerError(Exception):
 
 
 class ForkedWorker:
-    """One forked worker: it can be killed, and its end is noticed and reaped."""
+    """One forked worker: the agent can kill it, notices its end, and has it reaped."""
 
     def __init__(self, parent: ForkServer, pid: int, pidfd: int) -> None:
-        """Watch a process that the parent has not reaped, and does not before it is told to.
-
-        Until then its pid is nobody else's.
+        """Watch a process that the parent reaps only on request, so its pid stays its own until
+        then.
         """
         self.pid = pid
         self.ended = asyncio.Event()
         self.status: int | None = None
-        """Wait status, when the parent has reaped it."""
+        """Wait status, once the parent has reaped it."""
         self._parent = parent
         self._pidfd = pidfd
         asyncio.get_running_loop().add_reader(pidfd, self._end)
@@ -81,13 +80,13 @@ class ForkedWorker:
             self._kill_group()
 
     async def gone(self, seconds: float) -> bool:
-        """Wait for the forked worker's end; False if it is still there after so many seconds."""
+        """Wait for the forked worker's end; False if it is still there after `seconds`."""
         return await happens(self.ended, seconds)
 
     def state(self) -> str:
         """Return the letter of the forked worker's process state.
 
-        T for stopped, D for a wait in the kernel that no signal ends; empty if it is gone.
+        T: stopped. D: uninterruptible wait in the kernel. Empty: gone.
         """
         try:
             return parse_stat(read_bytes(f"/proc/{self.pid}/stat", 4096)).state
@@ -97,30 +96,30 @@ class ForkedWorker:
     def _kill_group(self) -> None:
         """Kill the forked worker's session.
 
-        Only while the parent keeps its pid: a pid that was reaped may be another's.
+        Only while the parent has not reaped it: a reaped pid may belong to another process.
         """
         if not self._parent.ended.is_set():
-            # It has not come as far as its own session.
+            # A worker that has not created its session yet has no group.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def _end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
-        # The group before the reaping: as long as the zombie keeps its pid, the group is nobody
-        # else's.
+        # Kill the group before reaping: as long as the zombie keeps its pid, no other process can
+        # have that group.
         self._pidfd = -1
         self._kill_group()
         self._parent.reap(self)
 
 
 class ForkServer:
-    """A running parent."""
+    """A running fork server."""
 
     def __init__(self, python: str, program: str, environment: Mapping[str, str]) -> None:
-        """Start the process; `ready` says when it can fork.
+        """Start the process; `ready` waits until it can fork.
 
-        It checks the interpreter first, which may lie on a dead mount. StartError.
+        It first checks the interpreter, which may be on a dead mount. Raises StartError.
         """
         command = [
             sys.executable,
@@ -132,8 +131,8 @@ class ForkServer:
             launch.__file__,
             str(os.getpid()),
         ]
-        what = "the parent of the workers"
-        # Packets keep descriptors with the message that they belong to.
+        what = "the workers' fork server"
+        # Packets keep descriptors together with their message.
         with channel(what, socket.SOCK_SEQPACKET) as (ours, theirs):
             try:
                 self.board = StatusPage()
@@ -154,9 +153,9 @@ class ForkServer:
                 raise
         self.ended = self._child.ended
         self.usable = True
-        """Until it ends, or is told to."""
+        """False once it has ended or has been closed or killed."""
         self.about: dict[str, Any] = {}
-        """Versions: `torch`, `cuda`, `python`; `threads` that its import left."""
+        """Versions `torch`, `cuda`, `python`; and `threads`, the threads left by the import."""
         self._socket = ours
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
@@ -172,14 +171,16 @@ class ForkServer:
         return self._child.pid
 
     async def ready(self, deadline: float) -> None:
-        """Return when torch is imported in the fork server; ForkServerError, with it killed."""
+        """Wait until the fork server has imported torch; raise ForkServerError if it fails, and
+        kill it if it misses the deadline.
+        """
         try:
-            # Shielded, as `_receive` or `_end` still settle it when nobody waits any more.
+            # Shielded, as `_receive` or `_end` still settle it after nobody waits for it.
             async with time_limit(deadline):
                 self.about = await asyncio.shield(self._ready)
         except TimeoutError as error:
             self.kill()
-            detail = f"torch was not imported within {deadline:g} s"
+            detail = f"importing torch took longer than {deadline:g} s"
             raise ForkServerError(DEADLINE, detail) from error
 
     async def fork(self, channel: int, board: int) -> ForkedWorker:
@@ -197,18 +198,18 @@ class ForkServer:
                 return await future
         except (TimeoutError, BlockingIOError) as error:
             self.kill()
-            detail = f"the parent of the workers does not answer within {FORK_DEADLINE:g} s"
+            detail = f"the workers' fork server did not answer within {FORK_DEADLINE:g} s"
             raise ForkServerError(PARENT, detail) from error
         except OSError as error:
-            detail = f"the parent of the workers is gone: {error}"
+            detail = f"the workers' fork server is gone: {error}"
             raise ForkServerError(PARENT, detail) from error
         finally:
             self._forks.pop(number, None)
 
     def reap(self, child: ForkedWorker) -> None:
-        """Have the fork server collect the exit status of a dead worker.
+        """Have the fork server reap a dead worker and report its exit status.
 
-        Its `ended` is set with or without it.
+        The worker's `ended` is set even without a status.
         """
         self._reaps[child.pid] = child
         try:
@@ -217,7 +218,7 @@ class ForkServer:
             self._reaped(child.pid, None)
 
     def close(self) -> None:
-        """Have the fork server end by itself, and kill it if it has not within a second."""
+        """Let the fork server end by itself, and kill it after a second."""
         self.usable = False
         if not self.ended.is_set():
             self._loop.remove_reader(self._socket)
@@ -244,7 +245,7 @@ class ForkServer:
         except BlockingIOError:
             return
         except OSError as error:
-            log.warning("probe: the parent of the workers closed its channel: %s", error)
+            log.warning("probe: the workers' fork server closed its channel: %s", error)
             packet, descriptors = b"", []
         if not packet:
             self._loop.remove_reader(self._socket)
@@ -258,7 +259,7 @@ class ForkServer:
             case {"forked": number, "pid": pid}:
                 child, future = ForkedWorker(self, pid, descriptors[0]), self._forks.get(number)
                 if future is None or future.done():
-                    child.kill()  # who asked has gone
+                    child.kill()  # its requester is gone
                 else:
                     future.set_result(child)
             case {"reaped": pid, "status": status}:
@@ -271,7 +272,7 @@ class ForkServer:
             self._ready.set_result(about)
         elif error is not None:
             self._ready.set_exception(error)
-            self._ready.exception()  # also looked at when nobody waits any more
+            self._ready.exception()  # mark it as retrieved, in case nobody waits for it
 
     def _reaped(self, pid: int, status: int | None) -> None:
         child = self._reaps.pop(pid, None)
@@ -280,15 +281,15 @@ class ForkServer:
             child.ended.set()
 
     def _end(self) -> None:
-        """Note the end of the fork server, and tell all who wait for it."""
+        """Handle the end of the fork server, and fail everything that waits for it."""
         if self._socket.fileno() >= 0:
-            self._receive()  # its last word, such as why it failed
+            self._receive()  # its last message, such as why it failed
             self._loop.remove_reader(self._socket)
             self._socket.close()
         self.usable = False
         code = self._child.code
         how = "has ended" if code is None else how_ended(code)
-        error = ForkServerError(PARENT, f"the parent of the workers {how}: {self.board.printed()}")
+        error = ForkServerError(PARENT, f"the workers' fork server {how}: {self.board.printed()}")
         self.board.close()
         self._settle(None, error)
         for future in self._forks.values():

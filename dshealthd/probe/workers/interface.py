@@ -1,4 +1,4 @@
-"""The network interface that has an address: what NCCL's bootstrap is told to use."""
+"""The network interface that has an address, for NCCL's bootstrap."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LOOPBACK = "lo"
 
 
 def interface_of(address: str, host: Host) -> str:
-    """Return the network interface here that has `address`; `lo` where none has.
+    """Return this host's network interface that has `address`; `lo` if none has.
 
-    ValueError for what is no address.
+    Raises ValueError if `address` is not an IP address.
     """
     wanted = ipaddress.ip_address(address)
     if isinstance(wanted, ipaddress.IPv6Address):

@@ -1,4 +1,4 @@
-"""The job of a round's workers on one node, and the result that each of them answered."""
+"""The job of a round's workers on one node, and the result of each worker."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 STAGES = tuple(Stage)
-"""In the order in which a round goes through them."""
+"""All stages, in the order of a round."""
 
 LATENCY = ((8, 40), (1 << 10, 40), (64 << 10, 40))
 """Small all-reduces: bytes and repetitions.
 
-They are cheap, and what bad cables and busy switches show in first.
+They are cheap, and the first to show bad cables and busy switches.
 """
 BANDWIDTH = ((64 << 20, 5),)
-"""A large one, for now and then."""
+"""A large all-reduce, run now and then."""
 DEADLINES: dict[Stage, float] = {
     Stage.IMPORT: 60.0,
     Stage.STORE: 5.0,
@@ -29,9 +29,9 @@ DEADLINES: dict[Stage, float] = {
     Stage.SIZES: 10.0,
     Stage.VERIFY: 10.0,
 }
-"""Seconds that a worker may stay in a stage; `sizes` counts anew for every size.
+"""Seconds that a worker may stay in a stage; `sizes` restarts for every size.
 
-Import is the parent's, from a cold disk.
+The import happens in the fork server, from a cold disk.
 """
 
 
@@ -40,21 +40,19 @@ class RankSpec:
     """One worker of this node."""
 
     rank: int
-    """Among all ranks of the round."""
+    """Number among all ranks of the round."""
     device: str = "cpu"
     """`cpu`, or `cuda:N` in the order of PCI addresses."""
     part: str = ""
-    """What a timing of this seat is a timing of, where it is not the whole node.
-
-    A GPU's index or an adapter.
+    """The part that this rank's timings measure: a GPU's index or an adapter; empty for the node.
     """
     group: str = ""
-    """Ranks with the same name here reduce among themselves: the rail, in a round by rails."""
+    """Ranks with the same group reduce among themselves: the rail, in a round by rails."""
     group_rank: int | None = None
-    """Place in the group; the rank where there is one group."""
+    """Rank in the group; None for `rank`, if there is one group."""
     group_size: int | None = None
     adapter: str = ""
-    """The adapter that NCCL may use (`mlx5_0:1`); its own choice if empty."""
+    """The adapter that NCCL may use (`mlx5_0:1`); empty lets NCCL choose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +64,14 @@ class DeviceSteps:
     """Rows and columns of the matrices, in half precision on a GPU and single precision elsewhere.
     """
     bytes: int = 64 << 20
-    """Of a copy on the device, and of a copy to it."""
+    """Size of a copy on the device, and of a copy to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJob:
-    """One node's share of a round.
+    """One node's part of a round.
 
-    Nothing in it that comes from another node may be more than a number or a known name.
+    Any value in it that comes from another node must be a number or a known name.
     """
 
     kind: Kind
@@ -82,13 +80,13 @@ class WorkerJob:
     world_size: int
     rank_specs: tuple[RankSpec, ...]
     address: str
-    """This node's own, in numbers: gloo listens there and nowhere else."""
+    """This node's own numeric address: gloo listens there and nowhere else."""
     interface: str = "lo"
-    """The interface that has it, for NCCL's bootstrap."""
+    """The interface that has the address, for NCCL's bootstrap."""
     steps: tuple[tuple[int, int], ...] = LATENCY
-    """All-reduces: bytes and repetitions."""
+    """All-reduces: bytes and repetitions of each."""
     warm_up: int = 2
-    """Repetitions of each size before any is timed."""
+    """Untimed repetitions of each size before the timed ones."""
     device_steps: DeviceSteps | None = None
     deadlines: Mapping[Stage, float] = field(default_factory=lambda: DEADLINES)
 
@@ -107,15 +105,15 @@ OWN = frozenset(
         "writable",
     }
 )
-"""Reasons that concern the rank itself."""
+"""Reasons that mean a fault of the rank itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """Of a device's matrix products with fixed operands."""
+    """Checksum of a device's matrix products with fixed operands."""
 
     library: str
-    """What it depends on: part, driver and libraries; equal on all devices where this is equal."""
+    """GPU model, driver and libraries; devices with equal ones must have equal checksums."""
     number: int
     """CRC-32."""
 
@@ -127,12 +125,12 @@ class RankResult:
     rank: int
     outcome: Outcome
     stage: Stage
-    """Where it ended; `done` when it went through all."""
+    """The stage in which it ended; `done` after all of them."""
     reason: str = ""
     """Slug: `deadline`, `stopped` (by a signal), `uninterruptible` (hangs in the kernel),
     `unkillable`, `killed`, `exited`, `wrong_data`,
     `versions_differ`, `refused`, `connection_lost`, `no_route`, `no_address`, `timeout`, `store`,
-    `out_of_memory`, `error`, `malformed`, `ended_early` (another rank had failed), `parent`,
+    `out_of_memory`, `error`, `malformed`, `ended_early` (another rank failed first), `parent`,
     `no_python`, `no_torch`, `writable`, `busy` (its predecessor cannot be killed),
     `starved` (this node got too little CPU to tell).
     """
@@ -140,37 +138,37 @@ class RankResult:
     """Free text, for a person."""
     timings: tuple[Timing, ...] = ()
     entered: int = 0
-    """Collectives that it began."""
+    """Collectives that it entered."""
     left: int = 0
-    """Collectives that it came back from (on a GPU: that it queued)."""
+    """Collectives that it left (on a GPU: that it queued)."""
     versions: str = ""
-    """Of torch and CUDA."""
+    """Versions of torch and CUDA."""
     part: str = ""
-    """The GPU's index in a round of one node."""
+    """The part that the rank's timings measure, as in `RankSpec.part`."""
     checksum: Checksum | None = None
-    """None where the device's libraries do not promise equal bits, or the rank did not come so far."""
+    """None if the device's libraries do not promise equal bits or the rank did not get that far."""
 
     @property
     def own_finding(self) -> bool:
-        """Whether the result says what is wrong with the rank, not that it waited in vain."""
+        """Whether the result shows a fault of the rank itself, not just that it waited in vain."""
         return self.outcome is Outcome.CORRUPTED or self.reason in OWN
 
     @property
     def progress(self) -> tuple[int, int, int]:
-        """How far the rank came in its job; comparable with others' of the same round."""
+        """How far the rank came in its job; comparable between ranks of the same round."""
         return STAGES.index(self.stage), self.entered, self.left
 
 
 def late(
     results: Iterable[RankResult], furthest: tuple[int, int, int] | None = None
 ) -> tuple[int, ...]:
-    """Return the ranks to look at when the job of a round failed.
+    """Return the suspect ranks of a job that failed.
 
-    Those with a finding of their own, else those that had not come as far as others.
+    These are the ranks with a fault of their own, or else those that lag behind the others.
 
-    A finding of its own is wrong data, an end by a signal or an error of the process; one that
-    merely waits for another has none. `furthest` is the progress that is to be compared with; that
-    of the rank that came furthest where it is not given.
+    A fault of its own is wrong data, an end by a signal or an error of the process; a rank that
+    merely waits for another has none. `furthest` is the progress to compare with, by default that
+    of the rank that is furthest ahead.
     """
     results = tuple(results)
     guilty = tuple(result.rank for result in results if result.own_finding)

@@ -1,10 +1,11 @@
 """Checks that nobody else can write to a Python environment, then becomes its interpreter.
 
 Run as `python -I launch.py PARENT_PID CONTROL PYTHON PROGRAM` by the agent's own interpreter, in a
-process of its own: the environment may lie on a file system that hangs. What the agent is about to
-run with its own rights must be writable by root and the agent's user only: the interpreter with
-every folder and link on the way to it, the standard library, and what is installed beside it. If it
-is not, a packet on the control socket names what is wrong: `{"failed": "writable", "detail": …}`.
+separate process because the environment may be on a hung file system. The agent is about to run
+this code with its own rights, so only root and the agent's user may be able to write to it: the
+interpreter with every folder and link on its path, the standard library, and the packages installed
+beside it. Otherwise a packet on the control socket says what is wrong:
+`{"failed": "writable", "detail": …}`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_NAMED = 3
-"""Findings that are named in the message; the rest is counted."""
+"""Problems that the message names; the rest are counted."""
 MAX_LINKS = 40
 FLAGS = ("-I", "-B", "-W", "ignore")
-"""Nothing from the environment, the user or the current folder.
-
-No bytecode is written, and warnings are for those who train.
+"""Interpreter flags: ignore the environment, user site and current folder, write no bytecode, and
+suppress warnings, which are for the training's own users.
 """
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 1, 38, 47, 4
 
@@ -36,8 +36,8 @@ PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL 
 def objection(path: str, status: os.stat_result, *, on_the_way: bool = False) -> str:
     """Return why others can change an environment's file, folder or link; empty if they cannot.
 
-    `on_the_way`: a folder of which only one known entry matters; a sticky one such as /tmp then
-    lets nobody else replace that entry.
+    `on_the_way`: a folder in which only one known entry matters; in a sticky one such as /tmp
+    nobody else can replace that entry.
     """
     if status.st_uid not in {0, os.geteuid()}:
         return f"{path} belongs to user {status.st_uid}"
@@ -53,7 +53,7 @@ def objection(path: str, status: os.stat_result, *, on_the_way: bool = False) ->
 
 
 def way(path: str) -> Iterator[str]:
-    """Yield objections to each folder and link on the way to an environment's file, and to itself.
+    """Yield objections to an environment's file and to each folder and link on its path.
 
     Raises OSError.
     """
@@ -62,7 +62,7 @@ def way(path: str) -> Iterator[str]:
     at, links = "/", 0
     while pending:
         at = os.path.join(at, pending.pop(0))
-        # Every step by lstat: a link that somebody else can replace leads wherever they like.
+        # Check every step with lstat: whoever can replace a link decides where it leads.
         status = os.lstat(at)
         if at not in seen:
             seen.add(at)
@@ -75,14 +75,12 @@ def way(path: str) -> Iterator[str]:
                 raise OSError(errno.ELOOP, "too many links", path)
             target = os.path.normpath(os.path.join(os.path.dirname(at), os.readlink(at)))
             pending = [part for part in target.split("/") if part] + pending
-            # Begun anew at the root: the target's own way has to be safe too.
+            # Start again at the root: the target's own path has to be safe too.
             at = "/"
 
 
 def tree(root: str) -> Iterator[str]:
-    """Yield objections to all under an environment's folder; links that lead out of it are
-    followed.
-    """
+    """Yield objections to everything in an environment's folder; follow links that lead out."""
     folders = [root]
     while folders:
         with os.scandir(folders.pop()) as entries:
@@ -101,9 +99,8 @@ def tree(root: str) -> Iterator[str]:
 
 
 def prefixes(python: str) -> list[str]:
-    """Return the folders that the environment's interpreter takes its library and packages from.
-
-    A virtual environment, and what it was made from.
+    """Return the prefixes of the environment's library and packages: a virtual environment and its
+    base.
     """
     folder = os.path.dirname(os.path.dirname(os.path.abspath(python)))
     found = []
@@ -144,7 +141,7 @@ def libraries(prefix: str) -> list[str]:
 def check(python: str) -> tuple[list[str], list[str]]:
     """Return the objections to a Python environment, and the folders that were checked.
 
-    Raises OSError where it cannot be read.
+    Raises OSError if it cannot be read.
     """
     objections = list(way(python))
     roots: list[str] = []
@@ -164,7 +161,7 @@ def main(agent: int, control: int, python: str, program: str) -> None:
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) or os.getppid() != agent:
         os._exit(1)
-    # Before anything of the environment runs, that is, before the interpreter.
+    # Drop privileges before the environment's interpreter runs.
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     try:

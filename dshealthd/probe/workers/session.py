@@ -1,6 +1,6 @@
-"""The session of one worker, as the agent follows it: its stages, deadlines and result.
+"""The agent's session with one worker: its stages, deadlines and result.
 
-Its job goes out, its stages, timings and store operations come in, each stage with its deadline.
+The job goes out; stages, timings and store operations come in; each stage has a deadline.
 """
 
 from __future__ import annotations
@@ -28,42 +28,40 @@ if TYPE_CHECKING:
     from dshealthd.probe.workers.fork_server import ForkedWorker
 
 GRACE = 1.0
-"""Seconds that the other ranks of this node get to say what they know once one has failed.
+"""Seconds that this node's other ranks get to report after one has failed.
 
 Most see their connections close.
 """
 LAST_MOMENT = 2.0
-"""Seconds that a worker which has closed its channel gets to end, so that its own exit status is
-known.
-"""
+"""Seconds that a worker which has closed its channel gets to exit with a status of its own."""
 STORE_MARGIN = 2.0
-"""Seconds that store and backend wait longer than the longest stage may last, so that the stage's
-deadline is what ends a worker.
+"""Seconds by which the timeouts of store and backend exceed the longest stage's deadline, so that
+the deadline ends a worker first.
 """
 MAX_FRAME = 1 << 20
 MAX_STORE_SECONDS = 600.0
 MAX_DETAIL = 1000
 MAX_LIBRARY = 200
-"""Characters of what a checksum depends on: a label."""
+"""Characters of `Checksum.library`, which becomes a label."""
 STARVABLE = frozenset({"connection_lost", "deadline", "store", "timeout", "unkillable"})
-"""Reasons that a worker without a CPU gives, or is given, too."""
+"""Reasons that may come from a lack of CPU alone."""
 _OUTCOMES = {"refused": Outcome.REFUSED, "no_route": Outcome.UNREACHABLE}
-"""Errors that are outcomes of their own."""
+"""Outcomes of reasons that have one of their own."""
 
 
 class NodeWorkers:
-    """The workers of one call of `run`."""
+    """This node's workers in one round: one call of `WorkerPool.run`."""
 
     def __init__(
         self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
     ) -> None:
-        """Nothing has started."""
+        """Note the job; no worker has started."""
         self.job, self.store, self.progress = job, store, progress
         self.attended: list[WorkerSession] = []
         self._ends: float | None = None
 
     def hurry(self) -> None:
-        """Give all sessions of this node's ranks a last moment, as one has failed."""
+        """Cut all sessions of this node's ranks short, to `GRACE` seconds, as one has failed."""
         if self._ends is None:
             self._ends = asyncio.get_running_loop().time() + GRACE
             for one in self.attended:
@@ -75,18 +73,18 @@ class NodeWorkers:
         return self._ends is not None
 
     def end(self, seconds: float) -> tuple[float, bool]:
-        """Return the loop time at which a session's stage of so many seconds that begins now ends,
-        and whether that is its own deadline.
+        """Return the loop time at which a stage of `seconds` that begins now must end, and whether
+        that is its own deadline rather than the end of a failed round.
         """
         end = asyncio.get_running_loop().time() + seconds
         return (end, True) if self._ends is None or end <= self._ends else (self._ends, False)
 
 
 class WorkerSession:
-    """One worker as the agent follows it through its stages."""
+    """The agent's view of one worker as it goes through its stages."""
 
     def __init__(self, rank_spec: RankSpec, worker: ForkedWorker, round_: NodeWorkers) -> None:
-        """It has been forked and knows nothing yet."""
+        """Start with a forked worker that has not received its job yet."""
         self.rank_spec, self.worker, self.round = rank_spec, worker, round_
         self.stage = Stage.IMPORT
         self.outcome, self.reason, self.detail = Outcome.FAILED, "", ""
@@ -97,14 +95,14 @@ class WorkerSession:
         self._own = True
 
     def hurry(self) -> None:
-        """End the session before the stage's deadline, if that is after the round's end."""
+        """Move the session's deadline forward to the end of a failed round, if that is earlier."""
         if self._timeout is not None and not self._timeout.expired():
             remaining = (self._timeout.when() or 0.0) - asyncio.get_running_loop().time()
             end, self._own = self.round.end(max(0.0, remaining))
             self._timeout.reschedule(end)
 
     def starve(self) -> None:
-        """Take back of the session's result what this node's own lack of CPU may have done."""
+        """Make the session's result inconclusive if this node's own lack of CPU may explain it."""
         if self.reason in STARVABLE:
             self.outcome, self.detail = (
                 Outcome.INCONCLUSIVE,
@@ -113,7 +111,7 @@ class WorkerSession:
             self.reason = STARVED
 
     def result(self, entered: int, left: int, versions: str) -> RankResult:
-        """Return what became of the worker's session."""
+        """Return the result of the worker's session."""
         return RankResult(
             rank=self.rank_spec.rank,
             outcome=self.outcome,
@@ -129,7 +127,7 @@ class WorkerSession:
         )
 
     async def follow(self, channel: socket.socket) -> None:
-        """Give the worker its job and take what it says, until it ends or its time is over."""
+        """Send the worker its job and process its messages until it ends or misses a deadline."""
         reader, writer = await asyncio.open_connection(sock=channel, limit=MAX_FRAME)
         requests: set[asyncio.Task[None]] = set()
         try:
@@ -143,8 +141,8 @@ class WorkerSession:
                 try:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout_at(end) as self._timeout:
-                            # Waited for but not awaited: at the deadline, frames that have already
-                            # arrived are still taken, in case it was the agent that was stopped.
+                            # Not awaited directly: frames that have arrived by the deadline are
+                            # still processed, in case it was the agent that was stopped.
                             await asyncio.wait({stage})
                     self._timeout = None
                     async with time_limit(0.0):
@@ -170,7 +168,7 @@ class WorkerSession:
             for request in requests:
                 request.cancel()
             await asyncio.gather(*requests, return_exceptions=True)
-            # Without flushing: the worker has ended, or is killed next.
+            # Do not flush: the worker has ended, or is killed next.
             writer.transport.abort()
 
     async def _take_stage(
@@ -179,7 +177,7 @@ class WorkerSession:
         writer: asyncio.StreamWriter,
         requests: set[asyncio.Task[None]],
     ) -> None:
-        """Take the worker's frames until another deadline of its session holds."""
+        """Process the worker's frames until its session gets a new deadline."""
         while await self._take(reader, writer, requests):
             pass
 
@@ -189,9 +187,9 @@ class WorkerSession:
         writer: asyncio.StreamWriter,
         requests: set[asyncio.Task[None]],
     ) -> bool:
-        """Take one frame of the worker; False when a stage begins or the last word was said.
+        """Process one frame of the worker; return False if it begins a stage or ends the round.
 
-        Another deadline then holds.
+        Either brings a new deadline.
         """
         (size,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
         if size > MAX_FRAME:
@@ -226,7 +224,7 @@ class WorkerSession:
         return False
 
     async def _serve(self, message: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        """Carry out one operation of the store for the session's worker and answer it."""
+        """Carry out one store operation for the session's worker and answer it."""
         number, value = message["id"], message["value"]
         answer: dict[str, Any]
         try:
@@ -246,9 +244,9 @@ class WorkerSession:
             writer.write(wire.pack({"id": number, **answer}))
 
     def _judge_silence(self) -> None:
-        """Say why a worker's session is over.
+        """Conclude a worker's session that missed its deadline.
 
-        Its own state tells who is stuck from who waits for him.
+        The process state tells a stuck worker from one that waits for another.
         """
         state = self.worker.state()
         where = f"no progress in stage {self.stage}"
@@ -264,7 +262,7 @@ class WorkerSession:
                 "uninterruptible",
                 f"{where}: process {self.worker.pid} hangs in the kernel",
             )
-        # Ended early because another rank has failed, it may have been well.
+        # A session that another rank's failure cut short may be of a healthy worker.
         elif self._own:
             self._conclude(
                 Outcome.HUNG,
@@ -275,7 +273,7 @@ class WorkerSession:
             self._conclude(
                 Outcome.INCONCLUSIVE,
                 "ended_early",
-                f"ended in stage {self.stage}, as another rank had failed",
+                f"ended in stage {self.stage} because another rank failed first",
             )
 
     def _conclude(self, outcome: Outcome, reason: str, detail: str) -> None:
@@ -285,14 +283,14 @@ class WorkerSession:
 
 
 def _line(text: str) -> str:
-    """Return a worker's words in its session as one bounded line."""
+    """Return a worker's text in its session as one bounded line."""
     return "".join(
         character if character.isprintable() else " " for character in text[:MAX_DETAIL]
     ).strip()
 
 
 def _description(job: WorkerJob, rank_spec: RankSpec) -> dict[str, Any]:
-    """Return a seat's job as the worker of the session takes it."""
+    """Return one rank's job in the form that the session's worker expects."""
     return {
         "backend": job.backend,
         "prefix": f"{rank_spec.group}/",

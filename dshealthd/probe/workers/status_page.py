@@ -1,4 +1,4 @@
-"""The page on which a worker of the probes counts its collectives, and onto which it prints."""
+"""The status page of a probe worker: its counters of collectives and its printed output."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import os
 from dshealthd.probe.workers import worker
 
 BOARD = 64 << 10
-"""Bytes of a page: of a worker that prints more, only the first of it is kept."""
+"""Bytes of a page; a worker's output beyond that is lost."""
 PRINTED = 64
-"""Where on a page the printed text begins, behind the counters."""
+"""Offset of the printed text on a page, after the counters."""
 TAIL = 600
-"""Characters of it that are told."""
+"""Last bytes of the printed text that are reported."""
 
 
 class StatusPage:
-    """A small file in memory that a process writes to and the agent reads when the process can no
-    longer speak; it cannot grow.
+    """A small memory file of fixed size that a process writes to; the agent can read it after the
+    process has hung or died.
     """
 
     def __init__(self) -> None:
         """Create the file."""
         self.descriptor = os.memfd_create("dshealthd-board", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.descriptor, BOARD)
-        # Whatever a library prints in a loop ends at the size of the board, and the counters before
-        # it cannot be cut off.
+        # A library that prints in a loop cannot grow the page, and nothing can cut off the
+        # counters.
         fcntl.fcntl(
             self.descriptor,
             fcntl.F_ADD_SEALS,
             fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
         )
-        # The worker's copies of this descriptor share its offset: what it prints begins here.
+        # The worker's copies of this descriptor share its offset, so its output starts here.
         os.lseek(self.descriptor, PRINTED, os.SEEK_SET)
 
     def counters(self) -> tuple[int, int]:
@@ -40,7 +40,7 @@ class StatusPage:
         return entered, left
 
     def printed(self) -> str:
-        """Return the last of what the worker printed on its page, on one line."""
+        """Return the end of the worker's printed output on one line."""
         text = (
             os.pread(self.descriptor, BOARD - PRINTED, PRINTED)
             .rstrip(b"\0")[-TAIL:]
@@ -49,5 +49,5 @@ class StatusPage:
         return "".join(character if character.isprintable() else " " for character in text).strip()
 
     def close(self) -> None:
-        """Forget the file of the worker's page."""
+        """Close the file of the worker's page."""
         os.close(self.descriptor)

@@ -1,6 +1,6 @@
-"""The rendezvous store of one round.
+"""The rendezvous store of one round, kept by its root's agent.
 
-What `torch.distributed` needs of one, kept by the agent of the round's root.
+It implements the operations that `torch.distributed` needs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StoreError(Exception):
 class LocalStore:
     """A store in this process.
 
-    Values come from workers of other nodes too: all is bounded, and nothing is interpreted.
+    Values also come from other nodes' workers, so all sizes are bounded and values are opaque.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class LocalStore:
     ) -> bytes | int | bool:
         """Carry out one operation."""
         if len(key) > MAX_KEY:
-            message = f"a key of {len(key)} characters"
+            message = f"the key has {len(key)} characters, too many"
             raise StoreError(message)
         match op, value:
             case "set", bytes():
@@ -55,7 +55,7 @@ class LocalStore:
                 try:
                     total = int(self._values.get(key, b"0")) + value
                 except ValueError as error:
-                    message = f"{key} holds no number"
+                    message = f"{key} does not hold a number"
                     raise StoreError(message) from error
                 await self._put(key, str(total).encode())
                 return total
@@ -69,7 +69,7 @@ class LocalStore:
                 return key in self._values
             case "delete", None:
                 return self._values.pop(key, None) is not None
-        message = f"no such operation: {op} with {type(value).__name__}"
+        message = f"unknown operation: {op} with {type(value).__name__}"
         raise StoreError(message)
 
     async def _put(self, key: str, value: bytes) -> None:

@@ -1,17 +1,15 @@
-"""The probe worker, one rank: joins collectives, times them, checks sums, tells the agent its
-stage.
+"""The probe worker, one rank: joins collectives, times them, checks sums, reports its stage.
 
-One plain file on torch alone. It runs under the interpreter that training uses, as two kinds of
-process:
+One plain file that depends on torch alone. It runs under the training's interpreter, as two kinds
+of process:
 
-- the *parent* has imported torch and has one thread. It forks workers when the agent asks, and
-  never touches `torch.cuda`: a CUDA context
-  does not survive a fork. If its torch starts threads of its own at import, it starts workers
-  afresh instead of forking them.
-- a *worker* is one rank: its own session, one round, then gone. It holds no listener but the
+- the *parent* (the fork server) has imported torch and has one thread. It forks workers on the
+  agent's request and never touches `torch.cuda`, because a CUDA context does not survive a fork. If
+  importing torch starts threads, it starts each worker as a new process instead of forking it.
+- a *worker* is one rank, in a session of its own, for one round. It listens on nothing except the
   sockets of its backend.
 
-The agent's words to the parent are packets of JSON, with descriptors attached:
+The agent and the parent exchange packets of JSON, with descriptors attached:
 
     ← {"ready": PID, "torch": …, …} or {"failed": REASON, "detail": …}
     → {"fork": N} + [channel, board]    ← {"forked": N, "pid": PID} + [pidfd]
@@ -26,9 +24,9 @@ the agent is the job; then
     ← {"id": N, "store": OP, "key": KEY, "value": BASE64 | INT | null, "timeout": SECONDS}
     → {"id": N, "value": …} or {"id": N, "error": TEXT}
 
-The board is a small shared file: two counters (collectives entered, collectives left), which cost
-no system call and still tell how far a rank came that can no longer speak, and after them what the
-worker prints.
+The board is a small shared file. It starts with two counters (collectives entered, collectives
+left), which need no system call and show how far a rank came after it has hung or died. The
+worker's printed output follows.
 
 Everything about NCCL and CUDA in this file was written from their documentation and has not yet
 been run on a GPU.
@@ -69,18 +67,14 @@ PACKET = 1 << 16
 """Largest packet between agent and parent, in bytes."""
 PRIME = 4093
 """Period of the test pattern: below 2^12, so that sums over up to 4,096 ranks are exact in float32;
-and prime, so that no two places whose
-distance is a power of two, as those of a ring's chunks are, hold the same value.
+prime, so that no two places a power of two apart, as in a ring's chunks, hold the same value.
 """
 BATCH = 32 << 20
-"""Bytes of buffers that are prepared before a run of timed repetitions, so that nothing else
-happens between two of them.
+"""Bytes of buffers to prepare before a run of timed repetitions, so that nothing else happens
+between two of them.
 """
 LINGER = 2.0
-"""Seconds that a rank which is done waits for the others to be.
-
-Its memory may still be read by them.
-"""
+"""Seconds that a finished rank waits for the others, which may still be reading its memory."""
 DIED_WITH_PARENT = signal.SIGKILL
 PR_SET_PDEATHSIG = 1
 
@@ -90,13 +84,13 @@ class StoreFailure(RuntimeError):
 
 
 class VersionsDiffer(Exception):
-    """The ranks do not run the same torch, so that their times mean nothing."""
+    """The ranks run different versions, so their times are not comparable."""
 
 
 class AgentChannel:
     """The worker's end of its channel.
 
-    Progress goes out, store operations go there and back, from whatever thread asks.
+    Sends progress, and carries store operations for any thread.
     """
 
     def __init__(self, channel: socket.socket) -> None:
@@ -108,7 +102,7 @@ class AgentChannel:
         self._reader: threading.Thread | None = None
 
     def receive(self) -> dict[str, Any]:
-        """Return the agent's next frame; raises EOFError when it has closed the channel."""
+        """Return the agent's next frame. Raises EOFError if it has closed the channel."""
         head = self._stream.read(LENGTH.size)
         if len(head) < LENGTH.size:
             raise EOFError
@@ -122,18 +116,18 @@ class AgentChannel:
             self._channel.sendall(LENGTH.pack(len(body)) + body)
 
     def stage(self, name: str) -> None:
-        """Say that a stage of the worker begins; its deadline starts anew."""
+        """Report that a stage of the worker begins, which starts its deadline."""
         self.send({"stage": name})
 
     def ask(self, op: str, key: str, value: str | int | None, timeout: float) -> Any:
-        """Have a store operation of the worker done and return its value; raises StoreFailure."""
+        """Have the agent carry out a store operation; return its value. Raises StoreFailure."""
         answer: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         with self._lock:
             if self._reader is None:
                 self._reader = threading.Thread(target=self._read, daemon=True)
                 self._reader.start()
-            # A queue for each request: torch and its backends ask from threads of their own, and
-            # each waits for its answer alone.
+            # A queue for each request: torch and its backends call from threads of their own, each
+            # of which waits for its own answer.
             number = len(self._answers)
             self._answers[number] = answer
         self.send({"id": number, "store": op, "key": key, "value": value, "timeout": timeout})
@@ -144,9 +138,9 @@ class AgentChannel:
         return message["value"]
 
     def _read(self) -> None:
-        """Hand each of the agent's answers to the worker's thread that waits for it.
+        """Pass each of the agent's answers to the worker's thread that waits for it.
 
-        At the end of the channel all are told.
+        When the channel closes, fail all waiting requests.
         """
         with contextlib.suppress(EOFError, OSError):
             while True:
@@ -157,10 +151,10 @@ class AgentChannel:
 
 
 class StatusWriter:
-    """The shared file that the agent reads when the worker can no longer speak."""
+    """The shared file that the agent can read after the worker has hung or died."""
 
     def __init__(self, descriptor: int) -> None:
-        """Map the counters, and let everything that is printed follow them."""
+        """Map the counters, and redirect printed output to the file after them."""
         self._map = mmap.mmap(descriptor, COUNTERS.size)
         self.entered = self.left = 0
         os.dup2(descriptor, 1)
@@ -168,18 +162,18 @@ class StatusWriter:
         os.close(descriptor)
 
     def enter(self) -> None:
-        """Count a collective that the worker begins."""
+        """Count a collective that the worker enters."""
         self.entered += 1
         COUNTERS.pack_into(self._map, 0, self.entered, self.left)
 
     def leave(self) -> None:
-        """Count a collective that the worker has left; on a GPU it is queued, not done."""
+        """Count a collective that the worker has left; on a GPU it is queued, not finished."""
         self.left += 1
         COUNTERS.pack_into(self._map, 0, self.entered, self.left)
 
 
 def agent_store(agent: AgentChannel, prefix: str, timeout: float) -> Any:
-    """Return the worker's rendezvous store whose every operation is carried out by the agent."""
+    """Return the worker's rendezvous store, which forwards every operation to the agent."""
     import torch.distributed as dist
 
     class AgentStore(dist.Store):  # type: ignore[misc,name-defined] # torch exports it only where it is built with it
@@ -191,7 +185,7 @@ def agent_store(agent: AgentChannel, prefix: str, timeout: float) -> Any:
             agent.ask("set", prefix + key, base64.b64encode(data).decode(), timeout)
 
         def get(self, key: str) -> bytes:
-            """Return a value of the agent's store to the worker, when somebody has set it."""
+            """Return a value of the agent's store to the worker, once it is set."""
             return base64.b64decode(agent.ask("get", prefix + key, None, timeout))
 
         def add(self, key: str, amount: int) -> int:
@@ -199,11 +193,11 @@ def agent_store(agent: AgentChannel, prefix: str, timeout: float) -> Any:
             return int(agent.ask("add", prefix + key, amount, timeout))
 
         def check(self, keys: list[str]) -> bool:
-            """Say to the worker whether all keys of the agent's store are set."""
+            """Tell the worker whether all keys of the agent's store are set."""
             return all(agent.ask("check", prefix + key, None, timeout) for key in keys)
 
         def wait(self, keys: list[str], limit: timedelta | None = None) -> None:
-            """Return to the worker when all keys of the agent's store are set."""
+            """Block the worker until all keys of the agent's store are set."""
             for key in keys:
                 agent.ask(
                     "wait",
@@ -213,7 +207,7 @@ def agent_store(agent: AgentChannel, prefix: str, timeout: float) -> Any:
                 )
 
         def delete_key(self, key: str) -> bool:
-            """Forget a key of the agent's store, for the worker."""
+            """Delete a key of the agent's store, for the worker."""
             return bool(agent.ask("delete", prefix + key, None, timeout))
 
     store = AgentStore()
@@ -225,7 +219,7 @@ class RankRound:
     """One rank's part in one round."""
 
     def __init__(self, agent: AgentChannel, board: StatusWriter, job: dict[str, Any]) -> None:
-        """Note the job; nothing of torch is touched yet."""
+        """Note the job without touching torch yet."""
         self.agent, self.board, self.job = agent, board, job
         self.rank: int = job["rank"]
         self.size: int = job["size"]
@@ -234,13 +228,13 @@ class RankRound:
         self.device: Any = None
         self.stage = ""
         self.wrong: tuple[str, str] | None = None
-        """Stage and words of the first wrong result.
+        """Stage and description of the first wrong result.
 
-        The round goes on all the same, so that the others learn whether theirs is right.
+        The round goes on, so that the other ranks learn whether their results are right.
         """
 
     def run(self) -> None:
-        """Go through the worker's stages; raises when the round ends in one of them."""
+        """Go through the worker's stages. Raises if the round ends in one of them."""
         import torch
 
         self.begin("store")
@@ -253,7 +247,7 @@ class RankRound:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self.group = connect(store, self.job)
-        self.reduce_and_check(4, 1)  # NCCL connects with the first collective only
+        self.reduce_and_check(4, 1)  # NCCL connects only with the first collective
         self.begin("warm_up")
         sizes = [size for size, _ in self.job["steps"]]
         for size in sizes:
@@ -287,7 +281,7 @@ class RankRound:
         self.agent.stage(stage)
 
     def conclude(self, outcome: str, reason: str, detail: str) -> None:
-        """Say how the rank's round ended; wrong data is worse than whatever came after it."""
+        """Report how the rank's round ended; wrong data outranks any later failure."""
         if self.wrong is not None:
             self.stage, detail = self.wrong
             outcome, reason = "corrupted", "wrong_data"
@@ -296,7 +290,7 @@ class RankRound:
     def report(self, op: str, size: int, seconds: list[float], factor: float) -> None:
         """Send the agent the median of an operation's times.
 
-        A group of one has nothing to reduce, and no time worth keeping.
+        A group of one has nothing to reduce, so its times are not reported.
         """
         if factor:
             median = statistics.median(seconds)
@@ -310,8 +304,8 @@ class RankRound:
         while len(seconds) < repetitions:
             count = min(repetitions - len(seconds), max(1, BATCH // size))
             salts = range(self.salt, self.salt + count)
-            # Another pattern for each: a buffer that a collective has not touched would otherwise
-            # hold the right sum of an earlier one.
+            # A new pattern for each repetition: otherwise a buffer that a collective has not
+            # touched could hold the right sum of an earlier one.
             self.salt += count
             buffers = [pattern(self.rank, 1, salt, size).to(self.device) for salt in salts]
             calls = [functools.partial(all_reduce, self, buffer) for buffer in buffers]
@@ -322,22 +316,22 @@ class RankRound:
         return seconds
 
     def note(self, wrong: str) -> None:
-        """Keep what was wrong with the rank's sums first; an empty text says that nothing was."""
+        """Keep the rank's first wrong result; an empty text means that nothing is wrong."""
         if wrong and self.wrong is None:
             self.wrong = self.stage, f"rank {self.rank}: {wrong}"
 
 
 def all_reduce(round_: RankRound, tensor: torch.Tensor) -> None:
-    """Sum a worker's tensor over the group, in place; a GPU's stream waits, not the caller."""
+    """Sum a worker's tensor over the group in place; on a GPU the stream waits, not the caller."""
     round_.board.enter()
     round_.group.allreduce([tensor]).wait()
     round_.board.leave()
 
 
 def pattern(first: int, ranks: int, salt: int, size: int) -> torch.Tensor:
-    """Return the sum of what `ranks` ranks from `first` on contribute.
+    """Return the sum of the contributions of `ranks` ranks from `first` on.
 
-    Integers that differ by rank, place and repetition.
+    Contributions are integers that differ by rank, place and repetition.
     """
     import torch
 
@@ -350,7 +344,7 @@ def pattern(first: int, ranks: int, salt: int, size: int) -> torch.Tensor:
 
 
 def difference(what: str, found: torch.Tensor, expected: torch.Tensor) -> str:
-    """Say where two tensors of a worker first differ; empty if they do not."""
+    """Return a text that says where two tensors of a worker first differ; empty if equal."""
     import torch
 
     if torch.equal(found, expected):
@@ -365,7 +359,7 @@ def difference(what: str, found: torch.Tensor, expected: torch.Tensor) -> str:
 def timed(device: torch.device, operations: Sequence[Callable[[], object]]) -> list[float]:
     """Run a worker's operations one after the other and return the seconds of each.
 
-    By CUDA events on a GPU, by the clock elsewhere.
+    CUDA events time them on a GPU, the clock elsewhere.
     """
     import torch
 
@@ -389,12 +383,12 @@ def timed(device: torch.device, operations: Sequence[Callable[[], object]]) -> l
 def device_steps(
     device: torch.device, steps: dict[str, Any]
 ) -> Iterator[tuple[str, int, list[float], str]]:
-    """Yield operation, bytes, times and what is wrong of what a device does alone, which tells a
-    slow GPU from a slow link.
+    """Yield operation, bytes, times and error text of each step that a device does alone; they
+    tell a slow GPU from a slow link.
 
     `steps`: `repetitions`, `order` of the square matrices, `bytes` of a copy. The size of a matrix
     product is that of one operand. The operands hold -1, 0 and 1, so that the product is exact in
-    half precision; it is checked against a vector, as Freivalds does.
+    half precision; Freivalds' algorithm checks it with a vector.
     """
     import torch
 
@@ -409,7 +403,7 @@ def device_steps(
         torch.randint(-1, 2, (order, order), generator=source).to(kind).to(device) for _ in range(2)
     )
     product = torch.empty_like(left)
-    # Not timed: the first product loads and picks kernels.
+    # Not timed: the first product loads and selects kernels.
     torch.mm(left, right, out=product)
     seconds = timed(device, [lambda: torch.mm(left, right, out=product)] * repetitions)
     vector = torch.randint(0, 1000, (order, 1), generator=source).to(torch.float64).to(device)
@@ -429,12 +423,12 @@ def device_steps(
 
 
 def reproducible(device: torch.device) -> str:
-    """Return what equal bits of a device's matrix products depend on; empty where nobody promises
-    any.
+    """Return what the bits of a device's matrix products depend on; empty if its library does not
+    promise equal bits.
 
-    cuBLAS does, for one version of it, one architecture and number of multiprocessors, in one
-    stream (its documentation, "Results reproducibility"). Libraries of CPUs choose by the processor
-    and how memory is aligned, those of AMD say nothing.
+    cuBLAS promises them for one version, one architecture and number of multiprocessors, in one
+    stream (its documentation, "Results reproducibility"). CPU libraries choose code by processor
+    and memory alignment; AMD's libraries promise nothing.
     """
     import torch
 
@@ -457,7 +451,7 @@ def reproducible(device: torch.device) -> str:
 
 
 def cublas_version() -> str:
-    """Return the version of the cuBLAS that the worker has loaded; empty where it has none."""
+    """Return the version of the cuBLAS that the worker has loaded; empty if none."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
         paths = [line.split(maxsplit=5)[5].strip() for line in file if "/libcublas.so" in line]
     if not paths:
@@ -472,12 +466,12 @@ def cublas_version() -> str:
 
 
 def checksum(device: torch.device, steps: dict[str, Any]) -> tuple[int, str]:
-    """Return the checksum of matrix products whose bits are the same on all devices alike, and what
-    differs when they are repeated.
+    """Return the checksum of matrix products whose bits are equal on identical devices, and a text
+    about any difference when they are repeated.
 
-    The operands fill the mantissa, so that each product is rounded: a unit that rounds or carries
-    wrongly shows, which products of small integers do not use. In bfloat16, on tensor cores, and in
-    single precision, on the others.
+    The operands fill the mantissa, so each product is rounded. This shows faults in rounding and
+    carrying, which products of small integers do not exercise. bfloat16 runs on tensor cores,
+    single precision on the other units.
     """
     import torch
 
@@ -487,8 +481,7 @@ def checksum(device: torch.device, steps: dict[str, Any]) -> tuple[int, str]:
         matmul = torch.backends.cuda.matmul
         matmul.allow_tf32 = matmul.allow_bf16_reduced_precision_reduction = False
     order = int(steps["order"])
-    # Exact, as all are integers below 2^16 divided by 2^15; the period has no factor in common with
-    # the order.
+    # Exact, as all are integers below 2^16 divided by 2^15; the period and the order are coprime.
     period = 65521
     places = torch.arange(period, dtype=torch.int64)
     number, wrong = 0, ""
@@ -512,19 +505,19 @@ def checksum(device: torch.device, steps: dict[str, Any]) -> tuple[int, str]:
 
 
 def prepare_environment(job: dict[str, Any]) -> None:
-    """Set what NCCL and CUDA read when they start.
+    """Set the variables that NCCL and CUDA read when they start.
 
-    It is the job's word against any file's of the machine, never a peer's.
+    They override any configuration file on this machine, and never come from a peer.
     """
     os.environ.update(
         {
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # devices are numbered as NVML numbers them
-            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # equal bits in each run, says cuBLAS
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the same numbering as NVML's
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS documents equal bits in each run
             "NCCL_DEBUG": "WARN",
-            "NCCL_RAS_ENABLE": "0",  # no listener on port 28028, where the jobs' own is expected
+            "NCCL_RAS_ENABLE": "0",  # no listener on port 28028, which jobs use
             "NCCL_SOCKET_IFNAME": "=" + job["interface"],
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-            # the agent's deadlines end a worker; its own watchdog would wait for minutes
+            # the agent's deadlines end a worker; NCCL's watchdog would wait for minutes
             "TORCH_NCCL_ENABLE_MONITORING": "0",
         }
     )
@@ -533,7 +526,7 @@ def prepare_environment(job: dict[str, Any]) -> None:
 
 
 def versions(job: dict[str, Any]) -> str:
-    """Return what must be equal on all ranks' workers for their times to be comparable."""
+    """Return the versions that must match on all ranks' workers for their times to compare."""
     import torch
 
     nccl = str(torch.cuda.nccl.version()) if job["backend"] == "nccl" else ""  # type: ignore[no-untyped-call]
@@ -541,7 +534,7 @@ def versions(job: dict[str, Any]) -> str:
 
 
 def meet(store: Any, job: dict[str, Any]) -> None:
-    """Wait until every rank's worker of the group is here and runs the same versions.
+    """Wait until every rank's worker of the group has arrived, and check that versions match.
 
     Raises VersionsDiffer.
     """
@@ -556,15 +549,15 @@ def meet(store: Any, job: dict[str, Any]) -> None:
             + ", ".join(f"rank {other} {theirs}" for other, theirs in different.items())
         )
     if job["backend"] == "nccl":
-        # NCCL's bootstrap believes whoever knows this number; versions that do not read it keep
-        # their constant.
+        # NCCL's bootstrap trusts anyone who knows this number; versions that do not read it use a
+        # constant.
         if rank == 0:
             store.set("magic", str(secrets.randbits(63)))
         os.environ["NCCL_SOCKET_MAGIC"] = store.get("magic").decode()
 
 
 def connect(store: Any, job: dict[str, Any]) -> Any:
-    """Return the process group of the job's backend, which the worker joins."""
+    """Join and return the process group of the job's backend, for the worker."""
     import torch.distributed as dist
 
     limit = timedelta(seconds=job["timeout"])
@@ -573,8 +566,8 @@ def connect(store: Any, job: dict[str, Any]) -> Any:
         options._timeout = limit  # noqa: SLF001 - the name that every version has
         return dist.ProcessGroupNCCL(store, job["rank"], job["size"], options)
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined] # noqa: SLF001 - the name that every version has
-    # An address in numbers: gloo would otherwise look up the machine's own name and listen on
-    # whatever that says.
+    # A numeric address: gloo would otherwise listen on whatever the machine's own name resolves
+    # to.
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=job["address"])]  # noqa: SLF001
     options._timeout = limit  # noqa: SLF001
     options._threads = 1  # noqa: SLF001
@@ -582,8 +575,8 @@ def connect(store: Any, job: dict[str, Any]) -> Any:
 
 
 def linger(store: Any, job: dict[str, Any]) -> None:
-    """Stay, as a worker, until the others are done too, or for a moment."""
-    # This rank's result stands whatever becomes of the others.
+    """Wait, as a worker, until the others are done too, but at most `LINGER` seconds."""
+    # This rank's result is valid whatever happens to the others.
     with contextlib.suppress(StoreFailure):
         store.set(f"done/{job['rank']}", b"1")
         store.wait([f"done/{rank}" for rank in range(job["size"])], timedelta(seconds=LINGER))
@@ -601,7 +594,7 @@ REASONS = (
     ("out_of_memory", "out of memory"),
     ("no_address", "cannot assign requested address"),
 )
-"""Slugs by what the libraries say; they have no error codes."""
+"""Slugs by text in the libraries' error messages, which have no codes."""
 
 
 def reason(error: BaseException) -> str:
@@ -615,10 +608,8 @@ def reason(error: BaseException) -> str:
 
 
 def work(channel: socket.socket, descriptor: int) -> None:
-    """Be one rank's worker, and end the process: no destructors, which can hang when a peer is
-    gone.
-    """
-    # The agent kills the whole session, and with it whatever a library has started.
+    """Run one rank's worker, then exit without destructors, which can hang if a peer is gone."""
+    # The agent kills the whole session, including whatever a library has started.
     os.setsid()
     board = StatusWriter(descriptor)
     agent = AgentChannel(channel)
@@ -640,7 +631,7 @@ def work(channel: socket.socket, descriptor: int) -> None:
 
 
 def threads() -> int:
-    """Return how many threads this process has, which workers would lose by a fork."""
+    """Return how many threads this process has; a forked worker would lose all but one."""
     return len(os.listdir("/proc/self/task"))
 
 
@@ -654,7 +645,7 @@ def die_with(parent: int) -> None:
 
 
 def start_worker(control: socket.socket, channel: int, board: int, roots: str) -> int:
-    """Start one worker and return its pid: by fork, or afresh where this process has threads."""
+    """Start one worker and return its pid: by fork, or as a new process if this one has threads."""
     me = os.getpid()
     if threads() > 1:
         for descriptor in (channel, board):
@@ -680,7 +671,7 @@ def start_worker(control: socket.socket, channel: int, board: int, roots: str) -
             die_with(me)
             work(socket.socket(fileno=channel), board)
         finally:
-            traceback.print_exc()  # reached by an unnamed exception only
+            traceback.print_exc()  # reached only on an unexpected exception
             os._exit(70)
     return pid
 
@@ -693,14 +684,14 @@ def serve(control: socket.socket, roots: str) -> None:
 
         if not dist.is_available():
             message = "this torch is built without torch.distributed"
-            raise ImportError(message)  # noqa: TRY301 - handled with its kin
+            raise ImportError(message)  # noqa: TRY301 - handled with the other import errors
     except (ImportError, OSError) as error:
         reply(control, {"failed": "no_torch", "detail": f"{sys.executable}: {error}"})
         return
     torch.set_num_threads(1)
-    # What is garbage now would be copied into each worker by the first collection there.
+    # Otherwise the first collection in each worker would copy the pages of this garbage.
     gc.collect()
-    gc.freeze()  # workers share these pages for as long as nobody writes to them
+    gc.freeze()  # workers share these pages until one writes to them
     about = {
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda or ""),
@@ -734,14 +725,13 @@ def main(arguments: list[str]) -> None:
     """Run as fork server (`parent ROOTS FD`) or worker (`worker ROOTS PARENT CHANNEL BOARD`)."""
     role, roots, *numbers = arguments
     allowed = roots.split(os.pathsep)
-    # Only what was checked for foreign writers is imported; an environment can name other folders
-    # in its .pth files.
+    # Import only from folders that `launch.py` has checked: .pth files can name others.
     sys.path[:] = [
         path
         for path in sys.path
         if any(f"{os.path.realpath(path)}/".startswith(f"{root}/") for root in allowed)
     ]
-    # Ctrl-C goes to the whole terminal group; the agent decides.
+    # Ctrl-C reaches the whole terminal group; the agent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if role == "parent":
         serve(socket.socket(fileno=int(numbers[0])), roots)

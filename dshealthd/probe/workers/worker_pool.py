@@ -1,10 +1,10 @@
 """The worker pool: runs the workers of a round, forked by one fork server.
 
-Starts them, carries their store operations, ends those that are late, and says how each ended.
+It starts workers, serves their store operations, ends late ones, and reports how each ended.
 
-The parent that they are forked from is started for the first round and ended when none has come for
-a while: torch in memory costs 200 MiB and one to three seconds, a fork of it some milliseconds. The
-agent itself imports no torch and has no thread.
+The fork server (the *parent*) starts with the first round and ends after a while without rounds:
+importing torch takes 200 MiB and one to three seconds, a fork some milliseconds. The agent itself
+does not import torch and has no threads.
 """
 
 from __future__ import annotations
@@ -66,28 +66,29 @@ log = logging.getLogger(__name__)
 
 PARENT_UP = gauge(
     "dshealthd_probe_parent_up",
-    "1 while the process that has imported torch is kept, from which probe workers are forked.",
+    "1 while the probe workers' fork server, a process that has imported torch, is running.",
 )
 PARENT_STARTS = counter(
-    "dshealthd_probe_parent_starts_total", "Starts of that process; each imports torch."
+    "dshealthd_probe_parent_starts_total",
+    "Starts of the probe workers' fork server; each imports torch.",
 )
 PARENT_FAILURES = counter(
     "dshealthd_probe_parent_failures_total",
-    "Times that process could not be started or failed.",
+    "Failures of the probe workers' fork server, to start or later.",
     "reason",
 )
-WORKERS = gauge("dshealthd_probe_workers", "Probe workers that run now.")
+WORKERS = gauge("dshealthd_probe_workers", "Running probe workers.")
 STARTED = counter(
-    "dshealthd_probe_workers_started_total", "Probe workers started; one a rank and round."
+    "dshealthd_probe_workers_started_total", "Probe workers started; one per rank and round."
 )
 STUCK = gauge(
     "dshealthd_probe_workers_stuck",
-    "Probe workers that hang in the kernel and cannot be killed.",
+    "Probe workers hung in the kernel that cannot be killed.",
     "device",
 )
 TORCH = gauge(
     "dshealthd_probe_torch_info",
-    "1; versions of the environment that probes run in, while it is loaded.",
+    "1; versions of the environment that probes run in, while the fork server runs.",
     "torch",
     "cuda",
     "python",
@@ -97,12 +98,12 @@ METRICS = (PARENT_UP, PARENT_STARTS, PARENT_FAILURES, WORKERS, STARTED, STUCK, T
 KILL_DEADLINE = 2.0
 """Seconds after SIGKILL until a worker counts as unkillable.
 
-The driver takes its time to tear down a CUDA context.
+The driver is slow to tear down a CUDA context.
 """
 
 
 class WorkerPool:
-    """The workers of this node, and the parent that they come from."""
+    """This node's workers and their fork server."""
 
     def __init__(
         self,
@@ -116,8 +117,8 @@ class WorkerPool:
     ) -> None:
         """Prepare; nothing starts before the first round.
 
-        `python` is the interpreter of the environment that training uses, `environment` what it
-        needs besides (LD_LIBRARY_PATH, NCCL_…), from the configuration; `program` the worker's
+        `python` is the interpreter of the training environment; `environment` holds the variables
+        that it needs (LD_LIBRARY_PATH, NCCL_…), from the configuration; `program` is the worker's
         file.
         """
         self._python = python
@@ -140,10 +141,9 @@ class WorkerPool:
     async def run(
         self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
     ) -> list[RankResult]:
-        """Run this node's ranks of a round and return one result for each, in the order of its
-        seats.
+        """Run this node's ranks of a round and return one result for each, in order.
 
-        Every failure is a result. When this is cancelled, the workers are killed.
+        Every failure becomes a result. Cancelling this kills the workers.
         """
         for rank_spec in job.rank_specs:
             progress(rank_spec.rank, Stage.IMPORT)
@@ -172,9 +172,9 @@ class WorkerPool:
                 self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._retire)
 
     async def prepare(self, deadline: float) -> str:
-        """Have the pool's fork server ready, so that no round need wait for the import of torch.
+        """Start the pool's fork server, so that no round has to wait for the import of torch.
 
-        Return why there is none, or "".
+        Return the slug of the failure, or "".
         """
         self._running += 1
         try:
@@ -196,9 +196,8 @@ class WorkerPool:
 
     @property
     def about(self) -> Mapping[str, Any]:
-        """Versions (`torch`, `cuda`, `python`) of the pool's environment while it is loaded.
-
-        Empty otherwise.
+        """Versions (`torch`, `cuda`, `python`) of the pool's environment; empty without a fork
+        server that is ready.
         """
         return self._parent.about if self._parent is not None else {}
 
@@ -232,11 +231,11 @@ class WorkerPool:
 
     @property
     def parent_pid(self) -> int | None:
-        """The pid of the pool's fork server while there is one."""
+        """The pid of the pool's fork server, or None if there is none."""
         return self._parent.pid if self._parent is not None and self._parent.usable else None
 
     async def _ready(self, deadline: float) -> ForkServer:
-        """Return the pool's fork server, started if there is none; raises ForkServerError."""
+        """Return the pool's fork server, started if necessary. Raises ForkServerError."""
         async with self._starting:
             if self._parent is not None and self._parent.usable:
                 return self._parent
@@ -254,13 +253,13 @@ class WorkerPool:
                 raise
             finally:
                 if parent is not None and not parent.about:
-                    parent.kill()  # also when nobody waits for it any more
+                    parent.kill()  # also when this call was cancelled
                     self._parent, self._retired = None, parent
             self._trouble = None
             if parent.about["threads"] > 1:
                 log.warning(
-                    "probe: importing torch leaves %d threads; workers are started afresh, "
-                    "which is slow",
+                    "probe: importing torch leaves %d threads, so workers cannot be forked; "
+                    "starting each as a new process is slow",
                     parent.about["threads"],
                 )
             return parent
@@ -276,7 +275,7 @@ class WorkerPool:
         log.warning("probe: %s", error)
 
     def _retire(self) -> None:
-        """End the pool's fork server, as no round has come for a while."""
+        """End the pool's fork server after a while without rounds."""
         self._idle = None
         if self._parent is not None and not self._running:
             self._parent.close()
@@ -295,7 +294,7 @@ class WorkerPool:
                 "busy",
                 f"process {stuck.pid}, an earlier worker on {rank_spec.device}, cannot be killed",
             )
-        # To tell afterwards whether a fork server that missed its deadline had a CPU to meet it.
+        # To tell later whether a fork server that missed its deadline was starved of CPU.
         before = run_queue(parent.pid)
         with contextlib.ExitStack() as held:
             lag = held.enter_context(LoopLag())
@@ -308,7 +307,10 @@ class WorkerPool:
             except OSError as error:
                 round_.hurry()
                 return _failed(
-                    rank_spec, Outcome.INCONCLUSIVE, PARENT, f"no worker: {cause(error)}"
+                    rank_spec,
+                    Outcome.INCONCLUSIVE,
+                    PARENT,
+                    f"cannot start a worker: {cause(error)}",
                 )
             except ForkServerError as error:
                 if not round_.hurried:
@@ -324,14 +326,14 @@ class WorkerPool:
                 one = WorkerSession(rank_spec, worker, round_)
                 round_.attended.append(one)
                 await one.follow(ours)
-                # Before the kill, as its /proc entry goes with it.
+                # Before the kill, which removes its /proc entry.
                 queue = run_queue(worker.pid)
             finally:
                 self._alive -= 1
                 worker.kill()
             if one.outcome is not Outcome.OK:
                 round_.hurry()
-            # Remembered by device: another worker there would only hang beside it.
+            # Remembered by device: another worker on it would only hang too.
             if not await worker.gone(KILL_DEADLINE):
                 self._stuck[rank_spec.device] = worker
                 log.error("probe: worker %d on %s cannot be killed", worker.pid, rank_spec.device)
@@ -356,11 +358,11 @@ def _failed(rank_spec: RankSpec, outcome: Outcome, reason: str, detail: str) -> 
 
 
 def describe_exit(worker: ForkedWorker, board: StatusPage) -> tuple[str, str]:
-    """Return the reason and the words for a worker of the pool that ended without a word."""
+    """Return the reason and detail for a worker of the pool that ended without a report."""
     printed = board.printed()
     words = f": {printed}" if printed else ""
     if worker.status is None:
-        return "parent", f"process {worker.pid} ended with the parent of the workers{words}"
+        return "parent", f"process {worker.pid} ended with the workers' fork server{words}"
     code = os.waitstatus_to_exitcode(worker.status)
     if code < 0:
         return "killed", f"process {worker.pid} was ended by {signal.Signals(-code).name}{words}"

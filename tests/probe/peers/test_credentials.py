@@ -108,7 +108,7 @@ def test_key_file_that_others_reach(tmp_path: Path, mode: int) -> None:
     path = secret(tmp_path, "key", KEY)
     path.chmod(mode)
     assert problem(keyed(path)) == (
-        f"key_file: {path} has mode {mode:04o}, so that others than its owner can reach it; "
+        f"key_file: {path} has mode {mode:04o}, so others than its owner can access it; "
         "it must be 0600"
     )
 
@@ -120,7 +120,7 @@ def test_key_file_of_another_user(tmp_path: Path) -> None:
     os.chown(path, 4321, -1)
     assert (
         problem(keyed(path))
-        == f"key_file: {path} belongs to user 4321, not to root or to the user of this process"
+        == f"key_file: {path} belongs to user 4321; it must belong to root or this process's user"
     )
 
 
@@ -130,9 +130,9 @@ def test_key_that_is_no_file(tmp_path: Path) -> None:
         problem(keyed(tmp_path / "none"))
         == f"key_file: {tmp_path}/none cannot be read: No such file or directory"
     )
-    assert problem(keyed(tmp_path)) == f"key_file: {tmp_path} is no file"
+    assert problem(keyed(tmp_path)) == f"key_file: {tmp_path} is not a regular file"
     os.mkfifo(tmp_path / "pipe", 0o600)
-    assert problem(keyed(tmp_path / "pipe")) == f"key_file: {tmp_path}/pipe is no file"
+    assert problem(keyed(tmp_path / "pipe")) == f"key_file: {tmp_path}/pipe is not a regular file"
 
 
 def test_key_among_the_credentials_of_systemd(
@@ -177,7 +177,7 @@ def test_certificate_files_that_cannot_be(issued: Path, tmp_path: Path) -> None:
     shutil.copy(tmp_path / "b.key", tmp_path / "a.key")
     (tmp_path / "a.key").chmod(0o600)
     assert problem(options).endswith(
-        "are no certificate and its key: cannot be used: KEY_VALUES_MISMATCH"
+        "are not a certificate and its key: cannot be used: KEY_VALUES_MISMATCH"
     )
     (tmp_path / "ca.pem").write_text("-----BEGIN", encoding="ascii")
     assert problem(options).startswith(f"tls_ca_file: {tmp_path}/ca.pem cannot be used: ")

@@ -258,7 +258,7 @@ def test_local_store() -> None:
             with pytest.raises(StoreError):
                 await store(op, key, value, 1)
         await store("set", "text", b"x", 1)
-        with pytest.raises(StoreError, match="no number"):
+        with pytest.raises(StoreError, match="does not hold a number"):
             await store("add", "text", 1, 1)
 
     asyncio.run(main())
