@@ -106,11 +106,11 @@ def panels(source: Source) -> list[dashboard.Panel]:
 def _asking() -> str:
     wanted = {
         "dshealthd_gpu_up": ("== 0", "not readable"),
-        "dshealthd_gpu_remapped_rows_failed": ("== 1", "row remap failed: exchange"),
+        "dshealthd_gpu_remapped_rows_failed": ("== 1", "row remap failed: replace"),
         "dshealthd_gpu_remapped_rows_pending": ("== 1", "row remap pending: reset"),
         "dshealthd_gpu_retired_pages_pending": ("== 1", "page retirement pending: reset"),
-        "dshealthd_gpu_sram_threshold_exceeded": ("== 1", "too many SRAM errors: exchange"),
-        "dshealthd_gpu_memory_unrepairable": ("== 1", "memory beyond repair: exchange"),
+        "dshealthd_gpu_sram_threshold_exceeded": ("== 1", "too many SRAM errors: replace"),
+        "dshealthd_gpu_memory_unrepairable": ("== 1", "memory beyond repair: replace"),
         "dshealthd_gpu_repair_pending": ("== 1", "repair pending: reset"),
         "dshealthd_gpu_recovery_action": ("> 0", "the driver asks for a recovery"),
         "dshealthd_gpu_fabric_healthy": ("== 0", "NVLink fabric unhealthy"),
