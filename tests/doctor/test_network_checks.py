@@ -172,7 +172,7 @@ def test_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
         ("172.17.0.1", False, "ok", "this node alone"),
         ("10.9.0.1", True, "ok", "an address of this node"),
         ("10.8.0.1", True, "warning", "no interface of this node"),
-        ("nobody.invalid", False, "unknown", "no name server could tell"),
+        ("nobody.invalid", False, "unknown", "no name server answered"),
     ):
         monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
         (found,) = results(host_name.CHECK, look(several=several))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WORDS: Mapping[str, str] = {
     **MEANINGS,
-    Misnomer.MISSPELT: "is what a misspelt name seems to mean",
+    Misnomer.MISSPELT: "seems to be misspelt: a similar variable is set that nothing reads",
     Misnomer.UNKNOWN: "is read by nothing that is known; a plugin may",
     problems.Problem.DISABLED: "switches off InfiniBand, which works on this node",
 }
