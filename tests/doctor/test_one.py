@@ -101,7 +101,7 @@ def test_collective() -> None:
     [
         ("hostfile", "1 host with 1 slot, 1 rank"),
         ("launcher", "torchrun: 1 rank on 1 node"),
-        ("ranks-and-gpus", "1 rank a node (torchrun), 1 GPU a node"),
+        ("ranks-and-gpus", "1 rank per node (torchrun), 1 GPU per node"),
     ],
 )
 def test_job(tmp_path: Path, check: str, text: str) -> None:

@@ -47,10 +47,10 @@ def adapters(tmp_path: Path) -> Host:
 @pytest.mark.parametrize(
     ("variable", "outcome", "words"),
     [
-        ("NCCL_DEBUG=INFO", OK, "read by NCCL as set"),
-        ("NCCL_SOCKET_IFNAME=lo", OK, "read by NCCL as set"),
-        ("NCCL_SOCKET_IFNAME=^docker", OK, "read by NCCL as set"),
-        ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1", OK, "read by NCCL as set"),
+        ("NCCL_DEBUG=INFO", OK, "NCCL reads it as set"),
+        ("NCCL_SOCKET_IFNAME=lo", OK, "NCCL reads it as set"),
+        ("NCCL_SOCKET_IFNAME=^docker", OK, "NCCL reads it as set"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1", OK, "NCCL reads it as set"),
         ("NCCL_TIMEOUT=1800", WARNING, "is not read by any release in use"),
         ("NCCL_REUSE_SOCKET_ADDR=1", WARNING, "is not read by any release in use"),
         ("NCCL_SOCKET_IFNAMES=eth0", CRITICAL, "NCCL_SOCKET_IFNAME seems to be misspelt"),
@@ -95,7 +95,7 @@ def test_loopback_between_nodes() -> None:
         ("NCCL_IB_HCA==mlx5_0", OK, "as set"),
         ("NCCL_IB_HCA==mlx5_1", CRITICAL, "names a device that is down"),
         ("NCCL_IB_HCA==mlx5_9", CRITICAL, "names a device that this node does not have"),
-        ("NCCL_IB_DISABLE=1", WARNING, "switches off InfiniBand, which works on this node"),
+        ("NCCL_IB_DISABLE=1", WARNING, "disables InfiniBand, which works on this node"),
         ("NCCL_IB_DISABLE=0", OK, "as set"),
     ],
 )
