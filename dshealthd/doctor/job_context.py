@@ -176,7 +176,7 @@ class JobContext:
 
     @property
     def by_ssh(self) -> bool:
-        """Whether `deepspeed` reaches other hosts over SSH; also true if no launcher is given."""
+        """Whether `deepspeed` reaches hosts over SSH; without a launcher, if there is a hostfile."""
         if self.launcher is None:
             return self.hostfile is not None
         inner = self.launcher.find("deepspeed")
@@ -184,7 +184,7 @@ class JobContext:
 
     @property
     def ssh_options(self) -> tuple[str, ...]:
-        """What `deepspeed` passes to ssh for the job."""
+        """The options that `deepspeed` passes to ssh."""
         inner = self.launcher.find("deepspeed") if self.launcher else None
         port = inner.number("ssh-port") if inner else None
         return () if port is None else ("-p", str(port))

@@ -48,7 +48,7 @@ class Pattern:
     role: str
     says: str
     where: str
-    """One of PLACES: the same words may also stand in warnings."""
+    """One of PLACES: the same words may also appear in warnings."""
     frames: re.Pattern[str] | None
     """Expression that the frames of the traceback, as `FILE:FUNCTION` lines, must match."""
     weak: bool

@@ -179,7 +179,7 @@ def _absent(place: str, gap: Gap) -> Result:
 
 
 def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
-    """Yield what the job has otherwise than the one that saved the checkpoint."""
+    """Yield how the job differs from the one that saved the checkpoint."""
     inspection, document = context.inspection, context.document or {}
     settings = (inspection.settings if inspection else None) or {}
     block = document.get("checkpoint")
