@@ -156,9 +156,7 @@ class Pool:
             # also kills the processes that it has started, which are in its session
             if kill:
                 _kill_group(one.pid)
-            late = (
-                time.monotonic() > end
-            )  # read before waitpid: this process may be stopped in between
+            late = time.monotonic() > end  # before waitpid: this process may be stopped in between
             pid, status = os.waitpid(one.pid, os.WNOHANG)
             if pid:
                 return status

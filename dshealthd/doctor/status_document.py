@@ -62,9 +62,7 @@ async def _collect(config: Config) -> dict[str, Any]:
     snapshot = Snapshot(time.monotonic, time.time)
     scheduler = Scheduler(snapshot, time.monotonic, time.time)
     started = time.time()
-    with contextlib.suppress(
-        TimeoutError
-    ):  # a source that has not answered has no result, see findings
+    with contextlib.suppress(TimeoutError):  # unanswered sources have no result, see findings
         async with time_limit(COLLECT_DEADLINE):
             await scheduler.once(_hurried(config))
     own = list(scheduler.samples())

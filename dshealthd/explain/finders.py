@@ -96,9 +96,7 @@ def _compiled(literals: tuple[str, ...], *, keep: bool) -> Any:
         return _made(hyperscan, literals)
     told = "\0".join((importlib.metadata.version("hyperscan"), *literals))
     name = f"literals-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
-    with contextlib.suppress(
-        compiled.NotKept, hyperscan.HyperscanError
-    ):  # none, or one for another CPU
+    with contextlib.suppress(compiled.NotKept, hyperscan.HyperscanError):  # none, or another CPU's
         database = hyperscan.loadb(compiled.load(name), mode=hyperscan.HS_MODE_BLOCK)
         database.scratch = hyperscan.Scratch(database)
         return database

@@ -211,9 +211,7 @@ class Ledger:
         groups = {group: dict(members) for group, members in self.groups.items()}
         only = next(iter(groups.values())) if len(groups) == 1 else {}
         told = {(known.timed_out, known.operation, known.size) for known in only.values()}
-        for (
-            member
-        ) in self._pending.values():  # no state line, due to the release or a cut, so no group
+        for member in self._pending.values():  # no state line (release or cut), so no group
             is_its = (member.timed_out, member.operation, member.size) in told
             mates = only if is_its else groups.setdefault("?", {})
             mates.setdefault(member.group_rank, member)
