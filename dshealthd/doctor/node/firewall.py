@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from dshealthd.doctor.node_context import NodeContext
 
-_EVERYWHERE = "enough for jobs on this node alone"
+_EVERYWHERE = "fine for single-node jobs"
 _NO_PEERS = frozenset(("docker", "cni", "virbr", "lxcbr", "podman", "veth", "lo"))
 """Name prefixes of interfaces that lead to containers and virtual machines on this node."""
 

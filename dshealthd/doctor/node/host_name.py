@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _OF_CONTAINERS = re.compile(
     r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|podman\d+|cni\d+|cni-podman\d+|lxcbr\d+|lxdbr\d+"
 )
-ALONE = "enough for jobs on this node alone"
+ALONE = "fine for single-node jobs"
 
 
 def _resolve(name: str) -> list[str]:
