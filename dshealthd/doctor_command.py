@@ -1,4 +1,4 @@
-"""`dshealthd doctor`: its arguments, which nodes and environments it examines, its exit status."""
+"""`dshealthd doctor`: its arguments, the nodes and environments it examines, its exit status."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 UNKNOWN = EXIT[Outcome.UNKNOWN]
 DESCRIPTION = """\
-Say whether this node, or each of several, is fit to start a training: what is
-wrong, how bad, by which limit, and the command that mends it. Nothing is changed.
+Check whether this node, or each of several, is fit to start a training job.
+Report each problem, its severity and limit, and the command that fixes it.
+Nothing is changed.
 """
 EPILOG = """\
 examples:
@@ -47,15 +48,15 @@ examples:
   dshealthd doctor --hosts 'node[01-16]' --json
   dshealthd doctor --for slurm-prolog
 
-Exit status: 0 ok, 1 warning, 2 critical, 3 unknown or wrong usage; of the worst.
+Exit status, by the worst result: 0 ok, 1 warning, 2 critical, 3 unknown or wrong usage.
 """
 
 
 class Parser(flags.FlagParser):
-    """Ends with the status of *unknown* where its arguments are wrong: 2 would be critical."""
+    """Argument parser that exits with the status of *unknown* on an error: 2 means critical."""
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong with the arguments of `doctor`."""
+        """Print what is wrong with the arguments and exit."""
         self.exit(UNKNOWN, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
 
 
@@ -65,7 +66,7 @@ def parser() -> Parser:
         prog="dshealthd doctor",
         description=DESCRIPTION,
         epilog=EPILOG,
-        conflict_handler="resolve",  # what a job says too, such as --python, it declares itself
+        conflict_handler="resolve",  # the job arguments redefine some, such as --python
     )
     output = added.add_mutually_exclusive_group()
     output.add_argument("--json", dest="as_json", action="store_true", help="one JSON document")
@@ -74,11 +75,11 @@ def parser() -> Parser:
         "--for",
         dest="caller",
         choices=sorted(callers.CALLERS),
-        help="lines and exit status as this caller expects them",
+        help="output and exit status that this caller expects",
     )
-    added.add_argument("--verbose", "-v", action="store_true", help="also what is ok")
-    added.add_argument("--only", metavar="CHECK,...", default="", help="run these checks alone")
-    added.add_argument("--skip", metavar="CHECK,...", default="", help="leave these checks out")
+    added.add_argument("--verbose", "-v", action="store_true", help="also print ok results")
+    added.add_argument("--only", metavar="CHECK,...", default="", help="run only these checks")
+    added.add_argument("--skip", metavar="CHECK,...", default="", help="skip these checks")
     added.add_argument("--list", dest="listed", action="store_true", help="list the checks")
     added.add_argument(
         "--path",
@@ -86,32 +87,33 @@ def parser() -> Parser:
         metavar="DIRECTORY",
         action="append",
         default=[],
-        help="checkpoint or offload directory: space, and a timed write of 4 KiB; may be repeated",
+        help="checkpoint or offload directory: check its space and time a 4 KiB write; may be "
+        "repeated",
     )
     added.add_argument(
         "--python",
         metavar="PYTHON",
         action="append",
         default=[],
-        help="interpreter of a training environment, read from its files; may be repeated",
+        help="interpreter of a training environment, whose files are read; may be repeated",
     )
     added.add_argument(
         "--report",
         dest="support_file",
         metavar="FILE",
-        help="also write versions, findings and configuration to a new file, without secrets",
+        help="also write versions, findings and configuration, without secrets, to a new file",
     )
     added.add_argument(
         "--no-agent",
         dest="agent",
         action="store_false",
-        help="read the sources here although an agent may run",
+        help="read the sources directly even if an agent runs",
     )
     across = added.add_argument_group("several nodes, through their agents or over SSH")
     across.add_argument(
         "--hosts",
         metavar="NODES",
-        help="examine these nodes and compare them: node[01-16],login1 as Slurm writes them, "
+        help="examine and compare these nodes: node[01-16],login1 in Slurm's notation, "
         "@FILE for a DeepSpeed hostfile, slurm for the allocation",
     )
     across.add_argument(
@@ -119,21 +121,19 @@ def parser() -> Parser:
         type=float,
         default=20.0,
         metavar="SECONDS",
-        help="deadline for each node, 20 without it",
+        help="deadline for each node (default: 20)",
     )
     across.add_argument(
         "--remote-command",
         metavar="PROGRAM",
         default="dshealthd",
-        help="dshealthd on the other nodes, where it is not in their PATH",
+        help="path of dshealthd on the other nodes, if it is not in their PATH",
     )
-    across.add_argument(
-        "--ssh", metavar="PROGRAM", default="ssh", help="SSH client, ssh without it"
-    )
+    across.add_argument("--ssh", metavar="PROGRAM", default="ssh", help="SSH client (default: ssh)")
     across.add_argument(
         "--probe",
         action="store_true",
-        help="have the agents of these nodes run a collective across them, on idle GPUs",
+        help="have the agents run a collective across these nodes, on idle GPUs",
     )
     across.add_argument("--across", action="store_true", help=argparse.SUPPRESS)
     access = added.add_argument_group("the agent of this node")
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str]) -> int:
         examined = _across if options.hosts else _here
         report = examined(options, loaded, checks)
         if options.support_file:
-            from dshealthd.doctor import support_file  # which few ask for
+            from dshealthd.doctor import support_file  # rarely used
 
             support_file.write(options.support_file, report, loaded)
     except (HostsError, OSError) as error:
@@ -171,7 +171,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[Any]]) -> Report:
-    """Examine this node for the command `doctor`."""
+    """Examine this node and return its report."""
     wall, started = time.time(), time.monotonic()
     base = NodeContext(
         loaded, several=_several(options, loaded), python=_training_environments(options, loaded)
@@ -205,15 +205,15 @@ def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[An
 
 
 def _several(options: argparse.Namespace, loaded: Config) -> bool:
-    """Tell `doctor` whether jobs of this node run across nodes."""
+    """Tell whether jobs of this node run across several nodes."""
     slurm = os.environ.get("SLURM_JOB_NUM_NODES", "")
     return bool(options.across) or loaded.probe.wanted or (slurm.isdecimal() and int(slurm) > 1)
 
 
 def _training_environments(options: argparse.Namespace, loaded: Config) -> tuple[str, ...]:
-    """Return the training environments that `doctor` examines: given, configured, active.
+    """Return the training environments to examine: given, configured, active.
 
-    An active environment is the user's own, and is not taken up by root.
+    An active environment belongs to the user, so root ignores it.
     """
     given = [options.python] if isinstance(options.python, str) else options.python or ()
     found = [one for one in (*given, *loaded.doctor.python) if one]
@@ -225,7 +225,7 @@ def _training_environments(options: argparse.Namespace, loaded: Config) -> tuple
 
 
 def _across(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[Any]]) -> Report:
-    """Examine several nodes for `doctor` and compare them; a job is looked at from here."""
+    """Examine several nodes and compare them; a job is checked from this node."""
     wall, started = time.time(), time.monotonic()
     of_nodes = [check for check in checks if check in node.CHECKS]
     named = options.only and not all(map(is_answered, of_nodes))
@@ -251,7 +251,7 @@ def _across(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[
 
 
 def _passed_on(options: argparse.Namespace) -> list[str]:
-    """Return the arguments of `doctor` that the other nodes get too."""
+    """Return the arguments that are passed on to the other nodes."""
     passed = []
     if options.config_file is not None:
         passed += ["--config.file", str(options.config_file)]

@@ -1,7 +1,7 @@
-"""A TCP port for a rendezvous: free, not in TIME_WAIT, and not one that the kernel gives out.
+"""A TCP port for a rendezvous: free, not in TIME_WAIT, and not one that the kernel assigns.
 
-A port that was only looked at may be taken a moment later, so it is bound, and stays bound for as
-long as the caller wants.
+A port that was only tested may be taken a moment later, so it is bound, and stays bound for as long
+as the caller wants.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from dshealthd.core.host import Host
 
 SERVED = frozenset((10061, 10062, 28028))
-"""Ports of dshealthd's agent and of NCCL RAS: free now, perhaps, and wanted later."""
+"""Ports of dshealthd's agent and of NCCL RAS, which may be free now but needed later."""
 
 
 class NoPort(Exception):
-    """No port can be had; the message says why and what helps."""
+    """No port is available; the message says why and what helps."""
 
 
 class Held:
-    """A port that nobody else can bind, IPv4 and IPv6, until it is released."""
+    """A port that no other process can bind, on IPv4 or IPv6, until it is released."""
 
     def __init__(self, port: int) -> None:
-        """Bind it; OSError (EADDRINUSE) where any socket has it, one in TIME_WAIT too."""
+        """Bind it; OSError (EADDRINUSE) if any socket uses it, even one in TIME_WAIT."""
         self.port = port
         self.sockets: list[socket.socket] = []
         try:
@@ -43,7 +43,7 @@ class Held:
             raise
 
     def release(self) -> None:
-        """Let others have the port that is held."""
+        """Release the port."""
         for one in self.sockets:
             one.close()
         self.sockets.clear()
@@ -53,27 +53,27 @@ class Held:
             made = socket.socket(family, socket.SOCK_STREAM)
         except OSError as error:
             if family == socket.AF_INET6 and error.errno == errno.EAFNOSUPPORT:
-                return  # a kernel without IPv6: no job can be in its way there
+                return  # a kernel without IPv6: no conflict is possible there
             raise
         self.sockets.append(made)
         if family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
-            # Without SO_REUSEADDR: it then fails for sockets in TIME_WAIT, as a launcher's would.
+            # Without SO_REUSEADDR, it fails for sockets in TIME_WAIT, as a launcher's bind would.
             made.bind((address, self.port))
         except OSError as error:
             if family == socket.AF_INET6 and error.errno == errno.EADDRNOTAVAIL:
                 self.sockets.remove(made)
-                made.close()  # IPv6 is switched off in this namespace
+                made.close()  # IPv6 is disabled in this namespace
                 return
             raise
 
 
 def candidates(host: Host, first: int, last: int) -> list[int]:
-    """Return a range's ports that the kernel does not give out by itself, in random order.
+    """Return a range's ports that the kernel does not assign by itself, in random order.
 
-    NoPort where there is none. What the administrator has reserved is not given out either.
-    Random, so that two who ask at once do not try the same ports in the same order.
+    NoPort if there is none. The kernel does not assign ports that the administrator has reserved.
+    The order is random so that two callers at once do not try the same ports in the same order.
     """
     ephemeral = parse_range(read(host.proc("sys/net/ipv4/ip_local_port_range")))
     reserved = parse_reserved(read(host.proc("sys/net/ipv4/ip_local_reserved_ports")))
@@ -85,7 +85,7 @@ def candidates(host: Host, first: int, last: int) -> list[int]:
     if not found:
         message = (
             f"all of {first}-{last} is inside the ephemeral range {ephemeral[0]}-{ephemeral[-1]}: "
-            f"reserve it (sysctl -w net.ipv4.ip_local_reserved_ports={first}-{last}) or take "
+            f"reserve it (sysctl -w net.ipv4.ip_local_reserved_ports={first}-{last}) or choose "
             "another range with --range"
         )
         raise NoPort(message)
@@ -94,7 +94,7 @@ def candidates(host: Host, first: int, last: int) -> list[int]:
 
 
 def free(ports: Iterable[int]) -> Iterator[int]:
-    """Yield the TCP ports that can be bound now."""
+    """Yield the ports that can be bound now."""
     for port in ports:
         with contextlib.suppress(OSError):
             Held(port).release()
@@ -102,7 +102,7 @@ def free(ports: Iterable[int]) -> Iterator[int]:
 
 
 def hold(ports: Sequence[int]) -> Held:
-    """Return the first TCP port that can be bound, bound; NoPort if none can be."""
+    """Bind the first port that can be bound and return it; NoPort if none can."""
     for port in ports:
         try:
             return Held(port)
@@ -111,6 +111,6 @@ def hold(ports: Sequence[int]) -> Held:
                 raise
     message = (
         f"none of {len(ports)} ports from {min(ports)} to {max(ports)} is free: "
-        f"`ss -tanp '( sport >= {min(ports)} and sport <= {max(ports)} )'` shows who has them"
+        f"`ss -tanp '( sport >= {min(ports)} and sport <= {max(ports)} )'` shows who uses them"
     )
     raise NoPort(message)

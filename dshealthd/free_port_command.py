@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from dshealthd.config import Config
 
 DESCRIPTOR = "DSHEALTHD_PORT_FD"
-"""Variable with the number of the descriptor that is handed on."""
+"""Variable with the number of the inherited descriptor."""
 ASKED = 64
-"""Ports that other nodes are asked about at once."""
+"""Maximum number of ports to query other nodes about at once."""
 TRIES = 3
-"""Ports that are tried to be held on all nodes, as one may be taken in between."""
+"""Ports to try to hold on all nodes, as one may be taken in between."""
 HELD = 60.0
-"""Seconds for which a port is held where nobody says for how long."""
+"""Seconds to hold a port by default."""
 EXIT_FAILURE, EXIT_USAGE = 1, 2
 DESCRIPTION = """\
-Print a port for a rendezvous: free, not in TIME_WAIT, outside the ephemeral range,
-here and on all --hosts. Held until COMMAND starts, or for as long as --hold says.
+Print a port for a rendezvous that is free, not in TIME_WAIT and outside the ephemeral
+range, here and on all --hosts. Hold it until COMMAND starts, or for as long as --hold says.
 """
 EPILOG = """\
 examples:
@@ -46,7 +46,7 @@ examples:
   dshealthd free-port --hosts slurm -- deepspeed train.py
   dshealthd free-port --hold 300
 
-Exit status: 0 ok, 1 no such port, 2 wrong usage; with COMMAND, its own.
+Exit status: 0 ok, 1 no such port, 2 wrong usage; with COMMAND, that of COMMAND.
 """
 
 
@@ -54,25 +54,29 @@ def parser() -> flags.FlagParser:
     """Return the parser of the command `free-port`."""
     made = flags.FlagParser(prog="dshealthd free-port", description=DESCRIPTION, epilog=EPILOG)
     made.add_argument(
-        "--range", metavar="FIRST-LAST", help="ports to choose from; collectors.rendezvous.ports"
+        "--range",
+        metavar="FIRST-LAST",
+        help="ports to choose from (default: collectors.rendezvous.ports)",
     )
-    made.add_argument("--port", type=int, metavar="PORT", help="this port or none")
+    made.add_argument("--port", type=int, metavar="PORT", help="use this port or none")
     made.add_argument(
         "--hold",
         nargs="?",
         type=float,
         const=HELD,
         metavar="SECONDS",
-        help="keep it bound for so long, 60 by default, or until standard input ends",
+        help="keep it bound for this long (default: 60) or until standard input ends",
     )
     made.add_argument(
         "--pass-descriptor",
         action="store_true",
-        help=f"hand COMMAND the bound sockets, first descriptor in {DESCRIPTOR}, instead of "
+        help=f"pass the bound sockets to COMMAND, first descriptor in {DESCRIPTOR}, instead of "
         "releasing the port as it starts (TCPStore's master_listen_fd)",
     )
     made.add_argument(
-        "--hosts", metavar="NODES", help="free on these nodes too: node[01-16], @HOSTFILE, slurm"
+        "--hosts",
+        metavar="NODES",
+        help="require it to be free on these nodes too: node[01-16], @HOSTFILE, slurm",
     )
     made.add_argument(
         "--host-timeout",
@@ -85,7 +89,7 @@ def parser() -> flags.FlagParser:
         "--remote-command",
         metavar="PROGRAM",
         default="dshealthd",
-        help="dshealthd on the other nodes, where it is not in their PATH",
+        help="path of dshealthd on the other nodes, if it is not in their PATH",
     )
     made.add_argument("--ssh", metavar="PROGRAM", default="ssh", help="SSH client (default: ssh)")
     made.add_argument("--among", metavar="PORT,...", help=argparse.SUPPRESS)
@@ -93,7 +97,7 @@ def parser() -> flags.FlagParser:
         "run",
         metavar="COMMAND",
         nargs="*",
-        help="after --: run this with MASTER_PORT set, the port held until it starts",
+        help="after --: run this with MASTER_PORT set; the port is held until it starts",
     )
     flags.add_flags(made)
     return made
@@ -118,13 +122,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _identity() -> str:
-    """Return what is equal for two looks at the same free ports: boot and network namespace."""
+    """Return the identity of this network: boot ID and network namespace."""
     boot = read("/proc/sys/kernel/random/boot_id").strip()
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
 def _ports(options: argparse.Namespace, loaded: Config) -> list[int]:
-    """Return the free ports to try. ValueError for a bad range, NoPort where none is usable."""
+    """Return the ports to try. ValueError for a bad range, NoPort if none is usable."""
     if options.port is not None:
         first, last = parse_ports(str(options.port))
     else:
@@ -134,7 +138,7 @@ def _ports(options: argparse.Namespace, loaded: Config) -> list[int]:
 
 
 def _serve(options: argparse.Namespace, ports: Sequence[int]) -> int:
-    """Choose a free port, hold it and hand it on."""
+    """Choose a free port, hold it, and print it or pass it to the command."""
     holders: list[subprocess.Popen[bytes]] = []
     if options.hosts:
         held, holders = _everywhere(options, ports)
@@ -153,10 +157,10 @@ def _serve(options: argparse.Namespace, ports: Sequence[int]) -> int:
 
 
 def _exec(options: argparse.Namespace, held: Held) -> int:
-    """Become the command that gets the port. The sockets close as it starts, unless they are handed
-    on.
+    """Replace this process with the command.
 
-    The holders on other nodes let go too: their standard input is closed by then.
+    The sockets close as it starts, unless they are passed on. The holders on other nodes release
+    the port too, because their standard input is then closed.
     """
     environment = {**os.environ, "MASTER_PORT": str(held.port)}
     if options.pass_descriptor:
@@ -167,7 +171,7 @@ def _exec(options: argparse.Namespace, held: Held) -> int:
 
 
 def _wait(seconds: float) -> None:
-    """Hold the free port for so long, until standard input ends, or for SIGTERM or SIGINT."""
+    """Wait for `seconds`, the end of standard input, SIGTERM or SIGINT."""
 
     def stop(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
@@ -188,21 +192,21 @@ def _wait(seconds: float) -> None:
 def _everywhere(
     options: argparse.Namespace, ports: Sequence[int]
 ) -> tuple[Held, list[subprocess.Popen[bytes]]]:
-    """Return a port that is free here and on all nodes, held here, and what holds it there.
+    """Return a port that is free on all nodes, held here, and the processes that hold it elsewhere.
 
     NoPort names the nodes that do not answer: unknown is not free.
     """
     hosts = names(options.hosts)
     left = list(free(ports))[:ASKED]
     if not left:
-        hold(ports)  # which says what is wrong
+        hold(ports)  # raises with the reason
     others = []
     for host, (found, identity) in _ask(options, hosts, left).items():
         if identity != _identity():  # this node holds the port itself
             others.append(host)
         left = [port for port in left if port in found]
         if not left:
-            message = f"no port of {min(ports)}-{max(ports)} is free on all nodes up to {host}"
+            message = f"no port in {min(ports)}-{max(ports)} is free on all nodes up to {host}"
             raise NoPort(message)
     wanted = options.hold is not None or options.run
     for port in left[:TRIES]:
@@ -220,9 +224,9 @@ def _everywhere(
 def _ask(
     options: argparse.Namespace, hosts: Sequence[str], ports: Sequence[int]
 ) -> dict[str, tuple[set[int], str]]:
-    """Return which of these ports are free on each node, and which network it is.
+    """Return the ports that are free on each node, and the identity of its network.
 
-    NoPort where one does not say.
+    NoPort if a node does not answer.
     """
     remote = [options.remote_command, "free-port", "--among", ",".join(map(str, ports))]
     found: dict[str, tuple[set[int], str]] = {}
@@ -269,13 +273,13 @@ def _hold_there(
         said = _line(holder, end - time.monotonic())
         if said.strip() != str(port).encode():
             _let_go(holders)
-            message = f"{host} cannot hold port {port} (asked as {shlex.join(remote)})"
+            message = f"{host} cannot hold port {port} (command: {shlex.join(remote)})"
             raise NoPort(message)
     return holders
 
 
 def _line(holder: subprocess.Popen[bytes], seconds: float) -> bytes:
-    """Return what the holder of a port says within so many seconds; nothing where it does not."""
+    """Return what the holder of a port prints within `seconds`; empty if nothing."""
     if holder.stdout is None:
         return b""
     ready, _, _ = select.select([holder.stdout], [], [], max(0.0, seconds))

@@ -1,4 +1,4 @@
-"""How the nodes of a job differ: what most of them have is what is expected of all."""
+"""How the nodes of a job differ: all are expected to have what most of them have."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from dshealthd.doctor.report import NodeReport
 
 SHOWN = 5
-"""Nodes that a line names."""
+"""Maximum number of nodes named in a line."""
 PEERS = "most of the nodes"
 
 
 def compare(reports: Sequence[NodeReport]) -> list[Examined]:
-    """Return the checks across the nodes of a job, of how they differ."""
+    """Return the checks for differences between the nodes of a job."""
     answered = {one.node: one.facts for one in reports if not one.problem}
     results = tuple(_differences(answered))
     if len(answered) > 1 and not results:
         known = len({name for one in answered.values() for name in one})
-        text = f"{len(answered)} nodes have the same versions, devices and settings, {known} in all"
+        text = f"{len(answered)} nodes have the same versions, devices and settings ({known})"
         results = (Result(Outcome.OK, text),)
     if len(answered) <= 1:
         text = f"{len(answered)} of {plural(len(reports), 'node')} answered: nothing to compare"
@@ -48,7 +48,7 @@ def _differences(answered: Mapping[str, Mapping[str, str]]) -> Iterator[Result]:
         for value in sorted(counts.keys() - {usual}):
             yield Result(
                 Outcome.WARNING,
-                f"{_nodes(values, value)}: {name} is {value}, and {usual} on "
+                f"{_nodes(values, value)}: {name} is {value}, but {usual} on "
                 f"{plural(most, 'other')}",
                 value=value,
                 limit=usual,
@@ -65,8 +65,7 @@ def _missing(
         usual, most = Counter(values.values()).most_common(1)[0]
         yield Result(
             Outcome.UNKNOWN,
-            f"{_list(without)}: {name} is not known there, and is {usual} on "
-            f"{plural(most, 'other')}",
+            f"{_list(without)}: {name} is unknown there, but {usual} on {plural(most, 'other')}",
             component=name,
         )
 

@@ -1,7 +1,7 @@
-"""Examines other nodes through their agents, over the authenticated channel that probes use.
+"""The examination of other nodes through their agents, over the authenticated channel of probes.
 
-An agent hands out its status document; the checks that it answers are run here, on that document.
-Nothing is started on the other node. Checks that need a process there are left out and counted.
+An agent sends its status document, and the checks that need nothing else run here on it. Nothing is
+started on the other node. Checks that need a process there are skipped and counted.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
     from dshealthd.probe.peers.client import PeerClient
 
 CALL_DEADLINE = 4.0
-"""Seconds for all pages of one document; an agent answers from memory."""
+"""Seconds for all pages of a document; an agent answers from memory."""
 DEADLINE = CALL_DEADLINE + 4.0
 """Seconds for one node, its checks included."""
 MAX_STATUS = 64 << 20
-"""Bytes of an unpacked document; one of a node with many ranks has some 2 MiB."""
+"""Maximum bytes of an unpacked document; that of a node with many ranks has about 2 MiB."""
 TRIES = 3
-"""Times that a document is begun, as another reader may have had it rendered anew."""
+"""Attempts to read a document, as another reader may cause it to be rendered anew."""
 _GZIP = 31
 
 
 class ChannelError(Exception):
-    """This node cannot ask agents; the message says why."""
+    """This node cannot query agents; the message says why."""
 
 
 def channel(loaded: Config) -> tuple[str, tuple[str, ...]]:
-    """Return this node's name among the members, and all of them, to call their agents.
+    """Return this node's name among the members, and the names of all members.
 
-    ChannelError where this configuration, or this user, cannot call their agents.
+    ChannelError if this configuration or this user cannot call their agents.
     """
     if not loaded.probe.peer.listen_address:
         message = "probe.peer is not configured (--config.file of an agent)"
@@ -66,11 +66,9 @@ def channel(loaded: Config) -> tuple[str, tuple[str, ...]]:
 
 
 def examined(loaded: Config, me: str, checks: Sequence[Check[Any]], name: str) -> dict[str, Any]:
-    """Return what a node's agent says, as `--json` has it; or under `problem` why it says nothing.
+    """Return the `--json` report of a node from its agent, or why there is none under `problem`.
 
-    It is called as the member `me`.
-
-    Blocks: run it in a process that can be killed.
+    The agent is called as the member `me`. Blocks: run it in a process that can be killed.
     """
     try:
         document = asyncio.run(_ask(loaded, me, name))
@@ -85,7 +83,7 @@ def examined(loaded: Config, me: str, checks: Sequence[Check[Any]], name: str) -
 def node_report(
     loaded: Config, checks: Sequence[Check[Any]], name: str, document: Mapping[str, Any]
 ) -> NodeReport:
-    """Return what the checks say of another node's status document."""
+    """Return the report of another node, made from its status document."""
     base = NodeContext(loaded, several=True, elsewhere=True)
     context = base.with_document({**document, "source": "agent"})
     found, left_out = [], 0
@@ -97,7 +95,7 @@ def node_report(
             seconds = time.monotonic() - started
             found.append(Examined(check.slug, check.name, check.title, tuple(results), seconds))
         elif is_answered(check):
-            silent = Result(Outcome.UNKNOWN, "the check said nothing")
+            silent = Result(Outcome.UNKNOWN, "the check returned no result")
             found.append(Examined(check.slug, check.name, check.title, (silent,), 0.0))
         else:
             left_out += 1
@@ -113,7 +111,7 @@ def node_report(
 
 
 async def _ask(loaded: Config, me: str, name: str) -> dict[str, Any]:
-    """Return the status document that a node's agent sends. PeerError; TimeoutError."""
+    """Return the status document of a node's agent. PeerError; TimeoutError."""
     client = member_client(loaded, me)
     try:
         async with time_limit(CALL_DEADLINE):
@@ -123,7 +121,7 @@ async def _ask(loaded: Config, me: str, name: str) -> dict[str, Any]:
 
 
 async def _packed(client: PeerClient, name: str) -> bytes:
-    """Return all pages of one document of another node's agent. PeerError."""
+    """Return all pages of a document from another node's agent. PeerError."""
     for _ in range(TRIES):
         packed, stamp, size = bytearray(), None, 1
         while len(packed) < size:
@@ -140,7 +138,7 @@ async def _packed(client: PeerClient, name: str) -> bytes:
 
 
 def unpacked(packed: bytes) -> dict[str, Any]:
-    """Return the document that an agent has sent; PeerError for anything else."""
+    """Return the document in an agent's answer; PeerError if it is malformed."""
     unpacker = zlib.decompressobj(_GZIP)
     try:
         text = unpacker.decompress(packed, MAX_STATUS)

@@ -1,7 +1,7 @@
-"""The lines and exit statuses that other programs expect: `--for`.
+"""The output and exit status that other programs expect: `--for`.
 
-None of them ends or drains anything for what is unknown: that a check could not look is no reason
-to take a node away.
+No caller ends or drains anything because of an unknown result: a check that could not run is not a
+reason to take a node out of service.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from dshealthd.doctor.report import Report
 
 NPD_LINE = 80
-"""Characters of a message that node-problem-detector keeps."""
+"""Maximum characters of a message that node-problem-detector keeps."""
 REASON = 256
-"""Characters of a reason that Slurm's tools show in one line."""
+"""Maximum characters of a reason that Slurm's tools show in one line."""
 TERMINATION = 4096
-"""Bytes of a container's termination message."""
+"""Maximum bytes of a container's termination message."""
 
 
 def summary(report: Report, least: Outcome, most: int) -> str:
-    """Return one line for callers: slugs and parts of what is at least so bad; `ok` without any."""
+    """Return one line with the slugs and parts of results at least this bad; `ok` if none is."""
     wanted = (Outcome.CRITICAL,) if least is Outcome.CRITICAL else tuple(Outcome)[1:]
     parts = [f"{safe(node.node)} unreachable" for node in report.nodes if node.problem]
     for node in report.nodes:
@@ -42,7 +42,7 @@ def summary(report: Report, least: Outcome, most: int) -> str:
 
 
 def slurm_prolog(report: Report) -> int:
-    """Fail Slurm's prolog for what is critical, which drains; the reason is in slurmd's log."""
+    """Fail Slurm's prolog on a critical result, which drains; slurmd's log has the reason."""
     critical = report.outcome is Outcome.CRITICAL
     if critical:
         print(f"dshealthd: {summary(report, Outcome.CRITICAL, REASON)}", file=sys.stderr)
@@ -50,21 +50,22 @@ def slurm_prolog(report: Report) -> int:
 
 
 def slurm_health(report: Report) -> int:
-    """Print a line for Slurm's health check; its status is ignored, `dshealthd slurm health`
-    drains.
+    """Print a line for Slurm's health check, which ignores the status.
+
+    `dshealthd slurm health` drains.
     """
     print(f"dshealthd: {summary(report, Outcome.WARNING, REASON)}")
     return 0
 
 
 def kubernetes(report: Report) -> int:
-    """Fail an init container or a readiness probe of Kubernetes for what is critical."""
+    """Fail a Kubernetes init container or readiness probe on a critical result."""
     print(summary(report, Outcome.WARNING, TERMINATION))
     return int(report.outcome is Outcome.CRITICAL)
 
 
 def node_problem_detector(report: Report) -> int:
-    """Return the plugin's status: 0 no problem, 1 one, 2 unknown, with a line of 80 characters."""
+    """Print one line of 80 characters; return 0 for no problem, 1 for a problem, 2 for unknown."""
     print(summary(report, Outcome.CRITICAL, NPD_LINE))
     codes = {Outcome.CRITICAL: 1, Outcome.UNKNOWN: 2}
     return codes.get(report.outcome, 0)

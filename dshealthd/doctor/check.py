@@ -18,11 +18,11 @@ class Outcome(enum.Enum):
     WARNING = "warning"
     CRITICAL = "critical"
     UNKNOWN = "unknown"
-    """It could not be looked at; the text says why."""
+    """It could not be checked; the text says why."""
 
 
 ORDER = (Outcome.OK, Outcome.WARNING, Outcome.UNKNOWN, Outcome.CRITICAL)
-"""From well to worst: what is unknown may hide anything, so it counts for more than a warning."""
+"""From best to worst: an unknown may hide anything, so it is worse than a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Result:
     text: str
     """What was found, in one line that names the key, file or device."""
     remedy: str = ""
-    """A command to paste; nothing runs it unasked."""
+    """A command to paste; it is never run automatically."""
     value: str = ""
     """What was measured, with its unit."""
     limit: str = ""
@@ -41,21 +41,21 @@ class Result:
     source: str = ""
     """Where the limit comes from."""
     component: str = ""
-    """Which part it is about, such as `gpu 3` or `ds_config.json: train_batch_size`."""
+    """The part concerned, such as `gpu 3` or `ds_config.json: train_batch_size`."""
 
 
 @dataclass(frozen=True)
 class Check(Generic[T]):
     """One check of a context `T`.
 
-    An exception of `run`, and a `run` without results, count as unknown, never as ok: a check that
-    finds nothing wrong yields one ok result that says what it looked at.
+    If `run` raises or yields no result, the check is unknown, never ok: a check that finds nothing
+    wrong yields one ok result that says what it looked at.
     """
 
     slug: str
-    """The symptom, which is also the runbook's name."""
+    """The symptom, and the name of its runbook."""
     name: str
-    """Unique, in kebab case; `--only` and `--skip` take it."""
+    """Unique, in kebab case; used by `--only` and `--skip`."""
     title: str
     run: Callable[[T], Iterable[Result]]
     deadline: float = 5.0
@@ -63,16 +63,16 @@ class Check(Generic[T]):
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """Return the worst of these outcomes; ok without any."""
+    """Return the worst of these outcomes; ok if there are none."""
     return max(outcomes, key=ORDER.index, default=Outcome.OK)
 
 
 def encode(result: Result) -> dict[str, Any]:
-    """Return a check's result as JSON has it."""
+    """Return a result as a JSON document."""
     return dataclasses.asdict(result) | {"outcome": result.outcome.value}
 
 
 def decode(document: Mapping[str, Any]) -> Result:
-    """Return the check's result of a document; KeyError, TypeError, ValueError for any other."""
+    """Return the result in a document; KeyError, TypeError, ValueError if it holds none."""
     fields = {field.name: str(document[field.name]) for field in dataclasses.fields(Result)}
     return Result(**(fields | {"outcome": Outcome(document["outcome"])}))  # type: ignore[arg-type] # all but outcome are text

@@ -1,6 +1,6 @@
-"""Which checks are run: what `--only`, `--skip` and the configuration say.
+"""The choice of checks to run, by `--only`, `--skip` and the configuration.
 
-The checks of a job are imported where somebody asks for one: they take a tenth of the start-up.
+Job checks are imported only on request: importing them takes a tenth of the start-up.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
-    """Return the doctor's checks that are asked for; ConfigError names those that do not exist.
+    """Return the requested checks; ConfigError names those that do not exist.
 
-    With `--job` those of a job come first.
+    With `--job` the job checks come first.
     """
     only = "--only and --skip"
     wanted = [name for name in options.only.split(",") if name]
@@ -50,7 +50,7 @@ def chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
             raise ConfigError(source, errors)
     if not with_jobs and (
         errors := [
-            f"{name}: is a check of a job: add --job"
+            f"{name}: this is a job check: add --job"
             for name in wanted
             if name not in of_nodes and not name.startswith("path ")
         ]
@@ -70,7 +70,7 @@ def chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
 def of_the_job(
     options: argparse.Namespace, checks: Sequence[Check[Any]]
 ) -> list[tuple[Check[Any], Any]]:
-    """Return the doctor's checks of a job with their context, read once; none without `--job`."""
+    """Return the job checks with their context, read once; none without `--job`."""
     if not options.job:
         return []
     from dshealthd.doctor import job, job_context
@@ -79,7 +79,7 @@ def of_the_job(
     if not wanted:
         return []
     context = job_context.context(options)
-    named = set(options.only.split(","))  # what is asked for by its name says why it cannot look
+    named = set(options.only.split(","))  # a check requested by name says why it cannot run
     concerned = job.applicable(context)
     applying = [check for check in wanted if check in concerned or check.name in named]
     return [(check, context) for check in applying or wanted[:1]]

@@ -1,6 +1,7 @@
 """A collective across nodes, run by their agents: `--probe`.
 
-The agents' own policy decides: where GPUs are busy no collective runs, and that is unknown, not ok.
+The agents' own policy decides: if GPUs are busy, no collective runs, and the result is unknown, not
+ok.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from dshealthd.doctor.processes import Ended
 
 STEPS = ((8, 5), (1 << 20, 5), (16 << 20, 2))
-"""Bytes and repetitions: latency, and enough to use every link, in less than a second of GPU time."""
+"""Bytes and repetitions: measures latency and loads every link within a second of GPU time."""
 WARM_UP = 20.0
-"""Seconds for agents whose probe interpreter has yet to import torch."""
+"""Seconds for agents whose probe interpreter still has to import torch."""
 DEADLINE = LEAD + WARM_UP + 4.0
 NAME, TITLE = "collective", "A collective across the nodes works"
 _PAIR = 2
@@ -40,20 +41,20 @@ _SLUGS: Mapping[str, str] = {
     Came.REFUSED: "rendezvous-unreachable",
 }
 _WHY = "probes-missing"
-"""The symptom of a collective that could not be run."""
+"""The symptom if a collective could not be run."""
 
 
 def run(loaded: Config, me: str, names: Sequence[str]) -> list[dict[str, Any]]:
     """Have the agents of these nodes run collectives, and return the rounds. Blocks.
 
-    They are called as the member `me`.
+    The agents are called as the member `me`.
     """
     return asyncio.run(_rounds(loaded, me, names))
 
 
 async def _rounds(loaded: Config, me: str, names: Sequence[str]) -> list[dict[str, Any]]:
     client = member_client(loaded, me)
-    # This node's own agent takes no calls of its own name, so another one leads.
+    # This node's own agent refuses calls from its own name, so another one leads.
     ordered = sorted(names, key=lambda name: name == me)
     try:
         return list(
@@ -64,13 +65,13 @@ async def _rounds(loaded: Config, me: str, names: Sequence[str]) -> list[dict[st
 
 
 def groups(names: Sequence[str], most: int) -> list[tuple[str, ...]]:
-    """Return the nodes of a collective in as few groups as possible, all of about the same size."""
+    """Split the nodes of a collective into as few groups as possible, of about the same size."""
     count = -(-len(names) // most)
     return [tuple(names[number::count]) for number in range(count)]
 
 
 async def _round(client: Any, members: tuple[str, ...]) -> dict[str, Any]:
-    """Have one group's collective, again while torch is being imported somewhere."""
+    """Run one group's collective; retry while a member still imports torch."""
     kind = Kind.PAIR if len(members) == _PAIR else Kind.GROUP
     end = time.monotonic() + WARM_UP
     while True:
@@ -81,7 +82,7 @@ async def _round(client: Any, members: tuple[str, ...]) -> dict[str, Any]:
 
 
 def judged(ended: Ended, hosts: Sequence[str], left_out: Sequence[str]) -> Examined:
-    """Return the check of what came of the collectives; `left_out` are hosts that had no part."""
+    """Return the check of the collectives' outcome; `left_out` are hosts that took no part."""
     if ended.problem:
         text = f"the collective {ended.problem}" if ended.hung else ended.problem
         return _examined(_WHY, [Result(Outcome.UNKNOWN, text)], ended.seconds)
@@ -96,18 +97,18 @@ def judged(ended: Ended, hosts: Sequence[str], left_out: Sequence[str]) -> Exami
 
 
 def without(names: Sequence[str], count: int) -> Result:
-    """Return what the check of the collective says of nodes whose agents could not be asked."""
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")  # noqa: PLR2004 - as many as a line takes
+    """Return the collective check's result for nodes whose agents do not answer."""
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")  # noqa: PLR2004 - as many as fit in a line
     return Result(
         Outcome.UNKNOWN,
-        f"{len(names)} of {plural(count, 'node')} had no part in a collective, as no agent "
+        f"{len(names)} of {plural(count, 'node')} took no part in a collective because no agent "
         f"with probes answers there: {shown}",
         remedy="dshealthd probe --help  # and docs/probes.md: a key and members for every agent",
     )
 
 
 def not_run(why: str) -> Examined:
-    """Return the doctor's check where no collective can be run at all."""
+    """Return the check if no collective can be run at all."""
     remedy = "dshealthd doctor --hosts … --probe --config.file /etc/dshealthd/dshealthd.toml"
     return _examined(_WHY, [Result(Outcome.UNKNOWN, f"no collective was run: {why}", remedy)], 0.0)
 
@@ -122,11 +123,11 @@ def _result(entry: Mapping[str, Any]) -> Result:
     count = len(members)
     late = ", ".join(entry["late"])
     why = entry["reason"] or "no reason given"
-    pairs = "dshealthd probe --kind pair  # with the same --config.file: names the pair"
+    pairs = "dshealthd probe --kind pair  # with the same --config.file, to find the bad pair"
     if outcome == Came.OK and entry["kind"] != Kind.LIGHT:
         best = max(entry["timings"], key=lambda timing: timing["size"], default=None)
         speed = f", {best['busbw'] / 1e9:.2f} GB/s at {best['size']} bytes" if best else ""
-        text = f"an all-reduce over {count} nodes ({entry['backend']}) is right{speed}"
+        text = f"an all-reduce over {count} nodes ({entry['backend']}) is correct{speed}"
         return Result(Outcome.OK, text)
     if outcome in {Came.OK, Came.DECLINED, Came.INCONCLUSIVE, Came.UNAUTHORIZED}:
         text = f"no collective was run over {count} nodes: {why}" + (f" ({late})" if late else "")
@@ -135,7 +136,7 @@ def _result(entry: Mapping[str, Any]) -> Result:
         return Result(Outcome.UNKNOWN, text, "dshealthd status  # on these nodes", component=late)
     return Result(
         Outcome.CRITICAL,
-        f"an all-reduce over {count} nodes: {outcome} at {entry['stage']}, {why}"
+        f"an all-reduce over {count} nodes: {outcome} at stage {entry['stage']}, {why}"
         + (f"; late: {late}" if late else ""),
         remedy=pairs,
         component=late,

@@ -1,4 +1,4 @@
-"""What is wrong with variables of running jobs, as results."""
+"""Problems with the environment variables of running jobs, as results."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
 
 MEANINGS = {
-    "absent": "names nothing that is on this node",
-    "down": "names what is down",
-    "loopback": "leaves a job of several nodes only the loopback interface",
-    "out_of_range": "has a value out of its range",
-    "no_number": "has a value that is no number to what reads it",
-    "misspelt": "is nearly the name of a variable that nothing set reads",
-    "unread": "is read by no release in use",
+    "absent": "names a device that this node does not have",
+    "down": "names a device that is down",
+    "loopback": "leaves a multi-node job only the loopback interface",
+    "out_of_range": "has a value out of range",
+    "no_number": "has a value that is not a number to its reader",
+    "misspelt": "seems to be misspelt: a similar variable is set that nothing reads",
+    "unread": "is not read by any release in use",
     "retired": "is no longer read",
-    "renamed": "has another name by now",
+    "renamed": "has been renamed",
     "differs": "differs between the ranks of this node",
-    "disabled": "switches a fast transport off",
+    "disabled": "disables a fast transport",
 }
 
 
@@ -37,8 +37,8 @@ def problems(
             meaning = MEANINGS.get(problem, problem.replace("_", " "))
             yield Result(
                 Outcome.WARNING,
-                f"{variable} of job {labels['job']} {meaning} ({plural(ranks, 'rank')}, rank "
-                f"{labels.get('rank', '?')} the first)",
+                f"{variable} of job {labels['job']} {meaning} ({plural(ranks, 'rank')}, first rank "
+                f"{labels.get('rank', '?')})",
                 remedy=remedy,
                 component=f"{labels['job']}: {variable}",
             )

@@ -1,4 +1,4 @@
-"""The examination: runs the checks side by side, each in a process that can be killed."""
+"""The examination: runs the checks in parallel, each in a process that can be killed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from dshealthd.doctor.snapshot_check import SnapshotCheck
 
 EXIT = {Outcome.OK: 0, Outcome.WARNING: 1, Outcome.CRITICAL: 2, Outcome.UNKNOWN: 3}
-"""Exit status by verdict, as plugins of Nagios have it."""
-_LOOK = "the last look at the node"
+"""Exit status by outcome, as in Nagios plugins."""
+_LOOK = "the node's status"
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """One check and what came of it."""
+    """One check and its results."""
 
     slug: str
     name: str
@@ -34,11 +34,11 @@ class Examined:
     results: tuple[Result, ...]
     seconds: float
     accepted: tuple[str, ...] = ()
-    """For each result why it is accepted; empty where it counts."""
+    """Why each result is accepted; an empty string for one that counts."""
 
     @property
     def outcome(self) -> Outcome:
-        """The worst of the examined check's results that count."""
+        """The worst outcome among the results that count."""
         return worst(
             result.outcome
             for result, reason in zip(self.results, self.reasons, strict=True)
@@ -47,7 +47,7 @@ class Examined:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """For each result of an examined check why it is accepted; empty where it counts."""
+        """Why each result is accepted; an empty string for one that counts."""
         return self.accepted or ("",) * len(self.results)
 
 
@@ -60,9 +60,9 @@ def examine(
 ) -> tuple[list[Examined], Mapping[str, Any]]:
     """Run all checks and return what they found, with the status document.
 
-    `plain` are checks and their contexts, which start at once. `waiting` are those that need the
-    document that `look` returns; `context` makes their context from it. `progress` is told how
-    many have ended of how many, and what still runs.
+    `plain` are checks with their contexts, which start at once. `waiting` are checks that need the
+    document that `look` returns; `context` makes their context from it. `progress` gets the number
+    of checks that have ended, their total, and the names of those still running.
     """
     checks = {check.name: check for check in (*(check for check, _ in plain), *waiting)}
     found: dict[str, Examined] = {}
@@ -107,20 +107,20 @@ def _examined(check: Check[Any], ended: Ended) -> Examined:
         results: tuple[Result, ...] = (Result(Outcome.UNKNOWN, _why(check, ended), again),)
     else:
         results = tuple(decode(one) for one in ended.value)
-        results = results or (Result(Outcome.UNKNOWN, "the check said nothing", again),)
+        results = results or (Result(Outcome.UNKNOWN, "the check returned no result", again),)
     results = tuple(sorted(results, key=lambda one: -ORDER.index(one.outcome)))
     return Examined(check.slug, check.name, check.title, results, ended.seconds)
 
 
 def _why(check: Check[Any], ended: Ended) -> str:
-    what = "the look at the node" if ended.name == _LOOK else f"the check {check.name}"
+    what = "reading the node's status" if ended.name == _LOOK else f"check {check.name}"
     return f"{what} {ended.problem}" if ended.hung else f"{what} failed: {ended.problem}"
 
 
 def accept(
     examined: Iterable[Examined], accepted: Sequence[Accepted], today: dt.date
 ) -> list[Examined]:
-    """Return the examined checks with the results marked that the administrator has accepted."""
+    """Return the examined checks, with the results marked that the administrator accepts."""
     return [
         dataclasses.replace(
             one, accepted=tuple(_reason(one, result, accepted, today) for result in one.results)

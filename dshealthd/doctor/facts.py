@@ -14,7 +14,7 @@ _VERSIONS = ("driver", "cuda", "nvml")
 
 
 def facts(context: NodeContext) -> dict[str, str]:
-    """Return the facts of this node, as far as they are known."""
+    """Return the known facts of this node."""
     series = context.series
     found = {}
     if not context.elsewhere:

@@ -1,7 +1,7 @@
-"""Examines other nodes over SSH, side by side, each with a deadline.
+"""The examination of other nodes over SSH, in parallel, each with a deadline.
 
-BatchMode: nobody is asked for a password or a host key. What comes back is another machine's text:
-bounded, checked, and made safe where it is printed.
+BatchMode: ssh never prompts for a password or a host key. The answer is another machine's text: it
+is bounded, checked, and made safe before it is printed.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 ALLOCATION = "slurm"
 MAX_ANSWER = 8 << 20
-"""Bytes of one node's answer; a report has some 50 KiB."""
+"""Maximum bytes of one node's answer; a report has about 50 KiB."""
 _SSH_FAILED = 255
 """Exit status of ssh(1) itself."""
 _NOT_FOUND = 127
-"""Exit status of a shell that finds no such program."""
+"""Exit status of a shell that does not find the program."""
 
 
 class HostsError(Exception):
-    """The nodes cannot be told; the message says why."""
+    """The nodes of `--hosts` are unknown; the message says why."""
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Return the nodes to reach by SSH, of `--hosts`: `@FILE`, `slurm`, or a list of Slurm's."""
+    """Return the nodes of `--hosts`: `@FILE`, `slurm`, or a Slurm host list."""
     if text.startswith("@"):
         try:
             return load(MembershipOptions(hostfile=Path(text[1:]))).names
@@ -50,7 +50,7 @@ def names(text: str) -> tuple[str, ...]:
     if text == ALLOCATION:
         text = os.environ.get("SLURM_JOB_NODELIST", "")
         if not text:
-            message = "--hosts slurm: SLURM_JOB_NODELIST is not set, so this is no allocation"
+            message = "--hosts slurm: SLURM_JOB_NODELIST is not set; run it inside an allocation"
             raise HostsError(message)
     try:
         return expand(text)
@@ -78,7 +78,7 @@ def ask(
     seconds: float,
     progress: Callable[[int, int, Sequence[str]], object],
 ) -> list[NodeReport]:
-    """Return what each node says over SSH, in their order, within `seconds` of its start."""
+    """Return each node's report over SSH, in the order of the hosts, each within `seconds`."""
     found: dict[str, NodeReport] = {}
     pool = Pool()
     try:
@@ -111,7 +111,7 @@ def run(arguments: Sequence[str], script: str = "") -> tuple[int, str, str]:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of ssh's output that says something, made safe."""
+    """Return the last non-empty line of ssh's output, made safe."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return printable(lines[-1][:300]) if lines else "no message"
 
@@ -133,5 +133,5 @@ def _report(ended: Ended, seconds: float) -> NodeReport:
         return parse_node(document, host)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = last_line(errors) if not output else f"{type(error).__name__}: {error}"
-        text = f"sent no report that is understood (exit status {code}): {printable(why[:300])}"
+        text = f"sent an unreadable report (exit status {code}): {printable(why[:300])}"
         return NodeReport(host, problem=text, severity=Outcome.UNKNOWN)

@@ -1,4 +1,4 @@
-"""The context of a job's checks: everything that the user named, read once and within bounds."""
+"""The context of a job's checks: everything that the user named, read once within limits."""
 
 from __future__ import annotations
 
@@ -39,46 +39,46 @@ __all__ = ["JobContext", "add_arguments", "context"]
 
 MAX_HOSTFILE = 1 << 20
 DEFAULT_HOSTFILE = "/job/hostfile"
-"""What `deepspeed` takes where it is there and no other is named (launcher/runner.py)."""
+"""The hostfile that `deepspeed` uses if it exists and no other is given (launcher/runner.py)."""
 
 
 @dataclass(frozen=True)
 class JobContext:
     """A job that is about to start.
 
-    Each source is None where the user named none.
+    Each source is None if the user named none.
     """
 
     host: Host = field(default_factory=Host)
     config: Source[deepspeed_config.Parsed] | None = None
     inspected: Source[Inspection] | None = None
-    """What the interpreter's DeepSpeed says; None where there is nothing to ask or nobody to."""
+    """What the interpreter's DeepSpeed says; None without a readable configuration or a Python."""
     hostfile: Source[str] | None = None
     command: Source[LauncherCommand] | None = None
     script: Source[SlurmScript] | None = None
     environment: Source[Mapping[str, str]] | None = None
-    """Variables that were given or that this shell has."""
+    """Variables that were given, else those of this shell."""
     taken_to_all_nodes: Source[list[str]] | None = None
-    """Names of variables in `.deepspeed_env`; None where no launcher is named."""
+    """Names of variables in `.deepspeed_env`; None if no launcher is given."""
     checkpoint: Source[Checkpoint] | None = None
     gpus: Source[Gpus] | None = None
     python: str = ""
     ssh: str = "ssh"
-    """The program by which other hosts are reached."""
+    """The SSH client."""
     parameters: int | None = None
-    """Of the model."""
+    """Number of parameters of the model."""
     ranks: int | None = None
-    """As the user says."""
+    """Number of ranks, as the user says."""
     model_parallel: int = 1
     """Ranks that share one copy of the model: tensor, pipeline, sequence parallelism."""
     gpus_wanted: int | None = None
-    """GPUs of each node, as the user says."""
+    """GPUs per node, as the user says."""
     gpu_memory: int | None = None
     """Bytes of each GPU, as the user says."""
 
     @cached_property
     def document(self) -> dict[str, Any] | None:
-        """The job's configuration as a dictionary; None where it could not be read."""
+        """The job's configuration as a dictionary; None if it could not be read."""
         if self.config is None or self.config.value is None:
             return None
         found = self.config.value["document"]
@@ -88,29 +88,29 @@ class JobContext:
 
     @property
     def inspection(self) -> Inspection | None:
-        """What DeepSpeed says of the job; None where it could not be asked."""
+        """What DeepSpeed says about the configuration; None if it could not be queried."""
         return self.inspected.value if self.inspected else None
 
     @property
     def why_not_inspected(self) -> str:
-        """Why DeepSpeed could not be asked about the job."""
+        """Why DeepSpeed could not be queried about the configuration."""
         if self.inspected is None:
-            return "no interpreter with DeepSpeed is named (--python)"
+            return "no interpreter with DeepSpeed is given (--python)"
         return self.inspected.problem or (self.inspection.problem if self.inspection else "")
 
     @cached_property
     def members(self) -> tuple[Member, ...]:
-        """The hosts of the job's hostfile; empty where there is none that is well-formed."""
+        """The hosts in the job's hostfile; empty without a well-formed one."""
         if self.hostfile is None or self.hostfile.value is None:
             return ()
         try:
             return parse_hostfile(self.hostfile.value, self.hostfile.name)
         except MembershipError:
-            return ()  # the check `hostfile` says what is wrong with it
+            return ()  # the check `hostfile` reports what is wrong
 
     @cached_property
     def launcher(self) -> LauncherCommand | None:
-        """The launcher of the job's command, or that of its script."""
+        """The launcher in the job's command, else in its script."""
         if self.command is not None and self.command.value is not None:
             return self.command.value
         if self.script is not None and self.script.value is not None:
@@ -119,7 +119,7 @@ class JobContext:
 
     @cached_property
     def variables(self) -> Mapping[str, str]:
-        """The environment of the job: given, then set by the script, then before the command."""
+        """The environment of the job, overridden by the script, then by the command's prefix."""
         found: dict[str, str] = {}
         if self.environment is not None and self.environment.value is not None:
             found |= self.environment.value
@@ -133,11 +133,11 @@ class JobContext:
 
     @cached_property
     def layout(self) -> Layout:
-        """Ranks and nodes of the job, as far as anything says."""
+        """Ranks and nodes of the job, as far as known."""
         try:
             return self.filtered_layout()
         except FilterError:
-            return Layout(ranks=self.ranks)  # the check `launcher` says what is wrong
+            return Layout(ranks=self.ranks)  # the check `hostfile` reports what is wrong
 
     def filtered_layout(self) -> Layout:
         """Return ranks and nodes of the job; FilterError if the launcher's filters are wrong."""
@@ -153,7 +153,7 @@ class JobContext:
 
     @property
     def gpus_per_node(self) -> int | None:
-        """GPUs of a node of the job: given, else those of this one; None if not known."""
+        """GPUs per node of the job: given, else those of this node; None if unknown."""
         if self.gpus_wanted is not None:
             return self.gpus_wanted
         if self.gpus is not None and self.gpus.value is not None and self.gpus.value.count:
@@ -162,7 +162,7 @@ class JobContext:
 
     @property
     def memory_of_gpu(self) -> int | None:
-        """Bytes of the job's smallest GPU: given, else of this node; None if not known."""
+        """Bytes of the job's smallest GPU: given, else of this node; None if unknown."""
         if self.gpu_memory is not None:
             return self.gpu_memory
         if self.gpus is not None and self.gpus.value is not None and self.gpus.value.memory:
@@ -176,7 +176,7 @@ class JobContext:
 
     @property
     def by_ssh(self) -> bool:
-        """Whether `deepspeed` will reach other hosts by SSH; also where no launcher is named."""
+        """Whether `deepspeed` reaches hosts over SSH; without a launcher, if there is a hostfile."""
         if self.launcher is None:
             return self.hostfile is not None
         inner = self.launcher.find("deepspeed")
@@ -184,14 +184,14 @@ class JobContext:
 
     @property
     def ssh_options(self) -> tuple[str, ...]:
-        """What `deepspeed` passes to ssh for the job."""
+        """The options that `deepspeed` passes to ssh."""
         inner = self.launcher.find("deepspeed") if self.launcher else None
         port = inner.number("ssh-port") if inner else None
         return () if port is None else ("-p", str(port))
 
     @property
     def data_parallel(self) -> int | None:
-        """Copies of the job's model; None if ranks are unknown or do not divide."""
+        """Copies of the model; None if ranks are unknown or not divisible by model parallelism."""
         ranks = self.layout.ranks
         if ranks is None or ranks % self.model_parallel:
             return None
@@ -199,9 +199,9 @@ class JobContext:
 
 
 def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
-    """Read what the user named and return it for the checks.
+    """Read everything that the user named and return it for the checks.
 
-    Takes as long as the slowest source, and no longer than its deadline.
+    Takes as long as the slowest source, at most its deadline.
     """
     readers: dict[str, Callable[[], Any]] = {}
     if args.deepspeed_config:
@@ -250,7 +250,7 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
 
 
 def _inspected(made: JobContext, args: argparse.Namespace) -> JobContext:
-    """Have the interpreter's DeepSpeed read the job's configuration, for the context."""
+    """Return the context with what the interpreter's DeepSpeed says about the configuration."""
     if not made.python or made.config is None or made.config.value is None:
         return made
     request: dict[str, Any] = {"ranks": made.data_parallel}
@@ -277,7 +277,7 @@ def _fields(made: JobContext) -> dict[str, Any]:
 
 
 def _mapped(source: Source[Any] | None, name: str, make: Callable[[Any], Any]) -> Any:
-    """Return a source of the context by the user's name for it, with its value as what it is."""
+    """Return a source under the user's name for it, with its JSON value made into an object."""
     if source is None:
         return None
     value = None if source.value is None else make(source.value)
@@ -301,12 +301,12 @@ def _command(text: str) -> Source[LauncherCommand]:
         found = launcher_command.parse(text, os.environ)
     except ValueError as error:
         return Source(text, None, str(error))
-    problem = "" if found else "names none of deepspeed, torchrun and srun"
+    problem = "" if found else "does not call deepspeed, torchrun or srun"
     return Source(text, found, problem)
 
 
 def _loads_universal(config: Source[deepspeed_config.Parsed] | None) -> bool:
-    """Tell whether the job's configuration asks for a universal checkpoint."""
+    """Tell whether the job's configuration loads a universal checkpoint."""
     document = config.value["document"] if config and config.value else None
     block = document.get("checkpoint") if isinstance(document, dict) else None
     return isinstance(block, dict) and block.get("load_universal") is True
@@ -315,7 +315,7 @@ def _loads_universal(config: Source[deepspeed_config.Parsed] | None) -> bool:
 def _named_hostfile(
     command: Source[LauncherCommand] | None, script: Source[SlurmScript] | None
 ) -> str:
-    """Return the hostfile that the launcher is given."""
+    """Return the hostfile that the launcher uses; "" if none is known."""
     found = command.value if command else None
     if found is None and script is not None and script.value is not None:
         found = script.value.command

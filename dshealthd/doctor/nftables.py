@@ -1,8 +1,8 @@
-"""nftables' rules: what they do with the first TCP packet that a neighbour sends to a port here.
+"""nftables rules: what they do with the first TCP packet from a neighbour to a port on this node.
 
-The ruleset (`nft -j list ruleset`, libnftables-json(5)) is a tree: a chain jumps to others. All of
-it is followed, with three answers of each match: yes, no, and perhaps. A rule that matches perhaps
-leaves both ways open, so what is not understood never makes a port open or closed.
+The ruleset (`nft -j list ruleset`, libnftables-json(5)) is a tree: a chain jumps to others. The
+whole tree is followed. Each match answers yes, no or maybe. A rule that may match leaves both ways
+open, so an expression that is not understood never makes a port count as open or closed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _FAMILIES = frozenset(("ip", "inet"))
 _HOOKS = frozenset(("prerouting", "input"))
 _OTHER_PROTOCOLS = frozenset(("arp", "dccp", "icmp", "icmpv6", "ip6", "sctp", "udp", "udplite"))
-"""nft leaves out that a rule which reads these headers matches packets of theirs alone."""
+"""A rule that reads these headers matches only their packets, which nft does not spell out."""
 _NO_EFFECT = frozenset(
     ("comment", "counter", "ct helper", "dup", "flow", "log", "mangle", "map", "notrack", "set")
 )
@@ -27,11 +27,11 @@ _XT_DROPS = frozenset(("DROP", "REJECT"))
 _XT_NO_EFFECT = frozenset(("CONNMARK", "CT", "LOG", "MARK", "NFLOG", "TRACE"))
 _PLAIN = frozenset(("accept", "drop", "return", "continue"))
 _MAX_DEPTH = 16
-"""Jumps below each other that the kernel permits (NFT_JUMP_STACK_SIZE)."""
+"""Maximum depth of jumps that the kernel permits (NFT_JUMP_STACK_SIZE)."""
 
 
 class Fate(enum.Enum):
-    """What may become of the packet; of a rule, also that the next one is asked."""
+    """What may happen to the packet; for a rule, CONTINUED means that the next one decides."""
 
     ACCEPTED = "accept"
     DROPPED = "drop"
@@ -46,13 +46,13 @@ class Packet:
 
     port: int
     interface: str = ""
-    """Empty where it is not known."""
+    """Empty if unknown."""
     network: ipaddress.IPv4Network | None = None
-    """The network that sender and receiver are in; None where it is not known."""
+    """The network of sender and receiver; None if unknown."""
 
 
 def parse_networks(route: str) -> list[tuple[str, ipaddress.IPv4Network]]:
-    """Return the networks packets come from, of `/proc/net/route`: routes without a gateway."""
+    """Return the networks of neighbours from `/proc/net/route`: routes without a gateway."""
     found = []
     for line in route.splitlines()[1:]:
         fields = line.split()
@@ -71,12 +71,12 @@ class Ruleset:
 
     items: list[dict[str, Any]]
     doubts: list[str] = field(default_factory=list)
-    """Chains of rules that may or may not decide, in the order in which the packet meets them."""
+    """Rules that may or may not decide, in the order in which the packet meets them."""
     _rules: dict[tuple[str, str, str], list[dict[str, Any]]] = field(default_factory=dict)
     _sets: dict[tuple[str, str, str], list[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Sort the rules by their chains."""
+        """Group the rules by chain."""
         for item in self.items:
             if rule := item.get("rule"):
                 key = rule["family"], rule["table"], rule["chain"]
@@ -85,16 +85,16 @@ class Ruleset:
                 self._sets[made["family"], made["table"], made["name"]] = made.get("elem", [])
 
     def fate(self, packet: Packet) -> tuple[Fate, str]:
-        """Return what nftables makes of a packet, and the chain that decides against it or may.
+        """Return the fate of a packet, and the chain that drops it or may drop it.
 
-        Each chain of a hook can drop what the one before it has accepted.
+        Each chain of a hook can drop what an earlier one has accepted.
         """
         doubtful = ""
         for item in self.items:
             chain = item.get("chain", {})
             if chain.get("family") not in _FAMILIES or chain.get("hook") not in _HOOKS:
                 continue
-            if chain.get("type") != "filter":  # what nat does is no verdict
+            if chain.get("type") != "filter":  # nat chains give no verdict
                 continue
             name = f"{chain['family']} {chain['table']} {chain['name']}"
             self.doubts.clear()
@@ -108,7 +108,7 @@ class Ruleset:
         return (Fate.UNKNOWN, doubtful) if doubtful else (Fate.ACCEPTED, "")
 
     def _walk(self, chain: tuple[str, str, str], packet: Packet, depth: int) -> set[Fate]:
-        """Return all fates of a packet in a chain of nftables; RETURNED where no rule decides."""
+        """Return all possible fates of a packet in a chain; RETURNED if no rule decides."""
         if depth > _MAX_DEPTH:
             return {Fate.UNKNOWN}
         possible: set[Fate] = set()
@@ -138,7 +138,7 @@ class Ruleset:
                 return fates if sure else fates | {Fate.CONTINUED}
             else:
                 decided = self._verdict(kind, value, chain, packet, depth)
-                if decided is None:  # a limit, a quota: it lets on some packets
+                if decided is None:  # a limit or a quota: some packets pass it
                     sure = False
                     continue
                 if decided == {Fate.CONTINUED}:
@@ -152,7 +152,7 @@ class Ruleset:
     def _verdict(
         self, kind: str, value: Any, chain: tuple[str, str, str], packet: Packet, depth: int
     ) -> set[Fate] | None:
-        """Return what a statement of an nftables rule decides; None where it is a condition."""
+        """Return what a statement of a rule decides; None if it is a condition."""
         if kind in _PLAIN:
             return {Fate(kind)}
         if kind == "reject" or (kind == "xt" and value.get("name") in _XT_DROPS):
@@ -185,7 +185,7 @@ class Ruleset:
     def _match(
         self, match: Mapping[str, Any], chain: tuple[str, str, str], packet: Packet
     ) -> bool | None:
-        """Return whether a packet matches an nftables rule; None where that is not known."""
+        """Return whether a packet matches; None if unknown."""
         left, right, operator = match["left"], match["right"], match.get("op", "==")
         if isinstance(left, dict) and (left.get("payload", {}).get("protocol") in _OTHER_PROTOCOLS):
             return False
@@ -197,7 +197,7 @@ class Ruleset:
         return (not answer) if operator == "!=" and answer is not None else None
 
     def _elements(self, right: Any, chain: tuple[str, str, str]) -> list[Any]:
-        """Return the values that an nftables rule compares with, those of a named set too."""
+        """Return the values that a rule compares with, including those of a named set."""
         if isinstance(right, str) and right.startswith("@"):
             found = self._sets.get((*chain[:2], right[1:]), [{"unknown": right}])
         elif isinstance(right, dict) and "set" in right:
@@ -234,7 +234,7 @@ def _ordered(left: Any, right: Any, operator: str, packet: Packet) -> bool | Non
 
 
 def _equals(left: Any, right: Any, packet: Packet) -> bool | None:
-    """Return whether a packet's field has an nftables rule's value; None where it is not known."""
+    """Return whether a packet's field equals a rule's value; None if unknown."""
     if not isinstance(left, dict):
         return None
     if _is_port(left):
@@ -251,7 +251,7 @@ def _equals(left: Any, right: Any, packet: Packet) -> bool | None:
         if payload.get("field") in {"saddr", "daddr"}:
             return _in_network(right, packet.network)
         return None
-    if "&" in left:  # nft prints flags so: `tcp flags & (fin | syn) == syn`
+    if "&" in left:  # nft prints flags as `tcp flags & (fin | syn) == syn`
         inner, mask = left["&"]
         if _is(inner, "payload") and inner["payload"].get("field") == "flags":
             flags = mask if isinstance(mask, list) else [mask]
@@ -265,7 +265,7 @@ def _equals(left: Any, right: Any, packet: Packet) -> bool | None:
         if left["ct"].get("key") == "state":
             return right == "new" if isinstance(right, str) else None
         if left["ct"].get("key") == "status" and right in ("dnat", "snat"):
-            return False  # it is for a port of this node itself
+            return False  # the packet is for a port of this node itself
     return None
 
 
@@ -284,7 +284,7 @@ def _meta(key: Any, right: Any, packet: Packet) -> bool | None:
 
 
 def _in_network(right: Any, network: ipaddress.IPv4Network | None) -> bool | None:
-    """Tell whether a network's addresses are among an nftables rule's; None where some are."""
+    """Tell whether a rule's addresses include the network; None if they include only part of it."""
     try:
         if _is(right, "prefix"):
             prefix = right["prefix"]

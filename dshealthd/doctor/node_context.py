@@ -1,4 +1,4 @@
-"""The context of a node's checks: configuration, status document, what the node has."""
+"""The context of a node's checks: configuration, status document, the node's hardware."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NodeContext:
-    """This node, and the last look at it."""
+    """A node's configuration and its last status."""
 
     config: Config
     document: Mapping[str, Any] = field(default_factory=dict)
-    """The status document (docs/status-api.md): of the agent, or of one collection of our own.
+    """The status document (docs/status-api.md), from the agent or from a collection by the doctor.
 
     Empty for checks that need none.
     """
     several: bool = False
-    """Whether jobs of this node run across nodes: then others must reach it by its name."""
+    """Whether jobs of this node run across nodes: other nodes must then reach it by its name."""
     elsewhere: bool = False
-    """Whether the document is another node's: then nothing here may be read for it."""
+    """Whether the document is another node's: nothing may then be read on this one."""
     python: tuple[str, ...] = ()
     """Interpreters or prefixes of training environments."""
 
     def with_document(self, document: Mapping[str, Any]) -> NodeContext:
-        """Return the same context with a status document, taken apart once for all checks."""
+        """Return the same context with a status document, parsed once for all checks."""
         made = dataclasses.replace(self, document=document)
-        _ = made.series, made.collectors  # kept, so that no check's process does it again
+        _ = made.series, made.collectors  # cached, so that no check's process parses it again
         return made
 
     @property
     def host(self) -> Host:
-        """The roots of the file systems that describe the machine to the checks."""
+        """The roots of the file systems that describe the machine."""
         return self.config.path.host
 
     @cached_property
     def series(self) -> Series:
-        """All samples of the context's status document."""
+        """All samples of the status document."""
         return Series(_samples(self.document))
 
     @cached_property
@@ -67,7 +67,7 @@ class NodeContext:
 
 
 def _samples(document: Mapping[str, Any]) -> list[Sample]:
-    """Return the samples of a status document, for the context of checks."""
+    """Return the samples of a status document."""
     samples = []
     for name, family in document.get("metrics", {}).items():
         for sample in family["samples"]:

@@ -1,4 +1,4 @@
-"""What can be configured of `dshealthd doctor`."""
+"""The options of `dshealthd doctor`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _ACCEPTED = re.compile(
 
 
 class Accepted(NamedTuple):
-    """A finding that is known, and does not count until a date."""
+    """A known finding that does not count until a date."""
 
     check: str
     component: str
-    """The part it is accepted for, such as `gpu 3`; empty for all."""
+    """The part concerned, such as `gpu 3`; empty for all."""
     until: dt.date
     """The last day on which it is accepted."""
     reason: str
 
 
 def parse_accepted(text: str) -> Accepted:
-    """Parse what doctor accepts, `CHECK [COMPONENT] until YYYY-MM-DD: REASON`; ValueError."""
+    """Parse an accepted finding, `CHECK [COMPONENT] until YYYY-MM-DD: REASON`. ValueError."""
     match = _ACCEPTED.fullmatch(text)
     if match is None:
         message = f'"{text}" is not "CHECK [COMPONENT] until YYYY-MM-DD: REASON"'
@@ -37,31 +37,31 @@ def parse_accepted(text: str) -> Accepted:
     try:
         until = dt.date.fromisoformat(match["until"])
     except ValueError as error:
-        message = f'"{text}": {match["until"]} is no date'
+        message = f'"{text}": {match["until"]} is not a date'
         raise ValueError(message) from error
     return Accepted(match["check"], match["component"] or "", until, match["reason"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorOptions:
-    """`dshealthd doctor`: what it leaves out, limits of its own, and findings that are accepted."""
+    """`dshealthd doctor`: checks it skips, its own limits, and accepted findings."""
 
-    skip: tuple[str, ...] = option([], "Names of checks that are left out.")
+    skip: tuple[str, ...] = option([], "Names of checks to skip.")
     accept: tuple[str, ...] = option(
         [],
-        "Findings that are known and do not count until a date: "
+        "Known findings that do not count until a date: "
         '"CHECK [COMPONENT] until YYYY-MM-DD: REASON", such as '
-        '"gpu-memory gpu 3 until 2026-12-31: exchange is ordered".',
+        '"gpu-memory gpu 3 until 2026-12-31: replacement is ordered".',
     )
     python: tuple[str, ...] = option(
-        [], "Interpreters or prefixes of training environments that must fit the driver."
+        [], "Interpreters or prefixes of training environments that must match the driver."
     )
     open_files: int = option(
-        4096, "Soft limit of open files below which a node with GPUs gets a warning.", minimum=1
+        4096, "Soft limit on open files below which a node with GPUs gets a warning.", minimum=1
     )
     locked_memory_bytes: Bytes = option(
         Bytes.parse("1GiB"),
-        "Limit of locked memory below which a node with InfiniBand gets a warning: RDMA pins "
+        "Limit on locked memory below which a node with InfiniBand gets a warning: RDMA pins "
         "every buffer.",
         minimum=0,
     )
@@ -72,7 +72,7 @@ class DoctorOptions:
     )
 
     def check(self) -> Iterator[tuple[str, str]]:
-        """Yield the options of doctor whose values cannot be used, and why."""
+        """Yield each option whose value is invalid, and why."""
         for text in self.accept:
             try:
                 parse_accepted(text)
@@ -80,5 +80,5 @@ class DoctorOptions:
                 yield "accept", str(error)
 
     def accepted(self) -> tuple[Accepted, ...]:
-        """Return the doctor's results that the configuration accepts."""
+        """Return the findings that the configuration accepts."""
         return tuple(parse_accepted(text) for text in self.accept)

@@ -1,7 +1,7 @@
-"""Checks of paths that are named on the command line: checkpoint and offload directories.
+"""Checks of paths given on the command line: checkpoint and offload directories.
 
-Each in a process of its own with the owner's rights: as root, an NFS export may refuse what its
-owner may do.
+Each runs in its own process with the owner's rights: an NFS export may refuse root what it allows
+the owner.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
 
 DEADLINE = 5.0
-"""Seconds, as for the paths of the configuration."""
+"""Seconds, as for configured paths."""
 _BLOCK = b"dshealthd write test\n".ljust(4096, b".")
 
 
 def path_check(path: str) -> Check[NodeContext]:
-    """Return the check of one directory that is named on the command line."""
+    """Return the check of one directory given on the command line."""
 
     def run(context: NodeContext) -> Iterator[Result]:
         try:
@@ -48,7 +48,7 @@ def path_check(path: str) -> Check[NodeContext]:
             return
         yield from _judge(path, status, seconds)
 
-    return Check("checkpoint-path", f"path {path}", f"{path} can be written to", run, DEADLINE)
+    return Check("checkpoint-path", f"path {path}", f"{path} is writable", run, DEADLINE)
 
 
 def _write(directory: int) -> float:
@@ -87,7 +87,7 @@ def _judge(path: str, status: os.statvfs_result, seconds: float) -> Iterator[Res
         well = False
         yield Result(
             Outcome.CRITICAL,
-            f"{path} is {used:.0%} full: {free / 1e9:.1f} GB are left",
+            f"{path} is {used:.0%} full: {free / 1e9:.1f} GB are free",
             remedy=f"df -h {path}; ls -dt {path}/*  # then delete old checkpoints",
             value=f"{used:.1%}",
             limit=f"{full:.0%}",

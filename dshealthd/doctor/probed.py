@@ -1,4 +1,4 @@
-"""What probes have looked at, for the checks that go by whom they suspect."""
+"""What probes have covered, for the checks that rely on their suspects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TELL_NOTHING = frozenset({Ended.DECLINED, Ended.INCONCLUSIVE})
 
 
 def _telling(context: NodeContext) -> float:
-    """Return how many probe rounds say something of who took part in them."""
+    """Return how many probe rounds say something about their members."""
     return sum(
         point.value
         for point in context.series("probe_rounds_total")
@@ -26,17 +26,17 @@ def _telling(context: NodeContext) -> float:
 
 
 def unless_probed(context: NodeContext) -> Iterator[Result]:
-    """Yield that no suspect is known, where probes run and no round says anything yet."""
+    """Yield an unknown result where probes run but no round says anything yet."""
     if context.series.value("probe_up") is not None and not _telling(context):
         yield Result(
             Outcome.UNKNOWN,
-            "probes are configured, and no round with another node has told anything yet",
+            "probes are configured, but no round with another node has had a result yet",
             remedy="dshealthd metrics | grep dshealthd_probe_rounds_total",
         )
 
 
 def looked(context: NodeContext, none: str) -> str:
-    """Return what probes looked at, `none` being what no round has found."""
+    """Return what probes covered; `none` completes "none that ..."."""
     if context.series.value("probe_up") is None:
         return "no probes are configured"
-    return f"{plural(_telling(context), 'round')} with other nodes, none that {none}"
+    return f"{plural(_telling(context), 'round')} with other nodes; none {none}"

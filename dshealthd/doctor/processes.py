@@ -1,7 +1,7 @@
-"""Functions run in processes of their own, each with a deadline, killed when it passes.
+"""Functions run in separate processes, each killed at its deadline.
 
-A check may hang in a driver, a file system or a name server. It then costs its own process, never
-the command. A process in D state cannot be killed: it is left behind and named.
+A check may hang in a driver, a file system or a name server. That costs its own process, never the
+command. A process in D state cannot be killed: it is left behind and reported.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MOST = 64
-"""Processes at a time; each waits for most of its life."""
+"""Maximum number of concurrent processes; each spends most of its time waiting."""
 MAX_ANSWER = 64 << 20
-"""Bytes of one answer; the status of a node with many ranks has some 2 MiB."""
+"""Maximum bytes of one answer; the status of a node with many ranks has about 2 MiB."""
 KILL_DEADLINE = 0.5
-"""Seconds after SIGKILL until a process counts as unkillable."""
+"""Seconds after SIGKILL before a process counts as unkillable."""
 _CHUNK = 1 << 18
 _PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None).prctl  # found once, not in each process
+_prctl = ctypes.CDLL(None).prctl  # looked up once, not in each process
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class Ended:
     name: str
     seconds: float
     value: Any = None
-    """What it returned, as JSON has it."""
+    """What it returned, as a JSON value."""
     problem: str = ""
-    """Why there is no value; empty where there is one."""
+    """Why there is no value; empty if there is one."""
     hung: bool = False
 
 
@@ -56,32 +56,32 @@ class _Running:
 
 
 class Pool:
-    """Runs functions in forked processes, some at a time.
+    """Pool that runs functions in forked processes, up to a number at a time.
 
     The process that owns it must have a single thread.
     """
 
     def __init__(self, most: int = MOST) -> None:
-        """Run at most so many at a time."""
+        """Make a pool that runs at most `most` functions at a time."""
         self._most = most
         self._waiting: deque[tuple[str, Callable[[], object], float]] = deque()
         self._running: dict[int, _Running] = {}
         self._selector = selectors.DefaultSelector()
 
     def start(self, name: str, function: Callable[[], object], deadline: float) -> None:
-        """Run a function in a process soon; it returns JSON. Its deadline counts from its start."""
+        """Queue a function that returns JSON. Its deadline counts from the start of its process."""
         self._waiting.append((name, function, deadline))
         self._fill()
 
     @property
     def names(self) -> list[str]:
-        """Which functions run now in processes, the oldest first."""
+        """The names of the functions that run now, the oldest first."""
         return [one.name for one in self._running.values()]
 
     def ended(
         self, tick: float = 0.2, on_tick: Callable[[], object] = lambda: None
     ) -> Iterator[Ended]:
-        """Yield each function as its process ends, until none is left; more may be started."""
+        """Yield each function as it ends, until none is left; more may be started meanwhile."""
         while self._running or self._waiting:
             self._fill()
             next_deadline = min(one.started + one.deadline for one in self._running.values())
@@ -95,7 +95,7 @@ class Pool:
             on_tick()
 
     def close(self) -> None:
-        """Kill the processes of functions that still run."""
+        """Kill the processes that still run."""
         self._waiting.clear()
         for one in list(self._running.values()):
             self._give_up(one)
@@ -119,7 +119,7 @@ class Pool:
             self._selector.register(read_end, selectors.EVENT_READ)
 
     def _read(self, one: _Running) -> bool:
-        """Take what has arrived from a function's process; True at the end of the answer."""
+        """Read what has arrived from a process; return True at the end of its answer."""
         chunk = os.read(one.pipe, _CHUNK)
         one.answer += chunk
         return not chunk or len(one.answer) > MAX_ANSWER
@@ -147,16 +147,16 @@ class Pool:
         return Ended(one.name, seconds, problem=text, hung=True)
 
     def _reap(self, one: _Running, *, kill: bool) -> int | None:
-        """Take the process off the pool and return its wait status; None if it cannot be killed."""
+        """Remove a process from the pool; return its wait status, None if it cannot be killed."""
         self._selector.unregister(one.pipe)
         os.close(one.pipe)
         del self._running[one.pipe]
         end = time.monotonic() + KILL_DEADLINE
         while True:
-            # also what it has started, which is in its session
+            # also kills the processes that it has started, which are in its session
             if kill:
                 _kill_group(one.pid)
-            late = time.monotonic() > end  # before the look: this process may be stopped after it
+            late = time.monotonic() > end  # before waitpid: this process may be stopped in between
             pid, status = os.waitpid(one.pid, os.WNOHANG)
             if pid:
                 return status
@@ -168,15 +168,15 @@ class Pool:
 
 
 def _kill_group(pid: int) -> None:
-    """Kill a function's process and its group; before its setsid(2), it alone."""
+    """Kill a process and its group; before its setsid(2), the process alone."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:
-        os.kill(pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+        os.kill(pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
 
 
 def _sleeping_in(pid: int) -> str:
-    """Return where in the kernel a function's process waits, as far as it may be seen."""
+    """Return where in the kernel a process waits, if that may be read."""
     try:
         with open(f"/proc/{pid}/wchan", encoding="ascii", errors="replace") as file:
             name = file.read(64)
@@ -189,7 +189,7 @@ def _child(function: Callable[[], object], pipe: int) -> None:
     """Run a function in its process, write its answer, and end without returning."""
     status = 1
     try:
-        # Of its own session, so that what it starts is killed with it.
+        # Its own session, so that what it starts is killed with it.
         os.setsid()
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -209,8 +209,8 @@ def _child(function: Callable[[], object], pipe: int) -> None:
 
 
 def _answer(function: Callable[[], object]) -> tuple[object, str]:
-    """Return what a function in a process answered and no problem, or no value and why."""
+    """Return the function's value and no problem, or None and why it failed."""
     try:
         return function(), ""
-    except Exception as error:  # noqa: BLE001 - whatever fails in a check becomes its reason
+    except Exception as error:  # noqa: BLE001 - any failure of a check becomes its reason
         return None, f"{type(error).__name__}: {error}"[:1000]

@@ -1,4 +1,4 @@
-"""One line on the terminal while checks run, wiped before the report."""
+"""A progress line on the terminal while checks run, erased before the report."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _WIPE = "\r\x1b[K"
 
 
 class Progress:
-    """Writes to standard error, and only where that is a terminal."""
+    """Progress line on standard error, shown only if that is a terminal."""
 
     def __init__(self, what: str) -> None:
-        """Count `what`: checks, nodes."""
+        """Make a line that counts `what`, such as checks or nodes."""
         self._what = what
         self._shown = sys.stderr.isatty()
         self._last = ""
 
     def __call__(self, done: int, total: int, waiting: Sequence[str]) -> None:
-        """Show how far it is, and what it waits for longest."""
+        """Show the progress and the longest-running items."""
         if not self._shown:
             return
         text = f"{done}/{total} {self._what}"
@@ -35,7 +35,7 @@ class Progress:
             sys.stderr.flush()
 
     def close(self) -> None:
-        """Wipe the line of progress."""
+        """Erase the line."""
         if self._shown:
             sys.stderr.write(_WIPE)
             sys.stderr.flush()

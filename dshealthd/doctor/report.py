@@ -1,4 +1,4 @@
-"""The report of the doctor on one node or several: as text, as JSON, and as JUnit's XML."""
+"""The doctor's report on one or several nodes: as text, as JSON, and as JUnit XML."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from dshealthd.status.paint import Paint
 
 SCHEMA = 1
-"""Version of the JSON document; it grows by keys, and a change of meaning is a new version."""
+"""Version of the JSON document; new keys keep it, a change of meaning increments it."""
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0 does not have."""
+"""Characters that XML 1.0 does not allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,17 @@ class NodeReport:
     node: str
     checks: tuple[Examined, ...] = ()
     problem: str = ""
-    """Why nothing is known of it; empty where it was examined."""
+    """Why nothing is known about it; empty if it was examined."""
     severity: Outcome = Outcome.CRITICAL
     """How bad a problem is."""
     source: str = ""
-    """`agent`, or why the sources were read by the command itself."""
+    """`agent`, or why the command read the sources itself."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What must be the same on all nodes of a job, by name."""
+    """Values that must be the same on all nodes of a job, by name."""
 
     @property
     def outcome(self) -> Outcome:
-        """The verdict of one node's report."""
+        """The worst outcome of this node."""
         return self.severity if self.problem else worst(one.outcome for one in self.checks)
 
 
@@ -62,7 +62,7 @@ class Report:
 
     @property
     def outcome(self) -> Outcome:
-        """The worst verdict of all nodes in the report."""
+        """The worst outcome of all nodes and of the checks across them."""
         return worst(
             (*(node.outcome for node in self.nodes), *(one.outcome for one in self.across))
         )
@@ -73,7 +73,7 @@ class Report:
         return EXIT[self.outcome]
 
     def document(self) -> dict[str, Any]:
-        """Return the report as `--json` has it."""
+        """Return the report in the form of `--json`."""
         return {
             "schema": SCHEMA,
             "version": __version__,
@@ -112,12 +112,12 @@ def _check(one: Examined) -> dict[str, Any]:
 
 
 def parse_node(document: Mapping[str, Any], name: str) -> NodeReport:
-    """Return the report of another node, from its `--json`, under the name it was asked by.
+    """Return the report of another node from its `--json`, under the name used to reach it.
 
     KeyError, TypeError, ValueError, AttributeError for anything else.
     """
     if document["schema"] != SCHEMA:
-        message = f"it answers in version {document['schema']} of the document, not {SCHEMA}"
+        message = f"its answer has document version {document['schema']}, not {SCHEMA}"
         raise ValueError(message)
     (node,) = document["nodes"]
     return NodeReport(
@@ -131,7 +131,7 @@ def parse_node(document: Mapping[str, Any], name: str) -> NodeReport:
 def _parse_check(document: Mapping[str, Any]) -> Examined:
     seconds = float(document["seconds"])
     if not math.isfinite(seconds):
-        message = f"{seconds} are no seconds"
+        message = f"{seconds} is not a number of seconds"
         raise ValueError(message)
     return Examined(
         str(document["slug"]),
@@ -144,7 +144,7 @@ def _parse_check(document: Mapping[str, Any]) -> Examined:
 
 
 def found(checks: Sequence[Examined]) -> list[tuple[Examined, Result, str]]:
-    """Return the results of a report that are not ok, the worst first, accepted ones last."""
+    """Return the results that are not ok, the worst first, accepted ones last."""
     entries = [
         (one, result, reason)
         for one in checks
@@ -215,11 +215,11 @@ def as_json(report: Report) -> str:
 
 
 def junit(report: Report) -> str:
-    """Return the report as JUnit's XML: a suite for each node, a case for each check.
+    """Return the report as JUnit XML: a suite for each node, a case for each check.
 
-    What is critical or a warning is a failure, what is unknown an error, what is accepted skipped.
+    A critical result or a warning is a failure, an unknown result an error, an accepted one skipped.
     """
-    from xml.etree import ElementTree as ET  # which only this output needs
+    from xml.etree import ElementTree as ET  # only this output needs it
 
     suites = ET.Element("testsuites", name="dshealthd doctor", time=f"{report.seconds:.3f}")
     for node in report.nodes:

@@ -1,7 +1,7 @@
-"""The examination of several nodes side by side, over agents or SSH, and their comparison.
+"""The examination of several nodes in parallel, through agents or SSH, and their comparison.
 
-This node by itself; the others through their agents, where this configuration and this user may
-call them; over SSH where not, and where an agent does not answer.
+This node is examined directly. Others are examined through their agents if this configuration and
+this user may call them; otherwise, or if an agent does not answer, over SSH.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ if TYPE_CHECKING:
     Progress = Callable[[int, int, Sequence[str]], object]
 
 HERE_DEADLINE = 20.0
-"""Seconds for this node, whose own look and checks have deadlines of their own."""
+"""Seconds for this node; reading its status and each check have their own deadlines."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What is asked of the nodes."""
+    """What to examine on which nodes, and how."""
 
     hosts: tuple[str, ...]
     checks: Sequence[Check[Any]]
     ssh: str
     remote: Sequence[str]
-    """The command that examines a node, for SSH."""
+    """The command that examines a node over SSH."""
     host_timeout: float
     agents: bool
-    """Whether agents may be asked."""
+    """Whether agents may be queried."""
     probe: bool
-    """Whether a collective is run across the nodes."""
+    """Whether to run a collective across the nodes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Members:
-    """The hosts whose agents can be asked."""
+    """The hosts whose agents can be queried."""
 
     hosts: tuple[str, ...] = ()
     me: str = ""
-    """This node's name among the members, which may be none of the hosts."""
+    """This node's name among the members; it need not be one of the hosts."""
     why: str = ""
     """Why there are none."""
 
@@ -64,7 +64,7 @@ class _Members:
 def examine_all(
     request: Request, loaded: Config, here: Callable[[], Report], progress: Progress
 ) -> tuple[list[NodeReport], list[Examined]]:
-    """Return what each node says of itself, in their order, and the checks across them.
+    """Return each node's report, in the order of the hosts, and the checks across them.
 
     `here` examines this node.
     """
@@ -85,16 +85,16 @@ def examine_all(
 
 
 def _members(request: Request, loaded: Config) -> _Members:
-    """Return which of the nodes have agents that this configuration, and this user, may call."""
+    """Return the nodes whose agents this configuration and this user may call."""
     if not loaded.probe.peer.listen_address:
-        return _Members(why="probe.peer is not configured here: name an agent's --config.file")
+        return _Members(why="probe.peer is not configured here: pass an agent's --config.file")
     from dshealthd.doctor.agents import ChannelError, channel
 
     try:
         me, names = channel(loaded)
     except ChannelError as error:
         why = printable(str(error))
-        print(f"dshealthd doctor: the agents are not asked: {why}", file=sys.stderr)
+        print(f"dshealthd doctor: agents are not queried: {why}", file=sys.stderr)
         return _Members(why=why)
     return _Members(tuple(host for host in request.hosts if host in names), me)
 
@@ -106,7 +106,7 @@ def _by_agents(
     here: Callable[[], Report],
     progress: Progress,
 ) -> tuple[dict[str, NodeReport], dict[str, str]]:
-    """Return what the agents of several nodes say, and why others say nothing."""
+    """Return the reports from the nodes' agents, and for the other nodes why there is none."""
     from dshealthd.doctor import agents
 
     found: dict[str, NodeReport] = {}
@@ -133,7 +133,7 @@ def _by_agents(
 
 
 def _parsed(ended: Ended) -> NodeReport | str:
-    """Return the report of one of several nodes, or why there is none."""
+    """Return a node's report, or why there is none."""
     if ended.problem:
         return ended.problem
     if problem := ended.value.get("problem"):
@@ -142,7 +142,7 @@ def _parsed(ended: Ended) -> NodeReport | str:
 
 
 def _with(report: NodeReport, problem: str) -> NodeReport:
-    """Return one node's report, with why its agent was of no use where SSH was neither."""
+    """Return one node's report; if SSH failed too, add why its agent failed."""
     if not problem or not report.problem:
         return report
     return dataclasses.replace(
@@ -153,12 +153,12 @@ def _with(report: NodeReport, problem: str) -> NodeReport:
 def _collective(
     request: Request, loaded: Config, members: _Members, names: Sequence[str]
 ) -> Examined:
-    """Run a collective over those of several nodes whose agents answer."""
+    """Run a collective over the nodes whose agents answer."""
     from dshealthd.doctor import collective
 
     if len(names) < 2:  # noqa: PLR2004 - a collective needs two
         answer = plural(len(names), "agent with probes answers", "agents with probes answer")
-        why = members.why or f"{answer}, and it takes two"
+        why = members.why or f"{answer}, but a collective needs two"
         return collective.not_run(why)
     pool = Pool()
     try:

@@ -1,6 +1,7 @@
-"""Checks made of the findings of one symptom, from the last look at the node (its snapshot).
+"""Checks built from the findings of one symptom, in the node's last snapshot.
 
-The limits, words and first steps are those of the alerts, so that doctor, page and pages agree.
+Limits, wording and first steps are those of the alerts, so that the doctor, the web page and the
+alerts agree.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ class SnapshotCheck(Check[NodeContext]):
     """A check that waits for the status document."""
 
     collectors: tuple[str, ...] = ()
-    """Whose sources it needs: where one cannot be read, the result is unknown."""
+    """Collectors whose sources it needs: if one cannot be read, the result is unknown."""
     alerts: str = ""
-    """What the names of its alerts begin with, where the symptom has several checks."""
+    """Prefix of its alerts' names, for a symptom with several checks."""
     reads_host: bool = False
-    """Whether it also reads what only a process on the node itself can read."""
+    """Whether it also reads something that only a process on the node can read."""
 
 
 def is_answered(check: Check[Any]) -> bool:
@@ -34,7 +35,7 @@ def is_answered(check: Check[Any]) -> bool:
 
 
 def nothing(_context: NodeContext) -> Iterator[Result]:
-    """Yield nothing beyond the findings of a check's symptom."""
+    """Yield nothing, for a check with no results besides the findings of its symptom."""
     yield from ()
 
 
@@ -51,10 +52,10 @@ def snapshot_check(
 ) -> SnapshotCheck:
     """Return the check of one symptom.
 
-    `looked` says what is well where nothing is wrong; `more` yields what findings do not know.
-    Where a symptom has several checks, `alerts` is what the names of this one's begin with.
-    `reads_host` says that one of the two reads more than the status document: for the document of
-    another node, such a check yields what is wrong and never that all is well.
+    `looked` returns the text of the ok result; `more` yields results that findings do not cover.
+    `alerts` is the prefix of this check's alerts, for a symptom with several checks. `reads_host`
+    says that `looked` or `more` reads more than the status document: for another node's document,
+    such a check yields problems but never an ok result.
     """
 
     def run(context: NodeContext) -> Iterator[Result]:
@@ -77,14 +78,14 @@ def snapshot_check(
 
 
 def _without_agent(context: NodeContext) -> Result:
-    """Return the result of a snapshot check that only an agent can answer, where none has."""
+    """Return the result of a check that only an agent can answer, where no agent does."""
     if context.config.probe.wanted:
         return Result(
             Outcome.UNKNOWN,
-            "probes are configured, and no agent answers that could say how they go",
+            "probes are configured, but no agent answers, so their results are unknown",
             remedy="systemctl status dshealthd; journalctl -u dshealthd -n 50",
         )
-    return Result(Outcome.OK, "not on this machine: neither an agent nor probes")
+    return Result(Outcome.OK, "not applicable: neither an agent nor probes")
 
 
 def _findings(context: NodeContext, slug: str, alerts: str) -> list[Mapping[str, Any]]:
@@ -110,7 +111,7 @@ def _result(finding: Mapping[str, Any]) -> Result:
 
 
 def component(part: str) -> str:
-    """Return a part as results name it: `gpu 3` for `GPU 3`."""
+    """Return a part as results write it: `gpu 3` for `GPU 3`."""
     return f"gpu {part[4:]}" if part.startswith("GPU ") else part
 
 
@@ -121,14 +122,14 @@ def _figure(value: float | None) -> str:
 def _unread(
     context: NodeContext, collectors: tuple[str, ...], found: Iterable[Result]
 ) -> Iterator[Result]:
-    """Yield what a snapshot check could not read, unless a finding is about that very part."""
+    """Yield what a snapshot check could not read, unless a finding covers that part."""
     told = {result.component.lower() for result in found}
     for name in collectors:
         state = context.collectors.get(name)
         if state is None:
             yield Result(
                 Outcome.UNKNOWN,
-                f"the collector {name} is switched off",
+                f"collector {name} is disabled",
                 remedy=f"set collectors.{name}.enabled = true",
                 component=name,
             )
@@ -159,11 +160,11 @@ def _how_to_read(reason: str | None, name: str) -> str:
 
 
 def _readable(context: NodeContext, collectors: tuple[str, ...]) -> str:
-    """Return `ok` if the check's source was read, why there is none here, or nothing."""
+    """Return `ok` if the check's source was read, why there is none here, or ""."""
     states = [context.collectors[name] for name in collectors if name in context.collectors]
     if any(state["state"] in {"failing", "pending"} for state in states):
         return ""
     if any(state["state"] == "ok" for state in states) or not collectors:
         return "ok"
     absent = [state["detail"] for state in states if state["state"] == "not available"]
-    return f"not on this machine: {absent[0]}" if absent else ""
+    return f"not applicable: {absent[0]}" if absent else ""

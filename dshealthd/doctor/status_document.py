@@ -1,4 +1,4 @@
-"""The status of this node: from its agent, or by one collection of our own where none runs."""
+"""The status of this node: from its agent, or collected once by the doctor if none runs."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from dshealthd.http.client import Access
 
 ASK_DEADLINE = 1.5
-"""Seconds for the agent, which answers from memory; one that is stopped or hung is not waited for."""
+"""Seconds for the agent, which answers from memory; a stopped or hung one is not waited for."""
 COLLECT_DEADLINE = 7.0
-"""Seconds for one collection of all sources; those that have not answered by then are unknown."""
+"""Seconds to collect all sources; those that have not answered by then are unknown."""
 SOURCE_DEADLINE = PATIENCE
 """Seconds for one source or device, after which it counts as hung.
 
-The agent's 10 s for GPUs are too long for somebody who waits. Not more than a worker waits itself
-before it goes on without an answer, which would be no result here; devices that hang together are
-found in twice that.
+The agent's 10 s for GPUs is too long for an interactive command. It must not exceed the time after
+which a worker itself goes on without an answer, which would give no result here. Devices that hang
+together are found in twice that time.
 """
 CLOSE_DEADLINE = 1.2
-"""Seconds for the workers to be ended."""
+"""Seconds to end the workers."""
 DEADLINE = ASK_DEADLINE + COLLECT_DEADLINE + CLOSE_DEADLINE + 0.3
 
 
@@ -54,7 +54,7 @@ def status_document(config: Config, access: Access) -> dict[str, Any]:
 
 
 def collect(config: Config) -> dict[str, Any]:
-    """Read all sources once for the status document and judge them."""
+    """Read all sources once, judge them, and return the status document."""
     return asyncio.run(_collect(config))
 
 
@@ -62,7 +62,7 @@ async def _collect(config: Config) -> dict[str, Any]:
     snapshot = Snapshot(time.monotonic, time.time)
     scheduler = Scheduler(snapshot, time.monotonic, time.time)
     started = time.time()
-    with contextlib.suppress(TimeoutError):  # what has not answered has no result, see findings
+    with contextlib.suppress(TimeoutError):  # unanswered sources have no result, see findings
         async with time_limit(COLLECT_DEADLINE):
             await scheduler.once(_hurried(config))
     own = list(scheduler.samples())
@@ -88,7 +88,7 @@ async def _collect(config: Config) -> dict[str, Any]:
 
 
 def _hurried(config: Config) -> Config:
-    """Return the configuration for a status document with deadlines for somebody who waits."""
+    """Return the configuration with deadlines short enough for an interactive command."""
     collectors = {
         name: dataclasses.replace(
             options, deadline=Duration(min(options.deadline, SOURCE_DEADLINE))

@@ -1,4 +1,4 @@
-"""The support file, one for a bug report: versions, findings and configuration, without secrets."""
+"""The support file for a bug report: versions, findings and configuration, without secrets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REMOVED = "(removed)"
 _SECRET_NAME = re.compile(
     r"passw|secret|token|credential|api_?key|private|environment", re.IGNORECASE
 )
-"""Names of options whose values are left out; paths of key files are no secret."""
+"""Names of options whose values are removed; paths of key files are not secret."""
 _IN_TEXT = (
     (re.compile(r"(?<=://)[^/@\s:]+:[^/@\s]+(?=@)"), REMOVED),
     (
@@ -39,11 +39,11 @@ _IN_TEXT = (
         REMOVED,
     ),
 )
-"""What looks like a secret in any text: credentials of a URL, assignments, well-known tokens."""
+"""Text that looks like a secret: credentials in a URL, assignments, well-known tokens."""
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """Return the support file's content with what is or may be a secret removed."""
+    """Return the support file's content without what is or may be a secret."""
     if isinstance(value, dict):
         return {key: without_secrets(item, str(key)) for key, item in value.items()}
     if _SECRET_NAME.search(name) and not name.endswith("_file") and value:
@@ -58,7 +58,7 @@ def without_secrets(value: Any, name: str = "") -> Any:
 
 
 def write(path: str, report: Report, loaded: Config) -> None:
-    """Write a new support file only for its owner; FileExistsError where there is one, OSError."""
+    """Write a new support file that only its owner can read. FileExistsError; OSError."""
     document = {
         "versions": _versions(),
         "doctor": report.document(),

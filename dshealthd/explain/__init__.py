@@ -1,1 +1,1 @@
-"""From the logs of a job that failed to its cause, rank, host and remedy: `dshealthd explain`."""
+"""`dshealthd explain`: finds the cause, rank, host and remedy of a job's failure in its logs."""

@@ -1,4 +1,4 @@
-"""Which ranks a failure's logs accuse, once it is known what is the cause."""
+"""Which ranks the logs blame for a failure, once its cause is known."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from dshealthd.explain.group_verdicts import GroupVerdict
 
 MAX_NAMED = 8
-"""Ranks that one line names."""
+"""Maximum number of ranks named in a line."""
 
 
 def accused(
     root: Event, case: Case, verdicts: Sequence[GroupVerdict]
 ) -> tuple[tuple[int, ...], tuple[Place, ...], str]:
-    """Return the ranks that are accused of the failure, the proof, and the statement."""
+    """Return the culprit ranks of a failure, the proof, and the statement."""
     alike = [
         event
         for event in case.causes
@@ -36,18 +36,18 @@ def accused(
             return tuple(ranks), (root.place,), root.says
         if root.layer == "program" and len(same) > 1 and _tied(alike, case):
             ranks = same if len(same) < (case.world or len(case.seen)) else []
-            text = f"{root.says} (on all ranks alike)" if not ranks else root.says
+            text = f"{root.says} (on all ranks)" if not ranks else root.says
             return tuple(ranks), tuple(event.place for event in alike[:3]), text
         if root.role == "loss":
             ranks = []
         elif not ranks and root.slug == "child-failed" and (ranks := absent_ranks(case)):
-            text = f"{root.says}: {listed(ranks)}, which alone reported no failure of its own"
+            text = f"{root.says}: only {listed(ranks)} reported no failure"
             return tuple(ranks), tuple(proof), text
         return tuple(ranks), tuple(proof), root.says
     if case.is_rare(root):
         ranks = sorted({event.rank for event in alike if event.rank is not None})
         seen, hosts = case.spread(root)
-        text = f"{root.says}, on {seen} of {hosts} hosts and on no other"
+        text = f"{root.says}, only on {seen} of {hosts} hosts"
         return tuple(ranks), tuple(event.place for event in alike[:3]), text
     if root.slug == "rendezvous-unreachable":
         ranks = sorted({event.rank for event in alike if event.rank is not None})
@@ -57,10 +57,10 @@ def accused(
         for verdict in verdicts:
             if verdict.kind == "symmetric":
                 case.missing.append("fabric and GPU counters: the fault is inside the collective")
-                text = f"{verdict.says}: the fabric or a GPU is at fault"
+                text = f"{verdict.says}: the fabric or a GPU is the culprit"
                 if not verdict.is_sure:
                     text += ", unless a rank without a log here never entered it"
-                    case.missing.append("the number of ranks, and the logs of all")
+                    case.missing.append("the number of ranks, and the logs of all ranks")
                 return (), verdict.proof, text
             if verdict.culprits:
                 text = f"{listed(verdict.culprits)} {verdict.says}"
@@ -78,16 +78,16 @@ def accused(
     if root.slug == "ranks-stuck-at-init" and "key_rank" in root.fields and not absent:
         absent = [int(root.fields["key_rank"])]
     if absent:
-        text = f"{root.says}; {listed(absent)} alone reported no failure of its own"
+        text = f"{root.says}; only {listed(absent)} reported no failure"
         failures = [f.place for f in case.found.failures if f.rank in absent]
         return tuple(absent), (*proof, *failures)[:4], text
     if root.slug != "nccl-environment":
-        case.missing.append("the log of the rank that the others lost or waited for")
+        case.missing.append("the log of the rank that the other ranks lost or waited for")
     return (), tuple(proof), root.says
 
 
 def _summary(case: Case, root: Event) -> list[int]:
-    """Return the rank that torchrun's summary accuses, in the event's file if there is one."""
+    """Return the culprit in torchrun's summary, from the event's own file if that has one."""
     found = [
         failure for failure in case.found.failures if failure.root and failure.rank is not None
     ]
@@ -99,9 +99,9 @@ def _summary(case: Case, root: Event) -> list[int]:
 
 
 def _blocked_alone(events: Sequence[Event], case: Case) -> int | None:
-    """Return the one rank to accuse whose watchdog was blocked; None for several, or if unclear.
+    """Return the only rank whose watchdog was blocked; None if there are several, or if unclear.
 
-    A watchdog that first reports a collective may be blocked by ending it, which is no cause.
+    A watchdog that first reports a collective may be blocked by ending it, which is not a cause.
     """
     blocked = {event.rank for event in events if event.pattern == "nccl-timeout/heartbeat"}
     reported = {event.rank for event in events if event.pattern == "nccl-timeout/watchdog"}
@@ -113,13 +113,13 @@ def _blocked_alone(events: Sequence[Event], case: Case) -> int | None:
     if not case.coverage.begins_before(rank):
         gaps.insert(0, f"rank {rank} has a log that begins after the hang")
     if gaps:
-        case.missing.append(f"whole logs: {'; '.join(gaps[:MAX_GAPS])}")
+        case.missing.append(f"complete logs: {'; '.join(gaps[:MAX_GAPS])}")
         return None
     return rank
 
 
 def left_silently(case: Case) -> Event | None:
-    """Return what a launcher says of an accused rank whose code no exception gives."""
+    """Return the launcher's report of a culprit whose exit code no exception explains."""
     for event in case.consequences:
         code = int(event.fields.get("exit", 0))
         if event.slug == "child-failed" and code > 1:
@@ -128,7 +128,7 @@ def left_silently(case: Case) -> Event | None:
 
 
 def absent_ranks(case: Case) -> list[int]:
-    """Return ranks to accuse: they reported nothing while all others did; empty if unclear."""
+    """Return the ranks that reported nothing while all others did; empty if unclear."""
     failures = [failure for failure in case.found.failures if failure.rank is not None]
     ended = {failure.rank for failure in failures if failure.exit == -signal.SIGTERM}
     told = {event.rank for event in case.causes if event.rank is not None and event.role != "loss"}
@@ -143,7 +143,8 @@ def absent_ranks(case: Case) -> list[int]:
     if size > MAX_SIZE:
         return []
     absent = sorted(set(range(size)) - told)
-    alone = len(absent) == 1 and case.world is not None  # else there may be ranks without a log
+    # without a known world size there may be ranks without a log
+    alone = len(absent) == 1 and case.world is not None
     if absent and (2 * len(absent) < size or alone):
         return [] if case.coverage.gaps(absent) else absent
     left = [rank for rank in ended - told if rank is not None]
@@ -151,13 +152,13 @@ def absent_ranks(case: Case) -> list[int]:
 
 
 def _tied(events: Sequence[Event], case: Case) -> bool:
-    """Tell whether no order can be seen between the events that accuse several ranks."""
+    """Tell whether the clocks give no order between events of several ranks."""
     times = [when for event in events if event.exact and (when := case.when(event)) is not None]
     return len(times) < len(events) or max(times) - min(times) <= clocks.UNCERTAINTY
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """Write accused ranks for a sentence."""
+    """Return ranks as text for a sentence."""
     shown = ", ".join(map(str, ranks[:MAX_NAMED]))
     if len(ranks) > MAX_NAMED:
         shown += f" and {len(ranks) - MAX_NAMED} more"
@@ -165,5 +166,5 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 def is_timeout(event: Event) -> bool:
-    """Tell whether an event that accuses ranks is a collective that did not end in time."""
+    """Tell whether an event is a collective that timed out."""
     return event.slug in {"nccl-timeout", "gradient-sync-timeout"}

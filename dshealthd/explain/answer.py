@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from dshealthd.explain.facts import Recognised
 
 SCHEMA = 1
-"""Version of the JSON; raised when a key changes its meaning or goes."""
+"""Version of the JSON; raised when a key changes its meaning or is removed."""
 MAX_CHAIN = 12
 MAX_WIDTH = 180
 
 
 def text(finding: Finding, found: Recognised, unread: list[str]) -> str:
-    """Return the answer in a few lines, then the chain of what followed."""
+    """Return the answer in a few lines, followed by the chain of later events."""
     lines = []
     if finding.outcome == "nothing":
         lines.append(f"No failure found in {_read(found)}.")
@@ -50,7 +50,7 @@ def text(finding: Finding, found: Recognised, unread: list[str]) -> str:
     if finding.chain:
         lines += [
             "",
-            "What followed:" if finding.outcome != "nothing" else "The job went on after:",
+            "What followed:" if finding.outcome != "nothing" else "The job continued after:",
         ]
         lines += [_followed(event) for event in finding.chain[:MAX_CHAIN]]
         if len(finding.chain) > MAX_CHAIN:
@@ -120,7 +120,7 @@ def document(finding: Finding, found: Recognised, unread: list[str]) -> dict[str
 
 def _read(found: Recognised) -> str:
     statistics = found.statistics
-    return f"{plural(statistics.lines, 'line')} of {plural(statistics.files, 'file')}"
+    return f"{plural(statistics.lines, 'line')} in {plural(statistics.files, 'file')}"
 
 
 def _where(finding: Finding) -> str:

@@ -1,4 +1,4 @@
-"""The case of one failure, worked out: rank, host and time of each event, what came of it."""
+"""The case of one failure: rank, host and time of each event, and what followed from it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from dshealthd.explain.facts import Failure
 
 CLEARED_AFTER = 10
-"""Lines of progress after an error that say that it ended nothing; ranks print a few more."""
+"""Lines of progress after an error that show it ended nothing; ranks print a few more."""
 ENOUGH_HOSTS = 4
-"""Hosts of which one can be the exception."""
+"""Minimum number of hosts for one of them to be an exception."""
 FEW = 4
-"""Where one in so many hosts has a fault, it is an exception."""
+"""A fault is an exception if at most one in this many hosts has it."""
 _OF_ITS_OWN = {"nccl-all-reduce-failed", "checkpoint-path"}
-"""Faults of the communication's layer that concern the host which tells of them."""
+"""Faults of the communication layer that concern the host that reports them."""
 _CRASHES = {-4, -7, -8, -9, -11}
-"""Exit codes by signals that no launcher and no watchdog sends in an orderly end."""
+"""Exit codes for signals that no launcher or watchdog sends in an orderly end."""
 
 
 @dataclass(slots=True)
 class Case:
-    """What all logs together tell, sorted by what it may be."""
+    """Everything in all logs, sorted by the part it may play."""
 
     found: Recognised
     causes: list[Event] = field(default_factory=list)
@@ -40,45 +40,45 @@ class Case:
     against: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     failed: set[int] = field(default_factory=set)
-    """Ranks that reported a failure of their own."""
+    """Ranks that reported their own failure."""
     seen: set[int] = field(default_factory=set)
     world: int | None = None
     clocks: Clocks = field(default_factory=Clocks)
     seen_on: dict[str, set[Clock]] = field(default_factory=lambda: defaultdict(set))
-    """Hosts by pattern; of all patterns under the empty one."""
+    """Hosts by pattern; those of all patterns under the empty one."""
     broken: dict[Origin, int] = field(default_factory=dict)
-    """Where in each stream the communication first broke, by order."""
+    """Where in each stream the communication first broke, by line order."""
     broken_at: dict[Clock, float] = field(default_factory=dict)
-    """The same by time, of each clock."""
+    """When the communication first broke, by clock."""
 
     year: int = 0
-    """Of stamps without one."""
+    """Year for stamps without one."""
     _coverage: Coverage | None = None
 
     @property
     def coverage(self) -> Coverage:
-        """What time of each rank's output the logs hold; worked out once it is asked for."""
+        """What the logs cover for each rank; worked out on first use."""
         if self._coverage is None:
             self._coverage = Coverage(self.found, self.clocks, self.year)
         return self._coverage
 
     def when(self, event: Event) -> float | None:
-        """Return when an event of the case was, by the clock that all hosts are compared with."""
+        """Return the time of an event by the common clock of all hosts."""
         if event.time is None:
             return None
         return self.clocks.right(clocks.clock_of(event.origin), event.time)
 
     def spread(self, event: Event) -> tuple[int, int]:
-        """Return on how many hosts an event's pattern was seen, and how many tell anything.
+        """Return on how many hosts an event's pattern was seen, and how many hosts have any event.
 
-        A file of which no host is known counts as one.
+        A file whose host is unknown counts as a host.
         """
         return len(self.seen_on[event.pattern]), len(self.seen_on[""])
 
     def is_rare(self, event: Event) -> bool:
-        """Tell whether few hosts of the case have a fault of their own that all others lack.
+        """Tell whether only few hosts have this fault of their own.
 
-        What a host says of its peers is no such fault: those who notice first are few, too.
+        A host's report about its peers is not such a fault: the first to notice are few, too.
         """
         if event.slug not in _OF_ITS_OWN:
             return False
@@ -86,9 +86,9 @@ class Case:
         return hosts >= ENOUGH_HOSTS and seen * FEW <= hosts
 
     def later(self, event: Event, other: Event) -> float | None:
-        """Return by how many seconds one event of the case is later, at least; 0 is a tie.
+        """Return by how many seconds one event is later than another at least; 0 is a tie.
 
-        Negative if it is earlier. None where one of the times is not known.
+        Negative if it is earlier. None if one of the times is unknown.
         """
         one, two = self.when(event), self.when(other)
         if one is None or two is None:
@@ -101,7 +101,7 @@ class Case:
 
 
 def prepare(found: Recognised, *, year: int) -> Case:
-    """Work out a case of what was read, which stays as it is: a followed log is judged anew."""
+    """Work out the case without modifying `found`: a followed log is judged repeatedly."""
     found = replace(found, events=[replace(event) for event in found.events])
     case = Case(found, seen=set(found.ranks_seen), world=found.world)
     _place(case, year)
@@ -112,12 +112,12 @@ def prepare(found: Recognised, *, year: int) -> Case:
 
 
 def _place(case: Case, year: int) -> None:
-    """Work out rank, time and attempt of every event of the case."""
+    """Work out rank, host and time of every event."""
     found = case.found
     identities = Identities(found)
     events = found.events
     year = case.year = clocks.year_of((event.stamp for event in events if event.stamp), year)
-    # Before any time is looked at, as all are told by the same clock.
+    # Before any time is used, as all are converted to the same clock.
     case.clocks = clocks.compare(found.shared, year)
     for event in events:
         event.rank = identities.rank(event.origin)
@@ -138,7 +138,7 @@ def _place(case: Case, year: int) -> None:
 
 
 def _signals(case: Case) -> None:
-    """Turn what launchers say of a process that a signal ended into an event of the case."""
+    """Turn launchers' reports of processes ended by a signal into events."""
     identities = Identities(case.found)
     told: set[int | None] = set()
     pids = {failure.pid for failure in case.found.failures if failure.root}
@@ -146,8 +146,8 @@ def _signals(case: Case) -> None:
     ranked = {event.rank for event in causes}
     lost = any(event.slug == "nccl-remote-error" for event in causes)
     for failure in case.found.failures:
-        # A rank that its launcher saw fail and that printed nothing, while the others lost it. An
-        # error or a time-out of theirs would be its own as well, in a part that is not here.
+        # The launcher saw this rank fail, it printed nothing, and the others lost it. If the others
+        # had another error or a time-out, it would have had it too, in a log that is missing here.
         silent = (
             lost and None not in ranked and failure.rank not in ranked and (failure.exit or 0) > 0
         )
@@ -159,7 +159,7 @@ def _signals(case: Case) -> None:
         if event.slug != "child-failed" or int(code or 0) not in _CRASHES:
             continue
         if int(event.fields.get("pid", -1)) in pids:
-            continue  # the summary says the same, and which rank it was
+            continue  # the summary reports the same, with the rank
         origin = Origin(
             event.origin.source,
             local=int(event.fields["local"]) if "local" in event.fields else None,
@@ -182,7 +182,7 @@ def _crash(failure: Failure, case: Case) -> Event:
     event = Event(
         slug="child-failed", pattern="child-failed/signal", role="cause", layer="program",
         says=f"rank {failure.rank} "
-        + (f"was ended by {_signal(code)}" if code < 0 else f"ended with exit code {code}; these logs hold no message of its own"),
+        + (f"was ended by {_signal(code)}" if code < 0 else f"ended with exit code {code}; these logs have no error message from it"),
         place=failure.place,
         origin=Origin(failure.source, rank=failure.rank, host=failure.host), order=1 << 40,
         stamp=stamp, exact=False, fields={"exit": str(code)}, attempt=_last(case, failure.source),
@@ -197,7 +197,7 @@ def _last(case: Case, source: int) -> int:
 
 def _after_kill(code: int, host: str | None) -> list[str]:
     if code == -signal.SIGKILL:
-        return [f"the kernel log of {host or 'the node'}: whether memory ran out (`journalctl -k`)"]
+        return [f"the kernel log of {host or 'the node'}: was it out of memory? (`journalctl -k`)"]
     return []
 
 
@@ -209,7 +209,7 @@ def _signal(code: int) -> str:
 
 
 def _sort(case: Case) -> None:
-    """Tell a case's causes from consequences, and from what the job recovered from."""
+    """Sort events into causes, consequences, and errors that the job recovered from."""
     found = case.found
     latest: dict[str, int] = defaultdict(int)
     for facts in found.sources:
@@ -236,7 +236,7 @@ def _sort(case: Case) -> None:
 
 
 def _index(case: Case) -> None:
-    """Prepare what is looked up for each event of the case: there may be thousands of them."""
+    """Build the indexes that are used for each event: there may be thousands of events."""
     for event in case.found.events:
         clock = clocks.clock_of(event.origin)
         case.seen_on[event.pattern].add(clock)

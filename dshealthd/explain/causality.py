@@ -1,8 +1,8 @@
 """Causality: which event is the cause of a failure, and which only follow from it.
 
-Layers say what fails underneath what: hardware and the scheduler, the program of a rank, the
-communication of all ranks, the launcher. Time orders events of one layer, as well as the clocks
-allow. What follows a cause is its chain; what no cause explains is said to be unexplained.
+Layers give the order of causes: hardware and the scheduler, the program of a rank, the
+communication of all ranks, the launcher. Within a layer, time decides as far as the clocks allow.
+Events that follow from the cause form its chain.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from dshealthd.explain.facts import Recognised
 
 AFTERMATH = 30.0
-"""Seconds after which a program's failure can no longer be what its peers suffered from: gloo and
+"""Seconds after broken communication beyond which a program's failure cannot be its cause: gloo and
 NCCL notice a closed connection at once."""
 BEFORE, AFTER = 900.0, 120.0
-"""Seconds before and after the first failure in which a fault of the hardware may be its cause:
-a watchdog waits 600 s, and the kernel's log is written a little later than the fault."""
+"""Seconds before and after the first failure in which a hardware fault may be its cause: a watchdog
+waits 600 s, and the kernel log is written a little later than the fault."""
 MAX_CHAIN = 40
 
 _RANKING = {
@@ -53,7 +53,7 @@ class Finding:
     statement: str = ""
     root: Event | None = None
     ranks: tuple[int, ...] = ()
-    """At fault; empty where no single one is."""
+    """The culprits; empty if no rank is to blame."""
     host: str | None = None
     gpu: int | None = None
     time: float | None = None
@@ -61,13 +61,13 @@ class Finding:
     against: tuple[str, ...] = ()
     """Why other candidates are not the cause."""
     missing: tuple[str, ...] = ()
-    """What would tell more."""
+    """Information that would decide or confirm it."""
     chain: tuple[Event, ...] = ()
     verdicts: tuple[GroupVerdict, ...] = ()
 
 
 def decide(found: Recognised, *, year: int) -> Finding:
-    """Return the cause of what all logs say together."""
+    """Return the cause of the failure that all logs together show."""
     case = prepare(found, year=year)
     if not case.causes:
         return _without_cause(case)
@@ -77,18 +77,18 @@ def decide(found: Recognised, *, year: int) -> Finding:
     verdicts = _judged(case) if is_timeout(root) else []
     ranks, proof, says = accused(root, case, verdicts)
     slug = root.slug
-    # Ranks report this error when they have lost another one: a rank that went without a word is
-    # whom they lost, and so the cause.
+    # Ranks report this error when they have lost another one: a rank that left silently is the one
+    # they lost, and so the cause.
     if slug == "nccl-remote-error" and (left := left_silently(case)) is not None:
         slug, root = left.slug, left
-        says = f"{left.says}, and {listed(ranks)} alone reported no error" if ranks else left.says
+        says = f"{left.says}, and only {listed(ranks)} reported no error" if ranks else left.says
         proof = (left.place, *proof)
     if slug == "address-in-use" and not ranks:
-        ranks = (0,)  # whose node holds the store
+        ranks = (0,)  # its node holds the store
     if slug == "nccl-timeout" and found.ledger.in_gradients:
         slug = "gradient-sync-timeout"
     if root.layer == "launcher" and not ranks:
-        case.missing.append("the log of the rank that failed first: none here has its error")
+        case.missing.append("the log of the rank that failed first: no log here has its error")
     chain = sorted(
         (event for event in (*case.causes, *case.consequences) if event is not root),
         key=lambda event: (event.time is None, case.when(event) or 0.0, event.order),
@@ -117,7 +117,7 @@ def _judged(case: Case) -> list[GroupVerdict]:
 
 
 def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | None, int | None]:
-    """Return host and GPU of the cause's culprits, not those of a rank that tells of them."""
+    """Return host and GPU of the culprits, not those of a rank that reports them."""
     own = root
     if ranks and root.rank is not None and root.rank not in ranks:
         events = (event for event in case.found.events if event.rank in ranks)
@@ -128,7 +128,7 @@ def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | N
         own = found
     gpu = int(own.fields["gpu"]) if "gpu" in own.fields else own.origin.gpu
     if not ranks and root.slug == "nccl-remote-error":
-        gpu = None  # of whoever noticed it
+        gpu = None  # it is the GPU of the rank that noticed the failure
     return own.host or own.origin.host or own.fields.get("host"), gpu
 
 
@@ -143,24 +143,24 @@ def _first_failure(case: Case) -> float | None:
 
 
 def _key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
-    """Order candidates for the cause: the least is it."""
+    """Return the sort key of a candidate cause: the smallest is the cause."""
     ranking = _RANKING["loss" if event.role == "loss" else event.layer]
     weak = event.weak
     when = case.when(event)
     if event.layer == "hardware" and first is not None and when is not None:
-        # A fault of long before, or after, has nothing to do with this failure.
+        # A fault long before or after has nothing to do with this failure.
         if not first - BEFORE <= when <= first + AFTER:
             ranking = 6
     elif event.layer == "program" and event.role != "loss" and _is_aftermath(event, case):
         ranking = 6
-    # A time limit, a preemption or a cancellation while nothing had failed: all that follows is its
-    # doing. After a failure it is only the clean-up.
+    # A time limit, preemption or cancellation while nothing had failed causes all that follows.
+    # After a failure it is only the clean-up.
     elif event.layer == "scheduler" and not weak and not _comes_after(event, case):
         ranking = -1
     elif event.layer == "launcher" and event.first:
         ranking = 2
     order: tuple[object, ...] = (_COMMUNICATION.get(event.slug, 2),) if ranking == 2 else (0,)  # noqa: PLR2004 - communication
-    # What few hosts report, of many that could, tells where the fault is.
+    # If only few of many hosts report it, the fault is there.
     if ranking == _RANKING["communication"] and case.is_rare(event):
         weak, order = False, (-1,)
     if ranking == 1 and weak and event.bare:
@@ -172,7 +172,7 @@ def _key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
 
 
 def _is_aftermath(event: Event, case: Case) -> bool:
-    """Tell whether a rank's failure is no cause, as it came after the communication had broken."""
+    """Tell whether a rank's failure came after the communication broke, so it is not the cause."""
     if event.origin.labelled and case.broken.get(event.origin, event.order) < event.order:
         return True
     when, clock = case.when(event), clocks.clock_of(event.origin)
@@ -183,7 +183,7 @@ def _is_aftermath(event: Event, case: Case) -> bool:
 
 
 def _comes_after(event: Event, case: Case) -> bool:
-    """Tell whether the scheduler is no cause, as it ended a job that had already failed."""
+    """Tell whether the scheduler ended a job that had already failed, so it is not the cause."""
     for other in case.causes:
         if other.layer in {"scheduler", "launcher"} or other.role == "loss" or other is event:
             continue
@@ -208,15 +208,15 @@ def _argue(root: Event, ordered: Sequence[Event], case: Case) -> None:
         if _RANKING[event.layer] > _RANKING[root.layer]:
             reason = "follows from it"
         elif (later := case.later(event, root)) is not None and later > 0:
-            reason = f"came {later:.1f} s later at least"
+            reason = f"came at least {later:.1f} s later"
         elif later == 0.0 and event.layer == root.layer:
-            reason = "is a tie: the clocks do not tell which came first"
+            reason = "is a tie: the clocks do not show which came first"
         else:
             reason = "came later or explains less"
         case.against.append(f"{event.slug}: {event.says} ({_where(event)}) {reason}")
     for event in case.recovered[:2]:
         case.against.append(
-            f"{event.slug}: {event.says} ({_where(event)}): the job went on after it"
+            f"{event.slug}: {event.says} ({_where(event)}): the job continued after it"
         )
 
 
@@ -227,16 +227,16 @@ def _where(event: Event) -> str:
 
 
 def _without_cause(case: Case) -> Finding:
-    """Answer where only consequences, or nothing, were found."""
+    """Return the answer if only consequences, or nothing, were found."""
     roots = [failure for failure in case.found.failures if failure.root]
     if roots:
         failure = min(roots, key=lambda failure: failure.time)
         where = f"rank {failure.rank} on {failure.host}"
-        says = f"{where} failed first with exit code {failure.exit}; its error is not here"
-        # Watchdogs end ranks so that did nothing but wait for another one.
+        says = f"{where} failed first with exit code {failure.exit}; its error is not in these logs"
+        # Watchdogs also end ranks this way that only waited for another one.
         is_own = failure.exit != ABORTED
         if not is_own:
-            says += ", and a rank that waits for another one ends in the same way"
+            says += ", and a rank that waits for another one ends the same way"
         return Finding(
             outcome="found",
             slug="child-failed",
@@ -250,7 +250,7 @@ def _without_cause(case: Case) -> Finding:
         )
     ended = [event for event in case.consequences if "exit" in event.fields]
     if ended:
-        case.missing.append("the logs of the ranks: a launcher says only that one failed")
+        case.missing.append("the logs of the ranks: a launcher only reports that one failed")
         return Finding(
             outcome="found", slug="child-failed", statement=ended[0].says, root=ended[0],
             ranks=tuple(absent_ranks(case)), host=ended[0].host, time=ended[0].time,
@@ -263,7 +263,7 @@ def _without_cause(case: Case) -> Finding:
         return Finding(
             outcome="found", slug="nccl-timeout", ranks=hung[0].culprits, proof=hung[0].proof[:4],
             statement=f"{listed(hung[0].culprits)} {says}" if hung[0].culprits else says,
-            missing=("the logs of the ranks: whether the job hung at all, and why",),
+            missing=("the logs of the ranks: did the job hang at all, and why?",),
             verdicts=tuple(hung),
         )  # fmt: skip
     telling = [
@@ -274,7 +274,7 @@ def _without_cause(case: Case) -> Finding:
     if telling:
         return Finding(
             outcome="undecided",
-            statement="these logs hold only what followed from a failure",
+            statement="these logs show only the consequences of a failure",
             proof=tuple(event.place for event in telling[:3]),
             missing=("the logs of all ranks from before the first of these lines",),
             chain=tuple(case.consequences[:MAX_CHAIN]),

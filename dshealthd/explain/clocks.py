@@ -1,6 +1,6 @@
-"""Clocks of logs: what the stamps of different formats mean, and how far hosts may be apart.
+"""Clocks of logs: what timestamps in different formats mean, and how far hosts may be apart.
 
-Stamps without a zone are taken as they are.
+Stamps without a time zone count as UTC.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from dshealthd.explain.events import Origin, Stamp
 
 Clock: TypeAlias = "str | int"
-"""A host by its name, or a file of which no host is known by its number."""
+"""A host name, or the number of a file whose host is unknown."""
 UNCERTAINTY = 5.0
-"""Seconds by which the clocks of two hosts may differ: what clusters without NTP show."""
+"""Seconds by which the clocks of two hosts may differ, as seen in clusters without NTP."""
 LEAST = 0.05
-"""Seconds within which ranks print what they do at the same moment."""
+"""Seconds within which ranks print an event that happens on all at once."""
 ENOUGH = 3
-"""Moments that two clocks must share: of one alone nobody knows how far it is off."""
+"""Moments that two clocks must share: a single one does not show how far it is off."""
 _ISO = re.compile(
     r"(\d{4})[-/](\d\d)[-/](\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d+))?(Z|[+-]\d\d:?\d\d)?"
 )
@@ -32,7 +32,7 @@ _GLOG = re.compile(r"(\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d+))?")
 
 
 def seconds(stamp: Stamp, year: int) -> float | None:
-    """Return a clock's stamp as seconds; None if it is no time of day, as the kernel's uptime."""
+    """Return a stamp in seconds; None if it is not a date and time, such as the kernel's uptime."""
     try:
         if stamp.form == "iso" and (match := _ISO.match(stamp.text)):
             zone = UTC
@@ -57,7 +57,7 @@ def seconds(stamp: Stamp, year: int) -> float | None:
 
 
 def year_of(stamps: Iterable[Stamp], default: int) -> int:
-    """Return the year that stamps of a clock with one tell."""
+    """Return the year of the first stamp that has one, else `default`."""
     for stamp in stamps:
         if stamp.form == "iso":
             return int(stamp.text[:4])
@@ -65,23 +65,23 @@ def year_of(stamps: Iterable[Stamp], default: int) -> int:
 
 
 def clock_of(origin: Origin) -> Clock:
-    """Return whose clock a line is stamped by."""
+    """Return the clock that stamps a line."""
     return origin.source if origin.host is None else origin.host
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """How far the clocks of a job are ahead of one of them, and how well that is known."""
+    """How far the clocks of a job are ahead of one of them, and how certain that is."""
 
     offsets: Mapping[Clock, tuple[float, float, Clock]] = field(default_factory=dict)
-    """Seconds ahead, seconds of uncertainty, and the clock that this is compared with."""
+    """Seconds ahead, seconds of uncertainty, and the reference clock."""
 
     def right(self, clock: Clock, seconds: float) -> float:
-        """Return a time by the clock that this one is compared with."""
+        """Return a time by the reference clock."""
         return seconds - self.offsets[clock][0] if clock in self.offsets else seconds
 
     def uncertainty(self, one: Clock, other: Clock) -> float:
-        """Return within how many seconds the order of two clocks' times means nothing: a tie."""
+        """Return the difference in seconds up to which times of two clocks are a tie."""
         if one == other:
             return 0.0
         first, second = self.offsets.get(one), self.offsets.get(other)
@@ -91,10 +91,10 @@ class Clocks:
 
 
 def compare(shared: Mapping[Clock, Mapping[str, Stamp]], year: int) -> Clocks:
-    """Work out offsets of clocks from what several saw at the same moment.
+    """Work out the offsets of clocks from moments that several of them saw.
 
-    The one that shares most is what the others are compared with; those that share too little
-    with it are compared with one that does, and the uncertainties add up.
+    The clock that shares the most is the reference. Clocks that share too little with it are
+    compared with one that does share enough, and the uncertainties add up.
     """
     times = {
         clock: {key: when for key, stamp in moments.items() if (when := seconds(stamp, year))}
@@ -104,13 +104,13 @@ def compare(shared: Mapping[Clock, Mapping[str, Stamp]], year: int) -> Clocks:
     found: dict[Clock, tuple[float, float, Clock]] = {}
     while left:
         base = left.pop(0)
-        # The rest share no more than this one.
+        # The others share no more than this one.
         if len(times[base]) < ENOUGH:
             break
         found[base] = 0.0, 0.0, base
         queue = [base]
-        # It grows while it is walked: breadth first, so that each clock is compared over as few
-        # others as possible.
+        # The queue grows while it is walked: breadth first, so that each clock is compared through
+        # as few others as possible.
         for known in queue:
             for clock in list(left):
                 apart = [

@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 no failure found, 1 cause found, 2 undecided, 64 bad usage.",
     )
     made.add_argument(
-        "logs", nargs="+", metavar="LOG", help="file, folder or pattern; - is standard input"
+        "logs", nargs="+", metavar="LOG", help="file, folder or glob pattern; - is standard input"
     )
     made.add_argument("--json", action="store_true", help="one JSON document instead of text")
     made.add_argument(
@@ -43,12 +43,12 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="LOG",
-        help="log of a run that went well: what it says too is no cause",
+        help="log of a healthy run: an event that it has too is not a cause",
     )
     made.add_argument(
         "--follow",
         action="store_true",
-        help="go on reading, and answer again whenever the answer changes, until interrupted",
+        help="keep reading, and print the answer whenever it changes, until interrupted",
     )
     return made
 
@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Explain logs and return the exit status.
 
-    0 nothing found, 1 a cause found, 2 undecided, 64 bad usage or nothing that can be read.
+    0 nothing found, 1 a cause found, 2 undecided, 64 bad usage or no readable log.
     """
     options = parser().parse_args(arguments)
     if options.follow:
@@ -92,9 +92,9 @@ def _follow(names: Sequence[str], *, as_json: bool) -> int:
 
 
 def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recogniser, list[str]]:
-    """Read logs and dumps to explain; return what was recognised, what could not be read and why.
+    """Read logs and dumps; return what was recognised, and what could not be read and why.
 
-    InputError: a name stands for no file, or none of the files can be read.
+    InputError: a name matches no file, or none of the files can be read.
     """
     usual = set()
     if healthy:
@@ -124,5 +124,5 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recogniser,
 
 
 def conclude(recogniser: Recogniser) -> Finding:
-    """Return the answer of `explain` to what was recognised so far."""
+    """Return the answer for everything recognised so far."""
     return decide(recogniser.found, year=datetime.now(UTC).year)

@@ -1,9 +1,9 @@
 """Hyperscan's compiled literals, kept in the user's cache from one `explain` to the next.
 
-A compiled database is code of a kind, so that only a file is taken that this user alone can have
-written: below the home of the password database and not of an environment variable, no symbolic
-link on the way, everything his own and writable by nobody else, and whole by its checksum. What
-cannot be kept is compiled again.
+A compiled database is a kind of code, so a file is only used if no other user can have written it:
+it is below the home in the password database, not in an environment variable; no symbolic link
+leads to it; the path is owned and writable by this user only; and its checksum matches. A database
+that cannot be kept is compiled again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MAX_BYTES = 1 << 24
-"""Of one file: that of 300 literals takes 350 KiB."""
+"""Maximum bytes of a file; one with 300 literals has 350 KiB."""
 _FOLDERS = (".cache", "dshealthd-explain")
 _DIGEST = 32
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -28,11 +28,11 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class NotKept(Exception):
-    """There is no such file that may be trusted, or no place to keep it."""
+    """There is no such file that can be trusted, or no place to keep it."""
 
 
 def load(name: str, home: str | None = None) -> bytes:
-    """Return the compiled literals kept under a name; `NotKept` says why there are none."""
+    """Return the compiled literals kept under a name. NotKept says why there are none."""
     with _folder(home) as folder, _reported(name):
         descriptor = os.open(name, _READ, dir_fd=folder)
         with open(descriptor, "rb") as file:
@@ -46,9 +46,9 @@ def load(name: str, home: str | None = None) -> bytes:
 
 
 def save(name: str, payload: bytes, home: str | None = None) -> None:
-    """Keep compiled literals under a name, all of them or none; `NotKept` says why not.
+    """Keep compiled literals under a name atomically; NotKept says why that failed.
 
-    What other releases kept goes.
+    Files of other releases are removed.
     """
     with _folder(home) as folder, _reported(name):
         temporary = f"{name}.{os.getpid()}"
@@ -68,7 +68,7 @@ def save(name: str, payload: bytes, home: str | None = None) -> None:
 
 @contextlib.contextmanager
 def _folder(home: str | None) -> Iterator[int]:
-    """Open the cache folder of the compiled literals, and make it if need be."""
+    """Open the cache folder of the compiled literals, creating it if needed."""
     with contextlib.ExitStack() as closing, _reported("~/.cache/dshealthd-explain"):
         path = home or pwd.getpwuid(os.geteuid()).pw_dir
         descriptor = os.open(path, _FOLDER)

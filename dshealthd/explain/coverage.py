@@ -1,7 +1,7 @@
-"""Which ranks' logs reach from before a hang until after it: only there does silence tell anything.
+"""Which ranks' logs cover a hang from before to after it: only there does silence mean anything.
 
-A log that was rotated begins late, one that was copied while the job wrote it ends early, and some
-are not there at all. A rank whose report such a log lacks may have made it like all others.
+A rotated log begins late, a log copied while the job wrote it ends early, and some logs are missing.
+A rank without a report in such a log may have reported like all others.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
     from dshealthd.explain.facts import Recognised
 
 GRACE = 10.0
-"""Seconds after the last report by which any other watchdog has reported as well.
+"""Seconds after the last report by which every other watchdog has reported as well.
 
-The ranks of the genuine hangs report within 0.1 s of each other, and their heartbeat monitors
-within 5 s; each looks anew every second or less.
+The ranks in genuine hangs report within 0.1 s of each other, and their heartbeat monitors within
+5 s; each checks every second or less.
 """
 ABORTED = -6
-"""Exit code of a rank that ended itself by SIGABRT, as watchdogs do once they have reported."""
+"""Exit code of a rank that ended itself with SIGABRT, as watchdogs do after their report."""
 TERMINATED = -15
-"""Exit code of a rank that its launcher ended by SIGTERM, which a stopped process never takes."""
+"""Exit code of a rank that its launcher ended with SIGTERM, which a stopped process never handles."""
 _WATCHDOG = "nccl-timeout/watchdog"
 _REPORTS = (_WATCHDOG, "nccl-timeout/heartbeat")
 _LAUNCHERS = tuple(
     f"child-failed/{name}" for name in ("exit-code", "deepspeed-launcher", "ended-by-launcher")
 )
-"""What launchers say when they end a job, by which time its watchdogs have reported."""
+"""Messages of launchers when they end a job; by then its watchdogs have reported."""
 
 
 class Coverage:
-    """What the logs of a case cover, by rank."""
+    """What the logs of a case cover for each rank."""
 
     def __init__(self, found: Recognised, hosts: Clocks, year: int) -> None:
-        """Look at all logs, once ranks and times are known; `year` is that of stamps without one."""
+        """Examine all logs once ranks and times are known; `year` is for stamps without one."""
         self._hosts = hosts
         self._year = year
         self._sources = found.sources
@@ -49,8 +49,8 @@ class Coverage:
         self._reports = [event for event in found.events if event.pattern in _REPORTS]
         watchdogs = [event for event in self._reports if event.pattern == _WATCHDOG]
         self._is_announced = bool(watchdogs) and found.ledger.answers_signals
-        """Each rank that lives tells of the time-out of another one."""
-        # Heartbeat monitors follow long after, where there is a report at all.
+        """Whether each living rank reports the time-out of another one."""
+        # Heartbeat monitors report long after the watchdogs, if at all.
         times = map(self._when, watchdogs or self._reports)
         self._reported = max((when for when in times if when is not None), default=None)
         self._exits = {
@@ -60,13 +60,13 @@ class Coverage:
         self._ended_jobs = {
             event.origin.source for event in found.events if event.pattern in _LAUNCHERS
         } | {failure.source for failure in found.failures}
-        """Files in which a launcher tells how its job ended."""
+        """Files in which a launcher reports how its job ended."""
         self._homes: dict[int, set[int]] = defaultdict(set)
-        """Files by the ranks of whom they hold lines."""
+        """The files with lines of each rank."""
         self._until: dict[int, float] = {}
         """Time of the last line of each file, in seconds by the clock of the case."""
         self._until_of: dict[int, float] = {}
-        """The same of each rank."""
+        """Time of the last line of each rank."""
         identities = Identities(found)
         for source, facts in enumerate(found.sources):
             for origin in facts.origins:
@@ -75,10 +75,10 @@ class Coverage:
             len({event.rank for event in self._reports}) > 1
             or (len(self._sources) == 1 and bool(self._ended_jobs))
         )
-        """All reports stand in one file: that of the whole job, if any is."""
+        """Whether all reports are in one file, which is then that of the whole job."""
         self._concatenated = self._find_concatenated()
         self._unended = found.ledger.unended(self._exits)
-        """Files that were cut within a report, or between it and the end of its rank."""
+        """Files cut within a report, or between it and the end of its rank."""
         steps = (found.sources[source].last_step for source in self._reporters)
         self._reached = max((step for step in steps if step is not None), default=None)
         """The last step of any rank that reported."""
@@ -99,16 +99,16 @@ class Coverage:
         return self._right(origin, clocks.seconds(stamp, self._year))
 
     def _right(self, origin: Origin, when: float | None) -> float | None:
-        """Return a time by the clock that all hosts are compared with."""
+        """Return a time by the common clock of all hosts."""
         return None if when is None else self._hosts.right(clocks.clock_of(origin), when)
 
     def gaps(self, ranks: Iterable[int]) -> list[str]:
-        """Return for each of these ranks that may have reported unseen why; empty if none may."""
+        """Return why each of these ranks may have reported unseen; empty if none may have."""
         return [f"rank {rank} {gap}" for rank in ranks if (gap := self.gap(rank))]
 
     def gap(self, rank: int) -> str:
-        """Return why a rank that reported nothing may have reported; empty if its silence tells."""
-        if not self._reports:  # exceptions end their process, and a launcher tells of each
+        """Return why a silent rank may have reported unseen; empty if its silence is proven."""
+        if not self._reports:  # exceptions end their process, and a launcher reports each
             return "has no dump here" if self._has_dumps else ""
         homes = self._homes.get(rank, set())
         if not homes and self._is_shared:
@@ -125,7 +125,7 @@ class Coverage:
 
     @property
     def is_one_whole_log(self) -> bool:
-        """Whether all reports stand in one log of the whole job, and none may be cut away."""
+        """Whether all reports are in one log of the whole job, and none can have been cut away."""
         return self._is_shared and all(
             self._sources[source].begins_before
             and source not in self._concatenated
@@ -135,7 +135,7 @@ class Coverage:
 
     @property
     def has_whole_summaries(self) -> bool:
-        """Whether no launcher's summary of the ranks that failed lacks its beginning or end."""
+        """Whether every launcher's summary of failed ranks has its beginning and its end."""
         return not any(facts.has_part_of_summary for facts in self._sources)
 
     def begins_before(self, rank: int) -> bool:
@@ -144,19 +144,19 @@ class Coverage:
         return any(self._sources[home].begins_before for home in homes)
 
     def _goes_on(self, source: int) -> bool:
-        """Tell whether a file with reports goes on until all that write to it have reported."""
+        """Tell whether a file with reports continues until all its ranks have reported."""
         if source not in self._unended and not self._sources[source].is_cut:
             return True
-        if source in self._concatenated:  # what comes later in it need not be later
+        if source in self._concatenated:  # later lines in it need not be later in time
             return False
         return source in self._ended_jobs or self._is_late(self._until.get(source))
 
     def _is_late(self, when: float | None) -> bool:
-        """Tell whether it is so late that nobody's first report comes after it."""
+        """Tell whether a time is so late that no rank's first report comes after it."""
         return when is not None and self._reported is not None and when >= self._reported + GRACE
 
     def _find_concatenated(self) -> set[int]:
-        """Return the files in which logs of several ranks follow one another, by their times."""
+        """Return the files in which logs of several ranks are concatenated, judged by their times."""
         latest: dict[int, float] = {}
         found = set()
         times = [(event.origin.source, self._when(event)) for event in self._reports]
@@ -171,15 +171,15 @@ class Coverage:
         return found
 
     def _is_still(self, rank: int, homes: set[int]) -> bool:
-        """Tell whether a rank's own log stops where a process that is stopped or dead stops.
+        """Tell whether a rank's own log ends where that of a stopped or dead process would.
 
-        It has no line that is known to be after the hang, so all else must show that the logs were
-        taken after the job's end, and that this one got as far as the others.
+        It has no line that is known to be after the hang, so everything else must show that the
+        logs were taken after the job's end, and that this rank got as far as the others.
         """
         if self._unended or any(self._sources[home].is_cut for home in homes):
             return False
         code = self._exits.get(rank)
-        if code == ABORTED:  # so it reported, and that is what its log lacks
+        if code == ABORTED:  # so it reported, and its log lacks that report
             return False
         if code == TERMINATED and self._is_announced:
             return False

@@ -1,6 +1,6 @@
-"""Flight-recorder dumps beside the logs, taken apart by a process of nobody's.
+"""Flight-recorder dumps next to the logs, parsed in a process that runs as nobody.
 
-Run as `python -m dshealthd.explain.dumps` with the dump as standard input.
+Run as `python -m dshealthd.explain.dumps` with the dump on standard input.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 MAX_BYTES = 64 << 20
-"""Of one dump: 20,000 entries with stacks take 20 MB."""
+"""Maximum bytes of a dump; 20,000 entries with stacks take 20 MB."""
 MEMORY = 2 << 30
 SECONDS = 20
 _RANK = re.compile(r"(?P<rank>\d{1,6})(?:\.\w+)?$")
 
 
 class UnreadableDump(Exception):
-    """A dump cannot be read; says why."""
+    """A dump cannot be read; the message says why."""
 
 
 def is_dump(name: str) -> bool:
-    """Tell whether a file beside the logs is a flight recorder's pickle, by what it begins with."""
+    """Tell by its first bytes whether a file is a flight recorder's pickle."""
     if name == "-" or not Path(name).is_file():
         return False
     with open(name, "rb") as file:
@@ -32,14 +32,14 @@ def is_dump(name: str) -> bool:
 
 
 def rank_of(name: str) -> int | None:
-    """Return the rank at the end of a flight recorder dump's name, where torch writes it."""
+    """Return the rank at the end of a dump's name, where torch writes it; None without one."""
     match = _RANK.search(Path(name).name)
     return int(match["rank"]) if match else None
 
 
 def digest(name: str) -> dict[str, Any]:
-    """Return what a flight recorder's dump says; `UnreadableDump` if it is none or too much."""
-    import subprocess  # most logs have no dumps beside them, and reading one takes 0.1 s
+    """Return the digest of a flight recorder's dump; UnreadableDump if it is not one or too large."""
+    import subprocess  # only for dumps, which are rare and take 0.1 s to read
 
     with open(name, "rb") as file:
         try:
@@ -59,7 +59,7 @@ def digest(name: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Read the flight recorder's dump of standard input without any right."""
+    """Read the dump on standard input without any privileges, and print its digest."""
     from dshealthd.evidence import dump, privileges
 
     privileges.become(privileges.NOBODY)

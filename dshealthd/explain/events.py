@@ -1,4 +1,4 @@
-"""Events of logs: what is found, where it stands, whose it is, and what it means."""
+"""Events in logs: what was found, where, from whom, and what it means."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 MAX_QUOTE = 300
-"""Characters of a line that are quoted."""
+"""Maximum characters quoted from a line."""
 
 LAYERS = ("hardware", "scheduler", "program", "communication", "launcher")
-"""What fails underneath what: a fault of a layer shows in the layers after it."""
+"""Layers in order of cause: a fault in one layer shows in the layers after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,27 +23,27 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose a line is, as far as the line and its file tell; None is unknown."""
+    """Where a line comes from, as far as the line and its file say; None is unknown."""
 
     source: int = 0
     rank: int | None = None
     local: int | None = None
-    """Rank within the node, as torchrun's `[default3]:`."""
+    """Rank within the node, from torchrun's `[default3]:`."""
     task: int | None = None
-    """Task of `srun -l`, which is a rank or, where each task is a launcher, a node."""
+    """Task of `srun -l`: a rank, or a node if each task is a launcher."""
     host: str | None = None
     pid: int | None = None
     gpu: int | None = None
 
     @property
     def labelled(self) -> bool:
-        """Whether the line of the event belongs to one rank for certain."""
+        """Whether the line certainly belongs to one rank."""
         return self.rank is not None or self.local is not None or self.pid is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A time as it is written: its form, and the text."""
+    """A timestamp as written: its format and its text."""
 
     form: str
     text: str
@@ -60,7 +60,7 @@ class Frame:
 
 @dataclass(slots=True, kw_only=True)
 class Event:
-    """One thing that a log says."""
+    """One event in a log."""
 
     slug: str
     pattern: str
@@ -71,33 +71,33 @@ class Event:
     place: Place
     origin: Origin
     order: int
-    """Position among all lines read; in time only within one file."""
+    """Position among all lines read; it orders by time only within one file."""
     stamp: Stamp | None = None
     exact: bool = False
-    """The stamp stands in its own line, not in one before it."""
+    """Whether the stamp is from its own line, not from an earlier one."""
     time: float | None = None
     weak: bool = False
     """A guess that any other explanation beats."""
     first: bool = False
-    """Nothing of its layer comes before it: it is no consequence of a peer that died."""
+    """Nothing in its layer comes before it: it does not follow from the death of a peer."""
     bare: bool = False
     """An exception without its traceback."""
     fields: Mapping[str, str] = field(default_factory=dict)
     frames: tuple[Frame, ...] = ()
     count: int = 1
     last: Place | None = None
-    """Where it was said the last time, if more than once."""
+    """Where it occurred last, if more than once."""
     progress: int = 0
     """Lines of progress before it, in its file."""
     attempt: int = 0
-    """Which start of the job within its file."""
+    """Number of the job's start within its file."""
     rank: int | None = None
     """The rank in the whole job, once `causality` has worked it out."""
     host: str | None = None
 
     @property
     def own_frame(self) -> Frame | None:
-        """Return the event's innermost frame that is not a library's."""
+        """The innermost frame that is not in a library."""
         for frame in reversed(self.frames):
             if not any(part in frame.file for part in LIBRARIES):
                 return frame

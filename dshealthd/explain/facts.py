@@ -1,4 +1,4 @@
-"""The facts of all logs together, as they are recognised: events, failures, and who is who."""
+"""The facts from all logs together: events, failures, and which rank is which."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ _SHARED = re.compile(
     r"\b(?:global[_ ])?(?:step|iteration)['\"]?[\s=:#\[]{0,4}(\d{1,9})\b"
     r"|commId (0x[0-9a-f]{1,16}).{0,40}Init COMPLETE"
 )
-"""What all ranks do at the same moment, as far as a step is long."""
+"""Events that happen on all ranks at the same moment, within the length of a step."""
 
 MAX_KNOWN = 100_000
-"""Ranks, processes and tasks that are remembered."""
+"""Maximum number of ranks, processes and tasks that are remembered."""
 MAX_STREAMS = 10_000
-"""Streams of one file whose last stamp is remembered."""
+"""Maximum number of streams in a file whose last stamp is remembered."""
 MAX_FAILURES = 10_000
 SEVERAL = 3
-"""Ranks that are enough to show that there are several."""
+"""Number of ranks that suffices to show that there are several."""
 MAX_CLOCKS = 1000
 MAX_SHARED = 200
-"""Moments of one clock that are compared with those of others."""
+"""Maximum number of moments of a clock that are compared with those of others."""
 
 
 class Bounded(dict[K, V]):
-    """A dictionary that takes no more keys once it is full: logs may hold any number of names."""
+    """A dictionary that ignores new keys once it is full: logs may hold any number of names."""
 
     def __init__(self, most: int) -> None:
-        """Take at most so many keys."""
+        """Make a dictionary of at most `most` keys."""
         super().__init__()
         self._most = most
 
     def __setitem__(self, key: K, value: V) -> None:
-        """Set what there is room for."""
+        """Set a key if it exists or there is room for it."""
         if key in self or len(self) < self._most:
             super().__setitem__(key, value)
 
     def setdefault(self, key: K, default: V) -> V:
-        """Return the fact that is there, or the default, which is kept if there is room."""
+        """Return the existing value, or the default, which is kept if there is room."""
         if key not in self and len(self) >= self._most:
             return default
         return super().setdefault(key, default)
@@ -77,39 +77,39 @@ class Failure:
 
 @dataclass(slots=True)
 class SourceFacts:
-    """What one file says beside its events."""
+    """What one file says besides its events."""
 
     name: str
     attempt: int = 0
     progress: int = 0
     last_stamp: dict[Origin, Stamp] = field(default_factory=lambda: Bounded(MAX_STREAMS))
     final: tuple[Origin, Stamp] | None = None
-    """The last stamp in it, and whose."""
+    """The last stamp in it, and its origin."""
     origins: dict[Origin, None] = field(default_factory=lambda: Bounded(MAX_STREAMS))
-    """Whose lines it holds."""
+    """The origins of its lines."""
     is_troubled: bool = False
-    """A line of a watchdog, a traceback or a launcher's summary has come."""
+    """Whether a line of a watchdog, a traceback or a launcher's summary has come."""
     lines_before: int = 0
     """Lines before the first such line."""
     progress_before: bool = False
-    """Whether any of those shows that the training went on."""
+    """Whether any of those lines shows progress."""
     last_step: int | None = None
-    """The last step that it tells of."""
+    """The last step in it."""
     summaries: int = 0
     """Launchers' summaries that begin in it."""
     root_causes: int = 0
-    """Those that end: the rank that failed first stands last."""
+    """Launchers' summaries that end in it: the rank that failed first comes last."""
     is_cut: bool = False
-    """It ends within a line."""
+    """Whether it ends within a line."""
     is_launcher: bool = False
-    """torchrun or DeepSpeed's launcher speaks in it: a task of srun is then a node."""
+    """Whether torchrun or DeepSpeed's launcher writes to it: a task of srun is then a node."""
 
     @property
     def begins_before(self) -> bool:
         """Whether it begins before the failure.
 
-        A first line alone shows nothing, unless it tells of progress: what a cut leaves of a
-        watchdog's line looks like any other.
+        A first line alone shows nothing unless it shows progress: the rest of a watchdog's line
+        after a cut looks like any other line.
         """
         return self.progress_before or self.lines_before > 1
 
@@ -121,7 +121,7 @@ class SourceFacts:
 
 @dataclass(slots=True)
 class Recognised:
-    """All that was found in all logs."""
+    """Everything that was found in all logs."""
 
     events: list[Event] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -132,7 +132,7 @@ class Recognised:
     ranks_by_local: dict[tuple[int, int | None, int], set[int]] = field(
         default_factory=lambda: Bounded(MAX_KNOWN)
     )
-    """Ranks by source, task and local rank; several where a file is of several nodes."""
+    """Ranks by source, task and local rank; several if a file is from several nodes."""
     ranks_seen: set[int] = field(default_factory=set)
     tasks_with_ranks: dict[tuple[int, int], set[int]] = field(
         default_factory=lambda: Bounded(MAX_KNOWN)
@@ -140,7 +140,7 @@ class Recognised:
     launchers: dict[tuple[int, int | None], set[int]] = field(
         default_factory=lambda: Bounded(MAX_KNOWN)
     )
-    """Pids of torchrun by source and task; of several nodes, each has ranks of its own."""
+    """Pids of torchrun by source and task; with several nodes, each has its own ranks."""
     shared: dict[Clock, dict[str, Stamp]] = field(default_factory=lambda: Bounded(MAX_CLOCKS))
     """When each clock saw what all ranks do at once: a step, the start of a communicator."""
     world: int | None = None
@@ -149,7 +149,7 @@ class Recognised:
     statistics: logs.Statistics = field(default_factory=logs.Statistics)
 
     def learn(self, line: Line, source: int) -> None:
-        """Learn from a line which rank, task and process belong together, and how many there are."""
+        """Learn from a line which rank, task and process belong together, and the world size."""
         origin, text = line.origin, line.text
         facts = self.sources[source]
         if origin not in facts.origins:
@@ -191,6 +191,6 @@ class Recognised:
             facts.is_launcher = True
 
     def see(self, rank: int) -> None:
-        """Note that the logs tell of a rank."""
+        """Note that a rank appears in the logs."""
         if len(self.ranks_seen) < MAX_KNOWN:
             self.ranks_seen.add(rank)

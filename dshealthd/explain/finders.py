@@ -1,4 +1,4 @@
-"""Finders of where a block may match a pattern: Hyperscan, or plain Python by lines seen before."""
+"""Finders of places in a block that may match a pattern: Hyperscan, or a cache of seen lines."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_TEMPLATE = 1 << 10
-"""Bytes of a line that is remembered; longer ones are looked through each time."""
+"""Maximum bytes of a remembered line; longer ones are searched each time."""
 MAX_REMEMBERED = 1 << 23
-"""Bytes of all remembered lines; then all are forgotten and the memory is used anew."""
+"""Maximum bytes of all remembered lines; beyond it, all are forgotten."""
 _OVERHEAD = 120
-"""Bytes that Python takes for one more entry."""
+"""Bytes that Python needs for one more entry."""
 _DIGITS = b"0123456789"
 
 
 class Templates:
-    """Looks for literals in every line that differs from all before in more than its digits.
+    """Finder that searches each line for literals unless it has seen it before, ignoring digits.
 
-    What a training prints are few lines with other numbers in them, so that nearly all lines cost
-    one look into a dictionary.
+    A training job prints few distinct lines, with different numbers, so nearly all lines cost one
+    dictionary look-up.
     """
 
     def __init__(self, literals: Sequence[str]) -> None:
@@ -67,14 +67,14 @@ class Templates:
 
 
 class Hyperscan:
-    """Looks for all literals at once, with Intel's library from the extra `explain`."""
+    """Finder that searches for all literals at once, with Intel's library from the extra `explain`."""
 
     def __init__(self, literals: Sequence[str], *, keep: bool = False) -> None:
-        """Take the literals' compiled form; with `keep`, from and into the user's cache."""
+        """Load or compile the literals; with `keep`, use the user's cache."""
         self._database = _compiled(tuple(literals), keep=keep)
 
     def __call__(self, block: bytes) -> Sequence[int]:
-        """Return the offsets of the last bytes of all literals."""
+        """Return the offsets of the last bytes of all literals found."""
         found: list[int] = []
 
         def matched(_id: int, _start: int, end: int, _flags: int, _context: object) -> None:
@@ -86,9 +86,9 @@ class Hyperscan:
 
 @functools.cache
 def _compiled(literals: tuple[str, ...], *, keep: bool) -> Any:
-    """Return the finder's database; with `keep`, an earlier run's if there is one.
+    """Return the compiled database; with `keep`, that of an earlier run if there is one.
 
-    Making it takes as long as it takes to search 50 MB, and 30 MiB of memory.
+    Compiling takes 30 MiB of memory and as long as searching 50 MB.
     """
     import hyperscan
 
@@ -101,13 +101,13 @@ def _compiled(literals: tuple[str, ...], *, keep: bool) -> Any:
         database.scratch = hyperscan.Scratch(database)
         return database
     database = _made(hyperscan, literals)
-    with contextlib.suppress(compiled.NotKept):  # then the next run makes it again
+    with contextlib.suppress(compiled.NotKept):  # then the next run compiles it again
         compiled.save(name, hyperscan.dumpb(database))
     return database
 
 
 def _made(hyperscan: Any, literals: tuple[str, ...]) -> Any:
-    """Compile literals for the finder as literals: as expressions they take twice as long."""
+    """Compile the literals as literals: as expressions they take twice as long."""
     database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
     expressions = [literal.encode() for literal in literals]
     database.compile(

@@ -1,6 +1,6 @@
-"""Follows logs that are being written: the verdict within two seconds of the line that tells it.
+"""Following logs that are being written: the answer comes within two seconds of the decisive line.
 
-New data are looked for twice a second; nothing is held open, so that a log may be moved away.
+Files are checked for new data twice a second; none is kept open, so a log may be moved away.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 PERIOD = 0.5
 MAX_DATA = 1 << 23
-"""Bytes of one file that are taken at a time: a rank that prints faster is caught up with later."""
+"""Maximum bytes read from a file at a time; a rank that prints faster is caught up with later."""
 
 
 class Follower:
-    """Reads what is appended to some logs."""
+    """Reader of data appended to a set of logs."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.recogniser = Recogniser()
@@ -31,19 +31,19 @@ class Follower:
         self._files: dict[str, Tail] = {}
 
     def poll(self) -> bool:
-        """Take what is new in the followed logs; return whether anything was."""
+        """Read new data from the followed logs; return whether there was any."""
         grown = False
         for name in self._expand():
             try:
                 grown |= self._take(name)
-            except OSError:  # moved away between two looks, or not ours to read
+            except OSError:  # moved away in between, or not readable
                 continue
         return grown
 
     def _expand(self) -> list[str]:
         try:
             return logs.expand(self._names)
-        except logs.InputError:  # not there yet
+        except logs.InputError:  # does not exist yet
             return list(self._files)
 
     def _take(self, name: str) -> bool:
@@ -62,7 +62,7 @@ class Follower:
 def follow(
     names: Sequence[str], *, year: int, sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[tuple[Finding, Recogniser]]:
-    """Follow logs and return the answer each time it changes; the first is of what is there."""
+    """Follow logs and yield the answer each time it changes; the first covers existing data."""
     follower = Follower(names)
     told: tuple[object, ...] | None = None
     while True:

@@ -1,4 +1,4 @@
-"""Verdicts of process groups: what the members, taken together, say of who is at fault."""
+"""Verdicts on process groups: which ranks all members together show to be the culprits."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from dshealthd.explain.ledger import GroupMember, Ledger
 
 MAX_SIZE = 200_000
-"""Ranks of the largest job that is believed."""
+"""Ranks of the largest plausible job."""
 MAX_GAPS = 4
-"""Ranks with incomplete logs that one sentence names."""
+"""Maximum number of ranks with incomplete logs named in a sentence."""
 _PER_NODE = (4, 8, 16)
-"""Ranks of one node, as they are usual; two may be silent together by chance."""
+"""Usual numbers of ranks per node; two ranks may be silent together by chance."""
 _GATHERS = ("ALLGATHER", "_ALLGATHER_BASE", "ALLGATHER_COALESCED")
 _SCATTERS = ("REDUCE_SCATTER", "_REDUCE_SCATTER_BASE")
 _UNEVEN = frozenset({
     "SCATTER", "GATHER", "ALLTOALL", "ALLTOALL_BASE", "SEND", "RECV", "ALLGATHER",
     "REDUCE_SCATTER", "gather", "scatter", "all_to_all", "all_gather", "reduce_scatter",
 })  # fmt: skip
-"""Operations whose sizes may differ between ranks by right: they take lists of tensors."""
+"""Operations whose sizes may legitimately differ between ranks: they take lists of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupVerdict:
-    """What one group's members say together."""
+    """What all members of one group show together."""
 
     kind: str
     """behind, ahead, missing, mismatch, symmetric or unknown."""
@@ -45,15 +45,15 @@ class GroupVerdict:
     proof: tuple[Place, ...] = ()
     waiting: tuple[int, ...] = ()
     key: str = ""
-    """Of the group: many may have one name, as each tensor-parallel group of a job has."""
+    """Key of the group: several groups may share a name, such as a job's tensor-parallel groups."""
     is_sure: bool = True
-    """False where it holds only if the group has no ranks but those whose logs are here."""
+    """False if it holds only when the group has no ranks besides those whose logs are here."""
 
 
 def judge_groups(
     ledger: Ledger, world: int | None, seen: Iterable[int], coverage: Coverage
 ) -> list[GroupVerdict]:
-    """Return what each group that waits says; first what accuses somebody."""
+    """Return the verdict on each group that waits, those with culprits first."""
     present = set(seen)
     found = [
         judge(ledger, group, members, world, present, coverage)
@@ -78,20 +78,19 @@ def judge(
     present: set[int],
     coverage: Coverage,
 ) -> GroupVerdict:
-    """Say who is at fault in a process group of which somebody waits.
+    """Return which ranks are the culprits in a process group in which some ranks wait.
 
-    `world` is the number of ranks of the job, `present` those that any log tells of, and `coverage`
-    tells of whom the logs hold what they said of the hang.
+    `world` is the number of ranks in the job, `present` the ranks that appear in any log, and
+    `coverage` says whose logs cover the hang.
     """
     is_whole = _is_whole(ledger, group)
     size = _group_size(ledger, group, members, world, present)
     label = ledger.names.get(group) or ("default group" if is_whole else f"group {group}")
     waiting = [member for member in members.values() if member.timed_out is not None]
-    # Where nobody's watchdog has reported, a flight recorder shows who has an operation that did
-    # not end.
+    # If no watchdog has reported, a flight recorder shows the ranks with an unfinished operation.
     waiting = waiting or [member for member in members.values() if member.waits]
     numbers = Counter(_number(member) for member in waiting)
-    # The earliest: what hangs later waits for it, as a rank runs one group's operations in order.
+    # The earliest: later ones wait for it, as a rank runs the operations of a group in order.
     sequence = min((number for number in numbers if number is not None), default=None)
     stuck = [member for member in waiting if _number(member) == sequence]
     operation = next((member.operation for member in stuck if member.operation), "collective")
@@ -122,16 +121,16 @@ def judge(
             or (member.enqueued is not None and member.enqueued >= sequence)
         ]
         if behind and entered:
-            # The fewer are at fault: a bug or a fault strikes few, and the others wait.
+            # The minority is the culprit: a bug or a fault affects few, and the others wait.
             if len(behind) <= len(entered):
                 last = ", ".join(sorted({f"#{member.enqueued}" for member in behind[:8]}))
-                text = f"never entered {what} of the {label}; last enqueued {last}"
+                text = f"never entered {what} of the {label}; last enqueued: {last}"
                 return verdict("behind", behind, text)
-            # Of those whose logs are not here nobody knows whether they entered it, too.
+            # It is unknown whether the ranks without a log here entered it, too.
             if size is None or 2 * len(behind) <= size:
-                text = f"{plural(len(entered), 'rank')} of {size or 'an unknown number'} told that it entered {what} of the {label}"
+                text = f"{plural(len(entered), 'rank')} of {size or 'an unknown number'} reported entering {what} of the {label}"
                 return verdict("unknown", [], text)
-            text = f"alone entered {what} of the {label}, which most ranks never called"
+            text = f"entered {what} of the {label}, which most ranks never called"
             return verdict("ahead", entered, text)
         done = [
             member
@@ -141,7 +140,7 @@ def judge(
         onward = [member for member in done if member.waits]
         idle = [member for member in done if not member.waits]
         if onward and len(stuck) <= len(onward):
-            text = f"did not finish {what} of the {label}, which others had left behind"
+            text = f"did not finish {what} of the {label}, which others had completed"
             return verdict("behind", stuck, text)
         if idle and len(idle) <= len(waiting):
             text = f"called nothing after {what} of the {label}, while others waited there"
@@ -149,7 +148,7 @@ def judge(
         if odd := _odd(members.values(), sequence, stuck):
             number, minority, other, is_clear = odd
             names = f"{_described(minority[0], number)} where others ran {other}"
-            if not is_clear:  # the ranks that would make one may be those without a log
+            if not is_clear:  # the ranks without a log may decide which one is the majority
                 return verdict(
                     "unknown", [], f"as many ranks ran {names} as #{number} of the {label}"
                 )
@@ -163,8 +162,8 @@ def judge(
         missed = _missed(ledger, group, absent, size, is_whole=is_whole, present=present)
         return _of_silent(ledger, unknown, what, absent, missed, size, stuck, coverage)
     if len(stuck) == len(members) and size > 1:
-        text = f"all {size} ranks entered {what} of the {label} and none left it"
-        # Where only the highest rank that is heard tells the size, there may be others.
+        text = f"all {size} ranks entered {what} of the {label} and none completed it"
+        # If the size is only known from the highest rank in the logs, there may be more ranks.
         is_known = ledger.ranks_of.get(group) or world or _size(members.values())
         is_sure = bool(is_known) or coverage.is_one_whole_log
         return replace(unknown, kind="symmetric", says=text, is_sure=is_sure)
@@ -181,16 +180,16 @@ def _of_silent(
     stuck: Sequence[GroupMember],
     coverage: Coverage,
 ) -> GroupVerdict:
-    """Say what the silence of the absent ranks tells, of which those that are missed may be at fault."""
+    """Return the verdict on silent ranks: `absent` ones, of which `missed` ones may be culprits."""
     label = unknown.group
-    # A dump that was read tells what is pending; what a log lacks may have been cut away.
+    # A dump shows what is pending; a report missing from a log may have been cut away.
     silent = missed or (absent if _is_whole(ledger, unknown.key) else ())
     if gaps := coverage.gaps(rank for rank in silent if rank not in ledger.dumped):
         told = "; ".join(gaps[:MAX_GAPS])
         if len(gaps) > MAX_GAPS:
             told += f"; and {len(gaps) - MAX_GAPS} more"
         return replace(
-            unknown, says=f"it is unclear who did not enter {what} of the {label}: {told}"
+            unknown, says=f"it is unclear which rank did not enter {what} of the {label}: {told}"
         )
     if missed:
         are_idle = all(rank in ledger.dumped for rank in missed)
@@ -212,7 +211,7 @@ def _group_size(
     world: int | None,
     present: set[int],
 ) -> int | None:
-    """Return how many ranks a group has; None where nothing tells, or more than anybody has."""
+    """Return how many ranks a group has; None if unknown or implausibly many."""
     is_whole = _is_whole(ledger, group)
     size = (
         len(ledger.ranks_of.get(group, ()))
@@ -225,7 +224,7 @@ def _group_size(
 
 
 def _is_whole(ledger: Ledger, group: str) -> bool:
-    """Tell whether a process group is that of all ranks."""
+    """Tell whether a process group has all ranks of the job."""
     return group in {"0", "?"} or ledger.names.get(group) == "default_pg"
 
 
@@ -238,7 +237,7 @@ def _missed(
     is_whole: bool,
     present: set[int],
 ) -> tuple[int, ...]:
-    """Return the ranks of the job that a group misses; empty where that is not clear."""
+    """Return the ranks of the job that are missing in a group; empty if unclear."""
     few = 2 * len(absent) < size
     known = ledger.ranks_of.get(group)
     if known:
@@ -250,7 +249,7 @@ def _missed(
 
 
 def _is_part(ranks: list[int]) -> bool:
-    """Tell whether ranks of a group are one, or a whole node: others may have ended too early."""
+    """Tell whether these are a single rank or one whole node: others may have ended too early."""
     count = len(ranks)
     return count == 1 or (
         count in _PER_NODE and ranks[0] % count == 0 and ranks[-1] - ranks[0] == count - 1
@@ -264,7 +263,7 @@ def _number(member: GroupMember) -> int | None:
 
 
 def _size(members: Iterable[GroupMember]) -> int | None:
-    """Tell a process group's size from an operation whose output is a multiple of its input."""
+    """Return a group's size from an operation whose output is a multiple of its input, or None."""
     for member in members:
         first, _, second = member.size.partition(":")
         if first.isdecimal() and second.isdecimal() and int(first) and int(second):
@@ -283,9 +282,9 @@ def _described(member: GroupMember, number: int) -> str:
 def _odd(
     members: Iterable[GroupMember], sequence: int, stuck: list[GroupMember]
 ) -> tuple[int, list[GroupMember], str, bool] | None:
-    """Find the first number at which a minority ran another operation, or another size.
+    """Find the first sequence number at which a minority ran another operation or another size.
 
-    Return the number, the minority, what the others ran, and whether those are more.
+    Return the number, the minority, what the others ran, and whether those are clearly more.
     """
     by_number: dict[int, dict[tuple[str, str], list[GroupMember]]] = defaultdict(
         lambda: defaultdict(list)
@@ -299,7 +298,7 @@ def _odd(
                 by_number[sequence][member.operation, member.size].append(member)
     for number, kinds in sorted(by_number.items()):
         names = {name for name, _ in kinds}
-        # Of these, ranks may rightly pass different sizes.
+        # Ranks may legitimately pass different sizes to these operations.
         uneven = bool(names & _UNEVEN)
         if len(names) > 1:
             merged: dict[tuple[str, str], list[GroupMember]] = defaultdict(list)
@@ -318,7 +317,7 @@ def _odd(
 
 
 def disagreement(running: Mapping[int, tuple[str, Place]]) -> GroupVerdict:
-    """Say which ranks of a group run another collective than most; none without a majority."""
+    """Return which ranks run a different collective from most; no culprit without a majority."""
     ranks_of: dict[str, list[int]] = defaultdict(list)
     for rank, (what, _) in sorted(running.items()):
         ranks_of[what].append(rank)
@@ -338,7 +337,7 @@ def disagreement(running: Mapping[int, tuple[str, Place]]) -> GroupVerdict:
 
 
 def together(verdicts: list[GroupVerdict]) -> list[GroupVerdict]:
-    """Name all ranks that groups miss in the verdict of each group: several may fail at once."""
+    """Put all missing ranks into the verdict of each group: several may fail at once."""
     missed = sorted({
         rank for verdict in verdicts if verdict.kind == "missing" for rank in verdict.culprits
     })  # fmt: skip
@@ -349,10 +348,10 @@ def together(verdicts: list[GroupVerdict]) -> list[GroupVerdict]:
 
 
 def follow(verdicts: list[GroupVerdict]) -> list[GroupVerdict]:
-    """Clear a rank that is accused by one group while it waits in another that accuses others.
+    """Clear a rank blamed by one group if it waits in another group that blames other ranks.
 
-    A rank that hangs in a tensor-parallel collective never enters the data-parallel one: its
-    group there accuses it, and is wrong.
+    A rank that hangs in a tensor-parallel collective never enters the data-parallel one, whose
+    group wrongly blames it.
     """
     accused_by = {verdict.key: set(verdict.culprits) for verdict in verdicts if verdict.culprits}
     waits_in: dict[int, set[str]] = defaultdict(set)
@@ -372,7 +371,7 @@ def follow(verdicts: list[GroupVerdict]) -> list[GroupVerdict]:
         left = tuple(rank for rank in verdict.culprits if rank not in cleared)
         if verdict.culprits and not left:
             says = f"{verdict.operation} of the {verdict.group} waited for ranks that hung in another group"
-            verdict = replace(verdict, kind="unknown", says=says, culprits=())  # noqa: PLW2901 - what is left of it
+            verdict = replace(verdict, kind="unknown", says=says, culprits=())  # noqa: PLW2901 - the remaining verdict
         elif cleared:
             verdict = replace(verdict, culprits=left)  # noqa: PLW2901
         found.append(verdict)

@@ -1,4 +1,4 @@
-"""Which rank of the job an event belongs to, where its line does not say so itself."""
+"""Which rank of the job an event belongs to, if its line does not say so itself."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _TORCHRUN_FOLDER = re.compile(r"(?P<node>.*)/attempt_\d+/(?P<local>\d+)/[^/]+$")
 
 
 class Identities:
-    """Resolves ranks from what all logs together tell."""
+    """Resolver of ranks from all logs together."""
 
     def __init__(self, found: Recognised) -> None:
         self._found = found
         self._untold: dict[tuple[int, int | None], int] = {
             key: len(pids) for key, pids in found.launchers.items() if len(pids) > 1
         }
-        """Launchers without a summary, by file and task, where there are several."""
+        """Number of launchers without a summary, by file and task, if there are several."""
         self._first: dict[object, set[int]] = defaultdict(set)
         """The rank of local rank 0, by file and task, and by folder of a node's torchrun; several
-        where a file holds the output of several nodes."""
+        if a file holds the output of several nodes."""
         for (source, task, local), ranks in found.ranks_by_local.items():
             first = {rank - local for rank in ranks}
             self._first[source, task] |= first
@@ -44,13 +44,13 @@ class Identities:
         return match["node"] if match else None
 
     def rank(self, origin: Origin) -> int | None:
-        """Return the rank of an event in the whole job, or None if nothing tells."""
+        """Return the rank of an event in the whole job; None if unknown."""
         if origin.rank is not None:
             return origin.rank
         found = self._found
         if origin.local is not None:
             if self._untold.get((origin.source, origin.task), 0) > 0:
-                return None  # of the launcher that told nothing, the first rank may be any
+                return None  # the first rank of a launcher without a summary may be any
             for key in ((origin.source, origin.task), self._node(origin.source)):
                 first = self._first.get(key, set())
                 if len(first) == 1:
@@ -67,7 +67,7 @@ class Identities:
         return None
 
     def is_node(self, source: int, task: int) -> bool:
-        """Tell whether a task of srun is a launcher with several ranks below it."""
+        """Tell whether a task of srun is a launcher of several ranks."""
         ranks = self._found.tasks_with_ranks.get((source, task))
         if ranks:
             return ranks != {task}

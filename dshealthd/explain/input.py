@@ -1,7 +1,7 @@
-"""Input of logs as they lie around: files, folders, patterns, standard input, compressed or not.
+"""Input of logs in any form: files, folders, glob patterns, standard input, compressed or not.
 
-One pass in blocks. Lines far from anything that a pattern could match are counted and not looked
-at, which is what makes it fast. Memory does not grow with the size of a file or of a line.
+Logs are read in blocks, in one pass. Lines far from any possible match are counted but not examined,
+which makes it fast. Memory does not grow with the size of a file or of a line.
 """
 
 from __future__ import annotations
@@ -24,47 +24,49 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 BLOCK = 1 << 18
-"""Bytes that are read at a time: few enough to stay in a core's own cache while they are searched."""
+"""Bytes read at a time: few enough to stay in a core's own cache while they are searched."""
 BEFORE, AFTER = 1 << 10, 1 << 12
-"""Bytes around a match that are looked at too: stamps before it, the rest of a message after."""
+"""Bytes around a match that are also examined: stamps before it, the rest of a message after."""
 EDGE = 1 << 14
-"""Bytes at the beginning and end of a file that are always looked at: prefixes, sizes, the end."""
+"""Bytes at the beginning and end of a file that are always examined: prefixes, sizes, the end."""
 MAX_LINE = 1 << 16
-"""Bytes of a line that are kept; the rest is counted as cut."""
+"""Maximum bytes of a line that are kept; a longer line is counted as cut."""
 MAX_FILES = 20_000
 _SKIPPED = (".pt", ".pth", ".bin", ".safetensors", ".so", ".py", ".pyc", ".png", ".whl", ".npy")
 
 
 class InputError(Exception):
-    """A log cannot be read; says which and why."""
+    """A log cannot be read; the message says which and why."""
 
 
 class Finder(Protocol):
-    """Finds where in a block of whole lines something may stand that a pattern matches."""
+    """Finder of lines in a block that may match a pattern."""
 
     def __call__(self, block: bytes) -> Sequence[int]:
-        """Return offsets, rising, of which each line that may match holds at least one."""
+        """Return ascending offsets in a block of whole lines, at least one in each line that may
+        match.
+        """
 
 
 @dataclass(slots=True)
 class Statistics:
-    """What was read, and what of it could not be taken as it is."""
+    """How much was read, and how much of it could not be used as it is."""
 
     files: int = 0
     bytes: int = 0
     lines: int = 0
     examined: int = 0
     replaced: int = 0
-    """Lines with bytes that are no UTF-8."""
+    """Lines with bytes that are not UTF-8."""
     cut: int = 0
     """Lines longer than MAX_LINE."""
     unfinished: set[str] = field(default_factory=set)
-    """Logs whose last line lacks its end."""
+    """Logs whose last line is unfinished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Lines that were not looked at."""
+    """A run of lines that were not examined."""
 
     lines: int
     is_progress: bool
@@ -73,16 +75,16 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """A line that was looked at; several with one number where a progress bar redrew it."""
+    """A line to examine; several share a number if a progress bar redrew the line."""
 
     number: int
     text: str
 
 
 def expand(names: Sequence[str]) -> list[str]:
-    """Return the log files that the names stand for, in order; `-` is standard input.
+    """Return the log files that match the names, in order; `-` is standard input.
 
-    InputError: there is none, or there are too many.
+    InputError: a name matches no file, or there are too many files.
     """
     found: dict[str, None] = {}
     for name in names:
@@ -109,9 +111,9 @@ def expand(names: Sequence[str]) -> list[str]:
 
 
 def open_log(name: str, closing: contextlib.ExitStack) -> IO[bytes]:
-    """Open a log until `closing` ends, decompressed by what it begins with and not by its name.
+    """Open a log until `closing` ends, decompressing it by its first bytes, not by its name.
 
-    InputError: it cannot be opened, or its compression is not known here.
+    InputError: it cannot be opened, or its compression is not supported here.
     """
     try:
         buffered = cast("io.BufferedReader", sys.stdin.buffer)
@@ -131,24 +133,24 @@ def open_log(name: str, closing: contextlib.ExitStack) -> IO[bytes]:
         try:
             import zstandard
         except ImportError as error:
-            message = f"{name}: is compressed by zstd: install dshealthd[explain], or zstdcat it"
+            message = f"{name}: is compressed with zstd: install dshealthd[explain], or use zstdcat"
             raise InputError(message) from error
         return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(buffered))
     return buffered
 
 
 class Examiner:
-    """Picks from the blocks of one log the lines near what a pattern could match."""
+    """Selector of the lines in one log that are near a possible match."""
 
     def __init__(self, find: Finder, statistics: Statistics) -> None:
-        """Begin a log, whose first lines are looked at whatever they hold."""
+        """Begin a log, whose first lines are always examined."""
         self._find = find
         self._statistics = statistics
         self._number = 0
         self._until = EDGE
 
     def take(self, block: bytes, *, is_last: bool = False) -> Iterator[Raw | Skipped]:
-        """Yield what stands in the log's next whole lines; of the last, the end in any case."""
+        """Yield the lines of the log's next block; the end of the last block is always examined."""
         before = self._number
         windows = _windows(block, self._find(block), self._until, is_last=is_last)
         self._until = 0
@@ -166,7 +168,7 @@ class Examiner:
         self._statistics.lines += self._number - before
 
     def skip(self) -> Skipped:
-        """Return what stands for lines of the log that were not read, of which nothing is known."""
+        """Return a placeholder for a part of the log that was not read."""
         self._until = EDGE
         return Skipped(0, is_progress=False, has_loss=False)
 
@@ -179,10 +181,10 @@ class Examiner:
 def read(
     name: str, find: Finder, statistics: Statistics, stream: IO[bytes] | None = None
 ) -> Iterator[Raw | Skipped]:
-    """Read a log and return the lines near what a pattern could match.
+    """Read a log and yield the lines near a possible match.
 
-    The first and last lines of a file are always among them. A compressed file that ends too
-    early is read as far as it goes.
+    The first and last lines of a file are always among them. A truncated compressed file is read as
+    far as possible.
     """
     statistics.files += 1
     examiner = Examiner(find, statistics)
@@ -191,7 +193,7 @@ def read(
         blocks = _blocks(file, statistics, name)
         block = next(blocks, b"")
         while block:
-            # One block ahead, as the end of the last one is looked at in any case.
+            # Read one block ahead, as the end of the last one is always examined.
             following = next(blocks, b"")
             yield from examiner.take(block, is_last=not following)
             block = following
@@ -200,7 +202,7 @@ def read(
 def _windows(
     block: bytes, offsets: Sequence[int], until: int, *, is_last: bool
 ) -> list[tuple[int, int]]:
-    """Return the parts of a log's block, in whole lines, that are looked at."""
+    """Return the parts of a block, in whole lines, to examine."""
     found: list[tuple[int, int]] = []
     if until:
         found.append((0, _line_end(block, min(until, len(block)))))
@@ -236,14 +238,14 @@ def _skipped(block: bytes, start: int, end: int) -> Skipped:
 
 
 def _blocks(file: IO[bytes], statistics: Statistics, name: str) -> Iterator[bytes]:
-    """Read a log's whole lines in blocks; of one longer than a block the beginning is kept."""
+    """Yield blocks of whole lines; a line longer than a block is cut to its beginning."""
     rest = b""
     cutting = False
     is_empty = True
     take = file.read if isinstance(file, io.BufferedReader) else getattr(file, "read1", file.read)
     while True:
         try:
-            data = take(BLOCK)  # `read1`: of a stream that was cut, `read` would return nothing
+            data = take(BLOCK)  # `read1`: on a truncated stream, `read` would return nothing
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
             if is_empty:
                 message = f"{name}: {error}"
@@ -265,8 +267,8 @@ def _blocks(file: IO[bytes], statistics: Statistics, name: str) -> Iterator[byte
         if end:
             yield rest + data[:end]
             rest = data[end:]
-        # Bounded: a file without a line's end, such as a core dump, must not be read into memory
-        # whole.
+        # Bounded: a file without a line end, such as a core dump, must not be read into memory
+        # completely.
         elif len(rest) + len(data) > BLOCK:
             rest = (rest + data)[:MAX_LINE]
             statistics.cut += 1
@@ -300,7 +302,7 @@ def _lines(segment: bytes, number: int, statistics: Statistics) -> Iterator[Raw]
 
 
 def finder(literals: Sequence[str], *, keep: bool = False) -> Finder:
-    """Return the fastest finder here to read logs with; `keep` lets it use the user's cache."""
+    """Return the fastest available finder; `keep` lets it use the user's cache."""
     from dshealthd.explain import finders
 
     try:

@@ -1,4 +1,4 @@
-"""The summary that torchrun prints of the ranks that failed, below `ChildFailedError`."""
+"""The summary of failed ranks that torchrun prints below `ChildFailedError`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _SUMMARY_EXIT = re.compile(r"(-?\d{1,9}) +\(pid: (\d{1,10})\)")
 
 
 class LauncherSummary:
-    """Reads the summaries of one file, which follow `ChildFailedError`."""
+    """Reader of the summaries in one file, which follow `ChildFailedError`."""
 
     def __init__(
         self, found: Recognised, source: int, feed: Callable[[Line, Place], object]
     ) -> None:
-        """Give to `feed` the first line of a traceback that stands in a summary."""
+        """Make a reader that passes the first line of a traceback in a summary to `feed`."""
         self._found = found
         self._source = source
         self._feed = feed
@@ -36,7 +36,7 @@ class LauncherSummary:
         self._failure: Failure | None = None
 
     def take(self, line: Line, place: Place) -> bool:
-        """Take a line; return whether it is of torchrun's summary."""
+        """Read a line; return whether it belongs to torchrun's summary."""
         text = line.text
         self._facts.summaries += text.startswith("Failures:")
         if text.startswith("Root Cause (first observed failure)"):

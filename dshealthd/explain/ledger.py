@@ -1,8 +1,8 @@
-"""The ledger of collectives of every group by rank, from watchdogs' lines and flight recorders.
+"""The ledger of collectives by group and rank, from watchdogs' lines and flight recorders.
 
-A collective ends when all ranks of its group have entered it. Who has not is at fault, not who
-reports the time-out: those are the ones that waited. Where all have entered the same operation
-with the same size, the fault is inside the collective (fabric or GPU) and no rank is accused.
+A collective ends when all ranks of its group have entered it. The culprit is the rank that has not,
+not those that report the time-out: they waited. If all have entered the same operation with the
+same size, the fault is inside the collective (fabric or GPU) and no rank is to blame.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ _GROUP_RANK = re.compile(r"\[Rank (?P<rank>\d+)\]")
 _SEQUENCE = re.compile(r"(?:work sequence id|watchdog at work|at NCCL work): (?P<sequence>\d+)")
 _REPORT = "Watchdog caught"
 _TERMINATING = "Terminating the process after"
-"""What a heartbeat monitor prints last."""
+"""The last message of a heartbeat monitor."""
 _LAST = ("terminated with exception: ", "what(): ")
-"""What a watchdog repeats its report after when it ends its process."""
+"""Texts after which a watchdog repeats its report when it ends its process."""
 
 
 @dataclass(slots=True)
 class GroupMember:
-    """How far one rank of one group is."""
+    """The progress of one rank in one group."""
 
     place: Place
     group_rank: int
     rank: int | None = None
-    """In the whole job."""
+    """Rank in the whole job."""
     timed_out: int | None = None
     operation: str = ""
     size: str = ""
     enqueued: int | None = None
     completed: int | None = None
     operations: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Name and size by number, of a flight recorder."""
+    """Name and size by sequence number, from a flight recorder."""
 
     @property
     def waits(self) -> bool:
-        """Whether a member of the ledger has an operation that did not end."""
+        """Whether the member has an unfinished operation."""
         return self.timed_out is not None or (
             self.enqueued is not None
             and self.completed is not None
@@ -59,35 +59,35 @@ class GroupMember:
 
 @dataclass(slots=True)
 class Ledger:
-    """What all ranks say of their collectives."""
+    """What all ranks report about their collectives."""
 
     groups: dict[str, dict[int, GroupMember]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     ranks_of: dict[str, list[int]] = field(default_factory=dict)
-    """The members of a group in the whole job, where a flight recorder tells them."""
+    """The ranks of a group in the whole job, if a flight recorder lists them."""
     dumped: dict[int, Place] = field(default_factory=dict)
     """Ranks whose flight recorder was read."""
     named: list[tuple[int, Place]] = field(default_factory=list)
     """Ranks that torch's own desync report, or a barrier, names."""
     running: dict[int, tuple[str, Place]] = field(default_factory=dict)
-    """What each rank was running, where torch's wrapper compared it with that of another."""
+    """What each rank was running, if torch's wrapper compared it with another rank's."""
     in_gradients: bool = False
     has_dumps: bool = False
-    """Flight recorders are among what was read."""
+    """Whether any flight recorder was read."""
     _pending: dict[tuple[Origin, int], GroupMember] = field(default_factory=dict)
     _begun: set[tuple[int, int, str]] = field(default_factory=set)
-    """Reports of watchdogs by file, rank in the group and number."""
+    """Reports of watchdogs by file, rank in the group and sequence number."""
     _ended: set[tuple[int, int, str]] = field(default_factory=set)
-    """Those that were repeated as the process ended."""
+    """Reports that were repeated as the process ended."""
     _terminated: set[tuple[int, int]] = field(default_factory=set)
     """Ranks in a group, by file, whose process was ended by its heartbeat monitor."""
     answers_signals: bool = False
-    """It is of a torch whose ranks tell of the time-outs of others: 2.5 and later."""
+    """Whether torch is a release whose ranks report the time-outs of others: 2.5 and later."""
     cut: set[int] = field(default_factory=set)
     """Files that begin or end within a stack."""
 
     def add_line(self, event: Event, raw_text: str) -> None:
-        """Take into the ledger a line of the watchdog that a pattern of `nccl-timeout` matched."""
+        """Add a watchdog's line that matched a pattern of `nccl-timeout`."""
         fields, origin, place = event.fields, event.origin, event.place
         for number in re.findall(r"\d+", fields.get("culprits", fields.get("culprit", ""))):
             self.named.append((int(number), place))
@@ -143,7 +143,7 @@ class Ledger:
             reports = self._ended
         elif before.startswith("[") or not before:
             reports = self._begun
-        else:  # an exception of a program that waits for its collectives
+        else:  # an exception in a program that waits for its collectives
             return
         self._note(reports, report)
 
@@ -153,10 +153,10 @@ class Ledger:
             reports.add(report)
 
     def unended(self, left: Container[int]) -> set[int]:
-        """Return the files in which a report lacks one of its ends, which shows a cut.
+        """Return the files in which a report lacks its beginning or end, which shows a cut.
 
         A rank that reports ends soon after. `left` are the ranks in the whole job whose exit a
-        launcher told.
+        launcher reported.
         """
         gone = {report[:2] for report in self._ended}
         headless = {report[0] for report in self._ended - self._begun}
@@ -187,7 +187,7 @@ class Ledger:
         known.rank = member.rank if known.rank is None else known.rank
 
     def add_dump(self, rank: int, digest: Mapping[str, Any], place: Place) -> None:
-        """Take a flight recorder's dump into the ledger (`dshealthd.evidence.dump.digest`)."""
+        """Add a flight recorder's dump (`dshealthd.evidence.dump.digest`)."""
         self.has_dumps = True
         self.dumped[rank] = place
         for group in digest["groups"]:
@@ -207,11 +207,11 @@ class Ledger:
             self._join(key, name, member)
 
     def groups_with_pending(self) -> dict[str, dict[int, GroupMember]]:
-        """Return the ledger's members by group; under `?` those whose group nothing tells."""
+        """Return the members by group; those whose group is unknown are under `?`."""
         groups = {group: dict(members) for group, members in self.groups.items()}
         only = next(iter(groups.values())) if len(groups) == 1 else {}
         told = {(known.timed_out, known.operation, known.size) for known in only.values()}
-        for member in self._pending.values():  # no state, by the release or by a cut: no group told
+        for member in self._pending.values():  # no state line (release or cut), so no group
             is_its = (member.timed_out, member.operation, member.size) in told
             mates = only if is_its else groups.setdefault("?", {})
             mates.setdefault(member.group_rank, member)

@@ -1,4 +1,4 @@
-"""Literals: the texts of which every match of a regular expression holds at least one.
+"""Literals: texts of which every match of a regular expression contains at least one.
 
 A line is searched for them first, which costs a tenth of the expression itself.
 """
@@ -9,7 +9,7 @@ import importlib
 from typing import Any
 
 _parser: Any = importlib.import_module("re._parser")
-"""What `re` itself compiles from; there is no public way to a parsed expression."""
+"""The parser that `re` itself uses; there is no public access to a parsed expression."""
 MIN_LENGTH = 3
 
 
@@ -22,7 +22,7 @@ def required(pattern: str) -> tuple[str, ...]:
 
 
 def shortest(found: set[str]) -> set[str]:
-    """Leave out every literal that holds another one."""
+    """Return the literals without those that contain another one."""
     kept: list[str] = []
     for text in sorted(found, key=len):
         if not any(map(text.__contains__, kept)):
@@ -31,7 +31,7 @@ def shortest(found: set[str]) -> set[str]:
 
 
 def _best(items: Any) -> set[str]:
-    """Return the literals of the part of a sequence whose shortest is longest."""
+    """Return the literals of that part of a sequence whose shortest literal is the longest."""
     candidates: list[set[str]] = []
     run = ""
 

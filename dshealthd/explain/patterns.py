@@ -1,7 +1,7 @@
-"""Patterns of what libraries, schedulers and the kernel print when a job fails, a file a symptom.
+"""Patterns of messages from libraries, schedulers and the kernel when a job fails.
 
-The files are `dshealthd/symptoms/patterns/SLUG.toml`; a slug without a runbook has `title` and
-`first_step` of its own.
+There is one file per symptom, `dshealthd/symptoms/patterns/SLUG.toml`; a slug without a runbook has
+its own `title` and `first_step`.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from dshealthd.explain.events import LAYERS
 from dshealthd.explain.literals import required, shortest
 
 ROLES = ("cause", "consequence", "confirmation", "loss")
-"""A cause; what only follows from one; what tells more of one; a value that a loop reports."""
+"""A cause; a consequence of one; more detail about one; a value that a training loop reports."""
 PLACES = ("any", "error", "exception")
-"""Any line; exceptions and lines of level E or F; exceptions."""
+"""Any line; exceptions and lines of level E or F; only exceptions."""
 
 GENERIC = (
     "Traceback (most", "Error", "Exception", "KeyboardInterrupt", "Root Cause (first", "Failures:",
     "During handling of", "The above exception", "will restart worker group",
     "Rendezvous'ing worker", "Starting worker group", "restart_count=", "Job restarted",
 )  # fmt: skip
-"""What begins a traceback, a summary or a new attempt, whatever it is about."""
+"""Texts that begin any traceback, summary or new attempt."""
 
 
 class PatternError(ValueError):
-    """A file of patterns is wrong; says which and why."""
+    """A file of patterns is invalid; the message says which and why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """One thing that is recognised."""
+    """One pattern of a message."""
 
     slug: str
     name: str
     expression: str
     literals: tuple[str, ...]
-    """Every match holds one of these."""
+    """Every match contains one of these."""
     source: str
-    """Releases and files that it was read from."""
+    """Releases and files that contain the message."""
     layer: str
     role: str
     says: str
     where: str
-    """One of PLACES: the same words may also stand in warnings."""
+    """One of PLACES: the same words may also appear in warnings."""
     frames: re.Pattern[str] | None
-    """What the frames of the traceback, as `FILE:FUNCTION` lines, must hold."""
+    """Expression that the frames of the traceback, as `FILE:FUNCTION` lines, must match."""
     weak: bool
     first: bool
     match: tuple[str, ...]
@@ -58,7 +58,7 @@ class Pattern:
 
     @property
     def regex(self) -> re.Pattern[str]:
-        """The pattern's expression, compiled when a line first needs it: few ever are."""
+        """The expression, compiled when a line first needs it: few ever are."""
         return _compiled(self.expression)
 
 
@@ -77,7 +77,7 @@ class Patterns:
 
     @property
     def lines(self) -> tuple[Pattern, ...]:
-        """The patterns for lines outside of tracebacks."""
+        """The patterns for lines outside tracebacks."""
         return tuple(
             pattern
             for pattern in self.every
@@ -86,14 +86,14 @@ class Patterns:
 
     @functools.cached_property
     def literals(self) -> tuple[str, ...]:
-        """Return the literals of all patterns: every line that matters holds at least one."""
+        """The literals of all patterns: every line that matters contains at least one."""
         every = {literal for pattern in self.every for literal in pattern.literals} | {*GENERIC}
         return tuple(sorted(shortest(every)))
 
 
 @functools.cache
 def load() -> Patterns:
-    """Return the log patterns that are shipped; PatternError if one is wrong."""
+    """Return the shipped log patterns; PatternError if one is invalid."""
     found: list[Pattern] = []
     titles = {}
     folder = resources.files("dshealthd.symptoms").joinpath("patterns")
@@ -116,7 +116,7 @@ def load() -> Patterns:
 
 
 def parse(slug: str, text: str) -> tuple[list[Pattern], tuple[str, str] | None]:
-    """Return the log patterns of one file, and its title and first step if it has them."""
+    """Return the patterns in one file, and its title and first step if it has them."""
     try:
         table = tomllib.loads(text)
         found = [_pattern(slug, dict(row)) for row in table.pop("pattern")]
@@ -131,7 +131,7 @@ def parse(slug: str, text: str) -> tuple[list[Pattern], tuple[str, str] | None]:
 
 
 def _literals(row: dict[str, Any]) -> tuple[str, ...]:
-    """Return the literals that a pattern gives, or those that its one expression requires."""
+    """Return the literals given in a pattern, or those that its expression requires."""
     given = row.pop("literals", None)
     if given:
         _compiled(row["regex"])

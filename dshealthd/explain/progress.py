@@ -1,4 +1,4 @@
-"""Lines by which a training shows that it goes on."""
+"""Lines that show a training job's progress."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ FINITE_LOSS = re.compile(r"\bloss['\"]?\s*[:=|]?\s*\[?(?:tensor\()?-?\d", re.IGN
 
 
 def find(text: str) -> re.Match[str] | None:
-    """Return what shows in a line that the training goes on; `step` is its step, if it has one.
+    """Return the match that shows progress in a line; its group `step` is the step, if any.
 
-    A few words spare most lines the expression.
+    A search for a few words first spares most lines the expression.
     """
     low = text.lower()
     is_likely = (

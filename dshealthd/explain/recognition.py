@@ -1,4 +1,4 @@
-"""Recognition of events in files: each line by its stream, each traceback as one exception."""
+"""Recognition of events in files: lines by stream, each traceback as one exception."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from dshealthd.explain.patterns import Pattern, Patterns
 
 MAX_EVENTS = 20_000
-"""Events that are kept of all logs.
+"""Maximum number of events kept from all logs.
 
-One of each pattern and stream, so that it takes 10,000 ranks.
+One is kept for each pattern and stream, so this suffices for 10,000 ranks.
 """
 MAX_MATCHED = 2000
-"""Characters of a line that patterns look at: their time may grow with the square of it."""
+"""Maximum characters of a line to match: the time of a pattern may grow with their square."""
 MAX_REMEMBERED = 1 << 21
-"""Characters of lines without their digits that are remembered with what may match them."""
+"""Maximum characters of lines, without digits, remembered with the patterns that may match them."""
 _DIGITS = str.maketrans("", "", "0123456789")
 MAX_ERROR_FILE = 1 << 20
 
@@ -42,7 +42,7 @@ _RESTART = re.compile(
     r"|Job restarted|Requeued|restart_count=[1-9]"
 )
 _RESTART_WORDS = ("worker group", "restart", "Requeued")
-"""Of which each match of `_RESTART` holds one."""
+"""Each match of `_RESTART` contains one of these."""
 _GRADIENTS = re.compile(
     r":(?:backward|_engine_run_backward|finalize_backward|allreduce_bucket\w*|allreduce_gradients"
     r"|average_tensor|reduce_\w*grad\w*|allreduce_and_\w+|all_reduce_grad\w*|finish_grad_sync"
@@ -53,15 +53,15 @@ _GRADIENT_STACK = re.compile(
     r"#\d+ (?:backward|_engine_run_backward|allreduce_\w+|average_tensor|reduce_\w*grad\w*"
     r"|finish_grad_sync|reduce_ready_partitions\w*|__reduce\w*) from "
 )
-"""A frame of `Stack trace of the failed collective`, as ProcessGroupNCCL prints it."""
+"""A frame in ProcessGroupNCCL's `Stack trace of the failed collective`."""
 _TROUBLE = re.compile(r"frame #|Exception raised from |[=-]{5}|.{0,100}ProcessGroupNCCL")
-"""What watchdogs, stacks and summaries of launchers hold beside what patterns know."""
+"""Lines of watchdogs, stacks and launchers' summaries that no pattern covers."""
 _BLANK = ("", " ", "\t")
 _SOLE_FIELD = re.compile(r"\{(\w+)\}")
 
 
 class Recogniser:
-    """Reads logs one after another."""
+    """Recogniser that reads logs one after another."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class Recogniser:
         items: Iterable[logs.Raw | logs.Skipped] | None = None,
         rank: int | None = None,
     ) -> None:
-        """Recognise what one log says; InputError if it cannot be read.
+        """Recognise the events in one log; InputError if it cannot be read.
 
-        `rank` is the only one that writes it, where that is known.
+        `rank` is the only rank that writes it, if known.
         """
         if name.endswith("error.json") and items is None and (told := _error_file(name)):
             items = told
@@ -102,14 +102,14 @@ class Recogniser:
         self.found.sources[-1].is_cut = name in self.found.statistics.unfinished
 
     def open(self, name: str, rank: int | None = None) -> Reader:
-        """Begin to recognise a log that comes by lines; `rank` is the only one that writes it."""
+        """Begin a log that arrives in lines; `rank` is the only rank that writes it, if known."""
         self.found.sources.append(SourceFacts(name))
         return Reader(self, len(self.found.sources) - 1, self.found.sources[-1], rank)
 
     def near(self, text: str) -> tuple[Pattern, ...]:
-        """Return the patterns that may recognise a line, in the order of trial.
+        """Return the patterns that may match a line, in the order in which to try them.
 
-        Lines that differ in their digits alone have the same: of most there are thousands.
+        Lines that differ only in their digits have the same patterns: most occur thousands of times.
         """
         bare = text.translate(_DIGITS)
         found = self._near.get(bare)
@@ -126,7 +126,7 @@ class Recogniser:
         return found
 
     def keep(self, event: Event) -> Event:
-        """Keep a recognised event, or count it where its stream has said the same before."""
+        """Keep an event, or count it if its stream has had the same before."""
         key = event.pattern, event.origin, event.attempt
         if (kept := self._kept.get(key)) is not None and kept.fields == event.fields:
             kept.count += 1
@@ -141,7 +141,7 @@ class Recogniser:
 
 
 class Reader:
-    """Reads one log."""
+    """Reader of one log."""
 
     def __init__(
         self, parent: Recogniser, source: int, facts: SourceFacts, rank: int | None = None
@@ -164,7 +164,7 @@ class Reader:
         self._order = 0
 
     def take(self, item: logs.Raw | logs.Skipped) -> None:
-        """Recognise a line, or take a number of lines that hold nothing."""
+        """Recognise a line, or count lines that were skipped."""
         if isinstance(item, logs.Skipped):
             self._flush_sample()
             if item.is_progress:
@@ -183,7 +183,7 @@ class Reader:
         self._line(item)
 
     def pause(self) -> None:
-        """Recognise what stands at the end, as nothing has come after it yet."""
+        """Recognise what is at the end so far, although more may follow."""
         self._flush_sample()
         for traceback in self._assembler.finish():
             self._exception(traceback)
@@ -207,7 +207,7 @@ class Reader:
             self._text(text, raw)
 
     def _text(self, told: str, raw: logs.Raw) -> None:
-        """Recognise one line of text; `raw` is the line of the file that it stands in."""
+        """Recognise one line of text; `raw` is the line of the file that contains it."""
         line = as_exception(self._splitter.split(told))
         tells = self._recognise(line, raw)
         facts = self._facts
@@ -215,11 +215,11 @@ class Reader:
             return
         if tells or line.level in {"E", "F"} or _TROUBLE.match(line.text):
             facts.is_troubled = True
-        elif line.text[:1] not in _BLANK:  # else the rest of a stack or of a summary
+        elif line.text[:1] not in _BLANK:  # otherwise it is the rest of a stack or of a summary
             facts.lines_before += 1
 
     def _recognise(self, line: Line, raw: logs.Raw) -> bool:
-        """Take what a line says; return whether it tells of a failure, or of how it ended."""
+        """Process a line; return whether it reports a failure or its end."""
         text = line.text
         self._in_stack = text.startswith("frame #")
         if self._in_stack and not self._order:
@@ -312,10 +312,10 @@ class Reader:
         return self._parent.keep(event)
 
     def _exception(self, traceback: Traceback) -> None:
-        """Recognise an exception by the first pattern that fits, else as the program's own."""
+        """Recognise an exception by the first matching pattern, else as the program's own."""
         text = traceback.text
         chosen, fields = None, {}
-        for pattern in self._parent._patterns.every:  # noqa: SLF001 - one part in two classes
+        for pattern in self._parent._patterns.every:  # noqa: SLF001 - both classes are one unit
             if pattern.frames is not None:
                 if not pattern.frames.search(traceback.stack):
                     continue
@@ -350,9 +350,9 @@ _PYTHON_EXIT = replace(_PYTHON, name="exit", role="consequence", layer="launcher
 
 
 def _by_literal(patterns: Iterable[Pattern]) -> list[tuple[str, list[tuple[int, Pattern]]]]:
-    """Return the patterns to recognise by each literal, with their place in the order of trial.
+    """Return the patterns by literal, with their place in the order in which to try them.
 
-    Of those without digits, as they are looked for in lines without them.
+    The literals are without digits, as they are searched for in lines without digits.
     """
     table: dict[str, list[tuple[int, Pattern]]] = defaultdict(list)
     for number, pattern in enumerate(patterns):
@@ -362,7 +362,7 @@ def _by_literal(patterns: Iterable[Pattern]) -> list[tuple[str, list[tuple[int, 
 
 
 def _error_file(name: str) -> list[logs.Raw] | None:
-    """Return the traceback of an error file of torchrun, as lines; None if it is none."""
+    """Return the traceback in torchrun's error file as lines; None if it is not such a file."""
     try:
         with contextlib.ExitStack() as closing:
             document = json.loads(logs.open_log(name, closing).read(MAX_ERROR_FILE))

@@ -1,4 +1,4 @@
-"""Title and first step of a slug: from its runbook, or from the file of its patterns."""
+"""Title and first step of a slug, from its runbook or from its pattern file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_STEP = 400
 
 @functools.cache
 def remedy(slug: str) -> tuple[str, str, str]:
-    """Return a runbook's advice: title, first step and its path, empty if there is none."""
+    """Return title, first step and runbook path of a slug; the path is empty without a runbook."""
     file = resources.files("dshealthd.symptoms").joinpath(f"{slug}.md")
     if not file.is_file():
         title, step = patterns.load().titles.get(slug, (slug, ""))

@@ -1,6 +1,6 @@
-"""Whose a line is: the prefixes that launchers, log collectors and loggers put before it.
+"""The origin of a line, from the prefixes that launchers, log collectors and loggers add.
 
-Prefixes nest (`3: [default1]:[rank13]:[E1122 04:44:58.499 …] `), so they are taken off one by one.
+Prefixes nest (`3: [default1]:[rank13]:[E1122 04:44:58.499 …] `), so they are removed one by one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MAX_PREFIXES = 8
 _SAMPLE = 0.6
-"""Part of a file's first lines that must begin with `77: ` or `host: ` for it to be a prefix."""
+"""Share of a file's first lines that must begin with `77: ` for it to be a prefix."""
 
 _BRACKET = re.compile(
     r"\[(?:rank(?P<rank>\d{1,6})\]:[ ]?"  # torch >= 2.3, once a process group exists
@@ -55,9 +55,9 @@ _RAY = re.compile(
 _TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
 _NODE = re.compile(r"(?P<node>[A-Za-z][\w.-]*[\w]):(?:[ ]|$)")
 _ENOUGH = 4
-"""Lines that a file must have for its hosts to be told from words before a colon."""
+"""A file must have more lines than this to tell host names from other words before a colon."""
 _INDENTED = re.compile(r" {2,12}(?=\[(?:rank|default)\d{1,6}\]:)")
-"""Before a whole log that somebody pasted; no program writes blanks before these."""
+"""Indentation of a whole log that was pasted; no program writes blanks before these."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NO_NODE = re.compile(
     r"(?:\w*(?:Error|Exception|Warning)|INFO|WARNING|ERROR|DEBUG|E|W|srun|slurmstepd)$"
@@ -76,7 +76,7 @@ _PATH_HOST = re.compile(
     r"(?:^|/)(?P<host>(?:node|host|gpu|dgx|hgx|nid|cn|compute|pod)[a-z]{0,20}"
     r"(?:-?[a-z]{0,10}\d{1,6}){1,4})(?:/[^/]*|\.(?:log|txt|out|err))$"
 )
-"""A host that has a log, or a folder of logs, by its name; of other names nobody knows."""
+"""A host that names a log or a folder of logs; other names are ambiguous."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,27 +87,27 @@ class Line:
     origin: Origin
     stamp: Stamp | None
     level: str
-    """E, W, I or F of c10's and glog's lines; empty if the line has none."""
+    """E, W, I or F in lines of c10 and glog; empty if the line has none."""
     prefixed: bool
-    """Whether it has any prefix of a logger: such a line begins a new record."""
+    """Whether it has a logger's prefix, so it begins a new record."""
     launcher: int | None = None
     """The pid of the torchrun that wrote it."""
 
 
 class Splitter:
-    """Takes the prefixes of one file's lines apart."""
+    """Splitter that removes and parses the prefixes of one file's lines."""
 
     def __init__(self, source: int, path: str, rank: int | None = None) -> None:
-        """Begin a file; `rank` is the only one that writes to it, where the path need not tell."""
+        """Begin a file; `rank` is the only rank that writes to it, if known other than by the path."""
         self.source = source
         self.attempt = 0
         self.has_tasks = False
         self.nodes: frozenset[str] = frozenset()
         self.is_stamped = False
-        """A collector stamps every line, so that a stamp begins no record."""
+        """Whether a log collector stamps every line, so that a stamp does not begin a record."""
         local, task = None, None
-        # The most certain first: torchrun's own layout says rank and attempt, a name with a number
-        # in it may mean anything.
+        # The most certain first: torchrun's own layout gives local rank and attempt; a number in
+        # another name may mean anything.
         if found := _PATH_LOCAL.search(path):
             local, self.attempt = int(found["local"]), int(found["attempt"])
         elif rank is None and (found := _PATH_RANK.search(path)):
@@ -118,7 +118,7 @@ class Splitter:
         self.base = Origin(source, rank=rank, local=local, task=task, host=host)
 
     def learn(self, lines: Iterable[str]) -> None:
-        """Learn from the first lines of the file whether `srun -l` or pdsh prefix every line."""
+        """Learn from the first lines of the file whether `srun -l` or pdsh prefixes every line."""
         sample = [line for line in lines if line.strip()]
         if not sample:
             return
@@ -140,7 +140,7 @@ class Splitter:
             self.nodes = frozenset(nodes)
 
     def split(self, text: str) -> Line:  # noqa: PLR0915 - one step for each kind of prefix
-        """Return a prefixed line's text, whose stream it is, and when it was written."""
+        """Return a line's text without prefixes, its origin, and its timestamp."""
         base = self.base
         rank, local, task, host = base.rank, base.local, base.task, base.host
         pid = gpu = launcher = None
@@ -153,7 +153,7 @@ class Splitter:
             text = text[2:]
         if text.startswith("  ") and (match := _INDENTED.match(text)):
             text = text[match.end() :]
-        # By the first character: a log has millions of lines, and most begin with no prefix.
+        # Dispatch on the first character: a log has millions of lines, most without a prefix.
         for _ in range(MAX_PREFIXES):
             head = text[:1]
             if head == "[":

@@ -1,6 +1,6 @@
-"""Log records in JSON, one a line: Docker's json-file, `journalctl -o json`, structured loggers.
+"""JSON log records, one per line: Docker's json-file, `journalctl -o json`, structured loggers.
 
-A record becomes the lines that a plain log would have, with time and host before each.
+A record becomes the lines of a plain log, each prefixed with time and host.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ _TIMES = ("time", "timestamp", "@timestamp", "ts", "__REALTIME_TIMESTAMP")
 _HOSTS = ("_HOSTNAME", "hostname", "host")
 _KEYS = tuple(f'"{name}"' for name in _MESSAGES)
 _MICROSECONDS, _MILLISECONDS = 1e14, 1e11
-"""Numbers above these count microseconds and milliseconds since 1970: seconds never get there."""
+"""Numbers above these are microseconds and milliseconds since 1970: seconds are never so large."""
 
 
 def lines(text: str) -> list[str]:
-    """Return a JSON log record's message as lines; the line itself where it is no record."""
+    """Return a JSON log record's message as lines; the line itself if it is not a record."""
     if not text.startswith("{") or not any(key in text for key in _KEYS):
         return [text]
     try:
         record = json.loads(text)
-    except (ValueError, RecursionError):  # cut off, or a dictionary that a program printed
+    except (ValueError, RecursionError):  # truncated, or a dictionary that a program printed
         return [text]
     message = next((record[name] for name in _MESSAGES if name in record), None)
-    if isinstance(message, list):  # journald's, where a message is no UTF-8
+    if isinstance(message, list):  # journald's form of a message that is not UTF-8
         if not all(isinstance(value, int) and 0 <= value < 256 for value in message):  # noqa: PLR2004 - a byte
             return [text]
         message = bytes(message).decode("utf-8", "replace")
@@ -41,7 +41,7 @@ def lines(text: str) -> list[str]:
 
 
 def _time(value: Any) -> str | None:
-    """Return a JSON record's time as ISO 8601 in UTC; None if it is none of the usual forms."""
+    """Return a JSON record's time as ISO 8601 in UTC; None if its format is unknown."""
     if isinstance(value, str) and not value.replace(".", "", 1).isdecimal():
         try:
             when = datetime.fromisoformat(value)

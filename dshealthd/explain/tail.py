@@ -1,4 +1,4 @@
-"""The tail of a log that grows: what was appended since the last look, a bounded amount each."""
+"""The tail of a growing log: the data appended since the last read, a bounded amount each time."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from dshealthd.explain.recognition import Recogniser
 
 MAX_TAKEN = 1 << 20
-"""Bytes that are examined at a time."""
+"""Maximum bytes examined at a time."""
 MAX_REST = logs.MAX_LINE
-"""Bytes that are kept of a line that has no end yet."""
+"""Maximum bytes kept of a line that has no end yet."""
 
 
 class Tail:
-    """One file, known by device and inode, and how far it has been read."""
+    """One file, identified by device and inode, and how far it has been read."""
 
     def __init__(
         self,
@@ -26,9 +26,9 @@ class Tail:
         status: os.stat_result,
         rank: int | None = None,
     ) -> None:
-        """Begin at the start of a file; `name` is what the proof will quote.
+        """Begin at the start of a file; `name` is quoted in proofs.
 
-        `rank` is the only one that writes to it, where that is known.
+        `rank` is the only rank that writes to it, if known.
         """
         self.identity = status.st_dev, status.st_ino
         self.offset = 0
@@ -36,27 +36,27 @@ class Tail:
         self._examiner = logs.Examiner(recogniser.find, recogniser.found.statistics)
         self._rest = b""
         self._cutting = False
-        """Whether the line that is being read is longer than what is kept of it."""
+        """Whether the current line is longer than MAX_REST, so the rest of it is dropped."""
         recogniser.found.statistics.files += 1
 
     def continues(self, status: os.stat_result) -> bool:
-        """Tell whether a file is still this growing log, and was not truncated."""
+        """Tell whether a file is still this log and was not truncated."""
         return (status.st_dev, status.st_ino) == self.identity and status.st_size >= self.offset
 
     def skip_to(self, offset: int) -> int:
-        """Go on in the log at an offset, from the next line; return how many bytes are left out."""
+        """Continue at the first line after an offset; return how many bytes are skipped."""
         skipped = offset - self.offset
         if skipped <= 0:
             return 0
         if self.offset:
             self._reader.take(self._examiner.skip())
         self.offset = offset
-        # An offset is seldom the beginning of a line: the rest of that line is dropped.
+        # An offset is rarely at the beginning of a line: the rest of that line is dropped.
         self._rest, self._cutting = b"", True
         return skipped
 
     def take(self, descriptor: int, limit: int) -> int:
-        """Read at most so many bytes of the growing log from where it was left; return how many."""
+        """Read at most `limit` bytes from the current offset; return how many were read."""
         data = os.pread(descriptor, min(limit, MAX_TAKEN), self.offset)
         self.offset += len(data)
         if self._cutting:
@@ -73,6 +73,6 @@ class Tail:
         if block:
             for item in self._examiner.take(block):
                 self._reader.take(item)
-            # Nobody knows whether more will come: what is known now is shown now.
+            # More may never come, so what is known is recognised now.
             self._reader.pause()
         return len(data)

@@ -1,7 +1,7 @@
-"""Python tracebacks, put together again from the lines of each stream.
+"""Python tracebacks, reassembled from the lines of each stream.
 
-Where ranks share a stream without a prefix, their tracebacks are mixed line by line: each
-`Traceback` opens one more, and each exception line closes the one opened last.
+If ranks share a stream without a prefix, their tracebacks are interleaved: each `Traceback` opens
+another one, and each exception line closes the one opened last.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_LINES = 16
 MAX_MESSAGE = 4000
-"""Characters of one exception's message that are kept; DeepSpeed prints whole configurations."""
+"""Maximum characters kept of a message; DeepSpeed prints whole configurations."""
 MAX_FRAMES = 200
 MAX_OPEN = 64
-"""Tracebacks open in one stream; more ranks than that do not fail within one screen of lines."""
+"""Maximum open tracebacks in a stream; more ranks do not fail within one screen of lines."""
 MAX_STREAMS = 4096
 MAX_HEAD = 400
-"""Characters of a line in which `Traceback` opens one: some loggers put a record before it."""
+"""Maximum length of a line in which `Traceback` opens one: some loggers put a record before it."""
 _HEAD = "Traceback (most recent call last)"
 _FRAME = re.compile(r'\s+File "([^"\n]{1,400})", line (\d{1,9})(?:, in (.{1,200}))?')
 _BOXED_FRAME = re.compile(r"│ (/[^│\n]{1,300}\.py):(\d{1,9}) in ([\w.<>]{1,100})")
-"""A frame as the library rich draws it."""
+"""A frame in the format of the library rich."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?::(?: |$)|$)")
 _BARE = re.compile(
     r"(?:[A-Za-z_]\w*\.){0,12}(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)|OSError|Exception)(?:: .*|:?$)"
@@ -37,9 +37,9 @@ _BARE = re.compile(
 _ELASTIC_MESSAGE = re.compile(
     r'\s*"message": "([\w.]{0,80}(?:Error|Exception)(?:: .{0,1000})?)",?$'
 )
-"""The exception in what torchrun's error handler prints as JSON."""
+"""The exception in the JSON that torchrun's error handler prints."""
 _UNCAUGHT = re.compile(r"\s*what\(\):\s{1,8}(\S.*)")
-"""What C++ prints of an exception that nobody catches, before the process aborts."""
+"""C++'s message about an uncaught exception, before the process aborts."""
 _LINKS = ("During handling of the above", "The above exception was the direct")
 _CONTINUES = re.compile(
     r"\s+\S|Last error|nccl[A-Z]|GPU device may|Search for `cuda|CUDA kernel err|For debugging|Compile with"
@@ -47,7 +47,7 @@ _CONTINUES = re.compile(
 
 
 def as_exception(line: Line) -> Line:
-    """Return a line that tells of an exception in another form as a traceback would end with it."""
+    """Return a line with an exception in another format as the last line of a traceback."""
     text = line.text
     if '"message"' in text and (match := _ELASTIC_MESSAGE.match(text)):
         return replace(line, text=match[1], prefixed=False)
@@ -61,29 +61,29 @@ class Traceback:
     """One exception: its frames and its message."""
 
     place: Place
-    """Of the exception's own line once that is known, of `Traceback` before."""
+    """The exception's own line once known, the `Traceback` line before that."""
     line: Line
     frames: list[Frame] = field(default_factory=list)
     message: list[str] = field(default_factory=list)
     chained: bool = False
-    """It was raised while the one before it in its stream was handled, or because of it."""
+    """It was raised while handling the previous one in its stream, or because of it."""
     bare: bool = False
-    """Nothing but its last line was there."""
+    """Only its last line was found."""
     stamp: Stamp | None = None
 
     @property
     def text(self) -> str:
-        """Return class and message of the traceback's exception."""
+        """Class and message of the exception."""
         return "\n".join(self.message)[:MAX_MESSAGE]
 
     @property
     def stack(self) -> str:
-        """Return the traceback's frames as `FILE:FUNCTION` lines, outermost first."""
+        """The frames as `FILE:FUNCTION` lines, outermost first."""
         return "\n".join(f"{frame.file}:{frame.function}" for frame in self.frames)
 
 
 class Assembler:
-    """Puts the tracebacks of one file together."""
+    """Assembler of the tracebacks in one file."""
 
     def __init__(self) -> None:
         self._open: dict[object, list[Traceback]] = {}
@@ -91,7 +91,7 @@ class Assembler:
         self._chained: dict[object, bool] = {}
 
     def feed(self, line: Line, place: Place) -> tuple[bool, list[Traceback]]:
-        """Take a line; return whether a traceback goes on, and those that it completes."""
+        """Add a line; return whether it belongs to a traceback, and the tracebacks it completes."""
         key, text = line.origin, line.text
         if _HEAD in text and len(text) < MAX_HEAD:
             done = self._finish(key)
@@ -151,9 +151,9 @@ class Assembler:
 
     @staticmethod
     def _continues(closing: Traceback, line: Line, opened: list[Traceback]) -> bool:
-        """Tell whether a line is more of the message of a traceback before it."""
+        """Tell whether a line continues the message of the traceback before it."""
         is_logged = closing.line.prefixed
-        """A logger stamps every line of it, and what comes after it."""
+        """Whether a logger stamps every line of it and the lines after it."""
         if line.prefixed != is_logged or len(closing.message) >= MAX_MESSAGE_LINES:
             return False
         if opened or is_logged or not line.origin.labelled:
@@ -165,6 +165,6 @@ class Assembler:
         return [] if found is None else [found]
 
     def finish(self) -> Iterator[Traceback]:
-        """Return the tracebacks that are complete but for a line that shows their end."""
+        """Yield the tracebacks that are complete except for a line that shows their end."""
         yield from self._closing.values()
         self._closing.clear()

@@ -118,9 +118,9 @@ def test_what_a_node_sends_is_not_trusted(ssh: Path) -> None:
     """
     for remote, word in (
         ("nobody-has-this", "--remote-command"),
-        ("printf '{\\33[2J'", "no report that is understood"),
-        ('echo {"schema":9}', "no report that is understood"),
-        ("yes", "no report that is understood"),
+        ("printf '{\\33[2J'", "sent an unreadable report"),
+        ('echo {"schema":9}', "sent an unreadable report"),
+        ("yes", "sent an unreadable report"),
     ):
         (found,) = ask(["good"], [str(ssh)], ["sh", "-c", remote], 60.0, lambda *_: None)
         assert found.outcome.value == "unknown", remote
@@ -159,7 +159,7 @@ def test_what_most_nodes_have_is_expected() -> None:
         ("warning", "driver"),
         ("unknown", "mtu"),
     ]
-    assert "node-3: driver is 535.2, and 570.1 on 4 others" in found.results[0].text
+    assert "node-3: driver is 535.2, but 570.1 on 4 others" in found.results[0].text
     (tie,) = compare([NodeReport("a", facts={"x": "1"}), NodeReport("b", facts={"x": "2"})])
     assert "the nodes disagree on x: 1 on a; 2 on b" in tie.results[0].text
     (same,) = compare([NodeReport("a", facts=usual), NodeReport("b", facts=usual)])

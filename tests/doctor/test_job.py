@@ -33,4 +33,4 @@ def test_job_and_node_in_one_report(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert cli.main(["doctor", "--only", "clock", "--skip", "clock"]) == 3
     assert "no check is left" in capsys.readouterr().err
     assert cli.main(["doctor", "--job", "--only", "master-port"]) == 3
-    assert "nothing says on which port" in capsys.readouterr().out
+    assert "no rendezvous port is given" in capsys.readouterr().out

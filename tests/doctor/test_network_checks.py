@@ -167,12 +167,12 @@ def test_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host_name.CHECK.slug == "container-address"
     for name, several, outcome, word in (
         ("localhost", True, "warning", "loopback"),
-        ("localhost", False, "ok", "this node alone"),
+        ("localhost", False, "ok", "fine for single-node jobs"),
         ("172.17.0.1", True, "warning", "container bridge"),
-        ("172.17.0.1", False, "ok", "this node alone"),
+        ("172.17.0.1", False, "ok", "fine for single-node jobs"),
         ("10.9.0.1", True, "ok", "an address of this node"),
         ("10.8.0.1", True, "warning", "no interface of this node"),
-        ("nobody.invalid", False, "unknown", "no name server could tell"),
+        ("nobody.invalid", False, "unknown", "no name server answered"),
     ):
         monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
         (found,) = results(host_name.CHECK, look(several=several))

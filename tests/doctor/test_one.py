@@ -58,24 +58,24 @@ ROUND = (("probe_rounds_total", 1, "pair", "ok"), ("probe_up", 1))
         (
             listeners.CHECK,
             (("rendezvous_listeners", 1, "false"), ("rendezvous_ports", 1)),
-            "1 listener on 1 rendezvous port, none left behind",
+            "1 listener on 1 rendezvous port, none orphaned",
         ),
         (
             ports.CHECK,
             (("rendezvous_sockets", 1, "time_wait"), ("tcp_ephemeral_ports", 28232)),
-            "1 socket of rendezvous ports in TIME_WAIT",
+            "1 socket on rendezvous ports in TIME_WAIT",
         ),
         (
             rendezvous_connections.CHECK,
             (("rendezvous_client_sockets", 1, "established"),),
-            "1 connection to rendezvous ports, none that",
+            "1 connection to rendezvous ports, none waiting",
         ),
         (
             rendezvous_connections.CHECK,
             (("rendezvous_client_sockets", 1, "syn_sent"),),
             "1 connection to a rendezvous port without an answer yet",
         ),
-        (job_hangs.CHECK, (("job_ranks", 1, "j", "r"),), "1 training job here, none is hung"),
+        (job_hangs.CHECK, (("job_ranks", 1, "j", "r"),), "1 training job here, none hung"),
         (job_losses.CHECK, (("job_loss_finite", 1, "j", "0"),), "1 training job reports a loss"),
         (link_suspects.CHECK, ROUND, "1 round with other nodes"),
         (probe_failures.CHECK, ROUND, "1 round with other nodes"),
@@ -93,7 +93,7 @@ def test_snapshot_checks(check: SnapshotCheck, scene: Scene, text: str) -> None:
 
 def test_collective() -> None:
     """One node of one that no collective could be run on."""
-    assert without(["node-17"], 1).text.startswith("1 of 1 node had no part in a collective")
+    assert without(["node-17"], 1).text.startswith("1 of 1 node took no part in a collective")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_collective() -> None:
     [
         ("hostfile", "1 host with 1 slot, 1 rank"),
         ("launcher", "torchrun: 1 rank on 1 node"),
-        ("ranks-and-gpus", "1 rank a node (torchrun), 1 GPU a node"),
+        ("ranks-and-gpus", "1 rank per node (torchrun), 1 GPU per node"),
     ],
 )
 def test_job(tmp_path: Path, check: str, text: str) -> None:

@@ -129,7 +129,7 @@ def test_agents_are_asked_and_run_a_collective(cluster: tuple[Path, list[Running
     assert "over SSH" in gone["problem"]
     (collective,) = [one for one in document["across"] if one["check"] == "collective"]
     texts = {one["outcome"]: one["text"] for one in collective["results"]}
-    assert "an all-reduce over 2 nodes (gloo) is right" in texts.get("ok", ""), texts
+    assert "an all-reduce over 2 nodes (gloo) is correct" in texts.get("ok", ""), texts
     assert NODES[2] in texts["unknown"]
 
 
@@ -150,7 +150,7 @@ def test_collective_that_cannot_be_run_is_unknown(
     document = doctor(cluster, NODES[1:], "--probe", "--only", "loopback")
     (collective,) = [one for one in document["across"] if one["check"] == "collective"]
     assert collective["outcome"] == "unknown"
-    assert "it takes two" in collective["results"][0]["text"]
+    assert "a collective needs two" in collective["results"][0]["text"]
 
 
 def test_documents_of_others_are_not_trusted() -> None:

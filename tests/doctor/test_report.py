@@ -92,7 +92,7 @@ def test_json_is_versioned_and_read_back() -> None:
     with pytest.raises(ValueError, match="version 2"):
         parse_node({**document, "schema": 2}, "node-1")
     document["nodes"][0]["checks"][0]["seconds"] = float("nan")  # as json.loads takes it
-    with pytest.raises(ValueError, match="no seconds"):
+    with pytest.raises(ValueError, match="not a number of seconds"):
         parse_node(document, "node-1")
 
 
@@ -129,7 +129,7 @@ def test_bad_acceptance_names_the_key(tmp_path: Path) -> None:
     """An entry without date or reason, or of a check that does not exist, is an error of its key."""
     for value, message in (
         ("gpus until tomorrow: x", "doctor.accept"),
-        ("gpus until 2026-02-30: x", "2026-02-30 is no date"),
+        ("gpus until 2026-02-30: x", "2026-02-30 is not a date"),
         ("gpus until 2026-12-31", "CHECK [COMPONENT] until"),
     ):
         errors = list(DoctorOptions(accept=(value,)).check())

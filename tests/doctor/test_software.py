@@ -29,7 +29,7 @@ def installed(prefix: Path, *distributions: str, torch: str, cuda: str = "") -> 
     ("torch", "cuda", "packages", "driver", "words"),
     [
         ("2.8.0+cu128", "12.8", ("torch-2.8.0", "nvidia_nccl_cu12-2.27.3"), "12.4", ()),
-        ("2.9.0+cu130", "13.0", ("torch-2.9.0",), "12.8", ("CUDA 13.0", "CUDA 12.8 at most")),
+        ("2.9.0+cu130", "13.0", ("torch-2.9.0",), "12.8", ("CUDA 13.0", "supports only 12.8")),
         ("2.8.0+cpu", "", ("torch-2.8.0",), "12.8", ("without CUDA",)),
         ("2.8.0", "12.8", ("deepspeed-0.17.0", "deepspeed-0.18.0"), "12.8", ("2 times",)),
         ("2.3.1", "12.1", ("nvidia_nccl_cu12-2.21.5",), "12.8", ("NCCL 2.21.5",)),

@@ -36,28 +36,28 @@ OF_PROBES = (link_suspects.CHECK, probe_failures.CHECK, straggling.CHECK)
         pytest.param(
             listeners.CHECK,
             (("rendezvous_listeners", 2, "false"), ("rendezvous_listeners", 1, "unknown"), PORTS),
-            "the owner of 1 listener on rendezvous ports is not known",
+            "the owner of 1 listener on rendezvous ports is unknown",
             OWNED,
             id="a listener whose owner is not found",
         ),
         pytest.param(
             gpus.CHECK,
             (("gpus_expected", 8),),
-            "8 NVIDIA GPUs on the PCI bus, and no NVML to ask them",
+            "8 NVIDIA GPUs on the PCI bus, but no NVML to query them",
             (("gpus_expected", 8), ("gpus_visible", 8)),
             id="GPUs without a driver's library",
         ),
         pytest.param(
             gpu_throttling.CHECK,
             (GPU, ("gpu_temperature_celsius", 60, "3", "GPU-d", "core")),
-            "GPU 3 does not say whether something slows it down",
+            "GPU 3 does not report whether it is throttled",
             (GPU, ("gpu_throttle_active", 0, "3", "GPU-d", "hw_slowdown")),
             id="a GPU that does not tell what slows it down",
         ),
         pytest.param(
             pcie_width.CHECK,
             (GPU, WIDTHS[0]),
-            "GPU 3 does not say how wide its PCIe link is",
+            "GPU 3 does not report its PCIe link width",
             (GPU, *WIDTHS),
             id="a GPU that does not tell how wide its link could be",
         ),
@@ -65,7 +65,7 @@ OF_PROBES = (link_suspects.CHECK, probe_failures.CHECK, straggling.CHECK)
             pytest.param(
                 check,
                 (PROBES, ("probe_rounds_total", 9, "light", outcome)),
-                "no round with another node has told anything yet",
+                "no round with another node has had a result yet",
                 (PROBES, ("probe_rounds_total", 1, "light", "ok")),
                 id=f"{check.name}, all rounds {outcome}",
             )
@@ -76,7 +76,7 @@ OF_PROBES = (link_suspects.CHECK, probe_failures.CHECK, straggling.CHECK)
             pytest.param(
                 check,
                 (PROBES,),
-                "no round with another node has told anything yet",
+                "no round with another node has had a result yet",
                 (PROBES, ("probe_rounds_total", 1, "light", "hung")),
                 id=f"{check.name}, no round",
             )

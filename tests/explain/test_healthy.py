@@ -112,7 +112,7 @@ def test_an_error_that_the_run_went_on_after_is_no_cause(tmp_path: Path) -> None
     recogniser, _ = command.read([str(tmp_path)])
     finding = command.conclude(recogniser)
     assert finding.slug == "disk-full"
-    assert any("the job went on" in reason for reason in finding.against)
+    assert any("the job continued" in reason for reason in finding.against)
 
 
 def test_a_needle_in_much_noise_is_found_whatever_finder_looks(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The checks of a job, collected by hand so that their order is the one in which people read."""
+"""The checks of a job, listed by hand in the order in which people read them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ CHECKS: tuple[Check[JobContext], ...] = tuple(module.CHECK for module in _MODULE
 
 
 def applicable(context: JobContext) -> tuple[Check[JobContext], ...]:
-    """Return the checks for which the user named something to look at.
+    """Return the checks for which the user gave something to check.
 
-    The others would find nothing, and nothing found is unknown, not ok.
+    The others would find nothing, which is unknown, not ok.
     """
     return tuple(module.CHECK for module in _MODULES if module.applies(context))

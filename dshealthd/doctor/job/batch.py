@@ -23,15 +23,15 @@ SOURCE = "deepspeed/runtime/config.py, _set_batch_related_parameters and _batch_
 
 
 def applies(context: JobContext) -> bool:
-    """Whether batch sizes can be checked: a configuration is named."""
+    """Whether batch sizes can be checked: a configuration is given."""
     return context.config is not None
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield which batch sizes do not add up, with the numbers that would."""
+    """Yield the batch sizes that do not add up, with numbers that would."""
     document = context.document
     if context.config is None or document is None:
-        yield Result(Outcome.UNKNOWN, "there is no configuration that can be read")
+        yield Result(Outcome.UNKNOWN, "there is no readable configuration")
         return
     name = context.config.name
     given = {key: document[key] for key in (TRAIN, MICRO, ACCUMULATION) if key in document}
@@ -43,8 +43,8 @@ def run(context: JobContext) -> Iterator[Result]:
     elif automatic:
         yield Result(
             Outcome.OK,
-            f"{name}: Hugging Face's Trainer or Accelerate fill in {', '.join(automatic)};"
-            " plain DeepSpeed ends the start at `auto`",
+            f"{name}: Hugging Face's Trainer or Accelerate fills in {', '.join(automatic)};"
+            " plain DeepSpeed aborts on `auto`",
             source=SOURCE,
         )
     elif TRAIN not in given and MICRO not in given:
@@ -60,7 +60,7 @@ def run(context: JobContext) -> Iterator[Result]:
 
 
 def _wrong(name: str, given: dict[str, Any]) -> Iterator[Result]:
-    """Yield batch sizes that are no positive whole numbers."""
+    """Yield batch sizes that are not positive whole numbers."""
     for key, value in given.items():
         if value == "auto" or (
             isinstance(value, int) and not isinstance(value, bool) and value > 0
@@ -71,7 +71,7 @@ def _wrong(name: str, given: dict[str, Any]) -> Iterator[Result]:
             printable(f"{name}: {key} is {str(value)[:40]!r}, not a whole number above 0"),
             remedy=find_key(name, key),
             value=printable(str(value)[:40]),
-            limit="a whole number from 1 on",
+            limit="a whole number of at least 1",
             source=SOURCE,
             component=f"{name}: {key}",
         )
@@ -103,7 +103,7 @@ def _judged(context: JobContext, name: str, given: dict[str, int]) -> Result:
         return _without_ranks(name, train, micro, steps)
     unit = (micro or 1) * (steps or 1) * copies
     complete = micro is not None and steps is not None
-    # what is left out, DeepSpeed computes by whole division
+    # DeepSpeed computes a missing value by integer division
     fits = train == unit if complete else train % unit == 0
     if fits:
         return Result(
@@ -118,11 +118,11 @@ def _judged(context: JobContext, name: str, given: dict[str, int]) -> Result:
             f"{plural(copies, 'data-parallel rank')} ({said})",
         ]
     )
-    relation = "is not" if complete else "is no multiple of"
+    relation = "is not" if complete else "is not a multiple of"
     offers = list(_offers(train, micro, steps, copies))
     return Result(
         Outcome.CRITICAL,
-        f"{name}: {TRAIN} {train} {relation} {product} = {unit}; what would fit: "
+        f"{name}: {TRAIN} {train} {relation} {product} = {unit}; possible fixes: "
         + ", or ".join(f"{key} {value}" for key, value in offers),
         remedy=_set(name, *offers[0])
         if offers[0][0] in given
@@ -151,13 +151,13 @@ def _offers(
 
 
 def _without_ranks(name: str, train: int, micro: int | None, steps: int | None) -> Result:
-    """Judge batch sizes without a number of ranks: what cannot fit any."""
+    """Judge batch sizes when the number of ranks is unknown: can they fit any number?"""
     unit = (micro or 1) * (steps or 1)
     if train % unit:
         return Result(
             Outcome.CRITICAL,
-            f"{name}: {TRAIN} {train} is no multiple of {MICRO} x {ACCUMULATION} = {unit},"
-            " whatever the number of ranks",
+            f"{name}: {TRAIN} {train} is not a multiple of {MICRO} x {ACCUMULATION} = {unit},"
+            " so it fits no number of ranks",
             remedy=_set(name, TRAIN, max(unit, round(train / unit) * unit)),
             value=str(train),
             limit=f"a multiple of {unit}",
@@ -170,7 +170,7 @@ def _without_ranks(name: str, train: int, micro: int | None, steps: int | None) 
         text = f"{name}: {TRAIN} {train} must be a multiple of {unit} x the ranks"
     return Result(
         Outcome.UNKNOWN,
-        f"{text}, and nothing says how many the job has (--ranks, --hostfile or --launch)",
+        f"{text}, but the job's number of ranks is unknown (give --ranks, --hostfile or --launch)",
         source=SOURCE,
         component=f"{name}: {TRAIN}",
     )

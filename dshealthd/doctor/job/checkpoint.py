@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 ENGINE = "deepspeed/runtime/engine.py"
 MAX_NAMED = 8
 PARTITIONED = 3
-"""The ZeRO stage that saves parameters in parts; 1 and 2 load each other's."""
+"""The ZeRO stage that saves partitioned parameters; 1 and 2 can load each other's files."""
 
 
 def applies(context: JobContext) -> bool:
-    """Whether a checkpoint is named."""
+    """Whether a checkpoint is given."""
     return context.checkpoint is not None
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what of the checkpoint is missing, damaged, or of another shape than the job."""
+    """Yield what is missing or damaged in the checkpoint, or does not match the job."""
     source = context.checkpoint
     if source is None:
-        yield Result(Outcome.UNKNOWN, "no checkpoint is named (--checkpoint)")
+        yield Result(Outcome.UNKNOWN, "no checkpoint is given (--checkpoint)")
         return
     checkpoint = source.value
     if checkpoint is None:
@@ -52,7 +52,7 @@ def run(context: JobContext) -> Iterator[Result]:
     if not found:
         kind = "universal" if checkpoint.is_universal else f"ZeRO stage {_stage(checkpoint)}"
         ranks = max((len(one) for one in checkpoint.shards().values()), default=0)
-        saved = f", of {plural(ranks, 'data-parallel rank')}" if ranks else ""
+        saved = f", from {plural(ranks, 'data-parallel rank')}" if ranks else ""
         yield Result(
             Outcome.OK,
             printable(
@@ -80,7 +80,7 @@ def _tag(checkpoint: Checkpoint) -> Iterator[Result]:
     """Yield why there is no checkpoint to load."""
     directory, pointer = checkpoint.directory, checkpoint.pointer
     universal = pointer == "latest_universal"
-    tags = f"; there are {', '.join(checkpoint.tags[-4:])}" if checkpoint.tags else ""
+    tags = f"; available tags: {', '.join(checkpoint.tags[-4:])}" if checkpoint.tags else ""
     if not checkpoint.tag:
         suited = [tag for tag in checkpoint.tags if tag.endswith("_universal") == universal]
         newest = suited[-1] if suited else "TAG"
@@ -88,14 +88,14 @@ def _tag(checkpoint: Checkpoint) -> Iterator[Result]:
             Outcome.CRITICAL,
             printable(
                 f"{directory} has no file `{pointer}`: DeepSpeed only warns, and training starts"
-                f" from nothing{tags}"
+                f" from scratch{tags}"
             ),
             remedy=_shown(f"echo {shlex.quote(newest)} > {shlex.quote(f'{directory}/{pointer}')}"),
             source=f"{ENGINE}, load_checkpoint",
             component=printable(directory),
         )
     elif not checkpoint.tag_exists:
-        origin = f"which its `{pointer}` names, " if checkpoint.tag == checkpoint.latest else ""
+        origin = f"named in `{pointer}`, " if checkpoint.tag == checkpoint.latest else ""
         yield Result(
             Outcome.CRITICAL,
             printable(f"{_place(checkpoint)}, {origin}does not exist{tags}"),
@@ -113,14 +113,14 @@ def _tag(checkpoint: Checkpoint) -> Iterator[Result]:
 
 
 def _files(checkpoint: Checkpoint) -> Iterator[Result]:
-    """Yield files of the checkpoint that are empty, cut off or missing."""
+    """Yield files of the checkpoint that are empty, truncated or missing."""
     place = _place(checkpoint)
     empty = [name for name, size in checkpoint.files.items() if not size and name.endswith(".pt")]
-    for names, what in ((empty, "is empty"), (checkpoint.truncated, "is cut off")):
+    for names, what in ((empty, "is empty"), (checkpoint.truncated, "is truncated")):
         for name in names[:MAX_NAMED]:
             yield Result(
                 Outcome.CRITICAL,
-                printable(f"{place}/{name} {what}: it was not written to its end"),
+                printable(f"{place}/{name} {what}: it was not written completely"),
                 remedy=paste("df", "-h", "--", checkpoint.directory),
                 value=plural(checkpoint.files[name], "byte"),
                 component=printable(name),
@@ -140,7 +140,7 @@ def _files(checkpoint: Checkpoint) -> Iterator[Result]:
             yield Result(
                 Outcome.CRITICAL,
                 printable(
-                    f"{place} has the parameters of {plural(saved, 'rank')} and the optimizer"
+                    f"{place} has the parameters of {plural(saved, 'rank')} but the optimizer"
                     f" states of {optimizers}"
                 ),
                 remedy=show(place),
@@ -167,7 +167,7 @@ def _absent(place: str, gap: Gap) -> Result:
     return Result(
         Outcome.CRITICAL,
         printable(
-            f"{place}: {len(absent)} of {whole} {kind}_states files are missing, of data-parallel"
+            f"{place}: {len(absent)} of {whole} {kind}_states files are missing: data-parallel"
             f" ranks {shown}"
         ),
         remedy=show(place),
@@ -179,7 +179,7 @@ def _absent(place: str, gap: Gap) -> Result:
 
 
 def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
-    """Yield what the job has otherwise than the one that saved the checkpoint."""
+    """Yield how the job differs from the one that saved the checkpoint."""
     inspection, document = context.inspection, context.document or {}
     settings = (inspection.settings if inspection else None) or {}
     block = document.get("checkpoint")
@@ -191,11 +191,11 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
     target = f"{place}_universal"
     convert = paste(*program, "--input_folder", place, "--output_folder", target)
     if checkpoint.is_universal != universal and (context.config is not None or universal):
-        have = "a universal checkpoint" if checkpoint.is_universal else "no universal checkpoint"
+        have = "a universal checkpoint" if checkpoint.is_universal else "not a universal checkpoint"
         yield Result(
             Outcome.CRITICAL,
             printable(
-                f"{place} is {have}, and the configuration has checkpoint.load_universal"
+                f"{place} is {have}, but the configuration has checkpoint.load_universal"
                 f" {'true' if universal else 'off'}"
             ),
             remedy=convert
@@ -211,8 +211,8 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
         yield Result(
             Outcome.CRITICAL,
             printable(
-                f"{place} was saved with ZeRO stage {_stage(checkpoint)}, and the configuration"
-                f" has stage {stage}: DeepSpeed ends with an AssertionError without a text"
+                f"{place} was saved with ZeRO stage {_stage(checkpoint)}, but the configuration"
+                f" has stage {stage}: DeepSpeed ends with an AssertionError without a message"
             ),
             remedy=convert,
             value=str(stage),
@@ -226,7 +226,7 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
         yield Result(
             Outcome.CRITICAL,
             printable(
-                f"{place} was saved by {plural(saved, 'data-parallel rank')}, and the job has"
+                f"{place} was saved by {plural(saved, 'data-parallel rank')}, but the job has"
                 f" {copies} ({context.layout.source})"
             ),
             remedy=convert,
@@ -238,7 +238,7 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
 
 
 def _configured_stage(context: JobContext) -> int | None:
-    """Return the configured stage, to compare with the checkpoint's; None if there is none."""
+    """Return the configured ZeRO stage; None if there is none."""
     inspection = context.inspection
     if inspection is not None and inspection.settings is not None:
         return int(inspection.settings["stage"])

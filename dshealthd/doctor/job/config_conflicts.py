@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job_context import JobContext
 
 _CPU = ("adagrad", "adam", "adamw", "lion", "muon")
-"""DeepSpeed has these for the CPU (0.19.8, runtime/engine.py, `_configure_basic_optimizer`)."""
+"""Optimizers that DeepSpeed has for the CPU (0.19.8, engine.py, `_configure_basic_optimizer`)."""
 
 
 def applies(context: JobContext) -> bool:
-    """Whether a configuration is named, whose parts may conflict."""
+    """Whether a configuration is given."""
     return context.config is not None
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield conflicting settings that DeepSpeed refuses, and those that only its engine would."""
+    """Yield conflicting settings, whether DeepSpeed's configuration or only its engine refuses them."""
     if context.config is None or context.document is None:
-        yield Result(Outcome.UNKNOWN, "there is no configuration that can be read")
+        yield Result(Outcome.UNKNOWN, "there is no readable configuration")
         return
     name = context.config.name
     found = list(_written(name, context.document))
@@ -34,7 +34,7 @@ def run(context: JobContext) -> Iterator[Result]:
         yield from found
         yield Result(
             Outcome.UNKNOWN,
-            f"{name} was not given to DeepSpeed: {context.why_not_inspected}",
+            f"{name} was not checked by DeepSpeed: {context.why_not_inspected}",
         )
         return
     source = f"DeepSpeed {inspection.version} of {context.python}"
@@ -42,7 +42,7 @@ def run(context: JobContext) -> Iterator[Result]:
     found += [
         _refused(name, error, source)
         for error in inspection.errors
-        # DeepSpeed refuses fp16 beside bf16 as well, and its words do not name a key
+        # DeepSpeed also refuses fp16 together with bf16, but its message names no key
         if error["kind"] in {"refused", "value"} and not (both and "bfloat16" in error["text"])
     ]
     if inspection.settings is not None:
@@ -51,10 +51,10 @@ def run(context: JobContext) -> Iterator[Result]:
     if not found and inspection.settings is not None:
         stage = inspection.settings["stage"]
         yield Result(
-            Outcome.OK, f"{name}: DeepSpeed takes it, with ZeRO stage {stage}", source=source
+            Outcome.OK, f"{name}: DeepSpeed accepts it, with ZeRO stage {stage}", source=source
         )
     elif not found:
-        yield Result(Outcome.UNKNOWN, f"{name}: keys that are refused hide the rest", source=source)
+        yield Result(Outcome.UNKNOWN, f"{name}: refused keys hide the rest", source=source)
 
 
 def _refused(name: str, error: Mapping[str, str], source: str) -> Result:
@@ -62,7 +62,7 @@ def _refused(name: str, error: Mapping[str, str], source: str) -> Result:
     return Result(
         Outcome.CRITICAL,
         printable(f"{name}: DeepSpeed refuses {path or 'it'}: {error['text']}"),
-        # without a path the words of DeepSpeed name the place, if anything does
+        # without a path, only DeepSpeed's message can name the place
         remedy=find_key(name, path.rpartition(".")[2]) if path else paste("cat", "--", name),
         source=source,
         component=printable(f"{name}: {path}" if path else name),
@@ -70,13 +70,13 @@ def _refused(name: str, error: Mapping[str, str], source: str) -> Result:
 
 
 def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
-    """Yield conflicts that can be told without DeepSpeed."""
+    """Yield conflicts that can be found without DeepSpeed."""
     half = {kind: _block(document, kind) for kind in ("fp16", "bf16", "bfloat16")}
     bf16 = half["bf16"] or half["bfloat16"]
     if half["fp16"].get("enabled") is True and bf16.get("enabled") is True:
         yield Result(
             Outcome.CRITICAL,
-            f"{name}: fp16 and bf16 are both enabled; DeepSpeed ends the start",
+            f"{name}: fp16 and bf16 are both enabled; DeepSpeed aborts at startup",
             remedy=find_key(name, "bf16", "-A2"),
             source="deepspeed/runtime/config.py, _initialize_params",
             component=f"{name}: bf16",
@@ -84,8 +84,8 @@ def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
     if "max_grad_norm" in _block(_block(document, "optimizer"), "params"):
         yield Result(
             Outcome.CRITICAL,
-            f"{name}: max_grad_norm is no parameter of an optimizer, which ends the start; use"
-            " gradient_clipping at top level",
+            f"{name}: DeepSpeed aborts at startup because max_grad_norm is not an optimizer"
+            " parameter; use gradient_clipping at top level",
             remedy=find_key(name, "max_grad_norm"),
             source="deepspeed/runtime/engine.py, _configure_basic_optimizer",
             component=f"{name}: optimizer.params.max_grad_norm",
@@ -96,7 +96,7 @@ def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
         if offload.get("device") == "nvme" and not offload.get("nvme_path"):
             yield Result(
                 Outcome.CRITICAL,
-                f"{name}: {key} goes to NVMe and has no nvme_path",
+                f"{name}: {key} goes to NVMe but has no nvme_path",
                 remedy=find_key(name, key, "-A4"),
                 source="deepspeed/runtime/zero/offload_config.py",
                 component=f"{name}: zero_optimization.{key}.nvme_path",
@@ -104,13 +104,13 @@ def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
 
 
 def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Result]:
-    """Yield conflicts that DeepSpeed's engine makes of settings that its configuration takes."""
+    """Yield conflicts in the engine between settings that DeepSpeed's configuration accepts."""
     stage, optimizer = settings["stage"], settings["optimizer"] or ""
     for key, least in (("offload_param", 3), ("offload_optimizer", 1)):
         if settings[key] != "none" and stage < least:
             yield Result(
                 Outcome.WARNING,
-                f"{name}: {key} is for ZeRO stages from {least} on, and the stage is {stage}:"
+                f"{name}: {key} needs ZeRO stage {least} or higher, but the stage is {stage}:"
                 " nothing is offloaded",
                 remedy=find_key(name, "stage"),
                 value=str(stage),
@@ -122,7 +122,7 @@ def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Res
         yield Result(
             Outcome.WARNING,
             printable(
-                f"{name}: the optimizer is offloaded to the CPU, and DeepSpeed has no {optimizer}"
+                f"{name}: the optimizer is offloaded to the CPU, but DeepSpeed has no {optimizer}"
                 " for the CPU"
             ),
             remedy=find_key(name, "optimizer", "-A2"),
@@ -144,8 +144,8 @@ def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Res
         yield Result(
             Outcome.CRITICAL,
             printable(
-                f"{name}: ZeRO is not tested with {optimizer}, and ends the start unless"
-                " zero_allow_untested_optimizer is true"
+                f"{name}: ZeRO is not tested with {optimizer}, and DeepSpeed aborts at startup"
+                " unless zero_allow_untested_optimizer is true"
             ),
             remedy=add_key(name, "zero_allow_untested_optimizer", "true"),
             source=source,

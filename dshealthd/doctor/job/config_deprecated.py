@@ -19,12 +19,12 @@ _DEPRECATED = re.compile(r"Config parameter (\S+) is deprecated(?: use (.+?) ins
 
 
 def applies(context: JobContext) -> bool:
-    """Whether a configuration is named, whose keys may be deprecated."""
+    """Whether a configuration is given."""
     return context.config is not None
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield the deprecated keys that the installed DeepSpeed warns of, and those it has removed."""
+    """Yield keys that the installed DeepSpeed deprecates or has removed."""
     config = inspected_config(context)
     if isinstance(config, Result):
         yield config
@@ -36,7 +36,7 @@ def run(context: JobContext) -> Iterator[Result]:
             found = True
             yield Result(
                 Outcome.CRITICAL,
-                printable(f"{name}: {error['path']!r} ends the start: {error['text']}"),
+                printable(f"{name}: DeepSpeed aborts on {error['path']!r}: {error['text']}"),
                 remedy=find_key(name, error["path"].rpartition(".")[2]),
                 source=source,
                 component=f"{name}: {error['path']}",
@@ -59,11 +59,11 @@ def run(context: JobContext) -> Iterator[Result]:
     if inspection.settings is None and not found:
         yield Result(
             Outcome.UNKNOWN,
-            f"{name}: DeepSpeed refuses the configuration before it has read all of it",
+            f"{name}: DeepSpeed refuses the configuration before reading all of it",
             source=source,
         )
     elif not found:
-        yield Result(Outcome.OK, f"{name}: DeepSpeed warns of nothing", source=source)
+        yield Result(Outcome.OK, f"{name}: DeepSpeed gives no warning", source=source)
 
 
 CHECK: Check[JobContext] = Check(

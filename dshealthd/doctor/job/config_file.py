@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 def applies(context: JobContext) -> bool:
-    """Whether a configuration file is named."""
+    """Whether a configuration file is given."""
     return context.config is not None
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what is wrong with the form of the configuration file."""
+    """Yield what is wrong with the syntax of the configuration file."""
     config = context.config
     if config is None:
-        yield Result(Outcome.UNKNOWN, "no DeepSpeed configuration is named (--deepspeed-config)")
+        yield Result(Outcome.UNKNOWN, "no DeepSpeed configuration is given (--deepspeed-config)")
         return
     if config.value is None:
         hung = config.problem.startswith("not within")
@@ -58,19 +58,19 @@ def _form(context: JobContext, name: str, parsed: deepspeed_config.Parsed) -> It
         elif inspection is None or inspection.document is None:
             yield Result(
                 Outcome.UNKNOWN,
-                f"{name} is no JSON ({parsed['syntax']}); whether it is Hjson only DeepSpeed can"
-                f" tell: {printable(context.why_not_inspected)}",
+                f"{name} is not JSON ({parsed['syntax']}), and only DeepSpeed can tell whether it"
+                f" is Hjson: {printable(context.why_not_inspected)}",
                 remedy=paste("python3", "-m", "json.tool", name),
                 component=name,
             )
     if context.document is None and (parsed["document"] is not None or _is_read(inspection)):
         yield Result(
-            Outcome.CRITICAL, f"{name} is no object: it must begin with {{", component=name
+            Outcome.CRITICAL, f"{name} is not an object: it must begin with {{", component=name
         )
     for key in parsed["duplicates"]:
         yield Result(
             Outcome.CRITICAL,
-            printable(f"{name} has the key {key!r} twice in one block; DeepSpeed ends the start"),
+            printable(f"{name} has key {key!r} twice in one block; DeepSpeed aborts at startup"),
             remedy=find_key(name, key),
             source="deepspeed/runtime/config_utils.py, dict_raise_error_on_duplicate_keys",
             component=name,
@@ -78,7 +78,7 @@ def _form(context: JobContext, name: str, parsed: deepspeed_config.Parsed) -> It
     for word in dict.fromkeys(parsed["constants"]):
         yield Result(
             Outcome.CRITICAL,
-            f"{name} has the number {word}, which neither JSON nor Hjson has",
+            f"{name} has the number {word}, which neither JSON nor Hjson allows",
             remedy=paste("grep", "-nw", "-e", word.removeprefix("-"), "--", name),
             component=name,
         )

@@ -1,4 +1,4 @@
-"""Every key of the DeepSpeed configuration has an effect, by what the installed DeepSpeed reads."""
+"""Every key of the DeepSpeed configuration is one that the installed DeepSpeed reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LIKENESS = 0.75
 """Share of letters that a misspelt key has in common with the right one: `zero_optimisation`."""
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
-"""A key in which sed finds nothing of its own."""
+"""A key without characters that are special to sed."""
 GUIDES = {
     "communication_backend": "use init_distributed(timeout=...) or DEEPSPEED_TIMEOUT in minutes",
     "communication": "use communication_data_type or zero_quantized_gradients",
@@ -29,16 +29,16 @@ GUIDES = {
     "checkpointing": "use checkpoint or activation_checkpointing",
     "logging": "use log_level",
 }
-"""Keys that troubleshooting guides recommend and no release reads; see the runbook."""
+"""Keys that troubleshooting guides recommend but no release reads; see the runbook."""
 
 
 def applies(context: JobContext) -> bool:
-    """Whether a configuration is named, whose keys may have no effect."""
+    """Whether a configuration is given."""
     return context.config is not None
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield keys of the configuration that nothing reads, and those that end the start."""
+    """Yield keys of the configuration that nothing reads, and keys on which DeepSpeed aborts."""
     config = inspected_config(context)
     if isinstance(config, Result):
         yield config
@@ -52,7 +52,7 @@ def run(context: JobContext) -> Iterator[Result]:
     if inspection.unread is None:
         yield Result(
             Outcome.UNKNOWN,
-            f"{name}: keys without effect cannot be told while DeepSpeed refuses the rest",
+            f"{name}: keys without effect cannot be found while DeepSpeed refuses other keys",
             source=source,
         )
         return
@@ -72,7 +72,7 @@ def _refused(name: str, error: Mapping[str, str], inspection: Inspection, source
     return Result(
         Outcome.CRITICAL,
         printable(
-            f"{name}: {block} has no key {key!r}, which ends the start"
+            f"{name}: {block} has no key {key!r}, so DeepSpeed aborts at startup"
             f"{f'; did you mean {near!r}?' if near else ''}"
         ),
         remedy=_rename(key, near, name),
@@ -88,12 +88,12 @@ def _unread(name: str, path: str, inspection: Inspection, source: str) -> Result
         near, advice = "", f"; {GUIDES[key]}"
     else:
         advice = f"; did you mean {near!r}?" if near else ""
-    # A misspelt key leaves the job without what it asks for. One that is nothing like any of
-    # DeepSpeed's may be for the script that reads the same file.
+    # A misspelt key leaves the job without the setting it wants. A key unlike any of DeepSpeed's
+    # may be meant for the script that reads the same file.
     outcome = Outcome.CRITICAL if near else Outcome.WARNING
     return Result(
         outcome,
-        printable(f"{name}: {path!r} is read by nothing and has no effect{advice}"),
+        printable(f"{name}: nothing reads {path!r}, so it has no effect{advice}"),
         remedy=_rename(key, near, name),
         source=source,
         component=printable(f"{name}: {path}"),
@@ -107,7 +107,7 @@ def _rename(key: str, near: str, name: str) -> str:
 
 
 def _nearest(key: str, known: Iterable[str]) -> str:
-    """Return the known configuration key that a key is most like; empty if none is near."""
+    """Return the known configuration key most similar to a key; empty if none is close."""
     close = difflib.get_close_matches(key[:100], list(known), n=1, cutoff=LIKENESS)
     return close[0] if close else ""
 

@@ -1,4 +1,4 @@
-"""The hostfile is one that DeepSpeed takes, and names hosts that exist once."""
+"""The hostfile is one that DeepSpeed accepts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOURCE = "deepspeed/launcher/runner.py, _parse_hostfile"
 
 
 def applies(context: JobContext) -> bool:
-    """Whether a hostfile is named."""
+    """Whether a hostfile is given."""
     return context.hostfile is not None
 
 
@@ -28,14 +28,14 @@ def run(context: JobContext) -> Iterator[Result]:
     """Yield what is wrong with the hostfile's lines, names and slots."""
     hostfile = context.hostfile
     if hostfile is None:
-        yield Result(Outcome.UNKNOWN, "no hostfile is named (--hostfile)")
+        yield Result(Outcome.UNKNOWN, "no hostfile is given (--hostfile)")
         return
     name = hostfile.name
     if hostfile.value is None:
         hung = hostfile.problem.startswith("not within")
         yield Result(
             Outcome.UNKNOWN if hung else Outcome.CRITICAL,
-            # a hostfile that is not there is no error to deepspeed, which then runs on one node
+            # a missing hostfile is not an error to deepspeed, which then runs on one node
             printable(f"{name}: {hostfile.problem}" if hung else hostfile.problem),
             remedy=show(name),
             source="deepspeed/launcher/runner.py, fetch_hostfile",
@@ -60,7 +60,7 @@ def run(context: JobContext) -> Iterator[Result]:
             found = True
             yield Result(
                 Outcome.WARNING,
-                f"{name}: {member.name} has slots=0 and takes no part",
+                f"{name}: {member.name} has slots=0 and gets no ranks",
                 remedy=paste("grep", "-nw", "-e", member.name, "--", name),
                 source=SOURCE,
                 component=f"{name}: {member.name}",
@@ -70,7 +70,7 @@ def run(context: JobContext) -> Iterator[Result]:
     except FilterError as error:
         yield Result(
             Outcome.CRITICAL,
-            printable(f"options of deepspeed do not fit {name}: {error}"),
+            printable(f"options of deepspeed do not match {name}: {error}"),
             remedy=paste("cat", "--", name),
             source="deepspeed/launcher/runner.py, parse_resource_filter",
             component=name,
@@ -87,7 +87,7 @@ def run(context: JobContext) -> Iterator[Result]:
 
 
 def _show_line(number: str, name: str) -> str:
-    """Return the command that shows a line of the hostfile; all of it where none is wrong."""
+    """Return the command that shows a line of the hostfile, or all of it without a line number."""
     if not number.isdecimal():
         return paste("cat", "--", name)
     return paste("sed", "-n", f"{number}p", "--", name)

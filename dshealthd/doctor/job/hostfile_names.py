@@ -1,4 +1,4 @@
-"""The names of the hostfile resolve, each to a host of its own."""
+"""The names in the hostfile resolve, each to a different host."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job_context import JobContext
 
 MAX_NAMED = 8
-"""Hosts that get a result of their own; the others are counted."""
+"""Hosts that get their own result; the others are only counted."""
 
 
 def applies(context: JobContext) -> bool:
-    """Whether a hostfile is named, whose names may not resolve."""
+    """Whether a hostfile is given."""
     return context.hostfile is not None
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield names of the hostfile that do not resolve, and names that stand for one host."""
+    """Yield names in the hostfile that do not resolve, and names of the same host."""
     names = [name for name, _ in context.layout.hosts] or [one.name for one in context.members]
     if not names:
-        yield Result(Outcome.UNKNOWN, "there is no hostfile that can be read")
+        yield Result(Outcome.UNKNOWN, "there is no readable hostfile")
         return
     resolved = rendezvous.resolve(names)
     failed = {name: one for name, one in resolved.items() if not one.addresses}
@@ -51,20 +51,20 @@ def run(context: JobContext) -> Iterator[Result]:
                 found = True
                 yield Result(
                     Outcome.CRITICAL,
-                    f"{name} and {other} are one host ({address}), which would get the ranks of"
-                    " two",
+                    f"{name} and {other} are the same host ({address}), which would get the ranks"
+                    " of both",
                     remedy=f"getent hosts {name} {other}",
                     component=name,
                 )
                 break
     if not found:
-        yield Result(Outcome.OK, f"every name of the hostfile resolves, {len(names)} in all")
+        yield Result(Outcome.OK, f"every name in the hostfile resolves ({len(names)})")
 
 
 CHECK: Check[JobContext] = Check(
     "hostfile-unresolvable",
     "hostfile-names",
-    "Names of the hostfile resolve",
+    "Names in the hostfile resolve",
     run,
     deadline=rendezvous.RESOLVE_DEADLINE + 4,
 )

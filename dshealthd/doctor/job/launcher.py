@@ -1,4 +1,4 @@
-"""The launcher's command, the batch script and the environment tell the ranks the same."""
+"""The launcher command, the batch script and the environment agree about the ranks."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job_context import JobContext
 
 _LEFT_BEHIND = ("TORCH_NCCL_", "DEEPSPEED_TIMEOUT", "CUDA_DEVICE_ORDER", "GLOO_SOCKET_IFNAME")
-"""Variables that matter on every node and that `deepspeed` keeps on the first."""
+"""Variables that matter on every node but that `deepspeed` does not pass on to the others."""
 _ONE_A_NODE = ("torchrun", "deepspeed")
 """Launchers that start the ranks of a node themselves."""
 
 
 def applies(context: JobContext) -> bool:
-    """Whether a launcher's command or script is named, or the environment numbers a rank."""
+    """Whether a launcher command or script is given, or the environment has a rank's number."""
     named = context.command is not None or context.script is not None
     return named or "RANK" in context.variables or "WORLD_SIZE" in context.variables
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what makes ranks disagree, or keeps the launcher from starting them."""
+    """Yield whatever makes ranks disagree or prevents the launcher from starting them."""
     if not applies(context):
-        yield Result(Outcome.UNKNOWN, "no launcher command and no script is named (--launch)")
+        yield Result(Outcome.UNKNOWN, "no launcher command or script is given (--launch)")
         return
     found = [
         *(*_readable(context), *_script(context), *_options(context)),
@@ -72,7 +72,7 @@ def _readable(context: JobContext) -> Iterator[Result]:
         why = f" ({script.problem})" if script.problem else ""
         yield Result(
             Outcome.UNKNOWN,
-            printable(f"{name}: no call of deepspeed, torchrun or srun was found{why}"),
+            printable(f"{name}: no call of deepspeed, torchrun or srun found{why}"),
             component=name,
         )
 
@@ -85,7 +85,7 @@ def _script(context: JobContext) -> Iterator[Result]:
     for line in script.ignored:
         yield Result(
             Outcome.WARNING,
-            f"{name}:{line}: #SBATCH below the first command is a comment to Slurm",
+            f"{name}:{line}: Slurm ignores #SBATCH after the first command",
             remedy=paste("sed", "-n", f"{line}p", "--", name),
             source="sbatch(1)",
             component=f"{name}:{line}",
@@ -101,7 +101,7 @@ def _options(context: JobContext) -> Iterator[Result]:
         for option in inner.unknown:
             yield Result(
                 Outcome.WARNING,  # another release may have it
-                printable(f"{program} has no option {option} and would end at once"),
+                printable(f"{program} has no option {option} and would exit at once"),
                 remedy=f"{program} --help",
                 source={"deepspeed": "DeepSpeed 0.19.8", "torchrun": "torch 2.13"}[program],
                 component=printable(option),
@@ -119,8 +119,8 @@ def _options(context: JobContext) -> Iterator[Result]:
         if outer is not None and tasks is not None and tasks > 1:
             yield Result(
                 Outcome.CRITICAL,
-                f"srun starts {tasks} {program} on each node, and each starts all ranks of the"
-                " node: every rank is there more than once",
+                f"srun starts {program} {tasks} times on each node, and each one starts all ranks"
+                " of the node: every rank exists more than once",
                 remedy=f"srun --ntasks-per-node=1 {program} ...",
                 value=str(tasks),
                 limit="1",
@@ -130,8 +130,7 @@ def _options(context: JobContext) -> Iterator[Result]:
         if outer is None and nodes is not None and nodes > 1 and program == "torchrun":
             yield Result(
                 Outcome.CRITICAL,
-                f"the job has {nodes} nodes and torchrun starts on the first alone: srun is"
-                " missing",
+                f"the job has {nodes} nodes but torchrun starts only on the first: srun is missing",
                 remedy="srun --ntasks-per-node=1 torchrun ...",
                 source="sbatch(1): the script runs on the first node",
                 component="torchrun",
@@ -140,7 +139,7 @@ def _options(context: JobContext) -> Iterator[Result]:
         if gpus is not None and per_node is not None and per_node > gpus:
             yield Result(
                 Outcome.CRITICAL,
-                f"{program} starts {plural(per_node, 'rank')} on a node, and Slurm gives the job "
+                f"{program} starts {plural(per_node, 'rank')} on a node, but Slurm gives the job "
                 f"{plural(gpus, 'GPU')}",
                 remedy=f"sbatch --gpus-per-node={per_node} ...",
                 value=str(per_node),
@@ -152,7 +151,7 @@ def _options(context: JobContext) -> Iterator[Result]:
         if program == "torchrun" and listed and context.layout.nodes not in (None, listed):
             yield Result(
                 Outcome.CRITICAL,
-                f"torchrun waits for {plural(context.layout.nodes or 0, 'node')}, and Slurm gives"
+                f"torchrun waits for {plural(context.layout.nodes or 0, 'node')}, but Slurm gives"
                 f" the job {listed}",
                 remedy=f"torchrun --nnodes={listed} ...",
                 value=str(context.layout.nodes),
@@ -169,7 +168,7 @@ def _environment(context: JobContext) -> Iterator[Result]:
         if name in have and number is None and "$" not in have[name]:
             yield Result(
                 Outcome.CRITICAL,
-                printable(f"{name}={have[name][:40]} is no number"),
+                printable(f"{name}={have[name][:40]} is not a number"),
                 remedy=f"unset {name}",
                 value=printable(have[name][:40]),
                 component=name,
@@ -195,7 +194,7 @@ def _environment(context: JobContext) -> Iterator[Result]:
             yield Result(
                 Outcome.WARNING,
                 printable(
-                    f"{name}={set_to[:80]} is set, and the launcher replaces it by {said[:80]}"
+                    f"{name}={set_to[:80]} is set, but the launcher replaces it with {said[:80]}"
                     f" ({meeting.source})"
                 ),
                 remedy=f"unset {name}",
@@ -206,12 +205,12 @@ def _environment(context: JobContext) -> Iterator[Result]:
 
 
 def _left_behind(context: JobContext) -> Iterator[Result]:
-    """Yield variables that `deepspeed` does not take to the other nodes."""
+    """Yield variables that `deepspeed` does not pass on to the other nodes."""
     inner = context.launcher.find("deepspeed") if context.launcher else None
     if inner is None or not context.by_ssh or (context.layout.nodes or 1) < 2:  # noqa: PLR2004 - nodes
         return
     taken = context.taken_to_all_nodes
-    exported = (taken.value if taken else None) or ()  # unreadable: as if it had none
+    exported = (taken.value if taken else None) or ()  # an unreadable one counts as empty
     names = sorted(
         name for name in context.variables if name.startswith(_LEFT_BEHIND) and name not in exported
     )
@@ -219,9 +218,9 @@ def _left_behind(context: JobContext) -> Iterator[Result]:
         yield Result(
             Outcome.WARNING,
             printable(
-                f"{', '.join(names[:8])}: deepspeed does not take"
-                f" {'this' if len(names) == 1 else 'these'} to the other nodes, unless"
-                " ~/.deepspeed_env has it"
+                f"{', '.join(names[:8])}: deepspeed does not pass"
+                f" {'this' if len(names) == 1 else 'these'} on to the other nodes unless set in"
+                " ~/.deepspeed_env"
             ),
             remedy="cat ~/.deepspeed_env",
             source="deepspeed/launcher/runner.py, EXPORT_ENVS: NCCL*, PYTHON*, MLFLOW*, MV2*, UCX*",
@@ -230,7 +229,7 @@ def _left_behind(context: JobContext) -> Iterator[Result]:
 
 
 def _has_port(context: JobContext) -> bool:
-    """Tell whether the command names a port, instead of its launcher taking a default."""
+    """Tell whether the command gives a port instead of relying on the launcher's default."""
     command = context.launcher
     while command is not None:
         if command.options.keys() & {"master-port", "rdzv-endpoint"}:

@@ -1,4 +1,4 @@
-"""The address where ranks meet can be reached from all nodes."""
+"""All nodes can reach the address where ranks meet."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ REMEDY = "hostname -I"
 
 
 def applies(context: JobContext) -> bool:
-    """Whether anything says at which master address ranks meet."""
+    """Whether the master address is given anywhere."""
     return bool(context.rendezvous.address)
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what keeps other nodes from the master address."""
+    """Yield whatever prevents other nodes from reaching the master address."""
     meeting, nodes = context.rendezvous, context.layout.nodes
     address = meeting.address
     if not address:
-        yield Result(Outcome.UNKNOWN, "nothing says where the ranks meet (MASTER_ADDR, --launch)")
+        yield Result(Outcome.UNKNOWN, "no rendezvous address is given (MASTER_ADDR, --launch)")
         return
     shown = printable(address[:255])
     where = f"{shown} ({meeting.source})"
@@ -48,8 +48,8 @@ def run(context: JobContext) -> Iterator[Result]:
     if resolved.is_loopback and (several or nodes is None):
         yield Result(
             Outcome.CRITICAL if several else Outcome.WARNING,
-            f"{where} resolves to {resolved.addresses[0]} here, which is this machine alone:"
-            " /etc/hosts or DNS give the host name a loopback address",
+            f"{where} resolves to {resolved.addresses[0]} here, which only this machine can reach:"
+            " /etc/hosts or DNS gives the host name a loopback address",
             remedy=f"grep -n 127 /etc/hosts; {REMEDY}",
             value=resolved.addresses[0],
             component="MASTER_ADDR",
@@ -62,7 +62,8 @@ def run(context: JobContext) -> Iterator[Result]:
         if all(host.addresses for host in others.values()) and known.isdisjoint(resolved.addresses):
             yield Result(
                 Outcome.WARNING,
-                f"{where} is {resolved.addresses[0]}, which is no address of the hostfile's names",
+                f"{where} is {resolved.addresses[0]}, which is not the address of any host in the"
+                " hostfile",
                 remedy=f"getent hosts {hosts[0]}",
                 value=resolved.addresses[0],
                 component="MASTER_ADDR",
@@ -78,26 +79,26 @@ def _loopback(context: JobContext, where: str, *, several: bool) -> Result:
         option = " --master-addr is missing;" if default else ""
         return Result(
             Outcome.CRITICAL,
-            f"{where} is each node's own loopback, and the job has {nodes} nodes:{option} only"
-            " ranks of the same node would meet",
+            f"{where} is each node's own loopback, but the job has {nodes} nodes:{option} only"
+            " ranks on the same node would meet",
             remedy=REMEDY,
             value=context.rendezvous.address,
-            limit="an address that all nodes reach",
+            limit="an address that all nodes can reach",
             component="MASTER_ADDR",
         )
     if nodes is None and not context.rendezvous.is_default:
         return Result(
             Outcome.UNKNOWN,
-            f"{where} serves a job of one node, and nothing says how many this one has",
+            f"{where} works for a single-node job, but the job's number of nodes is unknown",
             component="MASTER_ADDR",
         )
-    return Result(Outcome.OK, f"{where} serves a job of one node")
+    return Result(Outcome.OK, f"{where} works for a single-node job")
 
 
 CHECK: Check[JobContext] = Check(
     "rendezvous-unreachable",
     "master-address",
-    "The rendezvous address is reachable by others",
+    "Other nodes can reach the rendezvous address",
     run,
     deadline=2 * rendezvous.RESOLVE_DEADLINE + 4,
 )

@@ -1,4 +1,4 @@
-"""The port where ranks meet is free on the node that opens it, and stays free until then."""
+"""The port where ranks meet is free on the node that opens it, and likely to stay free."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 
 PRIVILEGED = 1024
 MAX_HOSTS = 64
-"""Nodes that are looked at."""
+"""Maximum number of nodes to check."""
 MAX_SOCKETS = 16 << 20
-"""Bytes of `/proc/net/tcp`: some 100,000 sockets."""
+"""Maximum bytes of `/proc/net/tcp`: about 100,000 sockets."""
 
 
 def applies(context: JobContext) -> bool:
-    """Whether anything says on which master port ranks meet."""
+    """Whether the master port is given anywhere."""
     return bool(context.rendezvous.port_text)
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what holds the master port, or may take it."""
+    """Yield whatever holds the master port or may take it."""
     meeting = context.rendezvous
     port = meeting.port
     if not meeting.port_text:
-        yield Result(Outcome.UNKNOWN, "nothing says on which port ranks meet (MASTER_PORT)")
+        yield Result(Outcome.UNKNOWN, "no rendezvous port is given (MASTER_PORT)")
         return
     if port is None or not 0 < port <= rendezvous.MAX_PORT:
         yield Result(
             Outcome.CRITICAL,
-            printable(f"{meeting.port_text[:40]!r} ({meeting.source}) is no port"),
+            printable(f"{meeting.port_text[:40]!r} ({meeting.source}) is not a port"),
             remedy="dshealthd free-port",
             value=printable(meeting.port_text[:40]),
             limit=f"1 to {rendezvous.MAX_PORT}",
@@ -49,15 +49,15 @@ def run(context: JobContext) -> Iterator[Result]:
         if tables is not None:
             yield _judged(port, place, tables, opens=opens)
         elif opens:
-            yield Result(Outcome.UNKNOWN, f"whether port {port} is free on {place} is not known")
+            yield Result(Outcome.UNKNOWN, f"whether port {port} is free on {place} is unknown")
     if (result := _range(context, port)) is not None:
         yield result
 
 
 def _tables(context: JobContext) -> Iterator[tuple[str, str | None, bool]]:
-    """Yield the nodes with their sockets, and whether it is the one that opens the master port.
+    """Yield each node, its sockets, and whether it opens the master port.
 
-    The sockets are None where they cannot be read.
+    The sockets are None if they cannot be read.
     """
     hosts = [name for name, _ in context.layout.hosts]
     address = context.rendezvous.address or (hosts[0] if hosts else "")
@@ -103,26 +103,27 @@ def _judged(port: int, place: str, tables: str, *, opens: bool) -> Result:
         return Result(
             Outcome.CRITICAL if opens else Outcome.WARNING,
             f"port {port} is taken on {place}: something listens on it"
-            f"{'' if opens else ', so that this node cannot be the first'}",
+            f"{'' if opens else ', so this node cannot be the first'}",
             remedy=f"{there}ss -Hltnp 'sport = :{port}'",
             value=str(port),
-            limit="a port that nothing listens on",
+            limit="a port without a listener",
             component="MASTER_PORT",
         )
     if states:
         kind = "in TIME_WAIT" if states == {TcpState.TIME_WAIT} else "in use"
         return Result(
             Outcome.WARNING,
-            f"port {port} has connections {kind} on {place}, of an earlier run or another program",
+            f"port {port} has connections {kind} on {place}, from an earlier run or another"
+            " program",
             remedy="dshealthd free-port",
             value=str(port),
             component="MASTER_PORT",
         )
-    return Result(Outcome.OK, f"port {port} is free on {place} at this moment")
+    return Result(Outcome.OK, f"port {port} is free on {place} now")
 
 
 def _sockets(tables: str) -> Iterator[tuple[int, int]]:
-    """Yield local port and state of the lines of `/proc/net/tcp`; others are headings."""
+    """Yield the local port and state of each socket in `/proc/net/tcp`, skipping headings."""
     for line in tables.splitlines():
         fields = line.split(None, 4)
         if len(fields) > 3 and ":" in fields[1]:  # noqa: PLR2004 - number, addresses and state
@@ -133,11 +134,11 @@ def _sockets(tables: str) -> Iterator[tuple[int, int]]:
 
 
 def _range(context: JobContext, port: int) -> Result | None:
-    """Return what is wrong with the number of the master port itself."""
+    """Return what is wrong with the port number itself; None if nothing is."""
     if port < PRIVILEGED:
         return Result(
             Outcome.WARNING,
-            f"port {port} is a privileged one: only root may open it",
+            f"port {port} is privileged: only root may open it",
             remedy="dshealthd free-port",
             value=str(port),
             limit=str(PRIVILEGED),

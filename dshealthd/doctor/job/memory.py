@@ -1,4 +1,4 @@
-"""The states of the model fit into GPU and host memory, by DeepSpeed's own estimators."""
+"""The model states fit into GPU and host memory, by DeepSpeed's own estimators."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job_context import JobContext
 
 NEARLY = 0.85
-"""Share of a GPU's memory that states may take before activations have no room."""
+"""Share of a GPU's memory above which model states leave no room for activations."""
 GIB = 1 << 30
 ERROR = (
-    "counts parameters, gradients and Adam's states alone, without activations, buckets and"
+    "counts only parameters, gradients and Adam's states, without activations, buckets and"
     " fragmentation"
 )
-"""What DeepSpeed says of its estimators in its documentation (docs/code-docs/source/memory.rst)."""
+"""The limits of the estimators, by DeepSpeed's documentation (docs/code-docs/source/memory.rst)."""
 
 
 def applies(context: JobContext) -> bool:
-    """Whether the size of the model, and so the memory of its states, is known."""
+    """Whether the model size and a configuration are given."""
     return context.parameters is not None and context.config is not None
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield the states of the model that do not fit into memory."""
+    """Yield the model states that do not fit into memory."""
     inspection = context.inspection
     if context.parameters is None or inspection is None:
         why = "(--parameters)" if context.parameters is None else context.why_not_inspected
@@ -49,7 +49,7 @@ def run(context: JobContext) -> Iterator[Result]:
         return
     estimate = inspection.estimate
     if "gpu" not in estimate:
-        known = "nodes and ranks of the job are not known (--ranks, --hostfile, --launch)"
+        known = "nodes and ranks of the job are unknown (--ranks, --hostfile, --launch)"
         yield Result(
             Outcome.UNKNOWN, f"memory is not estimated: {estimate.get('problem') or known}"
         )
@@ -62,11 +62,11 @@ def run(context: JobContext) -> Iterator[Result]:
 
 def _gpu(context: JobContext, needed: int, stage: int, source: str) -> Result:
     memory = context.memory_of_gpu
-    text = f"states of {context.parameters:,} parameters take {needed / GIB:.1f} GiB of each GPU"
+    text = f"states of {context.parameters:,} parameters need {needed / GIB:.1f} GiB per GPU"
     if memory is None:
         return Result(
             Outcome.UNKNOWN,
-            f"{text} at least; how much one has is not known (--gpu-memory)",
+            f"{text} at least; the memory of a GPU is unknown (--gpu-memory)",
             source=source,
         )
     share = needed / memory
@@ -76,12 +76,12 @@ def _gpu(context: JobContext, needed: int, stage: int, source: str) -> Result:
     relation = "does not fit" if share >= 1 else "fits"
     advice = ""
     if outcome is not Outcome.OK:
-        advice = ": a higher ZeRO stage, offload_optimizer or more GPUs take less of each"
+        advice = ": a higher ZeRO stage, offload_optimizer or more GPUs reduce it"
         if stage == 3:  # noqa: PLR2004 - the highest stage
-            advice = ": offload_optimizer, offload_param or more GPUs take less of each"
+            advice = ": offload_optimizer, offload_param or more GPUs reduce it"
     return Result(
         outcome,
-        f"{text} of {memory / GIB:.1f} GiB, which {relation}{advice}",
+        f"{text}, which {relation} in {memory / GIB:.1f} GiB{advice}",
         remedy="" if outcome is Outcome.OK else "nvidia-smi --query-gpu=memory.total --format=csv",
         value=f"{needed / GIB:.1f} GiB",
         limit=f"{memory / GIB:.1f} GiB",
@@ -91,28 +91,28 @@ def _gpu(context: JobContext, needed: int, stage: int, source: str) -> Result:
 
 
 def _host(context: JobContext, needed: int, source: str) -> Result | None:
-    """Return what is wrong with the memory of this node for the states of the model."""
+    """Return a result if this node's memory is too small or unknown; None if it suffices."""
     try:
         lines = read(context.host.proc("meminfo")).splitlines()
         (total,) = (int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal:"))
     except (OSError, ValueError, IndexError):
         return Result(
-            Outcome.UNKNOWN, "the memory of this node is not known", source="/proc/meminfo"
+            Outcome.UNKNOWN, "the memory size of this node is unknown", source="/proc/meminfo"
         )
     if needed <= total:
         return None
     inspection = context.inspection
     settings = (inspection.settings if inspection else None) or {}
     offloaded = "cpu" in (settings.get("offload_optimizer"), settings.get("offload_param"))
-    # without offload it is what ranks take that load the whole model before they share it
+    # without offload, it is the memory of ranks that load the whole model before partitioning it
     subject = (
-        "offloaded states take"
+        "offloaded states need"
         if offloaded
-        else "ranks that each load the whole model on the CPU, without deepspeed.zero.Init, take"
+        else "ranks that each load the whole model on the CPU, without deepspeed.zero.Init, need"
     )
     return Result(
         Outcome.CRITICAL if offloaded else Outcome.WARNING,
-        f"{subject} {needed / GIB:.1f} GiB of each node's memory, and this one has"
+        f"{subject} {needed / GIB:.1f} GiB of each node's memory, but this node has"
         f" {total / GIB:.1f} GiB",
         remedy="free -g",
         value=f"{needed / GIB:.1f} GiB",
@@ -122,6 +122,4 @@ def _host(context: JobContext, needed: int, source: str) -> Result | None:
     )
 
 
-CHECK: Check[JobContext] = Check(
-    "cuda-oom", "model-memory", "States of the model fit into memory", run
-)
+CHECK: Check[JobContext] = Check("cuda-oom", "model-memory", "Model states fit into memory", run)

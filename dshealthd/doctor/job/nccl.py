@@ -1,4 +1,4 @@
-"""Variables set for NCCL have names that it reads, values that it takes, and devices that exist."""
+"""NCCL variables have names that it reads, values that it accepts, and devices that exist."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 WORDS: Mapping[str, str] = {
     **MEANINGS,
-    Misnomer.MISSPELT: "is what a misspelt name seems to mean",
-    Misnomer.UNKNOWN: "is read by nothing that is known; a plugin may",
-    problems.Problem.DISABLED: "switches off InfiniBand, which works on this node",
+    Misnomer.MISSPELT: "seems to be misspelt: a similar variable is set that nothing reads",
+    Misnomer.UNKNOWN: "is not read by any known component; a plugin may read it",
+    problems.Problem.DISABLED: "disables InfiniBand, which works on this node",
 }
 _CRITICAL = frozenset({*Misfit, *problems.Problem, Misnomer.MISSPELT} - {problems.Problem.DISABLED})
-"""What makes the job fail or run without what it asks for."""
+"""Problems that make the job fail or run without the setting it wants."""
 SOURCE = "names and ranges of NCCL 2.30.7"
 TRANSPORTS = frozenset({"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"})
-"""What the check `transports` says more of."""
+"""Variables that the check `transports` covers in more detail."""
 
 
 def applies(context: JobContext) -> bool:
-    """Whether variables are set that NCCL might read."""
+    """Whether any variable is set that NCCL might read."""
     return any(name.startswith(("NCCL_", "TORCH_NCCL_")) for name in context.variables)
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what is wrong with NCCL's variables: names, values, and devices if they are here."""
+    """Yield what is wrong with NCCL variables: names, values, and devices on this node."""
     if context.environment is None:
-        yield Result(Outcome.UNKNOWN, "the environment of the job is not known (--environment)")
+        yield Result(Outcome.UNKNOWN, "the environment of the job is unknown (--environment)")
         return
     source = context.environment
     if source is not None and source.problem:
@@ -54,7 +54,7 @@ def run(context: JobContext) -> Iterator[Result]:
         if problem is problems.Problem.DISABLED and (
             variable in TRANSPORTS or not any(devices.ports().values())
         ):
-            continue  # `transports` says what the first cost; the others are right without adapters
+            continue  # `transports` reports the first; without adapters the others are right
         count += 1
         value = have.get(variable, "")
         shown = f"{variable}={value[:60]}" if value else variable
@@ -71,7 +71,7 @@ def run(context: JobContext) -> Iterator[Result]:
         yield Result(Outcome.UNKNOWN, f"{fault.part}: {fault.detail}", component=fault.part)
     if not count:
         known = sorted(name for name in have if "NCCL" in name)
-        yield Result(Outcome.OK, f"{', '.join(known[:8]) or 'no variable'}: read by NCCL as set")
+        yield Result(Outcome.OK, f"{', '.join(known[:8]) or 'no variable'}: NCCL reads it as set")
 
 
 def _problems(

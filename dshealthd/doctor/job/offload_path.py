@@ -1,4 +1,4 @@
-"""The directories to which the configuration offloads exist and can be written."""
+"""The directories to which the configuration offloads exist and are writable."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def applies(context: JobContext) -> bool:
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield offload directories that are missing, or not this user's to write."""
+    """Yield offload directories that are missing or that this user cannot write."""
     paths = _paths(context)
     if not paths:
-        yield Result(Outcome.UNKNOWN, "the configuration names no directory for offload")
+        yield Result(Outcome.UNKNOWN, "the configuration names no offload directory")
     for key, path in paths.items():
         problem = _problem(path)
         shown = printable(path[:255])
@@ -40,7 +40,7 @@ def run(context: JobContext) -> Iterator[Result]:
                 component=f"zero_optimization.{key}.nvme_path",
             )
         else:
-            yield Result(Outcome.OK, f"{key}: {shown} is a directory that can be written")
+            yield Result(Outcome.OK, f"{key}: {shown} is a writable directory")
 
 
 def _paths(context: JobContext) -> dict[str, str]:
@@ -56,14 +56,14 @@ def _paths(context: JobContext) -> dict[str, str]:
 
 
 def _problem(path: str) -> str:
-    """Return what keeps DeepSpeed from the offload directory; it makes one folder below it."""
+    """Return why DeepSpeed cannot use the offload directory, in which it creates a folder."""
     try:
         status = os.stat(path)
     except OSError as error:
         return f"cannot be used: {error.strerror}"
     if not stat.S_ISDIR(status.st_mode):
-        return "is no directory"
-    return "" if os.access(path, os.W_OK | os.X_OK) else "cannot be written by this user"
+        return "is not a directory"
+    return "" if os.access(path, os.W_OK | os.X_OK) else "is not writable by this user"
 
 
 CHECK: Check[JobContext] = Check(

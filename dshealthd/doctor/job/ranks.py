@@ -1,4 +1,4 @@
-"""No node gets more ranks than it has GPUs to show them."""
+"""No node gets more ranks than it has visible GPUs."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _EXPLICIT = frozenset({"include", "exclude", "num-gpus", "num-accelerators", "nu
 
 
 def applies(context: JobContext) -> bool:
-    """Whether ranks of a node are known, or variables choose its GPUs."""
+    """Whether the ranks per node are known, or variables choose GPUs."""
     return context.layout.ranks_per_node is not None or any(
         name in context.variables for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
     )
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield what leaves a rank without a GPU of its own."""
+    """Yield whatever leaves a rank without its own GPU."""
     if not applies(context):
-        yield Result(Outcome.UNKNOWN, "nothing says how many ranks a node gets (--launch)")
+        yield Result(Outcome.UNKNOWN, "the number of ranks per node is unknown (--launch)")
         return
     found = [*_order(context), *_ranks(context)]
     yield from found
     if not found:
         ranks = context.layout.ranks_per_node
         counted = (
-            f"{plural(ranks, 'rank')} a node ({context.layout.source})"
+            f"{plural(ranks, 'rank')} per node ({context.layout.source})"
             if ranks
-            else "no rank is counted"
+            else "an unknown number of ranks"
         )
         limit = context.gpus_per_node
         gpus = plural(limit, "GPU") if limit else "an unknown number of GPUs"
-        yield Result(Outcome.OK, f"{counted}, {gpus} a node")
+        yield Result(Outcome.OK, f"{counted}, {gpus} per node")
 
 
 def _order(context: JobContext) -> Iterator[Result]:
@@ -50,7 +50,7 @@ def _order(context: JobContext) -> Iterator[Result]:
     if order is not None and order not in _ORDERS:
         yield Result(
             Outcome.WARNING,
-            printable(f"CUDA_DEVICE_ORDER={order[:40]} is no order; CUDA takes FASTEST_FIRST"),
+            printable(f"CUDA_DEVICE_ORDER={order[:40]} is invalid; CUDA uses FASTEST_FIRST"),
             remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID",
             value=printable(order[:40]),
             limit=" or ".join(sorted(_ORDERS)),
@@ -63,7 +63,7 @@ def _order(context: JobContext) -> Iterator[Result]:
         yield Result(
             Outcome.WARNING,
             f"this node's GPUs differ ({', '.join(sorted(set(names)))}): without"
-            " CUDA_DEVICE_ORDER=PCI_BUS_ID the numbers of CUDA_VISIBLE_DEVICES are not those of"
+            " CUDA_DEVICE_ORDER=PCI_BUS_ID, CUDA_VISIBLE_DEVICES numbers them differently from"
             " nvidia-smi",
             remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID",
             component="CUDA_DEVICE_ORDER",
@@ -87,9 +87,9 @@ def _ranks(context: JobContext) -> Iterator[Result]:
             )
         else:
             seen = visible(text, gpus)
-            problem = "lists a GPU twice, and CUDA shows none" if seen.repeated else ""
+            problem = "lists a GPU twice, so CUDA shows none" if seen.repeated else ""
             if seen.missing:
-                problem = f"names a GPU that is not there: the node has {gpus}"
+                problem = f"names a GPU that does not exist: the node has {gpus}"
             if problem:
                 yield Result(
                     Outcome.CRITICAL,
@@ -106,14 +106,14 @@ def _ranks(context: JobContext) -> Iterator[Result]:
     if limit is None:
         yield Result(
             Outcome.UNKNOWN,
-            f"{plural(per_node, 'rank')} a node ({context.layout.source}); how many GPUs a node"
-            f" has is not known: {_why(context)}",
+            f"{plural(per_node, 'rank')} per node ({context.layout.source}); the number of GPUs"
+            f" per node is unknown: {_why(context)}",
         )
     elif per_node > limit:
         yield Result(
             Outcome.CRITICAL,
-            f"{plural(per_node, 'rank')} a node ({context.layout.source}) and"
-            f" {plural(limit, 'visible GPU')}: rank {limit} of a node ends with"
+            f"{plural(per_node, 'rank')} per node ({context.layout.source}) but"
+            f" {plural(limit, 'visible GPU')}: local rank {limit} fails with"
             " `invalid device ordinal`",
             remedy="nvidia-smi -L",
             value=str(per_node),
@@ -129,7 +129,7 @@ def _ignores_visible(context: JobContext) -> str:
     if inner is None:
         return ""
     if inner.options.get("include") == f"localhost:{context.variables['CUDA_VISIBLE_DEVICES']}":
-        return ""  # the same GPUs, which is what the remedy asks for
+        return ""  # the same GPUs, as the remedy suggests
     options = sorted(_EXPLICIT & inner.options.keys())
     return (
         ", ".join(f"--{name.replace('-', '_')}" for name in options) if not context.members else ""
@@ -138,7 +138,7 @@ def _ignores_visible(context: JobContext) -> str:
 
 def _why(context: JobContext) -> str:
     problem = context.gpus.problem if context.gpus else ""
-    return f"{problem or 'NVML was not asked'} (--gpus-per-node)"
+    return f"{problem or 'NVML was not queried'} (--gpus-per-node)"
 
 
 def _source(context: JobContext) -> str:
@@ -146,5 +146,5 @@ def _source(context: JobContext) -> str:
 
 
 CHECK: Check[JobContext] = Check(
-    "device-ordinal", "ranks-and-gpus", "Every rank has a GPU of its own", run
+    "device-ordinal", "ranks-and-gpus", "Every rank has its own GPU", run
 )

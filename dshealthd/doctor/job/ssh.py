@@ -1,4 +1,4 @@
-"""Every host of the hostfile takes SSH without a password, and has the GPUs that it lists."""
+"""Every host in the hostfile accepts SSH without a password and has a GPU for each slot."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job_context import JobContext
 
 MAX_HOSTS = 256
-"""Hosts that are asked; of more, the first ones."""
+"""Maximum number of hosts to check, from the first on."""
 MAX_NAMED = 8
 
 
 def applies(context: JobContext) -> bool:
-    """Whether `deepspeed` will reach the hosts by SSH."""
+    """Whether `deepspeed` reaches the hosts over SSH."""
     return context.hostfile is not None and context.by_ssh
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield hosts that cannot be reached by SSH, and those with fewer GPUs than ranks."""
+    """Yield hosts that cannot be reached over SSH, and hosts with fewer GPUs than ranks."""
     hosts = dict(context.layout.hosts) or {one.name: one.slots or 0 for one in context.members}
     if not hosts:
-        yield Result(Outcome.UNKNOWN, "there is no hostfile that can be read")
+        yield Result(Outcome.UNKNOWN, "there is no readable hostfile")
         return
     if shutil.which(context.ssh) is None:
         yield Result(Outcome.UNKNOWN, f"{context.ssh} is not installed here")
@@ -41,7 +41,7 @@ def run(context: JobContext) -> Iterator[Result]:
         answer = answers[name]
         yield Result(
             Outcome.CRITICAL,
-            printable(f"{name} is not reachable by SSH: {answer.problem}"),
+            printable(f"{name} is not reachable over SSH: {answer.problem}"),
             remedy=remote.remedy(name, answer.problem),
             source="deepspeed/launcher/runner.py, which uses SSH without a password",
             component=name,
@@ -59,7 +59,7 @@ def run(context: JobContext) -> Iterator[Result]:
             short = True
             yield Result(
                 Outcome.CRITICAL,
-                f"{name} has {plural(gpus, 'GPU')} and would get {plural(hosts[name], 'rank')}",
+                f"{name} has {plural(gpus, 'GPU')} but would get {plural(hosts[name], 'rank')}",
                 remedy=f"ssh {name} nvidia-smi -L",
                 value=str(gpus),
                 limit=str(hosts[name]),
@@ -67,19 +67,21 @@ def run(context: JobContext) -> Iterator[Result]:
                 component=name,
             )
     if len(hosts) > len(asked):
-        yield Result(Outcome.UNKNOWN, f"{len(hosts) - len(asked)} of {len(hosts)} were not asked")
+        yield Result(
+            Outcome.UNKNOWN, f"{len(hosts) - len(asked)} of {len(hosts)} hosts were not checked"
+        )
     if not bad and not short:
         known = sum(answers[name].gpus is not None for name in asked)
         yield Result(
             Outcome.OK,
-            f"{plural(len(asked), 'host takes', 'hosts take')} SSH; GPUs counted on {known}",
+            f"{plural(len(asked), 'host accepts', 'hosts accept')} SSH; GPUs counted on {known}",
         )
 
 
 CHECK: Check[JobContext] = Check(
     "hostfile-unresolvable",
     "ssh",
-    "Hosts take SSH without a password",
+    "Hosts accept SSH without a password",
     run,
     deadline=remote.DEADLINE + 5,
 )

@@ -1,4 +1,4 @@
-"""No work-around switches off the transports between the GPUs of a node."""
+"""No variable disables the transports between the GPUs of a node."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def applies(context: JobContext) -> bool:
-    """Whether a variable is set that switches off transports."""
+    """Whether a variable is set that can disable transports."""
     return bool(TRANSPORTS & context.variables.keys())
 
 
 def run(context: JobContext) -> Iterator[Result]:
-    """Yield the transports between GPUs that are switched off."""
+    """Yield the variables that disable transports between GPUs."""
     if context.environment is None:
-        yield Result(Outcome.UNKNOWN, "the environment of the job is not known (--environment)")
+        yield Result(Outcome.UNKNOWN, "the environment of the job is unknown (--environment)")
         return
     have = context.variables
     found = [
@@ -36,7 +36,7 @@ def run(context: JobContext) -> Iterator[Result]:
         yield Result(
             Outcome.WARNING,
             printable(
-                f"{variable}={have[variable][:40]} switches off {kind} between the GPUs of a node"
+                f"{variable}={have[variable][:40]} disables {kind} between the GPUs of a node"
             ),
             remedy=f"unset {variable}",
             value=printable(have[variable][:40]),
@@ -44,9 +44,9 @@ def run(context: JobContext) -> Iterator[Result]:
             component=variable,
         )
     if not found:
-        yield Result(Outcome.OK, "no variable switches off peer-to-peer or shared memory")
+        yield Result(Outcome.OK, "no variable disables peer-to-peer or shared memory")
 
 
 CHECK: Check[JobContext] = Check(
-    "p2p-disabled", "transports", "Transports between GPUs are on", run
+    "p2p-disabled", "transports", "Transports between GPUs are enabled", run
 )

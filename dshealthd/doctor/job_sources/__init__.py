@@ -1,5 +1,5 @@
-"""What a job is started from: configuration, hostfile, launcher command, script, checkpoint.
+"""The sources from which a job starts: configuration, hostfile, launcher command, checkpoint.
 
-Users write all of these, so nothing here trusts them: each is read with its owner's rights in a
-process that can be killed, up to a bound, and nothing that a file says is ever run.
+Users write all of these, so nothing here trusts them: each is read up to a limit with its owner's
+rights in a process that can be killed, and nothing in a file is ever run.
 """

@@ -1,7 +1,7 @@
-"""A DeepSpeed configuration as text: JSON, or Hjson as DeepSpeed also takes it.
+"""A DeepSpeed configuration as text: JSON, or Hjson, which DeepSpeed also accepts.
 
 DeepSpeed reads the file with `hjson.load` and refuses duplicate keys (0.19.8, runtime/config.py).
-What is JSON is parsed here; the rest is left to the interpreter in which DeepSpeed is installed.
+JSON is parsed here; anything else is left to the interpreter in which DeepSpeed is installed.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ import json
 from typing import Any
 
 MAX_BYTES = 1 << 18
-"""The largest configuration that DeepSpeed's repositories ship has 6 KiB."""
+"""Maximum bytes; the largest configuration in DeepSpeed's repositories has 6 KiB."""
 MAX_DEPTH = 64
-"""Brackets within brackets; DeepSpeed's own blocks nest six deep."""
+"""Maximum nesting of brackets; DeepSpeed's own blocks nest six deep."""
 MAX_SHOWN = 20
-"""Duplicate keys and numbers that are listed."""
+"""Maximum number of duplicate keys and of constants to list."""
 
 Parsed = dict[str, Any]
-"""`text` of what is no JSON, `document` of what is, `duplicates`, `constants` and `syntax`."""
+"""`text` if it is not JSON, `document` if it is, `duplicates`, `constants` and `syntax`."""
 
 
 def parse(text: str, name: str) -> Parsed:
-    """Return a DeepSpeed configuration and what is wrong with its form.
+    """Return a DeepSpeed configuration and what is wrong with its syntax.
 
-    `constants` are `NaN`, `Infinity` and `-Infinity`, which JSON does not have. `syntax` says why
-    it is no JSON. ValueError if it nests deeper than anything real does.
+    `constants` are `NaN`, `Infinity` and `-Infinity`, which JSON does not allow. `syntax` says why
+    it is not JSON. ValueError if it nests deeper than MAX_DEPTH.
     """
     _check_depth(text, name)
     duplicates: list[str] = []
@@ -43,7 +43,7 @@ def parse(text: str, name: str) -> Parsed:
     def constant(word: str) -> str:
         if len(constants) < MAX_SHOWN:
             constants.append(word)
-        return word  # as Hjson has it: a word without quotes is a string
+        return word  # in Hjson, a word without quotes is a string
 
     document, syntax = None, ""
     try:
@@ -65,7 +65,7 @@ def parse(text: str, name: str) -> Parsed:
 
 
 def _check_depth(text: str, name: str) -> None:
-    """Refuse a configuration that would exhaust a recursive parser, DeepSpeed's as well as ours."""
+    """Refuse a configuration that would exhaust a recursive parser, such as DeepSpeed's."""
     depth, quoted, escaped = 0, False, False
     for position, character in enumerate(text):
         if quoted:

@@ -1,4 +1,4 @@
-"""The environment file of a job: the variables that matter to a training, and no secrets."""
+"""The environment file of a job: the variables that matter to training, without secrets."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _NAMES = frozenset(
 
 
 def read(path: str) -> dict[str, str]:
-    """Return the variables of a file of NAME=VALUE lines, or as `env -0` writes them.
+    """Return the variables in a file of NAME=VALUE lines, or of `env -0`.
 
-    OSError; ValueError names what is no variable.
+    OSError; ValueError names the first entry that is not a variable.
     """
     text = read_text(path, MAX_ENVIRONMENT)
     lines = text.split("\0") if "\0" in text else text.splitlines()
@@ -42,9 +42,10 @@ def read(path: str) -> dict[str, str]:
 
 
 def taken_to_all_nodes() -> list[str]:
-    """Return the names that `deepspeed` takes to every node from `.deepspeed_env` of the home and
-    of this directory (launcher/runner.py, DEEPSPEED_ENVIRONMENT_PATHS).
+    """Return the variables that `deepspeed` passes on to every node, from `.deepspeed_env`.
 
+    It reads that file in the home and in this directory (launcher/runner.py,
+    DEEPSPEED_ENVIRONMENT_PATHS).
     OSError; ValueError if one is too large or not UTF-8.
     """
     names: set[str] = set()
@@ -59,7 +60,7 @@ def taken_to_all_nodes() -> list[str]:
 
 
 def kept(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return a file's variables that matter to a training; the rest may hold secrets."""
+    """Return the variables that matter to training; the rest may hold secrets."""
     return {
         name: value
         for name, value in variables.items()

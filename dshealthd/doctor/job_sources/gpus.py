@@ -1,4 +1,4 @@
-"""The GPUs of this node, as NVML says, asked in a process that may hang alone."""
+"""The GPUs of this node, from NVML, which is queried in a separate process because it may hang."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """Names and memory, by index."""
+    """Names and memory of the GPUs, by index."""
 
     names: tuple[str, ...]
     memory: tuple[int, ...]
@@ -24,7 +24,7 @@ class Gpus:
 
 
 def read() -> dict[str, Any]:
-    """Return names and memory of the GPUs as JSON has it; ValueError if NVML does not say."""
+    """Return names and memory of the GPUs as JSON; ValueError if NVML fails."""
     import pynvml
 
     try:

@@ -1,11 +1,11 @@
-"""What the installed DeepSpeed makes of a configuration: a program for the user's interpreter.
+"""A program for the user's interpreter that has the installed DeepSpeed read a configuration.
 
-It gets a request as JSON on standard input and writes one JSON document to standard output. Run by
-`inspection`, in a process that is killed when it hangs; it needs nothing of dshealthd, and runs on
-Python 3.8 and later. No GPU is touched.
+It reads a request as JSON from standard input and writes one JSON document to standard output.
+`inspection` runs it in a process that is killed when it hangs. It needs nothing of dshealthd, runs
+on Python 3.8 and later, and touches no GPU.
 
-The configuration goes through DeepSpeed's own `DeepSpeedConfig`, in dictionaries that remember
-which keys were asked for: what nobody asked for has no effect.
+The configuration goes through DeepSpeed's own `DeepSpeedConfig`, in dictionaries that record which
+keys are looked up: a key that is never looked up has no effect.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 
 if __name__ == "__main__" and sys.path[0].endswith("job_sources"):
-    del sys.path[0]  # so that no file beside this one stands in for a library's module
+    del sys.path[0]  # so that no file beside this one shadows a library's module
 
 import contextlib
 import copy
@@ -30,32 +30,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 CPU_SECONDS = 120
-"""Of this process; to import torch takes 2 to 10."""
+"""CPU time limit of this process; importing torch takes 2 to 10."""
 MAX_ERRORS = 20
 _OPAQUE = ("optimizer.params", "scheduler.params")
-"""Blocks that go to a class which a user may name, so that any key may be right."""
+"""Blocks passed to a class that a user may choose, so any key may be right."""
 _EXTRA = ("extra_forbidden", "value_error.extra")
-"""What pydantic 2 and 1 call a key that a block does not have."""
+"""Error types in pydantic 2 and 1 for a key that a block does not have."""
 _LOOKED_UP = re.compile(
     r"""["'](\w+)["'] (?:not )?in (?:self\.)?config\b(?!\[)|\bconfig(?:\.get\(|\[)["'](\w+)["']"""
 )
 
 
 class Looks:
-    """Which keys were asked for, by the dotted path of their dictionary."""
+    """The keys that were looked up, by the dotted path of their dictionary."""
 
     def __init__(self) -> None:
-        """Nothing was asked for yet."""
+        """Start without any look-up."""
         self.keys: dict[str, set[str]] = {}
         self.whole: set[str] = set()
         self.block = ""
 
 
 class Keys:
-    """The keys of a `Block`: membership is one look, iteration one at each."""
+    """The keys of a `Block`: a membership test looks up one key, iteration looks up all."""
 
     def __init__(self, block: Block) -> None:
-        """Watch a block."""
+        """Make the keys of a block."""
         self._block = block
 
     def __contains__(self, key: object) -> bool:
@@ -69,10 +69,10 @@ class Keys:
 
 
 class Block(dict):  # type: ignore[type-arg]
-    """A dictionary that remembers what was asked of it."""
+    """A dictionary that records which keys are looked up."""
 
     def __init__(self, content: dict[str, Any], path: str, looks: Looks) -> None:
-        """Wrap a dictionary and those below it."""
+        """Wrap a dictionary and the dictionaries in it."""
         super().__init__(
             {
                 key: Block(value, f"{path}.{key}" if path else key, looks)
@@ -99,12 +99,12 @@ class Block(dict):  # type: ignore[type-arg]
         return super().__contains__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a value of the configuration, as `dict.get` does, and note DeepSpeed's look."""
+        """Return a value as `dict.get` does, and record the look-up."""
         self._look(key)
         return super().get(key, default)
 
     def pop(self, key: str, *default: Any) -> Any:
-        """Remove a value of the configuration, as `dict.pop` does, and note DeepSpeed's look."""
+        """Remove a value as `dict.pop` does, and record the look-up."""
         self._look(key)
         return super().pop(key, *default)
 
@@ -113,11 +113,11 @@ class Block(dict):  # type: ignore[type-arg]
         return super().__iter__()
 
     def keys(self) -> Any:
-        """Return the keys of a configuration's block, as `dict.keys` does."""
+        """Return the keys as `dict.keys` does."""
         return Keys(self)
 
     def items(self) -> Any:
-        """Return the members of a configuration's block, as `dict.items` does."""
+        """Return the items as `dict.items` does, and record a look-up of all keys."""
         self.looks.whole.add(self.path)
         return super().items()
 
@@ -129,14 +129,14 @@ class Block(dict):  # type: ignore[type-arg]
 
 
 def plain(value: Any) -> Any:
-    """Return a value of the inspected configuration without its `Block`s."""
+    """Return a value of the configuration with each `Block` replaced by a plain dictionary."""
     if isinstance(value, dict):
         return {key: plain(below) for key, below in dict.items(value)}
     return value
 
 
 def unread(document: dict[str, Any], looks: Looks) -> list[str]:
-    """Return dotted paths of keys that DeepSpeed never asked for, where others beside them were."""
+    """Return dotted paths of keys that DeepSpeed never looked up in blocks that it did read."""
     found: list[str] = []
 
     def walk(block: dict[str, Any], path: str) -> None:
@@ -154,7 +154,7 @@ def unread(document: dict[str, Any], looks: Looks) -> list[str]:
 
 
 def read_by_source(deepspeed: Any) -> set[str]:
-    """Return the top-level keys that DeepSpeed reads elsewhere than in its `DeepSpeedConfig`."""
+    """Return the top-level keys that DeepSpeed reads outside its `DeepSpeedConfig`."""
     from deepspeed.runtime import engine  # type: ignore[import-untyped]
 
     found: set[str] = set()
@@ -169,11 +169,11 @@ def read_by_source(deepspeed: Any) -> set[str]:
 
 
 def models(base: Any) -> dict[str, list[str]]:
-    """Return the keys of DeepSpeed's blocks by the name of their class, aliases as well."""
+    """Return the keys of DeepSpeed's blocks, with aliases, by the name of their class."""
     found: dict[str, list[str]] = {}
     for model in base.__subclasses__():
         names: set[str] = set()
-        # `__fields__` until DeepSpeed 0.14, which keeps to pydantic 1
+        # `__fields__` up to DeepSpeed 0.14, which uses pydantic 1
         fields = getattr(model, "model_fields", None) or model.__fields__
         for name, field in fields.items():
             names.update(filter(None, (name, field.alias)))
@@ -183,21 +183,21 @@ def models(base: Any) -> dict[str, list[str]]:
 
 
 class Warnings(logging.Handler):
-    """Keeps what DeepSpeed warns of."""
+    """Log handler that keeps DeepSpeed's warnings."""
 
     def __init__(self) -> None:
-        """Keep warnings and errors."""
+        """Make a handler for warnings and errors."""
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Take one line of DeepSpeed's log."""
+        """Keep one line of DeepSpeed's log."""
         if len(self.lines) < MAX_ERRORS and record.getMessage() not in self.lines:
             self.lines.append(record.getMessage())
 
 
 def removed(module: Any, document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Take out what DeepSpeed has removed, and return what it says of each."""
+    """Delete keys that DeepSpeed has removed, and return its message for each."""
     found = []
     blocks = (
         ("", document, getattr(module, "_REMOVED_TOP_LEVEL_CONFIG_KEYS", {})),
@@ -216,7 +216,7 @@ def removed(module: Any, document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def remove(document: dict[str, Any], path: list[str]) -> bool:
-    """Take a key out of the inspected configuration; False if there is none."""
+    """Delete a key from the configuration; return False if it is absent."""
     block: Any = document
     for key in path[:-1]:
         block = block.get(key) if isinstance(block, dict) else None
@@ -227,7 +227,7 @@ def remove(document: dict[str, Any], path: list[str]) -> bool:
 
 
 def complaints(error: Any, document: dict[str, Any], looks: Looks) -> list[dict[str, Any]]:
-    """Return what a pydantic ValidationError of DeepSpeed has to say, by path."""
+    """Return the errors in a pydantic ValidationError from DeepSpeed, with their paths."""
     found = []
     for one in error.errors():
         path = [str(part) for part in one["loc"]]
@@ -245,27 +245,27 @@ def complaints(error: Any, document: dict[str, Any], looks: Looks) -> list[dict[
 
 
 def validation_errors() -> tuple[type[Exception], ...]:
-    """Return what pydantic raises in DeepSpeed: that of version 2, and of version 1 in it."""
+    """Return the ValidationError of pydantic 2, and of the pydantic 1 inside it."""
     import pydantic
 
     found: list[type[Exception]] = [pydantic.ValidationError]
     try:
         from pydantic import v1
-    except ImportError:  # version 1 itself
+    except ImportError:  # pydantic 1 itself
         return tuple(found)
     return (*found, v1.ValidationError)
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception of DeepSpeed, with its class if there is none."""
+    """Return the class of an exception and the first line of its message, if it has one."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def optimizer_problem(module: Any, config: Any) -> str:
-    """Return what the engine has against the optimizer: `unknown`, `untested` with ZeRO, or none.
+    """Return why the engine refuses the optimizer: `unknown`, `untested` with ZeRO, or "".
 
-    As DeepSpeedEngine's `_is_supported_optimizer` and `_do_optimizer_sanity_check` have it.
+    Follows DeepSpeedEngine's `_is_supported_optimizer` and `_do_optimizer_sanity_check`.
     """
     import torch
     from deepspeed.runtime.zero.utils import (  # type: ignore[import-untyped]
@@ -291,7 +291,7 @@ def understood(config: Any) -> dict[str, Any]:
     zero = config.zero_config
 
     def enabled(block: str, flag: str) -> bool:
-        # a flag of the configuration in releases before it became a block of its own
+        # older releases have a flag instead of the block
         found = getattr(config, block, None)
         return bool(getattr(config, flag, False) if found is None else found.enabled)
 
@@ -314,7 +314,7 @@ def understood(config: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def world(ranks: int | None) -> Iterator[None]:
-    """Have DeepSpeed believe in a job of so many ranks, of which this is the first."""
+    """Make DeepSpeed see a job with this number of ranks, with this process as rank 0."""
     from deepspeed import comm  # type: ignore[import-untyped]
 
     before = comm.get_rank, comm.get_world_size
@@ -327,14 +327,14 @@ def world(ranks: int | None) -> Iterator[None]:
 
 
 def validate(deepspeed: Any, document: dict[str, Any]) -> dict[str, Any]:
-    """Give a configuration to DeepSpeed until it takes it, without the keys it refuses."""
+    """Give a configuration to DeepSpeed, deleting the keys it refuses until it accepts the rest."""
     import deepspeed.runtime.config as module  # type: ignore[import-untyped]
     from deepspeed.runtime.config_utils import DeepSpeedConfigModel  # type: ignore[import-untyped]
 
     batch = ""
 
     class Inspected(module.DeepSpeedConfig):  # type: ignore[misc]
-        """DeepSpeed's configuration, which goes on after a batch that does not add up."""
+        """DeepSpeed's configuration, which continues after batch sizes that do not add up."""
 
         def _configure_train_batch_size(self) -> None:
             nonlocal batch
@@ -348,7 +348,7 @@ def validate(deepspeed: Any, document: dict[str, Any]) -> dict[str, Any]:
     errors = removed(module, document)
     aio = document.get("aio")
     if isinstance(aio, dict):
-        aio.pop("use_gds", None)  # refused where there is no GPU, as in this process
+        aio.pop("use_gds", None)  # refused without a GPU, as in this process
     looks, config = Looks(), None
     while len(errors) < MAX_ERRORS:
         try:
@@ -360,10 +360,10 @@ def validate(deepspeed: Any, document: dict[str, Any]) -> dict[str, Any]:
             if not all(gone):
                 break
             continue
-        except Exception as error:  # noqa: BLE001 - each part of DeepSpeed raises what it likes
+        except Exception as error:  # noqa: BLE001 - parts of DeepSpeed raise any exception
             errors.append({"kind": "refused", "path": looks.block, "text": first_line(error)})
             if is_enabled(document, "fp16") and remove(document, ["bf16"]):
-                continue  # it refuses both together, and would refuse nothing else for it
+                continue  # it refuses both together, which would hide other errors
         break
     settings = None
     if config is not None:
@@ -375,7 +375,7 @@ def validate(deepspeed: Any, document: dict[str, Any]) -> dict[str, Any]:
         "errors": errors[:MAX_ERRORS],
         "batch": batch,
         "settings": settings,
-        # A look that comes after a refusal is never made: then nothing is said of what is unread.
+        # After a refusal, later keys are never looked up, so the unread ones are unknown.
         "unread": None
         if settings is None
         else [
@@ -398,9 +398,9 @@ def is_enabled(document: dict[str, Any], block: str) -> bool:
 
 
 def estimate(wanted: dict[str, Any], settings: dict[str, Any] | None) -> dict[str, Any]:
-    """Return what DeepSpeed's estimators say of a model's states: bytes of CPU and GPU memory.
+    """Return the bytes of CPU and GPU memory that DeepSpeed estimates for the model states.
 
-    Nothing without ZeRO, for which it has none.
+    Empty without ZeRO, for which DeepSpeed has no estimator.
     """
     if not settings or not settings["stage"]:
         return {}
@@ -428,7 +428,7 @@ def estimate(wanted: dict[str, Any], settings: dict[str, Any] | None) -> dict[st
 
 
 def from_hjson(text: str) -> Any:
-    """Return what DeepSpeed's parser makes of a text. ValueError, RecursionError."""
+    """Parse a text with DeepSpeed's parser. ValueError, RecursionError."""
     import hjson  # type: ignore[import-untyped]
     from deepspeed.runtime.config_utils import dict_raise_error_on_duplicate_keys as hook
 
@@ -436,11 +436,11 @@ def from_hjson(text: str) -> Any:
 
 
 def imported() -> Any:
-    """Return DeepSpeed, with the CPU as its accelerator where it knows that one. ImportError."""
+    """Import DeepSpeed with the CPU as its accelerator, if it supports that. ImportError."""
     try:
         return importlib.import_module("deepspeed")
     except ValueError:
-        # Early releases take Intel's extension for the CPU. CUDA it is then, here without a GPU.
+        # Early releases need Intel's extension for the CPU. Use CUDA then, without a GPU here.
         os.environ.pop("DS_ACCELERATOR", None)
         for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
             del sys.modules[name]
@@ -478,18 +478,18 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def attempt(function: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what a function of DeepSpeed returns, or as `problem` why it does not have it."""
+    """Return a function's value, or under `problem` that this DeepSpeed release is unsupported."""
     try:
         return function()
     except (ImportError, AttributeError, TypeError, KeyError) as error:
-        return {"problem": f"this release of DeepSpeed is not understood: {first_line(error)}"}
+        return {"problem": f"this release of DeepSpeed is not supported: {first_line(error)}"}
 
 
 def main() -> None:
-    """Inspect DeepSpeed as the request on standard input asks."""
+    """Answer the request on standard input."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
     output = os.dup(1)
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries print too; only the answer belongs on standard output
     text = json.dumps(answer(json.load(sys.stdin)))
     with os.fdopen(output, "w") as stream:
         stream.write(text)

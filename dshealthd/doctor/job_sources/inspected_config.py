@@ -1,4 +1,4 @@
-"""A DeepSpeed configuration beside what the installed DeepSpeed says of it, for checks of its keys."""
+"""A DeepSpeed configuration with what the installed DeepSpeed says about it, to check its keys."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
 
 
 class InspectedConfig(NamedTuple):
-    """A configuration that DeepSpeed has seen."""
+    """A configuration that DeepSpeed has inspected."""
 
     name: str
-    """Of its file."""
+    """Name of its file."""
     document: dict[str, Any]
     inspection: Inspection
     source: str
-    """Which DeepSpeed it was, in words."""
+    """Which DeepSpeed inspected it, for people."""
 
 
 def inspected_config(context: JobContext) -> InspectedConfig | Result:
-    """Return a job's configuration and what DeepSpeed says; where one is missing, a result that says so."""
+    """Return a job's configuration and its inspection, or an unknown result if one is missing."""
     inspection = context.inspection
     if context.config is None or context.document is None:
-        return Result(Outcome.UNKNOWN, "there is no configuration that can be read")
+        return Result(Outcome.UNKNOWN, "there is no readable configuration")
     if inspection is None or inspection.problem:
         return Result(Outcome.UNKNOWN, f"keys are not checked: {context.why_not_inspected}")
     source = f"DeepSpeed {inspection.version} of {context.python}"

@@ -1,7 +1,7 @@
-"""What the DeepSpeed of the user's interpreter says of a configuration.
+"""What the DeepSpeed of the user's interpreter says about a configuration.
 
-The interpreter is the user's program: it runs as the owner of its environment where doctor runs as
-root, without a GPU, in a process that is killed at its deadline.
+The interpreter is the user's program: it runs without a GPU, in a process that is killed at its
+deadline, and as the owner of its environment if the doctor runs as root.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dshealthd.core.child import environment, how_ended
 
 PROGRAM = Path(__file__).with_name("inspect_deepspeed.py")
 DEADLINE = 60.0
-"""Seconds; importing torch takes 2 to 10, and a minute from a cold network file system."""
+"""Seconds; importing torch takes 2 to 10, or a minute from a cold network file system."""
 MAX_ANSWER = 4 << 20
 _LAST = 2048
 _INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONPATH", "TMPDIR")
@@ -32,37 +32,36 @@ class Inspection:
 
     version: str = ""
     problem: str = ""
-    """Why DeepSpeed could not be asked; the rest is empty then."""
+    """Why DeepSpeed could not be queried; the rest is then empty."""
     document: Any = None
-    """The configuration as Hjson, where it is no JSON."""
+    """The configuration parsed as Hjson, if it is not JSON."""
     syntax: str = ""
-    """Why it is no Hjson either."""
+    """Why it is not Hjson either."""
     errors: tuple[Mapping[str, Any], ...] = ()
     """Each with `kind`, `path` and `text`."""
     batch: str = ""
-    """What DeepSpeed says of batch sizes that do not add up."""
+    """DeepSpeed's error about batch sizes that do not add up."""
     unread: tuple[str, ...] | None = None
-    """Keys without effect; None where that cannot be told."""
+    """Keys without effect; None if unknown."""
     looked_up: Mapping[str, list[str]] = field(default_factory=dict)
-    """Keys that DeepSpeed asks for, by block; those of the top level under the empty path."""
+    """Keys that DeepSpeed looks up, by block; those of the top level under the empty path."""
     models: Mapping[str, list[str]] = field(default_factory=dict)
-    """Keys of the blocks that are checked, by class."""
+    """Keys of the blocks that DeepSpeed validates, by class."""
     settings: Mapping[str, Any] | None = None
-    """What DeepSpeed understood; None where it refuses the configuration."""
+    """The settings as DeepSpeed understood them; None if it refuses the configuration."""
     warnings: tuple[str, ...] = ()
     estimate: Mapping[str, Any] = field(default_factory=dict)
 
 
 def inspect(python: str, request: Mapping[str, Any], program: Path = PROGRAM) -> dict[str, Any]:
-    """Inspect DeepSpeed by an interpreter; return its answer's JSON, or `problem` why there is
-    none.
+    """Run the inspection with an interpreter; return its JSON answer, or why not as `problem`.
 
-    Waits without end: for a process that is killed at its deadline, and its group with it.
+    Has no timeout of its own: call it in a process that is killed, with its group, at a deadline.
     """
     program_of_user = shutil.which(python)
     if program_of_user is None:
-        return {"problem": f"{python} is no program"}
-    python = os.path.abspath(program_of_user)  # it starts in another directory
+        return {"problem": f"{python} is not a program"}
+    python = os.path.abspath(program_of_user)  # it runs in another directory
     errors = os.memfd_create("stderr", os.MFD_CLOEXEC)
     variables = {**_variables(), "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     rights: dict[str, Any] = {}
@@ -90,7 +89,7 @@ def inspect(python: str, request: Mapping[str, Any], program: Path = PROGRAM) ->
         with process.stdin as stream:
             stream.write(json.dumps(request).encode())
     except BrokenPipeError:
-        pass  # it ended before it has read: its status says more
+        pass  # it ended before reading all: its exit status says more
     data = process.stdout.read(MAX_ANSWER + 1)
     if len(data) > MAX_ANSWER:
         process.kill()
@@ -109,7 +108,7 @@ def inspect(python: str, request: Mapping[str, Any], program: Path = PROGRAM) ->
 
 
 def from_json(document: Mapping[str, Any]) -> Inspection:
-    """Return the inspection of a JSON document; keys that are missing keep their defaults."""
+    """Return the inspection in a JSON document; missing keys keep their defaults."""
     known: dict[str, Any] = {}
     for name in Inspection.__dataclass_fields__:
         if document.get(name) is not None:
@@ -119,14 +118,14 @@ def from_json(document: Mapping[str, Any]) -> Inspection:
 
 
 def _variables() -> dict[str, str]:
-    """Return the environment of the interpreter whose DeepSpeed is inspected."""
+    """Return the environment for the interpreter."""
     if os.geteuid() != 0:
         return environment()
     return {name: value for name in _INHERITED if (value := os.environ.get(name)) is not None}
 
 
 def _owner(python: str) -> pwd.struct_passwd | None:
-    """Return whose the interpreter's environment is, where root would run another's program."""
+    """Return the owner of the interpreter's environment; None unless root runs another's program."""
     if os.geteuid() != 0:
         return None
     place = os.path.abspath(python)
@@ -144,7 +143,7 @@ def _owner(python: str) -> pwd.struct_passwd | None:
 
 
 def _last_line(errors: int) -> str:
-    """Return the last line that the inspecting interpreter wrote to a memory file."""
+    """Return the last line of the interpreter's errors, which are in a memory file."""
     size = os.fstat(errors).st_size
     lines = os.pread(errors, _LAST, max(0, size - _LAST)).decode(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,8 +1,8 @@
-"""The command that launches a training: `deepspeed`, `torchrun` or `srun`, read and never run.
+"""The command that launches a training job: `deepspeed`, `torchrun` or `srun`. It is never run.
 
 Options are those of DeepSpeed 0.19.8 (launcher/runner.py), torch 2.13 (distributed/run.py) and
-Slurm 25.05 (srun.1). A word that the shell would have to compute, such as `$(hostname)`, stays as
-it is written, and what depends on it is unknown.
+Slurm 25.05 (srun.1). A word that only a shell can compute, such as `$(hostname)`, stays as written,
+and anything that depends on it is unknown.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 MAX_TEXT = 1 << 16
-"""Characters of a command after expansion; variables that name each other grow without end."""
+"""Maximum characters of a command after expansion, as variables may refer to each other."""
 MAX_NESTING = 4
-"""Commands within commands, such as `srun bash -c "torchrun ..."`."""
+"""Maximum nesting of commands, such as `srun bash -c "torchrun ..."`."""
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}$]*))?\})")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _OPERATORS = frozenset(";&|()<>")
@@ -38,10 +38,10 @@ _MODULES = {
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The options of a launcher, without their leading dashes and with `_` as `-`."""
+    """The options of a launcher, without leading dashes and with `_` written as `-`."""
 
     flags: frozenset[str]
-    """Those without a value."""
+    """Options without a value."""
     valued: frozenset[str]
     short: Mapping[str, str] = field(default_factory=dict)
     is_open: bool = False
@@ -82,7 +82,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def short_options(text: str) -> dict[str, str]:
-    """Return a launcher's long option names by letter, from `N=nodes n=ntasks`."""
+    """Return long option names by letter, from a text such as `N=nodes n=ntasks`."""
     return dict(pair.split("=") for pair in text.split())
 
 
@@ -110,31 +110,31 @@ class LauncherCommand:
     program: str
     """`deepspeed`, `torchrun` or `srun`."""
     options: Mapping[str, str]
-    """By long name; a flag has an empty value."""
+    """Options by long name; a flag has an empty value."""
     arguments: tuple[str, ...]
-    """The script and what follows it."""
+    """The script and its arguments."""
     unknown: tuple[str, ...] = ()
     """Options that the launcher does not have."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Set in front of the command."""
+    """Variables set in front of the command."""
     inner: LauncherCommand | None = None
     """The launcher that an `srun` starts."""
 
     def number(self, name: str) -> int | None:
-        """Return the number that the launcher gets by an option; None if none is clear."""
+        """Return an option's value as a number; None if it is absent or not a plain number."""
         return natural(self.options.get(name))
 
     def find(self, program: str) -> LauncherCommand | None:
-        """Return this launcher or the one inside of it by its name."""
+        """Return the launcher with this name: this one or one inside it; None if neither."""
         if self.program == program:
             return self
         return self.inner.find(program) if self.inner else None
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Return a command with its known variables replaced; ValueError if it grows out of bounds.
+    """Return a command with known variables replaced; ValueError if it grows beyond MAX_TEXT.
 
-    `${NAME:-default}` takes its default where the name is not known.
+    `${NAME:-default}` becomes the default if the name is unknown.
     """
 
     def value(match: re.Match[str]) -> str:
@@ -145,7 +145,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
     expanded = _VARIABLE.sub(value, text)
     if len(expanded) > MAX_TEXT:
-        message = f"a command of more than {MAX_TEXT} characters"
+        message = f"the command has more than {MAX_TEXT} characters"
         raise ValueError(message)
     return expanded
 
@@ -158,7 +158,7 @@ def words(text: str) -> list[str]:
 
 
 def commands(tokens: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the simple commands between a command line's operators, without redirections."""
+    """Yield the simple commands between the operators, without redirections."""
     found: list[str] = []
     redirected = False
     for token in tokens:
@@ -176,9 +176,9 @@ def commands(tokens: Sequence[str]) -> Iterator[list[str]]:
 
 
 def parse(text: str, variables: Mapping[str, str]) -> LauncherCommand | None:
-    """Return the first launcher of a command line; None if there is none.
+    """Return the first launcher in a command line; None if there is none.
 
-    ValueError if the line is no command.
+    ValueError if the line cannot be parsed.
     """
     return _parse(text, variables, 0)
 
@@ -194,7 +194,7 @@ def _parse(text: str, variables: Mapping[str, str], nesting: int) -> LauncherCom
 def launcher(
     command: Sequence[str], variables: Mapping[str, str], nesting: int = 0
 ) -> LauncherCommand | None:
-    """Return the launcher of a simple command; None if it starts something else."""
+    """Return the launcher that a simple command starts; None if it starts something else."""
     own: dict[str, str] = {}
     rest = list(command)
     while rest and ((match := _ASSIGNMENT.fullmatch(rest[0])) or rest[0] in _WRAPPERS):
@@ -225,7 +225,7 @@ def launcher(
 
 
 def _options(rest: Sequence[str], grammar: Grammar) -> tuple[dict[str, str], list[str], list[str]]:
-    """Return a launcher's options, those it does not have, and all from the first argument on."""
+    """Return a launcher's options, the unknown options, and the words from the first argument on."""
     options: dict[str, str] = {}
     unknown: list[str] = []
     waiting = list(rest)
@@ -252,7 +252,7 @@ def _options(rest: Sequence[str], grammar: Grammar) -> tuple[dict[str, str], lis
 
 
 def _long(name: str, grammar: Grammar) -> str:
-    """Return the launcher's option of a name: argparse takes any beginning that is unique."""
+    """Return the option that a name stands for: argparse accepts any unique prefix."""
     known = grammar.flags | grammar.valued
     if name in known or grammar.is_open:
         return name
@@ -261,7 +261,7 @@ def _long(name: str, grammar: Grammar) -> str:
 
 
 def as_json(command: LauncherCommand | None) -> dict[str, Any] | None:
-    """Return a launcher command as JSON has it."""
+    """Return a launcher command as JSON."""
     if command is None:
         return None
     return {
@@ -275,7 +275,7 @@ def as_json(command: LauncherCommand | None) -> dict[str, Any] | None:
 
 
 def from_json(document: Mapping[str, Any] | None) -> LauncherCommand | None:
-    """Return the launcher command of a JSON document."""
+    """Return the launcher command in a JSON document."""
     if document is None:
         return None
     return LauncherCommand(

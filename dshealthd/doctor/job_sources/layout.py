@@ -1,4 +1,4 @@
-"""The layout of a job: how many ranks it has, and on which nodes, from whatever says it first."""
+"""The layout of a job: how many ranks it has, and on which nodes, from the first source that says."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     from dshealthd.probe.members.membership import Member
 
 _PER_GPU = frozenset({"gpu", "auto"})
-"""What torchrun takes for one rank on each GPU that it sees."""
+"""Values with which torchrun starts one rank on each GPU that it sees."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Ranks and nodes of a job; None where nothing says."""
+    """Ranks and nodes of a job; None if unknown."""
 
     ranks: int | None = None
     nodes: int | None = None
     ranks_per_node: int | None = None
-    """Of the node with most."""
+    """Ranks of the node with the most."""
     hosts: tuple[tuple[str, int], ...] = ()
-    """Names and ranks, where a hostfile says."""
+    """Names and ranks, from a hostfile."""
     source: str = ""
-    """What says so, for people."""
+    """Where the layout comes from, for people."""
 
 
 class FilterError(ValueError):
-    """`--include` or `--exclude` of `deepspeed` name what the hostfile does not have."""
+    """`--include` or `--exclude` of `deepspeed` cannot be applied to the hostfile."""
 
 
 def layout(
@@ -46,9 +46,9 @@ def layout(
     variables: Mapping[str, str],
     gpus: int | None,
 ) -> Layout:
-    """Return the layout that the sources say together; `ranks` is what the user says, and wins.
+    """Return the layout from all sources; `ranks` is what the user says, and takes precedence.
 
-    FilterError if a filter of the launcher's cannot be applied.
+    FilterError if a filter of the launcher cannot be applied.
     """
     found = _launched(command, script, members, gpus)
     if found.ranks is None and (size := natural(variables.get("WORLD_SIZE"))) is not None:
@@ -123,10 +123,10 @@ def _deepspeed(
 
 
 def _filtered(pool: dict[str, list[int]], options: Mapping[str, str]) -> dict[str, list[int]]:
-    """Apply `--include` and `--exclude` to the layout as DeepSpeed does (launcher/runner.py)."""
+    """Apply `--include` and `--exclude` to the hosts as DeepSpeed does (launcher/runner.py)."""
     include, exclude = options.get("include", ""), options.get("exclude", "")
     if include and exclude:
-        message = "--include and --exclude exclude each other"
+        message = "--include and --exclude are mutually exclusive"
         raise FilterError(message)
     chosen: dict[str, list[int]] = {}
     for spec in (include or exclude).split("@"):

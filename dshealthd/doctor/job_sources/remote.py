@@ -1,7 +1,7 @@
-"""One look at other hosts over SSH: can they be reached, what GPUs and sockets do they have.
+"""One look at other hosts over SSH: can they be reached, and which GPUs and sockets do they have?
 
-What runs there is fixed here and reads files of the kernel alone. Nobody is asked for a password or
-a host key (BatchMode), and nothing is forwarded.
+The remote command is fixed and reads only kernel files. ssh never prompts for a password or a host
+key (BatchMode), and nothing is forwarded.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ CONNECT = 5
 DEADLINE = 15.0
 """Seconds for all hosts together."""
 MAX_OUTPUT = 4 << 20
-"""Bytes of one host: 20,000 sockets."""
+"""Maximum bytes from one host: 20,000 sockets."""
 _AT_ONCE = 64
 _CHUNK = 1 << 16
 _MARK = "--sockets--"
 _LOOK = f"ls /proc/driver/nvidia/gpus 2>/dev/null; echo {_MARK}; cat /proc/net/tcp /proc/net/tcp6"
 _OPTIONS = ("-n", "-x", "-a", "-o", "ConnectionAttempts=1", "-o", "ControlMaster=no")
-"""Beside those of all our calls: nothing is read, forwarded, or left behind for others."""
+"""In addition to those of every call: nothing is read, forwarded, or left behind for others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one host said."""
+    """The answer of one host."""
 
     problem: str = ""
     """Why it could not be reached."""
     gpus: int | None = None
-    """GPUs that its driver has; None where it has no NVIDIA driver loaded."""
+    """GPUs known to its driver; None if no NVIDIA driver is loaded."""
     sockets: str = ""
     """Its `/proc/net/tcp` and `tcp6`."""
 
 
 def look(hosts: Sequence[str], ssh: str, options: Sequence[str] = ()) -> dict[str, Answer]:
-    """Ask remote hosts side by side over SSH, and return their answers by name.
+    """Query hosts in parallel over SSH, and return their answers by name.
 
-    `ssh` is the program and `options` are of it. A name is never taken for an option. One that has
-    not answered by the deadline is killed.
+    `ssh` is the program and `options` are its options. A name is never taken for an option. A call
+    that has not answered by the deadline is killed.
     """
     end = time.monotonic() + DEADLINE
     waiting = list(dict.fromkeys(hosts))
@@ -70,13 +70,13 @@ def look(hosts: Sequence[str], ssh: str, options: Sequence[str] = ()) -> dict[st
                     found[name] = call.answer(over=over)
                     del running[name]
             if over:
-                found |= {name: Answer(f"not asked within {DEADLINE:g} s") for name in waiting}
+                found |= {name: Answer(f"not queried within {DEADLINE:g} s") for name in waiting}
                 waiting = []
     return found
 
 
 class _Call:
-    """One ssh that runs, and what it has said so far."""
+    """A running ssh and its output so far."""
 
     def __init__(self, arguments: Sequence[str], selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -98,12 +98,12 @@ class _Call:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the command on the other host has ended, or said more than is taken."""
+        """Whether the remote command has ended, or its output exceeds the limit."""
         too_much = any(len(said) > MAX_OUTPUT for said in self._said)
         return too_much or (self._process.poll() is not None and not self._open)
 
     def answer(self, *, over: bool) -> Answer:
-        """End the SSH call, if it still runs, and return what the other host said."""
+        """End the SSH call if it still runs, and return the host's answer."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -123,7 +123,7 @@ class _Call:
 
 
 def remedy(name: str, problem: str) -> str:
-    """Return the command that mends why a remote host cannot be reached by SSH."""
+    """Return the command that fixes or investigates why a host cannot be reached over SSH."""
     if "Host key verification" in problem or "host key" in problem.lower():
         return f"ssh-keyscan -H {name} >> ~/.ssh/known_hosts"
     if "Permission denied" in problem:

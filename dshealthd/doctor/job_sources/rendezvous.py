@@ -1,4 +1,4 @@
-"""The rendezvous of a job's ranks: its address and port, as launcher and environment say."""
+"""The rendezvous of a job's ranks: its address and port, from launcher and environment."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job_sources.launcher_command import LauncherCommand
 
 STATIC_PORT = 29500
-"""Of torch's static rendezvous, and of `deepspeed`."""
+"""Default port of torch's static rendezvous and of `deepspeed`."""
 DYNAMIC_PORT = 29400
-"""Of torchrun's c10d and etcd rendezvous, where the endpoint names none."""
+"""Default port of torchrun's c10d and etcd rendezvous, if the endpoint names none."""
 RESOLVE_DEADLINE = 8.0
-"""Seconds for all names together; a name server that is dead costs 5 to 10 by resolv.conf(5)."""
+"""Seconds for all names together; a dead name server costs 5 to 10, see resolv.conf(5)."""
 MAX_PORT = 65_535
 _AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where ranks meet; empty or None where nothing says, or only a shell could tell."""
+    """Where ranks meet; empty or None if not given, or if only a shell could compute it."""
 
     address: str = ""
     port: int | None = None
     port_text: str = ""
-    """The port as it is written."""
+    """The port as written."""
     source: str = ""
-    """What says so."""
+    """Where address and port come from."""
     is_default: bool = False
-    """Whether nobody said an address, so that the launcher takes the loopback's."""
+    """Whether no address is given, so that the launcher uses loopback."""
 
 
 def rendezvous(command: LauncherCommand | None, variables: Mapping[str, str]) -> Rendezvous:
-    """Return where ranks meet; the launcher's own options win over the environment."""
+    """Return where ranks meet; the launcher's own options override the environment."""
     inner = None
     if command is not None:
         inner = command.find("torchrun") or command.find("deepspeed")
@@ -83,18 +83,18 @@ class Resolved:
     addresses: tuple[str, ...] = ()
     problem: str = ""
     is_unknown: bool = False
-    """Whether no name server could tell, which says nothing about the name."""
+    """Whether no name server answered, which says nothing about the name."""
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the rendezvous leads to the machine that asks alone."""
+        """Whether all addresses are loopback, which reaches only the local machine."""
         return bool(self.addresses) and all(map(is_loopback, self.addresses))
 
 
 def resolve(names: Iterable[str], seconds: float = RESOLVE_DEADLINE) -> dict[str, Resolved]:
-    """Return the addresses of rendezvous names, by name, within so many seconds in all.
+    """Return the addresses of names, by name, within `seconds` for all together.
 
-    A look-up that hangs is left behind. StartError if no thread can be started.
+    A hung look-up is left behind. StartError if no thread can be started.
     """
     waiting = list(dict.fromkeys(names))
     found: dict[str, Resolved] = {}
@@ -133,7 +133,7 @@ def _look_up(name: str) -> Resolved:
 
 
 def is_address(text: str) -> bool:
-    """Tell whether the text of a rendezvous is an address and no name."""
+    """Tell whether a text is an IP address rather than a name."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

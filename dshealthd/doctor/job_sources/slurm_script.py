@@ -1,7 +1,7 @@
-"""A Slurm batch script: its `#SBATCH` lines, what it exports, and the launcher it calls.
+"""A Slurm batch script: its `#SBATCH` lines, the variables it sets, and the launcher it calls.
 
-Nothing is run. Lines are taken in their order, without regard to branches and loops; of two
-assignments the last one before the launcher counts.
+Nothing is run. Lines are read in order, ignoring branches and loops; the last assignment before the
+launcher counts.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_BYTES = 1 << 18
-"""Slurm takes scripts of up to 4 MiB (max_script_size); those that people write have a few KiB."""
+"""Maximum bytes; Slurm accepts 4 MiB (max_script_size), but scripts by people have a few KiB."""
 MAX_STATEMENT = 200
-"""Lines of one command with continuations or an open quote."""
+"""Maximum lines of one command with continuations or an open quote."""
 _NAMES = launcher_command.short_options(
     "N=nodes n=ntasks G=gpus c=cpus-per-task w=nodelist p=partition J=job-name t=time A=account"
     " q=qos"
@@ -32,30 +32,30 @@ _GPUS = re.compile(r"gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class SlurmScript:
-    """What a batch script asks for and starts."""
+    """What a batch script requests and starts."""
 
     directives: Mapping[str, str]
-    """Of its `#SBATCH` lines, by long name."""
+    """Options in its `#SBATCH` lines, by long name."""
     ignored: tuple[int, ...]
-    """Lines with `#SBATCH` below the first command: Slurm does not read those."""
+    """Lines with `#SBATCH` after the first command, which Slurm ignores."""
     exports: Mapping[str, str]
-    """Variables that are set before the launcher, with values that can be told."""
+    """Variables set before the launcher, if their values are known without a shell."""
     command: LauncherCommand | None
     problem: str = ""
-    """Why no launcher was found, where a line could not be read."""
+    """The first line that could not be parsed, and why; it may hide the launcher."""
 
     def number(self, name: str) -> int | None:
-        """Return the number that an `#SBATCH` directive gives; None if there is none."""
+        """Return the number in an `#SBATCH` directive; None if there is none."""
         return natural(self.directives.get(name))
 
     @property
     def gpus_per_node(self) -> int | None:
-        """GPUs that the Slurm job asks for on each node; None where it does not say."""
+        """GPUs per node that the Slurm job requests; None if it does not say."""
         return gpus_per_node(self.directives)
 
 
 def gpus_per_node(options: Mapping[str, str]) -> int | None:
-    """Return what `--gpus-per-node` or `--gres` of Slurm ask for; None where they do not."""
+    """Return the GPUs requested by Slurm's `--gpus-per-node` or `--gres`; None without them."""
     if (text := options.get("gpus-per-node")) is not None:
         return natural(text.rpartition(":")[2])
     for entry in options.get("gres", "").split(","):
@@ -65,9 +65,9 @@ def gpus_per_node(options: Mapping[str, str]) -> int | None:
 
 
 def parse(text: str) -> SlurmScript:
-    """Return what a Slurm script says; ValueError if it is none."""
+    """Parse a Slurm script; ValueError if it is not a script."""
     if not text.startswith("#!"):
-        message = "is no batch script: it does not begin with #!"
+        message = "is not a batch script: it does not begin with #!"
         raise ValueError(message)
     directives: dict[str, str] = {}
     ignored: list[int] = []
@@ -96,7 +96,7 @@ def parse(text: str) -> SlurmScript:
 
 
 def _statement(line: str, variables: dict[str, str]) -> LauncherCommand | None:
-    """Take the assignments of a script's line, and return the launcher that it calls."""
+    """Apply the assignments in a line to `variables`, and return the launcher that it calls."""
     for words in launcher_command.commands(
         launcher_command.words(launcher_command.expand(line, variables))
     ):
@@ -105,7 +105,7 @@ def _statement(line: str, variables: dict[str, str]) -> LauncherCommand | None:
         if names and all(equals and name.isidentifier() for name, equals, _ in pairs):
             for name, _, value in pairs:
                 if len(value) <= MAX_VALUE:
-                    # `$` and `` ` `` are what only a shell can tell
+                    # only a shell can evaluate `$` and `` ` ``
                     known = "$" not in value and "`" not in value
                     variables[name] = value if known else f"${{{name}}}"
         elif (found := launcher_command.launcher(words, variables)) is not None:
@@ -114,7 +114,7 @@ def _statement(line: str, variables: dict[str, str]) -> LauncherCommand | None:
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the first line's number and the text of each statement of a batch script."""
+    """Yield the first line number and the text of each statement in a batch script."""
     pending, start = "", 0
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
@@ -133,7 +133,7 @@ def _statements(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _is_open(text: str) -> bool:
-    """Tell whether a quote of a batch script goes on in the next line."""
+    """Tell whether a quote continues on the next line."""
     if text.startswith("#") or ("'" not in text and '"' not in text):
         return False
     try:
@@ -185,7 +185,7 @@ def _slurm_variables(directives: Mapping[str, str]) -> dict[str, str]:
 
 
 def as_json(script: SlurmScript) -> dict[str, Any]:
-    """Return a Slurm script as JSON has it."""
+    """Return a Slurm script as JSON."""
     return {
         "directives": dict(script.directives),
         "ignored": list(script.ignored),
@@ -196,7 +196,7 @@ def as_json(script: SlurmScript) -> dict[str, Any]:
 
 
 def from_json(document: Mapping[str, Any]) -> SlurmScript:
-    """Return the Slurm script of a JSON document."""
+    """Return the Slurm script in a JSON document."""
     return SlurmScript(
         document["directives"],
         tuple(document["ignored"]),

@@ -1,4 +1,4 @@
-"""Reading a source of a job: one thing that a user named, and what came of it."""
+"""Reading a source of a job: a file or directory that a user named, and its content."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 READ_DEADLINE = 4.0
-"""Seconds for one file or directory; a healthy network file system answers within milliseconds."""
+"""Seconds for one file or directory; a healthy network file system answers in milliseconds."""
 _AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Source(Generic[T]):
-    """A file or directory by the name that the user gave, and its content or why there is none."""
+    """A file or directory, by the name the user gave, and its content or why there is none."""
 
     name: str
     value: T | None = None
@@ -34,9 +34,9 @@ class Source(Generic[T]):
 def read_all(
     readers: Mapping[str, Callable[[], Any]], deadline: float = READ_DEADLINE
 ) -> dict[str, Source[Any]]:
-    """Read sources side by side, each in a process of its own that is killed at its deadline.
+    """Read sources in parallel, each in its own process that is killed at its deadline.
 
-    A reader raises OSError or ValueError with the reason, and returns what JSON can carry.
+    A reader returns a JSON value, or raises OSError or ValueError with the reason.
     """
     starts = [functools.partial(_start, name, reader, deadline) for name, reader in readers.items()]
     return {
@@ -49,22 +49,22 @@ def _start(name: str, reader: Callable[[], Any], deadline: float) -> step.Runnin
 
 
 def read_owned(path: str, limit: int) -> bytes:
-    """Return what a source that is a regular file holds, read with the rights of its owner.
+    """Return the content of a regular file, read with the rights of its owner.
 
-    OSError; ValueError if it holds more than `limit` bytes. Other than a regular file is refused
+    OSError; ValueError if it holds more than `limit` bytes. Anything but a regular file is refused
     without being opened.
     """
     place = os.path.abspath(path)
     with Root.of_owner(Path("/"), place) as root:
         content = root.read(place, limit + 1)
     if len(content) > limit:
-        message = f"{path} is larger than {limit >> 10} KiB, the most that is read"
+        message = f"{path} is larger than {limit >> 10} KiB, the limit"
         raise ValueError(message)
     return content
 
 
 def read_text(path: str, limit: int) -> str:
-    """Return a text source's content; ValueError names the line that is not UTF-8. OSError."""
+    """Return the content of a text file; ValueError names the line that is not UTF-8. OSError."""
     content = read_owned(path, limit)
     try:
         return content.decode()

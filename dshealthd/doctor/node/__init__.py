@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _found() -> tuple[Check[NodeContext], ...]:
-    """Return the doctor's check of every module of this package: being there is being run."""
+    """Return the check of every module in this package; adding a module adds its check."""
     modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
     return tuple(importlib.import_module(f"{__name__}.{name}").CHECK for name in modules)
 

@@ -1,4 +1,4 @@
-"""The agent runs with its files as they are now."""
+"""The agent runs with its current files."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 def _looked(_context: NodeContext) -> str:
-    return "no file failed to be read again"
+    return "every file was reloaded"
 
 
 CHECK = snapshot_check(
     "config-reload-failed",
     "agent-config",
-    "The agent runs with its files as they are now",
+    "The agent runs with its current files",
     (),
     _looked,
 )

@@ -1,4 +1,4 @@
-"""Asynchronous I/O requests are left for NVMe offload."""
+"""Asynchronous I/O requests are available for NVMe offload."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _looked(context: NodeContext) -> str:
 CHECK = snapshot_check(
     "nvme-offload",
     "aio-requests",
-    "Asynchronous I/O requests are left for NVMe offload",
+    "Asynchronous I/O requests are available for NVMe offload",
     ("kernel",),
     _looked,
 )

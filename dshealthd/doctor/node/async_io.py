@@ -1,7 +1,7 @@
-"""libaio, and DeepSpeed's operator on top of it, are there where NVMe offload is used.
+"""libaio and DeepSpeed's operator on top of it are installed where NVMe offload is used.
 
-DeepSpeed compiles `async_io` when it is first used, which takes libaio's header, unless it was built
-with DeepSpeed: the environment's own file says which, and nothing of it runs.
+DeepSpeed compiles `async_io` on first use, which needs libaio's header, unless it was built with
+DeepSpeed. A file of the environment says which; nothing from the environment is run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INSTALL = "sudo apt install libaio-dev || sudo dnf install libaio-devel"
 
 
 def _offload(context: NodeContext) -> str:
-    """Return a configured path that NVMe offload, and so libaio, is meant for, or nothing."""
+    """Return a configured path used for NVMe offload, which needs libaio; "" without one."""
     paths = getattr(context.config.collectors["filesystem"], "write_test", ())
     return next((str(path) for path in paths if "nvme" in str(path)), "")
 
@@ -40,7 +40,7 @@ def _library(offload: str) -> Result:
             ctypes.CDLL(name)
         except OSError:
             continue
-        text = f"{name} can be loaded, as DeepSpeed's async_io needs it"
+        text = f"{name} loads, as DeepSpeed's async_io requires"
         return Result(Outcome.OK, text, component="libaio")
     if not offload:
         text = "libaio is not installed; only NVMe offload needs it"
@@ -50,7 +50,7 @@ def _library(offload: str) -> Result:
 
 
 def _operator(context: NodeContext, place: str, offload: str) -> Result | None:
-    """Return what is known of an environment's async_io; None where it has no DeepSpeed."""
+    """Return the result for an environment's async_io; None if it has no DeepSpeed."""
     try:
         with Root.of_owner(context.host.rootfs, place) as root:
             built = operators(root, place)
@@ -60,16 +60,16 @@ def _operator(context: NodeContext, place: str, offload: str) -> Result | None:
         return Result(Outcome.UNKNOWN, f"{place}: {why}", component=place)
     if built is None:
         return None
-    count = f"{sum(built.values())} of {plural(len(built), 'operator')} of DeepSpeed built"
+    count = f"{sum(built.values())} of {plural(len(built), 'DeepSpeed operator')} built"
     if built.get(OPERATOR):
-        return Result(Outcome.OK, f"{place}: {count}, {OPERATOR} among them", component=place)
+        return Result(Outcome.OK, f"{place}: {count}, including {OPERATOR}", component=place)
     if header or not offload:
-        text = f"{place}: {count}; {OPERATOR} is compiled when it is first used"
+        text = f"{place}: {count}; {OPERATOR} is compiled on first use"
         return Result(Outcome.OK, text, component=place)
     return Result(
         Outcome.WARNING,
-        f"{place}: {OPERATOR} is not built and cannot be, as {HEADER} is missing, and DeepSpeed "
-        f"needs it to offload to {offload}",
+        f"{place}: {OPERATOR} is not built and cannot be built because {HEADER} is missing; "
+        f"DeepSpeed needs it to offload to {offload}",
         remedy=INSTALL,
         source="deepspeed/ops/op_builder/async_io.py",
         component=place,

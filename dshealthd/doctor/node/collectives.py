@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def _looked(_context: NodeContext) -> str:
-    return "no communicator of a job here is stuck, as far as NCCL RAS tells"
+    return "NCCL RAS reports no stuck communicator in the jobs on this node"
 
 
 CHECK = snapshot_check(

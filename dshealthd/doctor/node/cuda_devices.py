@@ -1,7 +1,7 @@
-"""torch of a training environment sees the GPUs, asked in a process of its own.
+"""torch of a training environment sees the GPUs; it is queried in a separate process.
 
-`torch.cuda.device_count()` makes no CUDA context. The interpreter is whoever's it is: root runs it
-with its owner's rights, and one of root's as nobody.
+`torch.cuda.device_count()` creates no CUDA context. Any user may own the interpreter: root runs it
+with its owner's rights, and runs one owned by root as nobody.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 NOBODY = 65534
 DEADLINE = 8.0
-"""Seconds: torch takes two to be imported from a local disk, and more from a shared one."""
+"""Seconds: importing torch takes two from a local disk, and more from a shared one."""
 _SCRIPT = "import torch; print(torch.cuda.device_count())"
 
 
 def _interpreters(context: NodeContext) -> list[str]:
-    """Return the environments' interpreters to ask for CUDA; a prefix alone is only read."""
+    """Return the environments' interpreters to run; a bare prefix is only read."""
     return [one for one in context.python if os.path.basename(one).startswith("python")]
 
 
@@ -61,7 +61,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
         elif int(output) < expected:
             yield Result(
                 Outcome.WARNING,
-                f"torch of {python} sees {plural(int(output), 'GPU')}, and NVML {expected:g}",
+                f"torch of {python} sees {plural(int(output), 'GPU')}, but NVML sees {expected:g}",
                 remedy=f"{python} -c 'import torch; torch.cuda.init()'; ls -l /dev/nvidia*",
                 value=output,
                 limit=f"{expected:g}",
@@ -73,9 +73,9 @@ def _more(context: NodeContext) -> Iterator[Result]:
 def _looked(context: NodeContext) -> str:
     found = _interpreters(context)
     if not found:
-        return "no interpreter is named: give --python or doctor.python"
+        return "no interpreter is given: set --python or doctor.python"
     if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
-        return "not asked: CUDA_VISIBLE_DEVICES is set here, and says what torch sees"
+        return "not checked: CUDA_VISIBLE_DEVICES is set here and limits what torch sees"
     return f"torch of {', '.join(found)} sees all GPUs"
 
 

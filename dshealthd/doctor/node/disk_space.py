@@ -1,4 +1,4 @@
-"""File systems have room."""
+"""File systems have free space."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 def _looked(context: NodeContext) -> str:
     paths = sorted(point.labels["path"] for point in context.series("filesystem_size_bytes"))
-    return f"there is room at {', '.join(paths)}"
+    return f"enough free space at {', '.join(paths)}"
 
 
 CHECK = snapshot_check(
     "disk-full",
     "disk-space",
-    "File systems have room",
+    "File systems have free space",
     ("filesystem",),
     _looked,
 )

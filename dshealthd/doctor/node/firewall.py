@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from dshealthd.doctor.node_context import NodeContext
 
-_EVERYWHERE = "enough for jobs on this node alone"
+_EVERYWHERE = "fine for single-node jobs"
 _NO_PEERS = frozenset(("docker", "cni", "virbr", "lxcbr", "podman", "veth", "lo"))
-"""How the names of interfaces begin that lead to containers and machines of this node itself."""
+"""Name prefixes of interfaces that lead to containers and virtual machines on this node."""
 
 
 def _neighbour_packets(context: NodeContext, port: int) -> list[Packet]:
-    """Return packets to try the firewall with: a neighbour's in each network, or from anywhere."""
+    """Return packets to test the firewall with: one from each network, or one from anywhere."""
     route = read(context.host.proc("net/route"))
     return [
         Packet(port, interface, network)
@@ -32,9 +32,9 @@ def _neighbour_packets(context: NodeContext, port: int) -> list[Packet]:
 
 
 def judge(ruleset: Ruleset, packets: Sequence[Packet]) -> tuple[Fate, str, str]:
-    """Return what the firewall makes of packets, the chain that drops them or may, and where from.
+    """Return the packets' fate, the chain that drops or may drop them, and where they come from.
 
-    One network that is let in is enough: those of management are closed on purpose.
+    One network with access is enough: management networks are closed on purpose.
     """
     found = [(*ruleset.fate(packet), packet) for packet in packets]
     for wanted in (Fate.ACCEPTED, Fate.UNKNOWN, Fate.DROPPED):
@@ -46,7 +46,7 @@ def judge(ruleset: Ruleset, packets: Sequence[Packet]) -> tuple[Fate, str, str]:
 
 
 def _has_legacy_rules(context: NodeContext) -> bool:
-    """Tell whether the older iptables has a firewall's filter, whose rules nft does not list."""
+    """Tell whether legacy iptables has a filter table, whose rules nft does not list."""
     try:
         return "filter" in read(context.host.proc("net/ip_tables_names")).split()
     except FileNotFoundError:  # the module is not loaded
@@ -78,29 +78,31 @@ def _run(context: NodeContext) -> Iterator[Result]:
     if context.several and _has_legacy_rules(context):
         yield Result(
             Outcome.UNKNOWN,
-            "iptables-legacy has rules, which nft does not show",
+            "iptables-legacy has rules that nft does not show",
             remedy="sudo iptables-legacy -S INPUT",
         )
         return
     ruleset = Ruleset(json.loads(done.stdout)["nftables"])
     fate, chain, place = judge(ruleset, _neighbour_packets(context, first))
     if fate is Fate.ACCEPTED:
-        yield Result(Outcome.OK, f"TCP to port {first} is let in over IPv4{place}")
+        yield Result(Outcome.OK, f"TCP to port {first} is accepted over IPv4{place}")
         return
     if not context.several:
-        yield Result(Outcome.OK, f"the chain {chain} drops or may drop other nodes; {_EVERYWHERE}")
+        yield Result(
+            Outcome.OK, f"chain {chain} drops or may drop packets from other nodes; {_EVERYWHERE}"
+        )
     elif fate is Fate.DROPPED:
         yield Result(
             Outcome.WARNING,
-            f"the chain {chain} drops what other nodes send to port {first}{place}",
+            f"chain {chain} drops packets from other nodes to port {first}{place}",
             remedy=f"sudo nft insert rule {chain} tcp dport {first}-{first + 100} accept",
             component=chain,
         )
     else:
         yield Result(
             Outcome.UNKNOWN,
-            f"whether other nodes are let in on port {first} depends on a rule that cannot be "
-            f"judged here: {chain}",
+            f"whether other nodes can reach port {first} depends on a rule that cannot be "
+            f"evaluated here: {chain}",
             remedy="sudo nft -a list ruleset",
             component=chain,
         )

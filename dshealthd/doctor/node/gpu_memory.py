@@ -1,4 +1,4 @@
-"""GPU memory without uncorrected errors, and no GPU that wants a reset."""
+"""GPU memory has no uncorrected errors, and no GPU needs a reset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def _looked(context: NodeContext) -> str:
     gpus = len(list(context.series("gpu_up")))
     if not gpus:
-        return "no GPU, and no error of one in the kernel log"
+        return "no GPU, and no GPU error in the kernel log"
     counted = {point.labels["gpu"] for point in context.series("gpu_ecc_errors_total")}
     without = (
         f"; {plural(gpus - len(counted), 'does', 'do')} not count errors"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def _looked(context: NodeContext) -> str:
     expected = context.series.value("gpus_expected") or 0
     return (
-        f"{plural(expected, 'NVIDIA GPU')} on the PCI bus, and NVML answers"
+        f"{plural(expected, 'NVIDIA GPU')} on the PCI bus, and NVML responds"
         if expected
         else "no NVIDIA GPU on the PCI bus"
     )

@@ -1,4 +1,4 @@
-"""GPUs are neither hot nor slowed down."""
+"""GPUs are neither hot nor throttled."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def _more(context: NodeContext) -> Iterator[Result]:
-    """Yield the GPUs that do not say whether heat or power slows them down."""
+    """Yield the GPUs that do not report whether heat or power throttles them."""
     telling = {(point.labels["gpu"],) for point in context.series("gpu_throttle_active")}
     for (gpu,) in sorted(context.series.parts("gpu_up", "gpu") - telling):
         yield Result(
             Outcome.UNKNOWN,
-            f"GPU {gpu} does not say whether something slows it down",
+            f"GPU {gpu} does not report whether it is throttled",
             remedy=f"nvidia-smi -i {gpu} -q -d PERFORMANCE,TEMPERATURE",
             component=f"gpu {gpu}",
         )
@@ -32,14 +32,14 @@ def _looked(context: NodeContext) -> str:
     )
     if not context.series.parts("gpu_up", "gpu"):
         return "no GPU"
-    degrees = "none tells its temperature" if hottest is None else f"the hottest has {hottest:g} °C"
-    return f"no GPU is slowed down; {degrees}"
+    degrees = "none reports its temperature" if hottest is None else f"hottest: {hottest:g} °C"
+    return f"no GPU is throttled; {degrees}"
 
 
 CHECK = snapshot_check(
     "gpu-throttled",
     "gpu-throttling",
-    "GPUs are neither hot nor slowed down",
+    "GPUs are neither hot nor throttled",
     ("gpu",),
     _looked,
     _more,

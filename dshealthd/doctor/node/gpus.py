@@ -1,4 +1,4 @@
-"""Every GPU of the PCI bus answers NVML."""
+"""Every GPU on the PCI bus responds to NVML."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def _more(context: NodeContext) -> Iterator[Result]:
-    """Yield GPUs of the PCI bus that were never asked: there is no NVML."""
+    """Yield the GPUs on the PCI bus that cannot be queried because there is no NVML."""
     expected = context.series.value("gpus_expected")
     if expected and context.series.value("gpus_visible") is None:
         yield Result(
             Outcome.UNKNOWN,
-            f"{plural(expected, 'NVIDIA GPU')} on the PCI bus, and no NVML to ask them",
+            f"{plural(expected, 'NVIDIA GPU')} on the PCI bus, but no NVML to query them",
             remedy="nvidia-smi; dmesg | grep -i nvrm",
         )
 
@@ -37,5 +37,5 @@ def _looked(context: NodeContext) -> str:
 
 
 CHECK = snapshot_check(
-    "gpu-lost", "gpus", "Every GPU answers", ("gpu_bus", "gpu", "mig"), _looked, _more
+    "gpu-lost", "gpus", "Every GPU responds", ("gpu_bus", "gpu", "mig"), _looked, _more
 )

@@ -1,4 +1,4 @@
-"""The host has memory left, and does not swap."""
+"""The host has free memory and does not swap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
 
 SWAP_USED = 0.5
-"""Share of the swap in use from which on it is said: idle pages alone rarely fill half of it."""
+"""Share of swap in use above which it is a warning: idle pages alone rarely fill half of it."""
 _GIB = 1 << 30
 
 
@@ -29,11 +29,11 @@ def _more(context: NodeContext) -> Iterator[Result]:
         yield Result(
             Outcome.WARNING,
             f"{(total - free) / _GIB:.1f} of {total / _GIB:.1f} GiB of swap are in use: offloaded "
-            "optimizer states and data loaders crawl once they are swapped out",
+            "optimizer states and data loaders become very slow once they are swapped out",
             remedy="sudo swapoff -a && sudo swapon -a",
             value=f"{(total - free) / total:.0%}",
             limit=f"{SWAP_USED:.0%}",
-            source="our own: idle pages alone rarely fill half of the swap",
+            source="dshealthd's own: idle pages alone rarely fill half of the swap",
             component="swap",
         )
 
@@ -41,13 +41,13 @@ def _more(context: NodeContext) -> Iterator[Result]:
 def _looked(context: NodeContext) -> str:
     available = context.series.value("memory_available_bytes") or 0.0
     total = context.series.value("memory_total_bytes") or 0.0
-    return f"{available / _GIB:.0f} of {total / _GIB:.0f} GiB of memory are available"
+    return f"{available / _GIB:.0f} of {total / _GIB:.0f} GiB of memory available"
 
 
 CHECK = snapshot_check(
     "host-memory-pressure",
     "host-memory",
-    "The host has memory left",
+    "The host has free memory",
     ("memory", "pressure"),
     _looked,
     _more,

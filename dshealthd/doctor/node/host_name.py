@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _OF_CONTAINERS = re.compile(
     r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|podman\d+|cni\d+|cni-podman\d+|lxcbr\d+|lxdbr\d+"
 )
-ALONE = "enough for jobs on this node alone"
+ALONE = "fine for single-node jobs"
 
 
 def _resolve(name: str) -> list[str]:
@@ -27,7 +27,7 @@ def _resolve(name: str) -> list[str]:
 
 
 def _here(address: str) -> bool:
-    """Tell whether an interface here has the address of the host name, by binding to it."""
+    """Tell whether an interface of this node has the address, by binding to it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
@@ -38,7 +38,7 @@ def _here(address: str) -> bool:
 
 
 def parse_bridge_routes(route: str, bridges: set[str]) -> list[ipaddress.IPv4Network]:
-    """Return the networks of bridges, not to be a host's, from `/proc/net/route` in hexadecimal."""
+    """Return the networks of container bridges from the hexadecimal `/proc/net/route`."""
     networks = []
     for line in route.splitlines()[1:]:
         fields = line.split()
@@ -51,7 +51,7 @@ def parse_bridge_routes(route: str, bridges: set[str]) -> list[ipaddress.IPv4Net
 
 
 def _bridges() -> set[str]:
-    """Return the bridges of containers here, to which the host name must not resolve."""
+    """Return the container bridges here, to which the host name must not resolve."""
     return {name for _, name in socket.if_nameindex() if _OF_CONTAINERS.fullmatch(name)}
 
 
@@ -64,7 +64,7 @@ def _run(context: NodeContext) -> Iterator[Result]:
         if not name_is_unknown(error):
             yield Result(
                 Outcome.UNKNOWN,
-                f"no name server could tell the address of the host name {name}: {error.strerror}",
+                f"no name server answered for the host name {name}: {error.strerror}",
                 remedy=f"getent ahosts {name}; cat /etc/resolv.conf",
                 component=name,
             )
@@ -81,7 +81,7 @@ def _run(context: NodeContext) -> Iterator[Result]:
     if all(address.is_loopback for address in parsed):
         yield Result(
             outcome,
-            f"the host name {name} resolves to {shown}: gloo and torchrun of a job across nodes "
+            f"the host name {name} resolves to {shown}: in a multi-node job, gloo and torchrun "
             f"would listen on the loopback interface{'' if context.several else '; ' + ALONE}",
             remedy=f"sudo sed -i '/^127\\.0\\.1\\.1.*{name}/d' /etc/hosts"
             if context.several
@@ -109,7 +109,7 @@ def _run(context: NodeContext) -> Iterator[Result]:
     elif not any(_here(str(address)) for address in usable):
         yield Result(
             Outcome.WARNING,
-            f"the host name {name} resolves to {shown}, and no interface of this node has it",
+            f"the host name {name} resolves to {shown}, but no interface of this node has it",
             remedy=f"getent hosts {name}; ip -br addr",
             component=name,
         )

@@ -1,7 +1,7 @@
-"""IMEX runs where it is set up for an NVLink fabric of several nodes.
+"""IMEX runs where it is configured for a multi-node NVLink fabric.
 
-Judged only there: on nodes whose GPUs are no part of such a fabric the service may be installed and
-idle, and where nobody has listed its nodes, jobs do without.
+Only such nodes are judged. Elsewhere the service may be installed and idle, and without a list of
+nodes jobs run without it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 def _looked(context: NodeContext) -> str:
     nodes = [point.value for point in context.series("imex_nodes")]
     if not nodes:
-        return "the GPUs are no part of an NVLink fabric of several nodes"
+        return "the GPUs are not part of a multi-node NVLink fabric"
     if nodes[0] < 2:  # noqa: PLR2004 - two nodes make a fabric
-        return f"{NODES} lists no other nodes: jobs do without NVLink between nodes"
+        return f"{NODES} lists no other nodes: jobs run without NVLink between nodes"
     return f"{DAEMON} runs for {nodes[0]:g} nodes"
 
 
 CHECK = snapshot_check(
     "bad-link",
     "imex",
-    "IMEX runs where it is set up for a fabric of several nodes",
+    "IMEX runs where it is configured for a multi-node fabric",
     ("nvlink_domain",),
     _looked,
     alerts="DshealthdImex",

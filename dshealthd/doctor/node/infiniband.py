@@ -1,7 +1,7 @@
 """InfiniBand ports are up at the rate of their peers.
 
-A port without a cable is ordinary, so ports are compared with those of the same board; whoever
-knows how many there must be sets `doctor.infiniband_ports`.
+A port without a cable is normal, so ports are compared with others on the same board. To require a
+number of ports, set `doctor.infiniband_ports`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PEERS = "the ports of the same board on this node"
 
 
 def _ports(context: NodeContext) -> dict[Port, float]:
-    """Return whether each InfiniBand port is up; those of Ethernet (RoCE) may belong elsewhere."""
+    """Return whether each InfiniBand port is up, without Ethernet (RoCE) ports."""
     ethernet = context.series.parts("infiniband_port_info", "device", "port", link_layer="Ethernet")
     return {
         port: point.value
@@ -52,8 +52,8 @@ def _more(context: NodeContext) -> Iterator[Result]:
     if wanted and len(up) < wanted:
         yield Result(
             Outcome.CRITICAL,
-            f"{plural(len(up), 'InfiniBand port is', 'InfiniBand ports are')} up, and there "
-            f"must be {wanted}",
+            f"{plural(len(up), 'InfiniBand port is', 'InfiniBand ports are')} up, but "
+            f"{wanted} must be",
             remedy="ibstat; ip -br link",
             value=str(len(up)),
             limit=str(wanted),
@@ -73,7 +73,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
             if not ports[port] and port in linked:
                 yield Result(
                     Outcome.WARNING,
-                    f"{name} has a link and is not active: no subnet manager has set it up",
+                    f"{name} has a link but is not active: no subnet manager has configured it",
                     remedy="sminfo; systemctl status opensm",
                     component=name,
                 )
@@ -81,15 +81,16 @@ def _more(context: NodeContext) -> Iterator[Result]:
                 if port not in disabled:
                     yield Result(
                         Outcome.WARNING,
-                        f"{name} is down, and {len(alive)} of the {len(peers)} ports like it are up",
-                        remedy=f"ibstat {port[0]} {port[1]}  # then reseat or exchange the cable",
+                        f"{name} is down, but {len(alive)} of {len(peers)} ports like it are up",
+                        remedy=f"ibstat {port[0]} {port[1]}  # then reseat or replace the cable",
                         component=name,
                         source=PEERS,
                     )
             elif ports[port] and port in rates and rates[port] < fastest:
                 yield Result(
                     Outcome.WARNING,
-                    f"{name} runs at {rates[port] * 8e-9:g} Gb/s, its peers at {fastest * 8e-9:g}",
+                    f"{name} runs at {rates[port] * 8e-9:g} Gb/s, its peers run at "
+                    f"{fastest * 8e-9:g}",
                     remedy=f"ibstat {port[0]} {port[1]}; mlxlink -d {port[0]} -m",
                     value=f"{rates[port] * 8e-9:g} Gb/s",
                     limit=f"{fastest * 8e-9:g} Gb/s",

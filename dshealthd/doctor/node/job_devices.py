@@ -1,4 +1,4 @@
-"""No rank of a running job asks for a GPU that it cannot see."""
+"""No rank of a running job requests a GPU that it cannot see."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
 
 def _looked(context: NodeContext) -> str:
     runs = len(list(context.series("job_ranks")))
-    return f"{runs} runs here, every rank of them sees the GPU that it asks for"
+    return f"{runs} runs here; every rank sees the GPU that it requests"
 
 
 CHECK = snapshot_check(

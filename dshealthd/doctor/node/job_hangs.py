@@ -1,4 +1,4 @@
-"""No training job of this node is hung."""
+"""No training job on this node is hung."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 def _looked(context: NodeContext) -> str:
     jobs = {point.labels["job"] for point in context.series("job_ranks")}
-    return f"{plural(len(jobs), 'training job')} here, none is hung"
+    return f"{plural(len(jobs), 'training job')} here, none hung"
 
 
 CHECK = snapshot_check(
     "training-hang",
     "job-hangs",
-    "No training job of this node is hung",
+    "No training job on this node is hung",
     ("training", "job_hang"),
     _looked,
 )

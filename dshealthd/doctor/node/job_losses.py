@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def _looked(context: NodeContext) -> str:
     jobs = {point.labels["job"] for point in context.series("job_loss_finite")}
     report = plural(len(jobs), "training job reports", "training jobs report")
-    return f"{report} a loss, none NaN or infinite"
+    return f"{report} a loss; none is NaN or infinite"
 
 
 CHECK = snapshot_check(

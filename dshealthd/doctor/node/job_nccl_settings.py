@@ -24,7 +24,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
 
 def _looked(context: NodeContext) -> str:
     runs = len(list(context.series("job_ranks")))
-    return f"{runs} runs here, no variable of NCCL in them that is wrong"
+    return f"{runs} runs here; none has a wrong NCCL variable"
 
 
 CHECK = snapshot_check(

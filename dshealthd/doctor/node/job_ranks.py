@@ -22,7 +22,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
         yield Result(
             Outcome.WARNING,
             f"job {job} has more than one process here for rank {', '.join(sorted(twice))}: an "
-            "earlier run was not ended, or two nodes have the same --node-rank",
+            "earlier run is still running, or two nodes have the same --node-rank",
             remedy="ps -eo pid,lstart,args | grep -- local_rank  # then end the older ones",
             component=job,
         )
@@ -30,7 +30,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
 
 def _looked(context: NodeContext) -> str:
     runs = len(list(context.series("job_ranks")))
-    return f"{runs} runs here, no rank of them is used twice"
+    return f"{runs} runs here; no rank is used twice"
 
 
 CHECK = snapshot_check(

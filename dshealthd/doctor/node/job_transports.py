@@ -1,4 +1,4 @@
-"""No running job has NVLink, shared memory or InfiniBand switched off."""
+"""No running job disables NVLink, shared memory or InfiniBand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _more(context: NodeContext) -> Iterator[Result]:
-    """Yield the transports that a running job has switched off, where the node has them."""
+    """Yield the transports that a running job disables although the node has them."""
     nvlink = any(point.value for point in context.series("nvlinks_up"))
     network = any(point.value for point in context.series("infiniband_port_up"))
 
@@ -31,7 +31,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
 
 def _looked(context: NodeContext) -> str:
     runs = len(list(context.series("job_ranks")))
-    return f"{runs} runs here, none with NVLink, shared memory or InfiniBand switched off"
+    return f"{runs} runs here; none disables NVLink, shared memory or InfiniBand"
 
 
 CHECK = snapshot_check(

@@ -1,4 +1,4 @@
-"""The kernel log of the last hour has no line that says what would end a training."""
+"""The kernel log of the last hour has no message about anything that would end a training job."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
 
 RECENT = 3600.0
-"""Seconds: what was longer ago has been dealt with, or shows elsewhere."""
+"""Seconds: an older problem has been handled, or shows elsewhere."""
 SECONDS = 3.0
 MOST = 200_000
-"""Records of the largest log that is usual (`log_buf_len=16M`)."""
+"""Records in the largest usual log (`log_buf_len=16M`)."""
 OF_A_JOB = "Memory cgroup out of memory"
-"""A job that ran into the limit of its own cgroup says nothing of the node."""
+"""A job that reaches its own cgroup's limit says nothing about the node."""
 SERIOUS = {
-    "oom_kill": "the kernel killed a process for memory",
-    "memory_error_uncorrected": "uncorrected errors of host memory",
+    "oom_kill": "the kernel's OOM killer killed a process",
+    "memory_error_uncorrected": "uncorrected host memory errors",
     "machine_check": "machine checks",
     "open_files_exhausted": "the system ran out of open files",
     "time_wait_overflow": "more sockets in TIME_WAIT than tcp_max_tw_buckets",
@@ -34,20 +34,20 @@ SERIOUS = {
     "hung_task": "tasks hung in the kernel",
     "soft_lockup": "a CPU was locked up",
     "hard_lockup": "a CPU was locked up",
-    "kernel_oops": "the kernel crashed in part",
-    "io_error": "I/O errors of a disk",
-    "nvme_timeout": "an NVMe device did not answer",
+    "kernel_oops": "a kernel oops",
+    "io_error": "disk I/O errors",
+    "nvme_timeout": "an NVMe device timed out",
     "nvme_failure": "an NVMe device failed",
-    "filesystem_error": "errors of a file system",
+    "filesystem_error": "file system errors",
     "adapter_failure": "a network adapter failed",
-    "nvidia_version_mismatch": "the driver's library has another version than its module",
+    "nvidia_version_mismatch": "the NVIDIA driver's library and kernel module differ in version",
 }
 
 
 def _run(context: NodeContext) -> Iterator[Result]:
     place = context.host.device("kmsg")
     if not os.path.exists(place):
-        yield Result(Outcome.OK, f"not on this machine: there is no {place}")
+        yield Result(Outcome.OK, f"not applicable: there is no {place}")
         return
     reader = KernelLogReader(place, time.monotonic)
     now = time.clock_gettime(time.CLOCK_MONOTONIC)
@@ -66,7 +66,7 @@ def _run(context: NodeContext) -> Iterator[Result]:
     except PermissionError:
         yield Result(
             Outcome.UNKNOWN,
-            "the kernel log may not be read: it has Xids, killed processes and hung tasks",
+            "no permission to read the kernel log, which reports Xids, OOM kills and hung tasks",
             remedy="sudo dshealthd doctor --only kernel-log",
         )
         return
@@ -81,7 +81,7 @@ def _run(context: NodeContext) -> Iterator[Result]:
             component=name.replace("_", " "),
         )
     if not reader.drained:
-        yield Result(Outcome.UNKNOWN, f"not read to its end within {SECONDS:g} s")
+        yield Result(Outcome.UNKNOWN, f"the log was not read to its end within {SECONDS:g} s")
     if not counts:
         yield Result(
             Outcome.OK, f"nothing serious in the last hour among {plural(records, 'record')}"

@@ -1,4 +1,4 @@
-"""Kernel settings that break trainings."""
+"""Kernel settings that break training jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Setting(NamedTuple):
-    """A sysctl, the values that are bad, and what they do."""
+    """A sysctl, its acceptable range, and the effect of a value outside it."""
 
     name: str
     least: int
@@ -32,17 +32,17 @@ SETTINGS = (
     ),
     Setting(
         "vm.overcommit_memory", 0, 1,
-        "fork() of a large training process and CUDA's reservations of address space fail", 0,
+        "fork() of a large training process and CUDA's address space reservations fail", 0,
         "Documentation/mm/overcommit-accounting.rst: 2 never overcommits",
     ),
     Setting(
         "kernel.pid_max", 32768, 1 << 22,
-        "each thread takes a number; ranks and data loaders have thousands", 4194304,
+        "each thread needs an ID, and ranks and data loaders have thousands", 4194304,
         "default of the kernel, 32768",
     ),
     Setting(
         "net.core.somaxconn", 128, 1 << 31,
-        "ranks that connect to the master at once are refused or time out", 4096,
+        "ranks that connect to the master at the same time are refused or time out", 4096,
         "default of the kernel up to 5.3, 128",
     ),
 )  # fmt: skip
@@ -80,5 +80,5 @@ def _run(context: NodeContext) -> Iterator[Result]:
 
 
 CHECK: Check[NodeContext] = Check(
-    "node-drift", "kernel-settings", "Kernel settings do not break trainings", _run
+    "node-drift", "kernel-settings", "Kernel settings do not break training jobs", _run
 )

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def _more(context: NodeContext) -> Iterator[Result]:
-    """Yield the listeners on rendezvous ports of which it is not known whether they are orphans."""
+    """Yield the listeners on rendezvous ports that may be orphans."""
     unknown = context.series.value("rendezvous_listeners", orphaned="unknown")
     if unknown:
         first, last = parse_ports(getattr(context.config.collectors["rendezvous"], "ports", ""))
         yield Result(
             Outcome.UNKNOWN,
-            f"the owner of {plural(unknown, 'listener')} on rendezvous ports is not known: it was "
-            "not found in time, is another user's, or is in a container",
+            f"the owner of {plural(unknown, 'listener')} on rendezvous ports is unknown: it was "
+            "not found in time, belongs to another user, or is in a container",
             remedy=f"sudo ss -ltnp 'sport >= :{first} and sport <= :{last}'",
             value=f"{unknown:g}",
             limit="0",
@@ -34,9 +34,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
 def _looked(context: NodeContext) -> str:
     listeners = sum(point.value for point in context.series("rendezvous_listeners"))
     ports = context.series.value("rendezvous_ports") or 0.0
-    return (
-        f"{plural(listeners, 'listener')} on {plural(ports, 'rendezvous port')}, none left behind"
-    )
+    return f"{plural(listeners, 'listener')} on {plural(ports, 'rendezvous port')}, none orphaned"
 
 
 CHECK = snapshot_check(

@@ -1,4 +1,4 @@
-"""This node is not set to maintenance."""
+"""This node is not in maintenance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def _looked(_context: NodeContext) -> str:
-    return "this node is not set to maintenance"
+    return "this node is not in maintenance"
 
 
 CHECK = snapshot_check("maintenance", "maintenance", "This node is not in maintenance", (), _looked)

@@ -18,15 +18,15 @@ DEFECTS = {
     r"2\.25\.1": "ncclCommAbort hangs (pytorch/pytorch#149153)",
     r"2\.17\.1": "ncclCommAbort hangs (pytorch/pytorch#119215)",
 }
-"""The releases of the alert DshealthdNcclKnownBad, and what is wrong with each."""
+"""The NCCL releases of the alert DshealthdNcclKnownBad, and the defect of each."""
 WITH_TORCH = (r"2\.21\.5", r"2\.3\.")
-"""A release that is reported to fail with one of PyTorch."""
+"""An NCCL release reported to fail with a PyTorch release."""
 
 
 def defect(nccl: str, torch: set[str]) -> str:
     """Return the known defect of an NCCL release in an environment with these torch versions.
 
-    Empty where nothing is.
+    Empty if none is known.
     """
     for release, text in DEFECTS.items():
         if re.match(rf"{release}(?:[.+-]|$)", nccl):

@@ -1,4 +1,4 @@
-"""NVLinks are up, and registered with the fabric."""
+"""NVLinks are up, and GPUs are registered with the fabric."""
 
 from __future__ import annotations
 

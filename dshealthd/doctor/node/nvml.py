@@ -1,4 +1,4 @@
-"""NVML answers, and is of the driver's version."""
+"""NVML responds, and its version matches the driver's."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ def _looked(context: NodeContext) -> str:
     return f"driver {labels['driver']}, CUDA {labels['cuda']}, NVML {labels['nvml']}"
 
 
-CHECK = snapshot_check("nvml-broken", "nvml", "NVML answers", ("gpu", "gpu_processes"), _looked)
+CHECK = snapshot_check("nvml-broken", "nvml", "NVML responds", ("gpu", "gpu_processes"), _looked)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def _looked(context: NodeContext) -> str:
     used = context.series.value("open_files", scope="system") or 0
     limit = context.series.value("open_files_limit", scope="system") or 0
-    return f"{used:g} of {limit:g} files of the system are open, no process is near its limit"
+    return f"{used:g} of {limit:g} files open system-wide; no process is near its limit"
 
 
 CHECK = snapshot_check(

@@ -1,4 +1,4 @@
-"""Configured paths answer and can be written to."""
+"""Configured paths respond and are writable."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def _looked(context: NodeContext) -> str:
     written = sorted(point.labels["path"] for point in context.series("path_writable"))
     paths = sorted(point.labels["path"] for point in context.series("filesystem_size_bytes"))
     tested = f"a write test passed at {', '.join(written)}" if written else "none has a write test"
-    return f"{', '.join(paths)} answer; {tested}"
+    return f"{', '.join(paths)} respond; {tested}"
 
 
 CHECK = snapshot_check(
     "checkpoint-path",
     "paths",
-    "Configured paths answer and can be written to",
+    "Configured paths respond and are writable",
     ("filesystem",),
     _looked,
 )

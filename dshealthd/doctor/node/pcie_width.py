@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def _more(context: NodeContext) -> Iterator[Result]:
-    """Yield the GPUs whose PCIe links are not known."""
+    """Yield the GPUs whose PCIe link width is unknown."""
     series = context.series
     wide, possible = (
         {(point.labels["gpu"],) for point in series(name)}
@@ -23,7 +23,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
     for (gpu,) in sorted(series.parts("gpu_up", "gpu") - (wide & possible)):
         yield Result(
             Outcome.UNKNOWN,
-            f"GPU {gpu} does not say how wide its PCIe link is",
+            f"GPU {gpu} does not report its PCIe link width",
             remedy=f"nvidia-smi -i {gpu} -q | grep -A 8 'GPU Link Info'",
             component=f"gpu {gpu}",
         )
@@ -32,7 +32,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
 def _looked(context: NodeContext) -> str:
     widths = sorted({int(point.value) for point in context.series("pcie_link_width")})
     return (
-        f"all GPUs have their full width: {', '.join(f'x{width}' for width in widths)}"
+        f"all GPUs have their full PCIe width: {', '.join(f'x{width}' for width in widths)}"
         if widths
         else "no GPU"
     )

@@ -1,4 +1,4 @@
-"""Ports are left for rendezvous and for connections, and the two ranges do not overlap."""
+"""Ports are free for rendezvous and for connections, and the two ranges do not overlap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _more(context: NodeContext) -> Iterator[Result]:
-    """Yield an overlap of ranges: a connection may hold the port when a job wants to bind it."""
+    """Yield an overlap of ranges: a connection may hold the port that a job needs to bind."""
     options = context.config.collectors["rendezvous"]
     ports = getattr(options, "ports", "")
     first, last = parse_ports(ports)
@@ -30,7 +30,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
         yield Result(
             Outcome.WARNING,
             f"rendezvous ports {free[0]}-{free[-1]} are inside the ephemeral range {text}: an "
-            "outgoing connection can hold one when a job wants to bind it",
+            "outgoing connection can hold one that a job needs to bind",
             remedy=f"sudo sysctl -w net.ipv4.ip_local_reserved_ports={free[0]}-{free[-1]}",
             value=f"{free[0]}-{free[-1]}",
             limit=f"outside of {text}",
@@ -45,7 +45,7 @@ def _looked(context: NodeContext) -> str:
     total = series.value("tcp_ephemeral_ports") or 0.0
     waiting = series.value("rendezvous_sockets", state="time_wait") or 0.0
     return (
-        f"{used:g} of {total:g} ephemeral ports in use, {plural(waiting, 'socket')} of "
+        f"{used:g} of {total:g} ephemeral ports in use, {plural(waiting, 'socket')} on "
         "rendezvous ports in TIME_WAIT"
     )
 
@@ -53,7 +53,7 @@ def _looked(context: NodeContext) -> str:
 CHECK = snapshot_check(
     "time-wait",
     "ports",
-    "Ports are left, and rendezvous ports are not ephemeral",
+    "Ports are free, and rendezvous ports are not ephemeral",
     ("tcp", "tcp_limits", "rendezvous"),
     _looked,
     _more,

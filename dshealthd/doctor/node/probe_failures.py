@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _looked(context: NodeContext) -> str:
-    return looked(context, "accuses this node of failing")
+    return looked(context, "suspects this node of failing")
 
 
 CHECK = snapshot_check(

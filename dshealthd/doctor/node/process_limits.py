@@ -1,7 +1,7 @@
 """Limits that jobs started from here get: open files and locked memory.
 
-Those of this process, so run it as the user and where the job is started; and those of slurmd,
-which its jobs inherit.
+These are the limits of this process, so run it as the user who starts the job and where the job is
+started, and those of slurmd, which its jobs inherit.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ LAUNCHERS = frozenset(("slurmd", "slurmstepd"))
 
 
 def _launchers(host: Host) -> Iterator[tuple[str, ProcessLimits]]:
-    """Yield the daemons here that start jobs, with the process limits that they hand on."""
+    """Yield the daemons here that start jobs, with the limits that jobs inherit."""
     seen = set()
     for pid in sorted(filter(str.isdecimal, os.listdir(host.procfs)), key=int):
-        with contextlib.suppress(OSError, ValueError):  # it ended meanwhile
+        with contextlib.suppress(OSError, ValueError):  # it has ended
             name = read(host.proc(f"{pid}/comm")).strip()
             if name in LAUNCHERS and name not in seen:
                 seen.add(name)
@@ -53,8 +53,8 @@ def _judge(context: NodeContext, who: str, limits: ProcessLimits) -> Iterator[Re
     if context.has_gpus and limits.files < options.open_files:
         yield Result(
             Outcome.WARNING,
-            f"{who} may open {plural(limits.files, 'file')}: data loaders and sockets of a "
-            "training run out of them at random",
+            f"{who} may open {plural(limits.files, 'file')}: a training job's data loaders and "
+            "sockets run out of them at random",
             remedy="systemctl edit slurmd  # [Service] LimitNOFILE=1048576"
             if slurm
             else "ulimit -n $(ulimit -Hn)",
@@ -63,7 +63,7 @@ def _judge(context: NodeContext, who: str, limits: ProcessLimits) -> Iterator[Re
             source="doctor.open_files",
             component=f"nofile of {who}",
         )
-    # root's CAP_IPC_LOCK lifts the limit for it, and not for the jobs of others
+    # CAP_IPC_LOCK lifts the limit for root, but not for other users' jobs
     lifted = not slurm and os.geteuid() == 0
     if context.has_infiniband and limits.locked < options.locked_memory_bytes and not lifted:
         yield Result(

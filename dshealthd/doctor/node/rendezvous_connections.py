@@ -19,8 +19,8 @@ def _more(context: NodeContext) -> Iterator[Result]:
     if waiting:
         yield Result(
             Outcome.WARNING,
-            f"{plural(waiting, 'connection')} to a rendezvous port without an answer yet: packets "
-            "are dropped by a firewall or a dead route, or MASTER_ADDR is wrong",
+            f"{plural(waiting, 'connection')} to a rendezvous port without an answer yet: a "
+            "firewall or a dead route drops packets, or MASTER_ADDR is wrong",
             remedy="ss -tnpo state syn-sent",
             value=f"{waiting:g}",
             limit="0",
@@ -30,7 +30,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
 
 def _looked(context: NodeContext) -> str:
     connected = context.series.value("rendezvous_client_sockets", state="established") or 0.0
-    return f"{plural(connected, 'connection')} to rendezvous ports, none that waits for an answer"
+    return f"{plural(connected, 'connection')} to rendezvous ports, none waiting for an answer"
 
 
 CHECK = snapshot_check(

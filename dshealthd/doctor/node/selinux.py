@@ -1,4 +1,4 @@
-"""What SELinux does: said, and no fault by itself.
+"""The mode of SELinux is reported; no mode is a fault by itself.
 
 A policy that rejects a job's connections shows in the check `loopback`, which makes one. Nodes that
 differ show in the comparison across nodes.
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
 
 _SAID = {
-    "enforcing": "SELinux is enforcing: what it denies to a job is in `ausearch -m avc -ts recent`",
-    "permissive": "SELinux is permissive: it logs and denies nothing",
-    "disabled": "SELinux is disabled, or not in this kernel",
+    "enforcing": "SELinux is enforcing: `ausearch -m avc -ts recent` shows what it denies to a job",
+    "permissive": "SELinux is permissive: it logs but denies nothing",
+    "disabled": "SELinux is disabled, or this kernel does not have it",
 }
 
 
@@ -27,14 +27,14 @@ def _run(context: NodeContext) -> Iterator[Result]:
     try:
         found = selinux.mode(context.host)
     except OSError as error:
-        why = f"what SELinux does cannot be read: {error.strerror}"
+        why = f"the SELinux mode cannot be read: {error.strerror}"
         yield Result(Outcome.UNKNOWN, why, remedy="getenforce", component="selinux")
         return
     if found not in _SAID:
-        why = "the kernel says of SELinux what this version does not understand"
+        why = "the kernel reports an SELinux mode that this version does not know"
         yield Result(Outcome.UNKNOWN, why, remedy="getenforce", component="selinux")
         return
     yield Result(Outcome.OK, _SAID[found], value=found, component="selinux")
 
 
-CHECK: Check[NodeContext] = Check("loopback-refused", "selinux", "What SELinux does is known", _run)
+CHECK: Check[NodeContext] = Check("loopback-refused", "selinux", "The SELinux mode is known", _run)

@@ -1,4 +1,4 @@
-"""Shared memory (`/dev/shm`) is large enough and has room."""
+"""Shared memory (`/dev/shm`) is large enough and has free space."""
 
 from __future__ import annotations
 

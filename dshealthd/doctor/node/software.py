@@ -1,6 +1,6 @@
-"""Driver, CUDA, NCCL and torch of a training environment fit together.
+"""Driver, CUDA, NCCL and torch of a training environment are compatible.
 
-The environment is read from its files, with its owner's rights: nothing of it runs.
+The environment is read from its files, with its owner's rights; nothing in it is run.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 ONCE = frozenset(("torch", "deepspeed", "nccl"))
 BUILDS = ((11, 8), (12, 6), (12, 8), (13, 0))
-"""Versions of CUDA that torch has an index of wheels for (pytorch.org/get-started)."""
+"""CUDA versions for which torch has a wheel index (pytorch.org/get-started)."""
 COMPATIBILITY = "CUDA minor version compatibility (docs.nvidia.com/deploy/cuda-compatibility)"
 
 
 def prefix(python: str) -> str:
-    """Return the prefix of a training environment's interpreter; a prefix stays what it is."""
+    """Return the prefix of a training environment's interpreter; a prefix is returned as it is."""
     head, tail = os.path.split(python.rstrip("/"))
     return os.path.dirname(head) if tail.startswith("python") else python.rstrip("/") or "/"
 
@@ -38,21 +38,21 @@ def _major(version: str) -> int | None:
 
 
 def _for_driver(driver_cuda: str) -> str:
-    """Return the remedy: what installs a torch that the driver's CUDA `driver_cuda` serves."""
+    """Return the command that installs a torch that the driver's CUDA `driver_cuda` supports."""
     served = tuple(int(part) for part in driver_cuda.split(".") if part.isdecimal())
     same = [build for build in BUILDS if build[:1] == served[:1]]
     if not same:
-        return "cat /proc/driver/nvidia/version  # no torch is built for it: a newer driver"
+        return "cat /proc/driver/nvidia/version  # no torch is built for it: install a newer driver"
     fits = [build for build in same if build <= served]
     build = "".join(map(str, fits[-1] if fits else same[0]))
     index = f"https://download.pytorch.org/whl/cu{build}"
-    return f"pip install --force-reinstall torch --index-url {index}  # or a newer driver"
+    return f"pip install --force-reinstall torch --index-url {index}  # or install a newer driver"
 
 
 def judge(versions: Versions, driver_cuda: str | None, *, gpus: bool) -> Iterator[tuple[str, str]]:
-    """Yield what of a training environment's software does not fit, each with a remedy.
+    """Yield each mismatch in a training environment's software, with a remedy.
 
-    `driver_cuda` is the newest CUDA that the driver serves, None where there is no driver.
+    `driver_cuda` is the newest CUDA that the driver supports; None without a driver.
     """
     found: dict[str, set[str]] = {}
     for name, version in sorted(versions):
@@ -71,7 +71,7 @@ def judge(versions: Versions, driver_cuda: str | None, *, gpus: bool) -> Iterato
         wanted, served = _major(cuda), _major(driver_cuda)
         if wanted is not None and served is not None and wanted > served:
             yield (
-                f"torch is built for CUDA {cuda}, and the driver serves CUDA {driver_cuda} at most",
+                f"torch is built for CUDA {cuda}, but the driver supports only {driver_cuda}",
                 _for_driver(driver_cuda),
             )
     for nccl in sorted(found.get("nccl", ())):
@@ -103,14 +103,14 @@ def _more(context: NodeContext) -> Iterator[Result]:
 def _looked(context: NodeContext) -> str:
     places = _environments(context)
     if not places:
-        return "no training environment is named: give --python or doctor.python"
-    return f"driver and packages fit together in {', '.join(places)}"
+        return "no training environment is given: set --python or doctor.python"
+    return f"driver and packages are compatible in {', '.join(places)}"
 
 
 CHECK = snapshot_check(
     "nccl-all-reduce-failed",
     "software",
-    "Driver, CUDA, NCCL and torch fit together",
+    "Driver, CUDA, NCCL and torch are compatible",
     ("gpu",),
     _looked,
     _more,

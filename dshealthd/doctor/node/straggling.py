@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _looked(context: NodeContext) -> str:
-    return looked(context, "accuses this node of being slow")
+    return looked(context, "suspects this node of being slow")
 
 
 CHECK = snapshot_check(

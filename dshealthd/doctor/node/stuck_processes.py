@@ -1,7 +1,7 @@
-"""No process hangs in the kernel with a GPU open.
+"""No process is hung in the kernel with a GPU open.
 
-Only `stat` and the links in `fd` are read: the command line and the maps of a process in
-uninterruptible sleep can block their reader.
+Only `stat` and the links in `fd` are read: reading the command line or the maps of a process in
+uninterruptible sleep can block.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ if TYPE_CHECKING:
 
 LOOKS = 3
 PAUSE = 0.4
-"""Seconds between two looks: a process that only waits for a disk is in D for milliseconds."""
+"""Seconds between two looks: a process that waits for a disk is in D state for milliseconds."""
 
 
 def _devices(host: Host, pid: int) -> set[str]:
-    """Return the NVIDIA devices that a stuck process has open. PermissionError; OSError where it
-    has ended.
+    """Return the NVIDIA devices that a stuck process has open.
+
+    PermissionError; OSError if it has ended.
     """
     base = host.proc(f"{pid}/fd")
     found = set()
     for descriptor in os.listdir(base):
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # closed in the meantime
             target = os.readlink(f"{base}/{descriptor}")
             if target.startswith(("/dev/nvidia", host.device("nvidia"))):
                 found.add(target)
@@ -70,12 +71,12 @@ def _run(context: NodeContext) -> Iterator[Result]:
             found += 1
             yield Result(
                 Outcome.CRITICAL,
-                f"process {pid} ({name}) hangs in the kernel and has {', '.join(sorted(devices))} "
-                "open: it cannot be killed, and its GPU is not free",
+                f"process {pid} ({name}) is hung in the kernel with {', '.join(sorted(devices))} "
+                "open: it cannot be killed, and its GPU stays in use",
                 remedy="dmesg | grep -i -e xid -e 'blocked for more than'; sudo reboot",
                 component=f"pid {pid}",
             )
-    # The kernel answers so for a process that ends as well, to root too.
+    # The kernel also refuses for a process that is ending, even to root.
     still = sleeping(host) if unread else {}
     hidden = [
         f"{sleep.pid} ({stuck[sleep]})" for sleep in unread if still is None or sleep in still
@@ -83,18 +84,18 @@ def _run(context: NodeContext) -> Iterator[Result]:
     if hidden:
         yield Result(
             Outcome.UNKNOWN,
-            f"processes {', '.join(hidden)} hang in the kernel, and their files are not yours to "
-            "see",
+            f"processes {', '.join(hidden)} are hung in the kernel; you have no permission to see "
+            "their open files",
             remedy="sudo dshealthd doctor --only stuck-processes",
         )
     if not found and not hidden:
         yield Result(
             Outcome.OK,
-            f"{plural(len(stuck), 'process hangs', 'processes hang')} in the kernel, "
+            f"{plural(len(stuck), 'process is', 'processes are')} hung in the kernel, "
             "none with a GPU open",
         )
 
 
 CHECK: Check[NodeContext] = Check(
-    "nvml-broken", "stuck-processes", "No process hangs in the kernel with a GPU open", _run
+    "nvml-broken", "stuck-processes", "No process is hung in the kernel with a GPU open", _run
 )

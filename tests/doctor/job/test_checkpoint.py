@@ -89,13 +89,13 @@ def test_universal(stage: Callable[[int], Path]) -> None:
         assert [result.outcome for result in found] == [OK], texts(found)
     (result,) = results("checkpoint", job(directory, *arguments, stage=3))
     assert result.outcome is CRITICAL
-    assert "is a universal checkpoint, and the configuration has checkpoint.load_universal off" in (
+    assert "is a universal checkpoint, but the configuration has checkpoint.load_universal off" in (
         result.text
     )
     (directory / "latest_universal").write_text(TAG)
     (result,) = results("checkpoint", job(directory, stage=1, universal=True))
     assert result.outcome is CRITICAL
-    assert "is no universal checkpoint" in result.text
+    assert "is not a universal checkpoint" in result.text
     assert "ds_to_universal" in result.remedy
 
 
@@ -118,7 +118,7 @@ FAULTS: dict[str, tuple[int, Callable[[Path], object], str]] = {
     "tag": (
         1,
         lambda directory: (directory / "latest").write_text("global_step9"),
-        "global_step9, which its `latest` names, does not exist; there are global_step1",
+        "global_step9, named in `latest`, does not exist; available tags: global_step1",
     ),
     "climbing tag": (
         1,
@@ -128,12 +128,12 @@ FAULTS: dict[str, tuple[int, Callable[[Path], object], str]] = {
     "first optimizer": (
         1,
         _delete("zero_pp_rank_0_mp_rank_00_optim_states.pt"),
-        "1 of 2 optim_states files are missing, of data-parallel ranks 0",
+        "1 of 2 optim_states files are missing: data-parallel ranks 0",
     ),
     "parameters": (
         3,
         _delete("zero_pp_rank_1_mp_rank_00_model_states.pt"),
-        "the parameters of 1 rank and the optimizer states of 2",
+        "the parameters of 1 rank but the optimizer states of 2",
     ),
     "model": (1, _delete("mp_rank_00_model_states.pt"), "has no model"),
     "empty": (
@@ -141,7 +141,7 @@ FAULTS: dict[str, tuple[int, Callable[[Path], object], str]] = {
         lambda directory: (directory / TAG / OPTIMIZER).write_bytes(b""),
         f"{OPTIMIZER} is empty",
     ),
-    "cut off": (1, _cut, f"{OPTIMIZER} is cut off"),
+    "cut off": (1, _cut, f"{OPTIMIZER} is truncated"),
     "folder": (
         1,
         _empty,
@@ -168,7 +168,7 @@ def test_last_rank_is_missing(stage: Callable[[int], Path]) -> None:
     (directory / TAG / OPTIMIZER).unlink()
     (result,) = results("checkpoint", job(directory, stage=1))
     assert result.outcome is CRITICAL
-    assert "was saved by 1 data-parallel rank, and the job has 2 (--ranks)" in result.text
+    assert "was saved by 1 data-parallel rank, but the job has 2 (--ranks)" in result.text
     assert "ds_to_universal" in result.remedy
 
 

@@ -28,7 +28,7 @@ def test_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = capsys.readouterr().out
     document = json.loads(output)
     assert "batch-arithmetic" in output
-    assert "train_batch_size 12 is no multiple" in json.dumps(document)
+    assert "train_batch_size 12 is not a multiple" in json.dumps(document)
     config.write_text('{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4}')
     assert main([*arguments, *named]) == 0
 

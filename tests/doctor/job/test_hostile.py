@@ -74,12 +74,12 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], Outcome, str]] = {
     "duplicate": (
         lambda file: file.write_text('{"bf16": {"enabled": true}, "bf16": {"enabled": false}}'),
         Outcome.CRITICAL,
-        "the key 'bf16' twice",
+        "has key 'bf16' twice",
     ),
     "duplicate inside": (
         lambda file: file.write_text('{"bf16": {"enabled": true, "enabled": false}}'),
         Outcome.CRITICAL,
-        "the key 'enabled' twice",
+        "has key 'enabled' twice",
     ),
     "Latin-1": (
         lambda file: file.write_bytes('{\n"a": "ä"}'.encode("latin-1")),
@@ -95,12 +95,12 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], Outcome, str]] = {
     "long number": (
         lambda file: file.write_text('{"a": %s}' % ("1" * 5000)),
         Outcome.UNKNOWN,
-        "is no JSON",
+        "is not JSON",
     ),
     "cut off": (
         lambda file: file.write_text('{"a": 1,'),
         Outcome.UNKNOWN,
-        "is no JSON (line 1 column 9",
+        "is not JSON (line 1 column 9",
     ),
     "escapes": (
         lambda file: file.write_text('{"\\u001b[2Ja": 1, "\\u001b[2Ja": 2}'),

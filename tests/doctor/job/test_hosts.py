@@ -113,7 +113,7 @@ def test_names(tmp_path: Path) -> None:
     assert [one.outcome for one in results("hostfile-names", job(tmp_path, good))] == [OK]
     (result,) = results("hostfile-names", job(tmp_path, "127.0.0.1 slots=8\nlocalhost slots=8\n"))
     assert result.outcome is CRITICAL
-    assert "localhost and 127.0.0.1 are one host" in result.text
+    assert "localhost and 127.0.0.1 are the same host" in result.text
     apply(result)  # shows that both have one address
     mended = job(tmp_path, "127.0.0.1 slots=8\n127.0.0.2 slots=8\n")
     assert [one.outcome for one in results("hostfile-names", mended)] == [OK]
@@ -124,7 +124,7 @@ def test_ssh(tmp_path: Path, client: str) -> None:
     made = job(tmp_path, "127.0.0.1 slots=8\n127.0.0.2 slots=8\n", ssh=client)
     (result,) = results("ssh", made)
     assert result.outcome is OK, result.text
-    assert "2 hosts take SSH" in result.text
+    assert "2 hosts accept SSH" in result.text
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,8 @@ def test_variables_that_stay_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (result,) = results("launcher", made)
     assert result.outcome is WARNING
     assert (
-        "TORCH_NCCL_BLOCKING_WAIT: deepspeed does not take this to the other nodes" in result.text
+        "TORCH_NCCL_BLOCKING_WAIT: deepspeed does not pass this on to the other nodes"
+        in result.text
     )
     for command in ("deepspeed --no_ssh --node_rank=0 x.py", "deepspeed --num_nodes=1 x.py"):
         made = job(tmp_path, hosts, *arguments, command)
@@ -255,15 +256,19 @@ def test_without_ssh(tmp_path: Path) -> None:
         (
             "torchrun --nnodes=2 --master-addr=127.0.0.1 x.py",
             CRITICAL,
-            "each node's own loopback, and the job has 2 nodes",
+            "each node's own loopback, but the job has 2 nodes",
         ),
         ("torchrun --nnodes=2 x.py", CRITICAL, "--master-addr is missing"),
         ("torchrun --nnodes=2 --rdzv-endpoint=localhost:29500 x.py", CRITICAL, "loopback"),
-        ("torchrun --nnodes=1 --master-addr=localhost x.py", OK, "serves a job of one node"),
-        ("torchrun --standalone --nproc-per-node=8 x.py", OK, "serves a job of one node"),
+        ("torchrun --nnodes=1 --master-addr=localhost x.py", OK, "works for a single-node job"),
+        ("torchrun --standalone --nproc-per-node=8 x.py", OK, "works for a single-node job"),
         ("torchrun --nnodes=2 --rdzv-endpoint=192.0.2.1:29500 x.py", OK, "192.0.2.1"),
         ("torchrun --nnodes=2 --master-addr=no-such.invalid x.py", None, "does not resolve"),
-        ("deepspeed --master_addr=192.0.2.9 x.py", WARNING, "no address of the hostfile's names"),
+        (
+            "deepspeed --master_addr=192.0.2.9 x.py",
+            WARNING,
+            "not the address of any host in the hostfile",
+        ),
         ("deepspeed --master_addr=192.0.2.1 x.py", OK, "192.0.2.1"),
     ],
 )

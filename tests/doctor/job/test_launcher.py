@@ -198,10 +198,14 @@ def test_good_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "outcome", "words"),
     [
-        ({"tasks": 8}, CRITICAL, "srun starts 8 torchrun on each node"),
-        ({"gpus": 4}, CRITICAL, "starts 8 ranks on a node, and Slurm gives the job 4 GPUs"),
-        ({"nodes": 2}, CRITICAL, "waits for 2 nodes, and Slurm gives the job 4"),
-        ({"late": "#SBATCH --exclusive"}, WARNING, ":8: #SBATCH below the first command"),
+        ({"tasks": 8}, CRITICAL, "srun starts torchrun 8 times on each node"),
+        ({"gpus": 4}, CRITICAL, "starts 8 ranks on a node, but Slurm gives the job 4 GPUs"),
+        ({"nodes": 2}, CRITICAL, "waits for 2 nodes, but Slurm gives the job 4"),
+        (
+            {"late": "#SBATCH --exclusive"},
+            WARNING,
+            ":8: Slurm ignores #SBATCH after the first command",
+        ),
     ],
 )
 def test_script_faults(
@@ -239,7 +243,7 @@ def test_script_faults(
             "torchrun train.py",
             "",
             UNKNOWN,
-            "names none of deepspeed, torchrun and srun",
+            "does not call deepspeed, torchrun or srun",
         ),
         ("torchrun 'train.py", "torchrun train.py", "", UNKNOWN, "No closing quotation"),
         (
@@ -247,10 +251,10 @@ def test_script_faults(
             "torchrun --master-addr=n1 --nnodes=2 x.py",
             "MASTER_ADDR=n2",
             WARNING,
-            "MASTER_ADDR=n2 is set, and the launcher replaces it by n1",
+            "MASTER_ADDR=n2 is set, but the launcher replaces it with n1",
         ),
         ("", "torchrun x.py", "RANK=8\nWORLD_SIZE=8", CRITICAL, "RANK=8 is not below WORLD_SIZE=8"),
-        ("", "torchrun x.py", "RANK=x\nWORLD_SIZE=8", CRITICAL, "RANK=x is no number"),
+        ("", "torchrun x.py", "RANK=x\nWORLD_SIZE=8", CRITICAL, "RANK=x is not a number"),
     ],
 )
 def test_command_faults(
@@ -300,14 +304,14 @@ def test_no_script() -> None:
 @pytest.mark.parametrize(
     ("command", "mended", "variables", "gpus", "outcome", "words"),
     [
-        ("torchrun --nproc-per-node=8 x.py", "", "", "8", OK, "8 ranks a node"),
+        ("torchrun --nproc-per-node=8 x.py", "", "", "8", OK, "8 ranks per node"),
         (
             "torchrun --nproc-per-node=9 x.py",
             "torchrun --nproc-per-node=8 x.py",
             "",
             "8",
             CRITICAL,
-            "9 ranks a node",
+            "9 ranks per node",
         ),
         (
             "torchrun --nproc-per-node=4 x.py",
@@ -315,7 +319,7 @@ def test_no_script() -> None:
             "CUDA_VISIBLE_DEVICES=0,1",
             "8",
             CRITICAL,
-            "4 ranks a node (torchrun) and 2 visible GPUs",
+            "4 ranks per node (torchrun) but 2 visible GPUs",
         ),
         ("torchrun x.py", "", "CUDA_VISIBLE_DEVICES=0,0", "8", CRITICAL, "lists a GPU twice"),
         ("torchrun x.py", "", "CUDA_VISIBLE_DEVICES=8", "8", CRITICAL, "the node has 8"),
@@ -327,8 +331,8 @@ def test_no_script() -> None:
             WARNING,
             "deepspeed ignores CUDA_VISIBLE_DEVICES=6,7 because of --num_gpus",
         ),
-        ("torchrun x.py", "", "CUDA_DEVICE_ORDER=PCI_BUS", "8", WARNING, "is no order"),
-        ("torchrun x.py", "", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "8", OK, "1 rank a node"),
+        ("torchrun x.py", "", "CUDA_DEVICE_ORDER=PCI_BUS", "8", WARNING, "is invalid"),
+        ("torchrun x.py", "", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "8", OK, "1 rank per node"),
         ("torchrun --nproc-per-node=2 x.py", "", "", "", UNKNOWN, "--gpus-per-node"),
     ],
 )

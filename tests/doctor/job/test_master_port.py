@@ -74,9 +74,9 @@ def mended_port(result: Result) -> list[Outcome]:
 @pytest.mark.parametrize(
     ("port", "outcome", "words"),
     [
-        ("0", CRITICAL, "is no port"),
-        ("70000", CRITICAL, "is no port"),
-        ("abc", CRITICAL, "is no port"),
+        ("0", CRITICAL, "is not a port"),
+        ("70000", CRITICAL, "is not a port"),
+        ("abc", CRITICAL, "is not a port"),
         ("80", WARNING, "privileged"),
     ],
 )

@@ -47,17 +47,17 @@ def adapters(tmp_path: Path) -> Host:
 @pytest.mark.parametrize(
     ("variable", "outcome", "words"),
     [
-        ("NCCL_DEBUG=INFO", OK, "read by NCCL as set"),
-        ("NCCL_SOCKET_IFNAME=lo", OK, "read by NCCL as set"),
-        ("NCCL_SOCKET_IFNAME=^docker", OK, "read by NCCL as set"),
-        ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1", OK, "read by NCCL as set"),
-        ("NCCL_TIMEOUT=1800", WARNING, "is read by no release in use"),
-        ("NCCL_REUSE_SOCKET_ADDR=1", WARNING, "is read by no release in use"),
-        ("NCCL_SOCKET_IFNAMES=eth0", CRITICAL, "NCCL_SOCKET_IFNAME is what a misspelt name"),
-        ("NCCL_ASYNC_ERROR_HANDLING=1", WARNING, "has another name by now"),
-        ("NCCL_IB_TIMEOUT=1000", CRITICAL, "NCCL_IB_TIMEOUT=1000 has a value out of its range"),
-        ("NCCL_IB_DISABLE=true", CRITICAL, "has a value that is no number"),
-        ("NCCL_SOCKET_IFNAME=nosuch0", CRITICAL, "names nothing that is on this node"),
+        ("NCCL_DEBUG=INFO", OK, "NCCL reads it as set"),
+        ("NCCL_SOCKET_IFNAME=lo", OK, "NCCL reads it as set"),
+        ("NCCL_SOCKET_IFNAME=^docker", OK, "NCCL reads it as set"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1", OK, "NCCL reads it as set"),
+        ("NCCL_TIMEOUT=1800", WARNING, "is not read by any release in use"),
+        ("NCCL_REUSE_SOCKET_ADDR=1", WARNING, "is not read by any release in use"),
+        ("NCCL_SOCKET_IFNAMES=eth0", CRITICAL, "NCCL_SOCKET_IFNAME seems to be misspelt"),
+        ("NCCL_ASYNC_ERROR_HANDLING=1", WARNING, "has been renamed"),
+        ("NCCL_IB_TIMEOUT=1000", CRITICAL, "NCCL_IB_TIMEOUT=1000 has a value out of range"),
+        ("NCCL_IB_DISABLE=true", CRITICAL, "has a value that is not a number"),
+        ("NCCL_SOCKET_IFNAME=nosuch0", CRITICAL, "names a device that this node does not have"),
     ],
 )
 def test_variables(variable: str, outcome: Outcome, words: str) -> None:
@@ -93,9 +93,9 @@ def test_loopback_between_nodes() -> None:
     ("variable", "outcome", "words"),
     [
         ("NCCL_IB_HCA==mlx5_0", OK, "as set"),
-        ("NCCL_IB_HCA==mlx5_1", CRITICAL, "names what is down"),
-        ("NCCL_IB_HCA==mlx5_9", CRITICAL, "names nothing that is on this node"),
-        ("NCCL_IB_DISABLE=1", WARNING, "switches off InfiniBand, which works on this node"),
+        ("NCCL_IB_HCA==mlx5_1", CRITICAL, "names a device that is down"),
+        ("NCCL_IB_HCA==mlx5_9", CRITICAL, "names a device that this node does not have"),
+        ("NCCL_IB_DISABLE=1", WARNING, "disables InfiniBand, which works on this node"),
         ("NCCL_IB_DISABLE=0", OK, "as set"),
     ],
 )
