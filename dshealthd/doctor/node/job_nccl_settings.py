@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.environment_problems import problems
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
 
 def _looked(context: NodeContext) -> str:
     runs = len(list(context.series("job_ranks")))
-    return f"{runs} runs here; none has a wrong NCCL variable"
+    return f"{plural(runs, 'training run')} on this node; none has a wrong NCCL variable"
 
 
 CHECK = snapshot_check(

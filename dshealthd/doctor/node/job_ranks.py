@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
 
 def _looked(context: NodeContext) -> str:
     runs = len(list(context.series("job_ranks")))
-    return f"{runs} runs here; no rank is used twice"
+    return f"{plural(runs, 'training run')} on this node; no rank is used twice"
 
 
 CHECK = snapshot_check(
