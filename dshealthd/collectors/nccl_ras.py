@@ -304,7 +304,6 @@ class NcclRas(Collector):
                 loaded,
                 decision.form,
                 self.host,
-                self.context.monotonic,
                 self.options.max_bytes,
                 known.responder,
             )

@@ -98,7 +98,7 @@ def _form(host: Host, loaded: Loaded) -> Form:
 def _answer(environment: Mapping[str, str], host: Host, loaded: Loaded, form: Form) -> RasAnswer:
     """Return one RAS answer from a process of the job; `Missing` if there is none."""
     try:
-        query = question.prepare(environment, loaded, form, host, time.monotonic, MAX_ANSWER)
+        query = question.prepare(environment, loaded, form, host, MAX_ANSWER)
     except ValueError as error:
         raise Missing(str(error)) from error
     ras_client.ask([query], TIMEOUT, time.monotonic)

@@ -19,6 +19,7 @@ import os
 import socket
 import struct
 import sys
+import time
 from array import array
 from typing import TYPE_CHECKING
 
@@ -254,16 +255,21 @@ _sequences = itertools.count(1)
 
 
 def dump(
-    states: int, ports: tuple[int, int] | None, deadline: float, monotonic: Callable[[], float]
+    states: int,
+    ports: tuple[int, int] | None,
+    budget: float,
+    cpu_time: Callable[[], float] = time.thread_time,
 ) -> Table:
     """Return the sockets of this network namespace, from the kernel over netlink.
 
-    Arguments as for `request`; `deadline` is by the clock `monotonic`.
+    Arguments as for `request`; `budget` is in seconds of this thread's CPU time. A dump never
+    waits, so wall time beyond that is a node that has no CPU for the agent, not a slow dump.
 
     Raises OSError, including TimeoutError; Interrupted if the dump was incomplete in three
     attempts; MalformedReply.
     """
-    return whole(lambda: _dump(states, ports, deadline, monotonic))
+    end = cpu_time() + budget
+    return whole(lambda: _dump(states, ports, end, cpu_time))
 
 
 def whole(attempt: Callable[[], Table]) -> Table:
@@ -275,7 +281,7 @@ def whole(attempt: Callable[[], Table]) -> Table:
 
 
 def _dump(
-    states: int, ports: tuple[int, int] | None, deadline: float, monotonic: Callable[[], float]
+    states: int, ports: tuple[int, int] | None, end: float, cpu_time: Callable[[], float]
 ) -> Table:
     sequence = next(_sequences) & 0xFFFFFFFF
     # The kernel makes the first datagram during the send and each further one during a receive, so
@@ -284,20 +290,20 @@ def _dump(
         socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, _SOCK_DIAG
     ) as diag:
         diag.sendto(request(states, ports, sequence), (0, 0))
-        return Table(receive(lambda: _datagram(diag), sequence, deadline, monotonic))
+        return Table(receive(lambda: _datagram(diag), sequence, end, cpu_time))
 
 
 def receive(
-    datagram: Callable[[], bytes], sequence: int, deadline: float, monotonic: Callable[[], float]
+    datagram: Callable[[], bytes], sequence: int, end: float, cpu_time: Callable[[], float]
 ) -> Iterator[tuple[bytes, int]]:
     """Yield the records of all datagrams of a netlink reply.
 
-    Raises as `parse`, and TimeoutError past the deadline.
+    Raises as `parse`, and TimeoutError once `cpu_time` is past `end`.
     """
     done = False
     while not done:
-        if monotonic() > deadline:
-            message = "the dump of TCP sockets takes too long"
+        if cpu_time() > end:
+            message = "the dump of TCP sockets takes too much CPU time"
             raise TimeoutError(errno.ETIMEDOUT, message)
         records, stride, done = parse(datagram(), sequence)
         yield records, stride

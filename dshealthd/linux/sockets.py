@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import struct
+import time
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dshealthd.core.collector import Reason, SourceError
@@ -37,8 +38,8 @@ HOLD = 15.0
 
 Each socket stays for 60 s, so none is missed.
 """
-DEADLINE = 0.1
-"""Seconds that one dump may take; the agent does nothing else meanwhile."""
+BUDGET = 0.1
+"""Seconds of CPU time that one dump may take; the agent does nothing else meanwhile."""
 MAX_FROM_FILES = 20_000
 """Sockets above which the files are not read: some 40 ms."""
 RETRY = 600.0
@@ -113,8 +114,10 @@ class Sockets:
     Its methods raise OSError and SourceError.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, cpu_time: Callable[[], float] = time.thread_time) -> None:
+        """`cpu_time` is this thread's CPU time in seconds."""
         self._context = context
+        self._cpu_time = cpu_time
         self._host = context.host
         self._refused_until = 0.0 if _own(context.host.proc("self/ns/net")) else math.inf
         self._sweep: int | None = None
@@ -198,7 +201,7 @@ class Sockets:
         if now < self._refused_until:
             return None
         try:
-            return netlink.dump(states, ports, now + DEADLINE, self._context.monotonic)
+            return netlink.dump(states, ports, BUDGET, self._cpu_time)
         except TimeoutError as error:
             raise SourceError(Reason.TIMEOUT, str(error)) from error
         except netlink.Interrupted as error:

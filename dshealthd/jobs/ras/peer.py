@@ -17,26 +17,24 @@ from dshealthd.linux.socket_owners import parse_inode
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from dshealthd.core.host import Host
 
-DEADLINE = 0.5
-"""Deadline in seconds for the kernel to list the sockets of one port."""
+BUDGET = 0.5
+"""Seconds of CPU time for the kernel to list the sockets of one port."""
 MAX_DESCRIPTORS = 65536
 """Most descriptors of one process that are checked."""
 
 
-def holder(
-    connection: socket.socket, pids: Iterable[int], host: Host, monotonic: Callable[[], float]
-) -> int | None:
+def holder(connection: socket.socket, pids: Iterable[int], host: Host) -> int | None:
     """Return which of these processes has accepted a connection to RAS; None if none has.
 
     Raises OSError if that cannot be read: netlink may be refused, or the process may be another
     user's.
     """
     port, own_port = connection.getpeername()[1], connection.getsockname()[1]
-    sockets = dump(TcpState.ESTABLISHED.mask, (port, port), monotonic() + DEADLINE, monotonic)
+    sockets = dump(TcpState.ESTABLISHED.mask, (port, port), BUDGET)
     # By both ports: with SO_REUSEPORT many sockets share the server's port, and only the client's
     # port identifies this connection.
     inodes = {

@@ -23,7 +23,7 @@ from dshealthd.linux.netlink import Interrupted, MalformedReply
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from dshealthd.core.host import Host
     from dshealthd.jobs.nccl.release import MappedReleases
@@ -103,7 +103,6 @@ def prepare(
     loaded: Loaded,
     form: policy.Form,
     host: Host,
-    monotonic: Callable[[], float],
     limit: int,
     first: int | None = None,
 ) -> Query:
@@ -116,7 +115,7 @@ def prepare(
 
     def verify_peer(connection: socket.socket) -> bool:
         try:
-            query.responder = holder(connection, pids, host, monotonic)
+            query.responder = holder(connection, pids, host)
         except (Interrupted, MalformedReply) as error:
             raise Unanswered(Reason.IO_ERROR, f"the responder is unknown: {error}") from error
         return query.responder is not None

@@ -309,15 +309,11 @@ def test_holder_of_a_connection(serve: Callable[..., Process]) -> None:
     process, other = serve("mute"), serve("mute")
     with socket.create_connection(("127.0.0.1", process.port)) as connection:
         end = time.monotonic() + 60
-        while (
-            found := holder(
-                connection, [other.popen.pid, process.popen.pid], Host(), time.monotonic
-            )
-        ) is None:
+        while (found := holder(connection, [other.popen.pid, process.popen.pid], Host())) is None:
             assert time.monotonic() < end, "never accepted"
             time.sleep(0.01)
         assert found == process.popen.pid
-        assert holder(connection, [other.popen.pid, 2**22 + 1], Host(), time.monotonic) is None
+        assert holder(connection, [other.popen.pid, 2**22 + 1], Host()) is None
 
 
 def test_descriptors_are_closed(serve: Callable[..., Process]) -> None:
