@@ -304,7 +304,7 @@ class VerdictOptions:
         minimum=0.01,
     )
     hold_epochs: int = option(
-        4, "Epochs for which another node stays accused without new evidence.", minimum=2
+        4, "Epochs for which another node stays a suspect without new evidence.", minimum=2
     )
 
 

@@ -219,7 +219,7 @@ def test_a_fork_server_that_answered_while_the_agent_was_stopped_has_answered(
             )
             assert worker.state()
             worker.kill()
-            with pytest.raises(ForkServerError, match="does not answer within"):
+            with pytest.raises(ForkServerError, match="did not answer within"):
                 await server.fork(0, 0)  # it reads no second request
         finally:
             server.kill()

@@ -76,7 +76,7 @@ def test_prometheus_follows_the_members(tmp_path: Path) -> None:
                 toml(merged(settings(node, period=lab.period, full=False, leaves=True), {}))
             )
 
-        lab.wait(lambda _: len(told(one)) == 2 and "leaf-a" in told(one)[0])
+        lab.wait(lambda _: len(lines := told(one)) == 2 and "leaf-a" in lines[0])
         url = f"http://{one.name}:{one.agent.port}/api/v1/targets"
         with prometheus(
             lab.services,

@@ -174,7 +174,7 @@ def test_hung_path(tmp_path: Path) -> None:
     )
     assert time.monotonic() - start < SOON
     assert found["good"] == Source("good", "{}", "")
-    assert found["dead"].problem == "not within 5 s"
+    assert found["dead"].problem == "not finished within 5 s"
 
 
 def test_hung_source_is_unknown() -> None:
@@ -183,9 +183,9 @@ def test_hung_source_is_unknown() -> None:
     job = type(job)(
         **{
             **{name: getattr(job, name) for name in type(job).__dataclass_fields__},
-            "config": Source("/nfs/ds_config.json", None, "not within 4 s"),
-            "hostfile": Source("/nfs/hostfile", None, "not within 4 s"),
-            "checkpoint": Source("/nfs/checkpoint", None, "not within 4 s"),
+            "config": Source("/nfs/ds_config.json", None, "not finished within 4 s"),
+            "hostfile": Source("/nfs/hostfile", None, "not finished within 4 s"),
+            "checkpoint": Source("/nfs/checkpoint", None, "not finished within 4 s"),
         }
     )
     for check, name in (
@@ -196,7 +196,7 @@ def test_hung_source_is_unknown() -> None:
         (result,) = results(check, job)
         assert result.outcome is Outcome.UNKNOWN
         assert name in result.text
-        assert "not within 4 s" in result.text
+        assert "not finished within 4 s" in result.text
 
 
 def test_nothing_named() -> None:
