@@ -166,7 +166,7 @@ def main() -> None:
                 said = subprocess.run(
                     [*command, "--probe"], capture_output=True, text=True, check=False, cwd=ROOT
                 ).stdout
-                if "an all-reduce over 8 nodes (gloo) is right" not in said:
+                if "an all-reduce over 8 nodes (gloo) is correct" not in said:
                     message = f"no collective was run:\n{said}"
                     raise RuntimeError(message)
                 probed = timed([*command, "--probe"], SLOW_TURNS, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -281,7 +281,7 @@ def _mapped(source: Source[Any] | None, name: str, make: Callable[[Any], Any]) -
     if source is None:
         return None
     value = None if source.value is None else make(source.value)
-    return Source(printable(name), value, source.problem)
+    return replace(source, name=printable(name), value=value)
 
 
 def _read_config(path: str) -> deepspeed_config.Parsed:

@@ -57,6 +57,8 @@ class RunningStep:
         self.name = name
         self.answer: Any = None
         self.problem = ""
+        self.hung = False
+        """Whether it did not answer by its deadline."""
         self._keep = keep
         self._left = max_bytes
         self._buffer = bytearray()
@@ -99,6 +101,7 @@ class RunningStep:
         """Kill the step's process if it has not ended; one that cannot be killed is left behind."""
         os.close(self.descriptor)
         if not self._answered and not self.problem and time.monotonic() >= self.deadline:
+            self.hung = True
             self.problem = f"not finished within {self._seconds:g} s"
         status = self._reaped() if self._answered else None  # it exits by itself
         if status is None:

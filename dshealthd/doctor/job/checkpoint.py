@@ -35,10 +35,9 @@ def run(context: JobContext) -> Iterator[Result]:
         return
     checkpoint = source.value
     if checkpoint is None:
-        hung = source.problem.startswith("not within")
         yield Result(
-            Outcome.UNKNOWN if hung else Outcome.CRITICAL,
-            printable(f"{source.name}: {source.problem}" if hung else source.problem),
+            Outcome.UNKNOWN if source.hung else Outcome.CRITICAL,
+            printable(f"{source.name}: {source.problem}" if source.hung else source.problem),
             remedy=show(source.name),
             component=printable(source.name),
         )

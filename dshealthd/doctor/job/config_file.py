@@ -27,10 +27,9 @@ def run(context: JobContext) -> Iterator[Result]:
         yield Result(Outcome.UNKNOWN, "no DeepSpeed configuration is given (--deepspeed-config)")
         return
     if config.value is None:
-        hung = config.problem.startswith("not within")
-        text = f"{config.name}: {config.problem}" if hung else config.problem
+        text = f"{config.name}: {config.problem}" if config.hung else config.problem
         yield Result(
-            Outcome.UNKNOWN if hung else Outcome.CRITICAL,
+            Outcome.UNKNOWN if config.hung else Outcome.CRITICAL,
             printable(text),
             component=config.name,
             remedy=show(config.name),

@@ -32,11 +32,10 @@ def run(context: JobContext) -> Iterator[Result]:
         return
     name = hostfile.name
     if hostfile.value is None:
-        hung = hostfile.problem.startswith("not within")
         yield Result(
-            Outcome.UNKNOWN if hung else Outcome.CRITICAL,
+            Outcome.UNKNOWN if hostfile.hung else Outcome.CRITICAL,
             # a missing hostfile is not an error to deepspeed, which then runs on one node
-            printable(f"{name}: {hostfile.problem}" if hung else hostfile.problem),
+            printable(f"{name}: {hostfile.problem}" if hostfile.hung else hostfile.problem),
             remedy=show(name),
             source="deepspeed/launcher/runner.py, fetch_hostfile",
             component=name,

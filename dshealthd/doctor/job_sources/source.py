@@ -29,6 +29,8 @@ class Source(Generic[T]):
     value: T | None = None
     problem: str = ""
     """Why there is no value: unreadable, too large, or hung."""
+    hung: bool = False
+    """Whether it did not answer by its deadline: what it holds is unknown, not wrong."""
 
 
 def read_all(
@@ -40,7 +42,8 @@ def read_all(
     """
     starts = [functools.partial(_start, name, reader, deadline) for name, reader in readers.items()]
     return {
-        one.name: Source(one.name, one.answer, one.problem) for one in step.run(starts, _AT_ONCE)
+        one.name: Source(one.name, one.answer, one.problem, one.hung)
+        for one in step.run(starts, _AT_ONCE)
     }
 
 

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -175,28 +176,30 @@ def test_hung_path(tmp_path: Path) -> None:
     assert time.monotonic() - start < SOON
     assert found["good"] == Source("good", "{}", "")
     assert found["dead"].problem == "not finished within 5 s"
+    assert (found["dead"].hung, found["good"].hung) == (True, False)
 
 
 def test_hung_source_is_unknown() -> None:
     """What hung is unknown by its name, never ok and never absent."""
-    job = asked()
-    job = type(job)(
-        **{
-            **{name: getattr(job, name) for name in type(job).__dataclass_fields__},
-            "config": Source("/nfs/ds_config.json", None, "not finished within 4 s"),
-            "hostfile": Source("/nfs/hostfile", None, "not finished within 4 s"),
-            "checkpoint": Source("/nfs/checkpoint", None, "not finished within 4 s"),
-        }
+    names = {
+        "config": "/nfs/ds_config.json",
+        "hostfile": "/nfs/hostfile",
+        "checkpoint": "/nfs/checkpoint",
+    }
+    found = read_all(dict.fromkeys(names, functools.partial(time.sleep, 600)), 0.5)
+    hung = {one: replace(found[one], name=name) for one, name in names.items()}
+    job = replace(
+        asked(), config=hung["config"], hostfile=hung["hostfile"], checkpoint=hung["checkpoint"]
     )
     for check, name in (
-        ("config-file", "/nfs/ds_config.json"),
-        ("hostfile", "/nfs/hostfile"),
-        ("checkpoint", "/nfs/checkpoint"),
+        ("config-file", names["config"]),
+        ("hostfile", names["hostfile"]),
+        ("checkpoint", names["checkpoint"]),
     ):
         (result,) = results(check, job)
         assert result.outcome is Outcome.UNKNOWN
         assert name in result.text
-        assert "not finished within 4 s" in result.text
+        assert "not finished within 0.5 s" in result.text
 
 
 def test_nothing_named() -> None:
