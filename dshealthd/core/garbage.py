@@ -8,7 +8,7 @@ import gc
 def settled() -> None:
     """Treat all current objects as permanent: later collections check only new ones.
 
-    The thresholds stay Python's. With 10,000 new objects in place of 700 a collection costs a
-    tenth less CPU, but cycles that pin large texts stay for hours (bench/README.md, `make soak`).
+    The thresholds stay Python's. With 10,000 new objects in place of 700 the agent and its workers
+    take a tenth less CPU, but memory grew in a soak (bench/README.md, `make soak`).
     """
     gc.freeze()

@@ -43,7 +43,9 @@ WAITING = 16
 _PAUSE_RATIO = 3
 """Pause after a failed verification, as a multiple of its duration: guesses get a quarter of a core."""
 _MAX_PAUSE = 1.0
-"""The longest such pause, in seconds: hashes of a high cost take seconds themselves."""
+"""The longest such pause, in seconds, so that others do not wait for long. From cost 13 on, guesses
+therefore get more than a quarter of a core.
+"""
 
 
 def problem(hash: str) -> str | None:
