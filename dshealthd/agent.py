@@ -154,11 +154,11 @@ class Agent:
         ]
         beside = [
             asyncio.create_task(self._keep_judging(), name="dating findings"),
+            asyncio.create_task(_keep_freeing_cycles(), name="freeing cycles"),
             asyncio.create_task(manager.keep_status(self._status_line), name="status line"),
         ]
         for each in beside:
             each.add_done_callback(_beside_ended)
-        garbage.settled()
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -309,6 +309,13 @@ class Agent:
             "probe": self._probes.status(),
             "evidence": self._evidence.status(),
         }
+
+
+async def _keep_freeing_cycles() -> None:
+    cycles = garbage.Cycles(time.monotonic)
+    while True:
+        await asyncio.sleep(JUDGE_EVERY)
+        cycles.free()
 
 
 def _beside_ended(task: asyncio.Task[None]) -> None:

@@ -94,7 +94,7 @@ def main(page: int, descriptor: int) -> None:
     collectors = {
         name: _collector(name, options, context) for name, options in hello["collectors"].items()
     }
-    garbage.settled()
+    cycles = garbage.Cycles(time.monotonic)
     channel.sendall(wire.pack({"ready": os.getpid()}))
     for request in messages:
         context.sweep += 1
@@ -122,6 +122,7 @@ def main(page: int, descriptor: int) -> None:
         channel.sendall(wire.pack(done))
         for told in (touched, untried, news):
             told.clear()
+        cycles.free()  # nobody waits for this worker now
     for collector in collectors.values():
         collector.close()
     context.close()

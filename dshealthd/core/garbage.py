@@ -1,14 +1,54 @@
-"""Settings of Python's cyclic garbage collector for processes that run for months."""
+"""Memory of processes that run for months: what is not needed is freed, and given back."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EVERY = 60.0
+"""Seconds between two searches for cycles."""
+_NEW_OBJECTS = 10_000
+"""Surplus of created over freed objects that triggers a search in between.
+
+A sweep replaces thousands of samples at once, none of them in a cycle. With Python's default of
+700, checking them takes a tenth of the CPU of the agent and its workers.
+"""
 
 
-def settled() -> None:
-    """Treat all current objects as permanent: later collections check only new ones.
+class Cycles:
+    """Frees cycles every minute, at a moment of its owner's choice.
 
-    The thresholds stay Python's. With 10,000 new objects in place of 700 the agent and its workers
-    take a tenth less CPU, but memory grew in a soak (bench/README.md, `make soak`).
+    Cycles are rare, but a traceback in one can pin large texts: memory would grow for hours if only
+    their number counted.
     """
-    gc.freeze()
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        """Free the cycles so far, and treat all other objects as permanent: they are not checked
+        again.
+        """
+        self._monotonic = monotonic
+        self._trim = _trim()
+        self._free()
+        gc.freeze()
+        gc.set_threshold(_NEW_OBJECTS)
+
+    def free(self) -> None:
+        """Free all cycles among new objects, if the last search was a minute ago."""
+        if self._monotonic() - self._freed >= EVERY:
+            self._free()
+
+    def _free(self) -> None:
+        gc.collect()
+        # glibc keeps the pages below the last block in use: each burst of large texts, such as 50
+        # invalid requests, would leave the process larger.
+        self._trim(0)
+        self._freed = self._monotonic()
+
+
+def _trim() -> Callable[[int], object]:
+    """Return `malloc_trim(3)`; a function that does nothing with a C library that lacks it."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", lambda _pad: 0)

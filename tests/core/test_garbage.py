@@ -1,0 +1,101 @@
+"""Memory that is not needed is freed, and returned to the kernel."""
+
+from __future__ import annotations
+
+import gc
+import os
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.core.garbage import EVERY, Cycles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1 << 20
+
+
+class Linked:
+    """An object that can be part of a cycle."""
+
+    def __init__(self) -> None:
+        self.other: Linked | None = None
+
+
+class Clock:
+    """A clock that the test turns."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        """Return the seconds that the test has set."""
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def _collector() -> Iterator[None]:
+    """Leave the collector of this process as it was."""
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+def resident() -> int:
+    """Return this process's resident memory in bytes."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def cycle() -> weakref.ref[Linked]:
+    """Make two objects that only hold each other, and return a weak reference to one."""
+    one, two = Linked(), Linked()
+    one.other, two.other = two, one
+    return weakref.ref(one)
+
+
+def test_cycles_are_freed_once_a_minute() -> None:
+    """A cycle is not searched for before a minute has passed, and is gone after it."""
+    clock = Clock()
+    cycles = Cycles(clock)
+    left = cycle()
+    clock.now = EVERY - 1
+    cycles.free()
+    assert left() is not None
+    clock.now = EVERY
+    cycles.free()
+    assert left() is None
+    left = cycle()
+    cycles.free()
+    assert left() is not None
+
+
+def test_cycles_of_the_start_are_freed_at_once() -> None:
+    """What was left over before is freed, not kept for good with the objects that are in use."""
+    left = cycle()
+    Cycles(Clock())
+    assert left() is None
+
+
+@pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="not glibc")
+def test_freed_memory_below_a_block_in_use_is_returned() -> None:
+    """A burst of texts does not leave the process larger, although the last block is still in use.
+
+    Without the trim, the heap keeps all of it: only its top is returned.
+    """
+    clock = Clock()
+    cycles = Cycles(clock)
+    before = resident()
+    texts = [
+        b"x" * (60_000 + number) for number in range(1000)
+    ]  # below the size from which glibc maps a block
+    last = b"x" * 60_000
+    assert resident() - before > 50 * MIB
+    del texts
+    clock.now = EVERY
+    cycles.free()
+    assert resident() - before < 10 * MIB
+    assert last
