@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, CollectorOptions, Reason, SourceError, gauge
 from dshealthd.core.host import read
-from dshealthd.core.options import option
+from dshealthd.core.options import Duration, option
 from dshealthd.linux.netlink import TcpState
 from dshealthd.linux.socket_owners import BUDGET, BUDGET_ALONE, Search
 from dshealthd.linux.sockets import Sockets
@@ -93,6 +93,11 @@ def parse_ports(text: str) -> tuple[int, int]:
 class RendezvousOptions(CollectorOptions):
     """Options of this collector."""
 
+    interval: Duration = option(
+        "15s",
+        "Time from one sample to the next; the walk through the socket table is shared with tcp.",
+        minimum="100ms",
+    )
     ports: str = option("29500-29600", "Ports that jobs use as MASTER_PORT.")
 
     def check(self) -> Iterator[tuple[str, str]]:
