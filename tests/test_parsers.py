@@ -133,7 +133,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("collectors.kernel", "parse_cpus", LINES),
         ("collectors.kernel", "parse_loadavg", LINES),
         ("collectors.memory", "parse_meminfo", LINES),
-        ("collectors.memory", "parse_vmstat", LINES),
+        ("collectors.memory", "parse_oom_kills", LINES),
         ("collectors.network", "parse_columns", LINES),
         ("collectors.network", "parse_net_dev", LINES),
         ("collectors.open_files", "parse_file_nr", LINES),

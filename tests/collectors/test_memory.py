@@ -54,7 +54,13 @@ def test_missing_fields_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "text"),
-    [("meminfo", "MemTotal: lots kB\n"), ("meminfo", "MemTotal\n"), ("vmstat", "oom_kill\n")],
+    [
+        ("meminfo", "MemTotal: lots kB\n"),
+        ("meminfo", "MemTotal:\n"),
+        ("meminfo", "MemTotal\n"),
+        ("vmstat", "oom_kill\n"),
+        ("vmstat", "nr_free_pages 7\noom_kill many\n"),
+    ],
 )
 def test_malformed_files_are_named(tmp_path: Path, file: str, text: str) -> None:
     """A file that makes no sense is a fault `malformed` that names it, not a number."""
