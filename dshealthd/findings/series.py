@@ -66,20 +66,14 @@ class Series:
     def _with(self, name: str, labels: Mapping[str, str | Collection[str]]) -> Iterable[Sample]:
         """Return the samples of `dshealthd_NAME` with these labels, without label mappings."""
         samples = self._samples.get(name, [])
-        if not (samples and labels):
-            return samples
-        dimensions = samples[0].metric.dimensions
+        dimensions = samples[0].metric.dimensions if samples else ()
         if not labels.keys() <= set(dimensions):
-            return ()
-        wanted = [
-            (dimensions.index(key), (values,) if isinstance(values, str) else values)
-            for key, values in labels.items()
-        ]
-        return (
-            sample
-            for sample in samples
-            if all(sample.labels[position] in values for position, values in wanted)
-        )
+            return []
+        for key, wanted in labels.items():
+            position = dimensions.index(key)
+            values = (wanted,) if isinstance(wanted, str) else wanted
+            samples = [sample for sample in samples if sample.labels[position] in values]
+        return samples
 
     def drop(self, name: str, over: Callable[[Point], bool]) -> None:
         """Drop the series of `dshealthd_NAME` for which `over` is true."""
