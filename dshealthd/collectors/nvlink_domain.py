@@ -6,7 +6,6 @@ Elsewhere the service may be installed but idle, and is not reported.
 
 from __future__ import annotations
 
-import uuid
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import Fault, News, Reason, gauge
@@ -130,6 +129,8 @@ class NvlinkDomain(GpuCollector):
             yield PROBLEM(1.0, *gpu.labels, problem)
         if any(fabric.clusterUuid):
             self._several_nodes = True
+            import uuid  # 0.2 MiB that only GPUs with a fabric need
+
             domain = str(uuid.UUID(bytes=bytes(fabric.clusterUuid)))
             yield CLIQUE(fabric.cliqueId, *gpu.labels)
             yield DOMAIN(1.0, *gpu.labels, domain, str(fabric.cliqueId))

@@ -6,10 +6,10 @@ On the node, in the configured Python environments, and in those that jobs run i
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import os
 import re
+from _blake2 import blake2b  # that of hashlib, which would also load OpenSSL: 1 MiB
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -175,9 +175,7 @@ def parse_configuration(text: str) -> str:
 
 def fingerprint(text: str) -> int:
     """Return a 48-bit digest of software or settings, which a float holds exactly."""
-    return int.from_bytes(
-        hashlib.blake2b(text.encode(errors="replace"), digest_size=6).digest(), "big"
-    )
+    return int.from_bytes(blake2b(text.encode(errors="replace"), digest_size=6).digest(), "big")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ values. The reference file (`docs/dshealthd.toml`) is made from the same declara
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import types
 import typing
@@ -154,6 +153,8 @@ def join(key: str, name: str) -> str:
 
 def unknown(name: str, known: typing.Iterable[str]) -> str:
     """Return the error for an unknown key, with a suggestion."""
+    import difflib  # 0.2 MiB in each process, which only a wrong config needs
+
     close = difflib.get_close_matches(name, list(known), n=1)
     return (
         f"unknown key; did you mean {close[0]}?"

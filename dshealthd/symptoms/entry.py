@@ -7,7 +7,6 @@ and, if common advice is wrong or incomplete, `## Common advice, checked`.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -224,6 +223,8 @@ def _wrong_alert(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _unknown(key: str, known: Mapping[str, object]) -> str:
+    import difflib  # 0.2 MiB that only a wrong key needs
+
     near = difflib.get_close_matches(key, known, 1)
     return f"{key}: unknown key; " + (
         f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -192,9 +191,14 @@ def _figures(bandwidths: list[float], times: list[float]) -> Figures:
     They are of the same kinds as the plugin's own means.
     """
     return Figures(
-        _six_digits(statistics.geometric_mean(bandwidths)) if bandwidths else None,
-        _six_digits(statistics.fmean(times)) if times else None,
+        _six_digits(math.exp(_mean([*map(math.log, bandwidths)]))) if bandwidths else None,
+        _six_digits(_mean(times)) if times else None,
     )
+
+
+def _mean(values: list[float]) -> float:
+    """Return the mean, without the 0.4 MiB that `statistics` loads."""
+    return math.fsum(values) / len(values)
 
 
 def _six_digits(value: float) -> float:

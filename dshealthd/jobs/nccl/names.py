@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 import functools
 import tomllib
@@ -96,5 +95,7 @@ def misnomer(name: str) -> tuple[str, Misnomer] | None:
         return None
     if name in have.retired:
         return (name, Misnomer.RETIRED) if release_numbers(have.retired[name]) < OLDEST else None
+    import difflib  # 0.2 MiB that only an unknown name needs
+
     near = difflib.get_close_matches(name, have.known, n=1, cutoff=LIKENESS)
     return (near[0], Misnomer.MISSPELT) if near else ("other", Misnomer.UNKNOWN)
