@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -106,6 +107,11 @@ _REASONS = {
 A part that hangs adds `timeout`, `stuck` and `crashed`.
 """
 
+LOCATE = 60.0
+"""Seconds after which a path is resolved again, unless a mount changes earlier: a symbolic link in
+it may point elsewhere.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class FilesystemOptions(CollectorOptions):
@@ -148,6 +154,8 @@ class Filesystem(Collector):
         super().__init__(options, context)
         self._mountinfo = ""
         self._mounts: list[Mount] = []
+        self._located: dict[str, tuple[float, Mount | None]] = {}
+        """The mount of each path, and until when it is valid."""
         self._tested: dict[str, float] = {}
         self._written: dict[str, float | str] = {}
 
@@ -187,12 +195,21 @@ class Filesystem(Collector):
         if status.f_files:
             yield FILES(status.f_files, path)
             yield FILES_FREE(status.f_favail, path)
-        root = str(self.host.rootfs).rstrip("/")
-        real = os.path.realpath(place).removeprefix(os.path.realpath(root) if root else "") or "/"
-        mount = mount_of(real, self._mounts)
+        mount = self._mount(path, place)
         if mount is not None:
             yield READ_ONLY(mount.read_only, path)
             yield INFO(1, path, mount.point, mount.kind)
+
+    def _mount(self, path: str, place: str) -> Mount | None:
+        """Return the mount of a configured path, which is `place` here; cached for `LOCATE`."""
+        now = self.context.monotonic()
+        until, mount = self._located.get(path, (-math.inf, None))
+        if now >= until:
+            root = str(self.host.rootfs).rstrip("/")
+            above = os.path.realpath(root) if root else ""
+            mount = mount_of(os.path.realpath(place).removeprefix(above) or "/", self._mounts)
+            self._located[path] = now + LOCATE, mount
+        return mount
 
     def _read_mounts(self) -> Fault | None:
         """Read the host's mounts from process 1, which the agent's own sandbox does not affect;
@@ -208,6 +225,7 @@ class Filesystem(Collector):
             if text != self._mountinfo:
                 self._mounts = parse_mountinfo(text)
                 self._mountinfo = text
+                self._located.clear()
         except OSError as error:
             return Fault("mounts", os_reason(error), str(error))
         except ValueError as error:

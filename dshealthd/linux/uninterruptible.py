@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _KERNEL_THREAD = 0x0020_0000
 """PF_KTHREAD of linux/sched.h: kernel threads sleep this way whenever they are idle."""
+_CHILDREN_LIMIT = 1 << 20
+"""Bytes read of the list of kernel threads, some 150,000."""
 
 
 class Sleep(NamedTuple):
@@ -37,7 +39,10 @@ def sleeping(host: Host) -> dict[Sleep, str] | None:
     if "1" not in pids:
         return None
     found = {}
+    kernel_threads = _kernel_threads(host)
     for pid in pids:
+        if pid in kernel_threads:
+            continue
         try:
             data = read_bytes(host.proc(f"{pid}/stat"), 4096)
             stat = parse_stat(data)
@@ -49,3 +54,20 @@ def sleeping(host: Host) -> dict[Sleep, str] | None:
             name = data[data.find(b"(") + 1 : data.rfind(b")")].decode(errors="replace")
             found[Sleep(int(pid), stat.start, stat.cpu_ticks)] = name
     return found
+
+
+def _kernel_threads(host: Host) -> frozenset[str]:
+    """Return the pids of kernel threads, which need not be read: thousands on a large node.
+
+    The kernel lists them as the children of pid 2; some may be missing. None in a container, whose
+    pid 2 is no kernel thread, or if the kernel does not list children.
+    """
+    try:
+        if not parse_stat(read_bytes(host.proc("2/stat"), 4096)).flags & _KERNEL_THREAD:
+            return frozenset()
+        children = read_bytes(host.proc("2/task/2/children"), _CHILDREN_LIMIT)
+    except (OSError, ValueError):
+        return frozenset()
+    if len(children) >= _CHILDREN_LIMIT:  # the last pid may be cut off
+        return frozenset()
+    return frozenset(children.decode(errors="replace").split())

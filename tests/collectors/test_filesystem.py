@@ -144,6 +144,40 @@ def test_paths_of_a_host_below_a_root(tmp_path: Path) -> None:
     assert value(result, filesystem.READ_ONLY, "/data") == 1
 
 
+def mounts(proc: Path, *lines: str) -> None:
+    """Have these mounts, each "POINT KIND OPTIONS", in a made-up /proc."""
+    (proc / "1").mkdir(parents=True, exist_ok=True)
+    (proc / "1" / "mountinfo").write_text(
+        "".join(
+            f"{number} 1 0:{number} / {point} {options} - {kind} none {options}\n"
+            for number, (point, kind, options) in enumerate(map(str.split, lines), 20)
+        )
+    )
+
+
+def test_mount_of_a_path_is_looked_up_again(tmp_path: Path) -> None:
+    """A change of the mounts is seen at once, another target of a link after a minute."""
+    a, b, link = tmp_path / "a", tmp_path / "b", str(tmp_path / "link")
+    a.mkdir()
+    b.mkdir()
+    os.symlink(a, link)
+    clock = Clock()
+    options = filesystem.FilesystemOptions(paths=(link,))
+    subject = collector(options, clock, Host(procfs=tmp_path / "proc"))
+    mounts(tmp_path / "proc", "/ ext4 rw", f"{a} xfs rw", f"{b} nfs4 rw")
+    result = collect(subject)
+    assert value(result, filesystem.INFO, link, str(a), "xfs") == 1
+    assert value(result, filesystem.READ_ONLY, link) == 0
+    mounts(tmp_path / "proc", "/ ext4 rw", f"{a} xfs ro", f"{b} nfs4 rw")
+    assert value(collect(subject), filesystem.READ_ONLY, link) == 1
+    os.unlink(link)
+    os.symlink(b, link)
+    clock.now += filesystem.LOCATE
+    result = collect(subject)
+    assert value(result, filesystem.INFO, link, str(b), "nfs4") == 1
+    assert value(result, filesystem.READ_ONLY, link) == 0
+
+
 def test_malformed_mounts(tmp_path: Path) -> None:
     """Mounts that cannot be understood are a fault of their own; space is told all the same."""
     (tmp_path / "1").mkdir()

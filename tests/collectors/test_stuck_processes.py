@@ -82,6 +82,30 @@ def test_two_looks(procfs: Path) -> None:
     assert values(one) == [4]  # all that sleep now slept so at the look before, and used no CPU
 
 
+def test_listed_kernel_threads_are_not_read(procfs: Path) -> None:
+    """A large node has thousands of kernel threads, whose files would take most of the time."""
+    put(procfs, 2, "S", flags=KERNEL_THREAD)
+    put(procfs, 10, "D")
+    (procfs / "20").mkdir()
+    (procfs / "20" / "stat").write_text("a file that must not be read: it is malformed\n")
+    (procfs / "2" / "task" / "2").mkdir(parents=True)
+    (procfs / "2" / "task" / "2" / "children").write_text("20 21 ")
+    one = collector(Host(procfs=procfs))
+    values(one)
+    assert values(one) == [1]
+
+
+def test_children_of_a_container_s_second_process_are_read(procfs: Path) -> None:
+    """There, pid 2 is a process like any other."""
+    put(procfs, 2, "S")
+    put(procfs, 10, "D")
+    (procfs / "2" / "task" / "2").mkdir(parents=True)
+    (procfs / "2" / "task" / "2" / "children").write_text("10 ")
+    one = collector(Host(procfs=procfs))
+    values(one)
+    assert values(one) == [1]
+
+
 def test_hidden_processes_are_unknown(procfs: Path) -> None:
     """Where others' processes are hidden, nothing is told of them, and it is said why."""
     (procfs / "1" / "stat").unlink()
