@@ -202,12 +202,21 @@ class ErrorSums:
         It outlives the worker process; without it sums would change when the worker restarts.
         """
         self._memory = memory
+        self._last: dict[tuple[str, str], tuple[Sequence[float | None], float | None]] = {}
+        """The last counts and sum by GPU and type; counts rarely change."""
 
     def add(self, uuid: str, kind: str, counts: Sequence[float | None]) -> float | None:
         """Return the current sum of one type of NVLink errors; None if no link reports it.
 
         `counts` has one entry per link of the GPU, None if the link does not report it.
         """
+        last_counts, total = self._last.get((uuid, kind), (None, None))
+        if counts != last_counts:
+            total = self._sum(uuid, kind, counts)
+            self._last[uuid, kind] = counts, total
+        return total
+
+    def _sum(self, uuid: str, kind: str, counts: Sequence[float | None]) -> float | None:
         if all(count is None for count in counts):
             return None
         known = self._memory.setdefault(uuid, {})
@@ -287,10 +296,9 @@ class Nvlink(GpuCollector):
         """Yield the sum of each type of NVLink errors, and the counts of each link with errors."""
         for kind, counts in errors.items():
             yield from told(SUMS, self._counted.add(gpu.uuid, kind, counts), *gpu.labels, kind)
-        for link, label in enumerate(labels):
-            of_link = {kind: counts[link] for kind, counts in errors.items()}
-            if self.options.links or any(of_link.values()):
-                for kind, count in of_link.items():
+        for label, of_link in zip(labels, zip(*errors.values(), strict=True), strict=True):
+            if self.options.links or any(of_link):
+                for kind, count in zip(errors, of_link, strict=True):
                     yield from told(ERRORS, count, *label, kind)
 
 
