@@ -4,7 +4,7 @@ in a hundred on a rendezvous port.
     python -m bench.bench_tcp [--rounds 21] [--cold]
 
 In one run, turn by turn, in a network namespace of its own (needs root and a compiler): the
-collectors `tcp` and `rendezvous` as the agent runs them, every 5 s, which of many sockets asks for
+collectors `tcp` and `rendezvous` as the agent runs them, every 15 s, which of many sockets asks for
 the ports in TIME_WAIT every 15 s; a round of theirs that asks; what such a round asks for in C
 (`tcp_floor.c`); `ss` with the filter for the rendezvous ports, which tells less; node_exporter's
 tcpstat alone, by the scheduler's account of its CPU, which tells nothing of ports. Then what is
@@ -45,7 +45,7 @@ FIRST, LAST = 29500, 29600
 _MEMORY = bytearray(os.urandom(1 << 20) * 128)
 COUNTS = (0, 10_000, 30_000)
 OURS, WHOLE, FLOOR, SS, THEIRS = (
-    "dshealthd tcp + rendezvous, every 5 s",
+    "dshealthd tcp + rendezvous, one round",
     "one round that asks for all",
     "the same in C",
     "ss, rendezvous ports only",
