@@ -135,6 +135,7 @@ class Agent:
         reload, end and state, and that the event loop is alive.
         """
         manager = manager or ServiceManager()
+        cycles = garbage.Cycles(time.monotonic)  # takes some 30 ms; nobody waits yet
         loop = asyncio.get_running_loop()
         stop = asyncio.Event()
         reload = asyncio.Event()
@@ -154,7 +155,7 @@ class Agent:
         ]
         beside = [
             asyncio.create_task(self._keep_judging(), name="dating findings"),
-            asyncio.create_task(_keep_freeing_cycles(), name="freeing cycles"),
+            asyncio.create_task(_keep_freeing(cycles), name="freeing cycles"),
             asyncio.create_task(manager.keep_status(self._status_line), name="status line"),
         ]
         for each in beside:
@@ -311,10 +312,9 @@ class Agent:
         }
 
 
-async def _keep_freeing_cycles() -> None:
-    cycles = garbage.Cycles(time.monotonic)
+async def _keep_freeing(cycles: garbage.Cycles) -> None:
     while True:
-        await asyncio.sleep(JUDGE_EVERY)
+        await asyncio.sleep(garbage.EVERY)
         cycles.free()
 
 

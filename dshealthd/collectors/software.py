@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import os
 import re
-from _blake2 import blake2b  # that of hashlib, which would also load OpenSSL: 1 MiB
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
@@ -36,6 +35,11 @@ from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux import pci_topology, selinux
 from dshealthd.linux.firewall_configuration import firewall_configuration
 from dshealthd.linux.process_files import Root
+
+try:
+    from _blake2 import blake2b  # what hashlib returns, without the 1 MiB of OpenSSL it loads
+except ImportError:
+    from hashlib import blake2b
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -52,11 +52,12 @@ class StuckProcesses(Collector):
         """Start without a previous sample."""
         super().__init__(options, context)
         self._before: AbstractSet[Sleep] | None = None
+        self._kernel_threads: set[str] = set()
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the number of processes stuck in the kernel; nothing in the first sample."""
         try:
-            found = sleeping(self.host)
+            found = sleeping(self.host, self._kernel_threads)
         except ValueError as error:
             raise SourceError(Reason.MALFORMED, str(error)) from error
         if found is None:

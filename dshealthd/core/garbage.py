@@ -1,4 +1,4 @@
-"""Memory of processes that run for months: what is not needed is freed, and given back."""
+"""Memory of processes that run for months: garbage in cycles is freed, and free pages returned."""
 
 from __future__ import annotations
 

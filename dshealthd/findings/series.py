@@ -63,7 +63,7 @@ class Series:
         for metric, values, value in self._with(name, labels):
             yield Point(_names.of(metric.dimensions, values), value)
 
-    def _with(self, name: str, labels: Mapping[str, str | Collection[str]]) -> Iterable[Sample]:
+    def _with(self, name: str, labels: Mapping[str, str | Collection[str]]) -> list[Sample]:
         """Return the samples of `dshealthd_NAME` with these labels, without label mappings."""
         samples = self._samples.get(name, [])
         dimensions = samples[0].metric.dimensions if samples else ()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from dshealthd.findings.series import Series
 
@@ -45,7 +46,9 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
         "ranks_here": max(len(ranks), sum(seen)),
         "step": min(steps, default=None),
         "step_highest": max(steps, default=None),
-        "steps_per_minute": round(60 / _median(baseline), 2) if baseline and not hang else None,
+        "steps_per_minute": round(60 / statistics.median(baseline), 2)
+        if baseline and not hang
+        else None,
         "loss": "unknown" if not losses else "finite" if losses == {1.0} else "not finite",
         "state": "hung"
         if hang
@@ -123,7 +126,7 @@ def _slowest(series: Series, job: str) -> dict[str, Any] | None:
     if len(times) <= 2:  # noqa: PLR2004 - see above
         return None
     rank = max(times, key=times.__getitem__)
-    return {"rank": rank, "ratio": round(times[rank] / _median(times.values()), 3)}
+    return {"rank": rank, "ratio": round(times[rank] / statistics.median(times.values()), 3)}
 
 
 def _chosen(series: Series, metric: str, label: str, id: Mapping[str, str]) -> str | None:
@@ -136,10 +139,3 @@ def _whole(value: float | None) -> int | None:
 
 def _flag(value: float | None) -> bool | None:
     return None if value is None else value == 1
-
-
-def _median(values: Iterable[float]) -> float:
-    """Return the median of at least one value, without the 0.4 MiB that `statistics` loads."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return (ordered[middle] + ordered[~middle]) / 2

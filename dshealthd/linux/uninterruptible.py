@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _KERNEL_THREAD = 0x0020_0000
 """PF_KTHREAD of linux/sched.h: kernel threads sleep this way whenever they are idle."""
 _CHILDREN_LIMIT = 1 << 20
-"""Bytes read of the list of kernel threads, some 150,000."""
+"""Bytes read of the list of kernel threads: some 150,000."""
 
 
 class Sleep(NamedTuple):
@@ -30,16 +30,20 @@ class Sleep(NamedTuple):
     """Its CPU time so far: if this grows, it has been awake in between."""
 
 
-def sleeping(host: Host) -> dict[Sleep, str] | None:
+def sleeping(host: Host, kernel_threads: set[str] | None = None) -> dict[Sleep, str] | None:
     """Return the processes in uninterruptible sleep, excluding kernel threads, with their names.
 
-    None if `/proc` does not show other users' processes (hidepid). OSError.
+    `kernel_threads` are the pids of those found by earlier calls, which updates it: a large node
+    has thousands, and they are not read again. None if `/proc` does not show other users'
+    processes (hidepid). OSError.
     """
     pids = [entry for entry in os.listdir(host.procfs) if entry.isdecimal()]
     if "1" not in pids:
         return None
     found = {}
-    kernel_threads = _kernel_threads(host)
+    if kernel_threads is None:
+        kernel_threads = set()
+    kernel_threads &= _children_of_kthreadd(host)
     for pid in pids:
         if pid in kernel_threads:
             continue
@@ -50,23 +54,23 @@ def sleeping(host: Host) -> dict[Sleep, str] | None:
             continue  # it has ended
         except PermissionError:
             return None
-        if stat.state == "D" and not stat.flags & _KERNEL_THREAD:
+        if stat.flags & _KERNEL_THREAD:
+            kernel_threads.add(pid)
+        elif stat.state == "D":
             name = data[data.find(b"(") + 1 : data.rfind(b")")].decode(errors="replace")
             found[Sleep(int(pid), stat.start, stat.cpu_ticks)] = name
     return found
 
 
-def _kernel_threads(host: Host) -> frozenset[str]:
-    """Return the pids of kernel threads, which need not be read: thousands on a large node.
+def _children_of_kthreadd(host: Host) -> frozenset[str]:
+    """Return the pids of the children of pid 2, which starts all kernel threads.
 
-    The kernel lists them as the children of pid 2; some may be missing. None in a container, whose
-    pid 2 is no kernel thread, or if the kernel does not list children.
+    Its children are also programs that the kernel runs, such as modprobe or a handler of core
+    dumps. Empty if the kernel does not list them; some may be missing.
     """
     try:
-        if not parse_stat(read_bytes(host.proc("2/stat"), 4096)).flags & _KERNEL_THREAD:
-            return frozenset()
         children = read_bytes(host.proc("2/task/2/children"), _CHILDREN_LIMIT)
-    except (OSError, ValueError):
+    except OSError:
         return frozenset()
     if len(children) >= _CHILDREN_LIMIT:  # the last pid may be cut off
         return frozenset()

@@ -87,6 +87,13 @@ def test_one_file_is_missing(tmp_path: Path, missing: str) -> None:
     )
 
 
+def test_names_must_match_whole() -> None:
+    """A counter that a later kernel may add is not taken for the one that its name begins with."""
+    assert memory.parse_oom_kills("oom_kill_memcg 5\noom_kill 3\n") == 3
+    assert memory.parse_oom_kills("oom_kill_memcg 5\n") is None
+    assert memory.parse_meminfo("ShmemHugePages: 2 kB\nMemTotal: 1 kB\n") == {"MemTotal": 1024}
+
+
 def test_no_procfs_is_an_error(tmp_path: Path) -> None:
     """A missing file is an error that names it."""
     result = collected(tmp_path)

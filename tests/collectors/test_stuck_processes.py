@@ -82,27 +82,42 @@ def test_two_looks(procfs: Path) -> None:
     assert values(one) == [4]  # all that sleep now slept so at the look before, and used no CPU
 
 
-def test_listed_kernel_threads_are_not_read(procfs: Path) -> None:
-    """A large node has thousands of kernel threads, whose files would take most of the time."""
+def children(procfs: Path, *pids: int) -> None:
+    """Have these children of pid 2, which starts kernel threads."""
     put(procfs, 2, "S", flags=KERNEL_THREAD)
+    (procfs / "2" / "task" / "2").mkdir(parents=True, exist_ok=True)
+    (procfs / "2" / "task" / "2" / "children").write_text("".join(f"{pid} " for pid in pids))
+
+
+def test_known_kernel_threads_are_not_read_again(procfs: Path) -> None:
+    """A large node has thousands of kernel threads, whose files would take most of the time."""
+    children(procfs, 20)
     put(procfs, 10, "D")
-    (procfs / "20").mkdir()
+    put(procfs, 20, "D", flags=KERNEL_THREAD)
+    one = collector(Host(procfs=procfs))
+    values(one)
     (procfs / "20" / "stat").write_text("a file that must not be read: it is malformed\n")
-    (procfs / "2" / "task" / "2").mkdir(parents=True)
-    (procfs / "2" / "task" / "2" / "children").write_text("20 21 ")
+    assert values(one) == [1]
+
+
+def test_programs_that_the_kernel_runs_are_read(procfs: Path) -> None:
+    """They are children of pid 2 too: a modprobe that hangs is as stuck as any other process."""
+    children(procfs, 10)
+    put(procfs, 10, "D")
     one = collector(Host(procfs=procfs))
     values(one)
     assert values(one) == [1]
 
 
-def test_children_of_a_container_s_second_process_are_read(procfs: Path) -> None:
-    """There, pid 2 is a process like any other."""
-    put(procfs, 2, "S")
-    put(procfs, 10, "D")
-    (procfs / "2" / "task" / "2").mkdir(parents=True)
-    (procfs / "2" / "task" / "2" / "children").write_text("10 ")
+def test_pid_of_an_ended_kernel_thread_is_read(procfs: Path) -> None:
+    """What gets its number is another process."""
+    children(procfs, 20)
+    put(procfs, 20, "D", flags=KERNEL_THREAD)
     one = collector(Host(procfs=procfs))
-    values(one)
+    assert values(one) == []
+    children(procfs)
+    put(procfs, 20, "D")
+    assert values(one) == [0]
     assert values(one) == [1]
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
+import time
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.agent import _keep_freeing
+from dshealthd.core import garbage
 from dshealthd.core.garbage import EVERY, Cycles
 
 if TYPE_CHECKING:
@@ -73,6 +77,22 @@ def test_cycles_are_freed_once_a_minute() -> None:
     assert left() is not None
 
 
+def test_agent_frees_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent's own task does so, time and again."""
+    monkeypatch.setattr(garbage, "EVERY", 0.01)
+
+    async def until_freed() -> None:
+        task = asyncio.create_task(_keep_freeing(Cycles(time.monotonic)))
+        for _ in range(2):
+            left = cycle()
+            async with asyncio.timeout(60):
+                while left() is not None:
+                    await asyncio.sleep(0.01)
+        task.cancel()
+
+    asyncio.run(until_freed())
+
+
 def test_cycles_of_the_start_are_freed_at_once() -> None:
     """What was left over before is freed, not kept for good with the objects that are in use."""
     left = cycle()
@@ -89,9 +109,8 @@ def test_freed_memory_below_a_block_in_use_is_returned() -> None:
     clock = Clock()
     cycles = Cycles(clock)
     before = resident()
-    texts = [
-        b"x" * (60_000 + number) for number in range(1000)
-    ]  # below the size from which glibc maps a block
+    # Smaller than the blocks that glibc maps on their own.
+    texts = [b"x" * (60_000 + number) for number in range(1000)]
     last = b"x" * 60_000
     assert resident() - before > 50 * MIB
     del texts
