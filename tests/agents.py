@@ -219,9 +219,12 @@ def running(
     environment: Mapping[str, str] | None = None,
     port: int = 0,
     flags: tuple[str, ...] = (),
+    popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
 ) -> Iterator[RunningAgent]:
     """Run an agent on a configuration's text, and end it."""
-    process = launch(directory, config, environment=environment, port=port, flags=flags)
+    process = launch(
+        directory, config, environment=environment, port=port, flags=flags, popen=popen
+    )
     log = directory / "agent.log"
     try:
         yield RunningAgent(process, announced_port(process, log), log)

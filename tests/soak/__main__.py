@@ -1,13 +1,14 @@
 """`make soak`: run a node under faults, and print a verdict.
 
 The same seed draws the same faults in the same order; how many there is time for depends on the
-machine.
+machine. Ctrl-C or SIGTERM ends the soak after the fault under way, with a verdict on what was seen.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -37,10 +38,14 @@ def main() -> int:
     catalogue = tomllib.loads(FAULTS.read_text())["fault"]
     dice, record, drawn = random.Random(arguments.seed), Record(), Counter[str]()
     end = time.monotonic() + 60 * arguments.minutes
+    early: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _frame: early.append(number))
     with tempfile.TemporaryDirectory(prefix="dshealthd-soak-") as directory:
         with node(Path(directory)) as made:
             until_well(made, record)
-            while time.monotonic() < end and record.quiet:  # else nothing can be judged
+            # Without a quiet moment nothing can be judged.
+            while time.monotonic() < end and record.quiet and not early:
                 (entry,) = dice.choices(catalogue, [one["weight"] for one in catalogue])
                 drawn[f"{entry['number']:2} {entry['name']}"] += 1
                 print(f"{time.monotonic() - record.started:6.0f} s  {entry['name']}", flush=True)
@@ -53,7 +58,9 @@ def main() -> int:
         if (took := time.monotonic() - began) >= 20:
             record.breach(f"the agent took {took:.0f} s to end")
     growth = record.growth()
-    print(f"\n{(time.monotonic() - record.started) / 60:.1f} minutes, seed {arguments.seed}")
+    lasted = f"{(time.monotonic() - record.started) / 60:.1f} minutes"
+    planned = f", ended early: {arguments.minutes:g} were planned" if early else ""
+    print(f"\n{lasted}, seed {arguments.seed}{planned}")
     print(f"scrapes      {record.scrapes}, the slowest {record.slowest:.2f} s")
     print("\n".join(growth))
     print("\n".join(f"{count:5} x {name}" for name, count in sorted(drawn.items())))

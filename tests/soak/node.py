@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
+import subprocess
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -133,6 +135,10 @@ def node(directory: Path) -> Iterator[Node]:
     heartbeats = directory / "heartbeats.sock"
     config = f'[collectors.training]\nsocket = "{heartbeats}"\n'
     flags = ("--path.sysfs", str(directory / "sys"), "--path.dev", str(directory / "dev"))
-    with running(directory, config, environment=gpus.environment(), flags=flags) as agent:
+    # Ctrl-C ends the soak, not the agent: the terminal sends it to a whole process group.
+    popen = functools.partial(subprocess.Popen, process_group=0)
+    with running(
+        directory, config, environment=gpus.environment(), flags=flags, popen=popen
+    ) as agent:
         yield Node(agent, gpus, log, heartbeats)
     log.close()
