@@ -8,11 +8,13 @@ From `/proc/uptime`, `/proc/loadavg`, `/proc/stat`, `/proc/sys`, `/proc/cmdline`
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from dshealthd.core.collector import Collector, Reason, SourceError, gauge
+from dshealthd.core.collector import Collector, CollectorOptions, Reason, SourceError, gauge
 from dshealthd.core.host import integer, read
+from dshealthd.core.options import Duration, option
 from dshealthd.core.parts import read_parts
 
 if TYPE_CHECKING:
@@ -166,10 +168,19 @@ def parse_choice(text: str) -> str | None:
     return rest.partition("]")[0] if bracket else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class KernelOptions(CollectorOptions):
+    """Options of this collector."""
+
+    interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
+
+
 class Kernel(Collector):
     """Reads a few files; cannot hang. Settings are read once a minute."""
 
-    def __init__(self, options: object, context: Context) -> None:
+    Options = KernelOptions
+
+    def __init__(self, options: KernelOptions, context: Context) -> None:
         super().__init__(options, context)
         self._settings: dict[str, list[Sample] | SourceError | OSError] = {}
         self._settings_read = float("-inf")

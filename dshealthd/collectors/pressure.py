@@ -8,10 +8,20 @@ Needs a kernel with PSI (CONFIG_PSI; `psi=1` on the command line where it is off
 from __future__ import annotations
 
 import errno
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, NotAvailable, Reason, SourceError, counter, gauge
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    NotAvailable,
+    Reason,
+    SourceError,
+    counter,
+    gauge,
+)
 from dshealthd.core.host import read
+from dshealthd.core.options import Duration, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -57,8 +67,17 @@ def parse_pressure(text: str) -> Mapping[str, tuple[float, float]]:
     return shares
 
 
+@dataclass(frozen=True, kw_only=True)
+class PressureOptions(CollectorOptions):
+    """Options of this collector."""
+
+    interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
+
+
 class Pressure(Collector):
     """Reads three files; cannot hang."""
+
+    Options = PressureOptions
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the pressure stall information of each resource."""
