@@ -150,6 +150,17 @@ def test_samples_cross_the_pipe(play: Callable[..., None]) -> None:
     play(scene, hangs=False)
 
 
+def test_worker_frees_cycles(play: Callable[..., None]) -> None:
+    """Garbage in cycles of one request is gone before the next."""
+
+    async def scene(bench: Bench) -> None:
+        bench.script.write_text("a cycle\n")
+        for _ in range(3):
+            assert values(await bench.sweep()) == {"a": 1.0}
+
+    play(scene, hangs=False)
+
+
 def test_what_a_collection_is_for_reaches_the_worker(play: Callable[..., None]) -> None:
     """News goes to the worker with the collection that it caused, and with no other."""
 
