@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import inspect
 import types
 import typing
@@ -84,6 +83,8 @@ class FlagParser(argparse.ArgumentParser):
 
 
 def _close(name: str, known: Iterable[str]) -> str:
+    import difflib  # only for mistakes; the agent would keep it loaded
+
     return next(iter(difflib.get_close_matches(name, list(known), n=1)), "")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 import dshealthd
 from dshealthd.collection import registry
 from dshealthd.core.collector import Worker
+from tests.web.certificates import authority
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -151,6 +153,30 @@ def test_workers_do_without_what_only_the_loop_needs() -> None:
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         )
         assert loaded.stdout.split() == [], names
+
+
+def test_agent_does_without_certificate_authorities(tmp_path: Path) -> None:
+    """Aiohttp's client, which it does not use, would load all of the system's: 2 MiB."""
+    authority(tmp_path, "ca")
+    places = {"SSL_CERT_FILE": str(tmp_path / "ca.pem"), "SSL_CERT_DIR": str(tmp_path)}
+    code = (
+        "import os, ssl\n"
+        "made, make = [], ssl.create_default_context\n"
+        "ssl.create_default_context = lambda *a, **k: made.append(make(*a, **k)) or made[-1]\n"
+        "from dshealthd import commands\n"
+        "commands._import_aiohttp()\n"
+        "import dshealthd.agent\n"
+        "print(len(made), sum(context.cert_store_stats()['x509'] for context in made))\n"
+        "print(os.environ.get('SSL_CERT_FILE'), os.environ.get('SSL_CERT_DIR'))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **places},
+    )
+    assert loaded.stdout.splitlines() == ["1 0", " ".join(places.values())]
 
 
 def test_class_names_stand_in_one_module() -> None:
