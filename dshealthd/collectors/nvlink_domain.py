@@ -36,7 +36,8 @@ HEALTHY = gauge(
 PROBLEM = gauge(
     "dshealthd_gpu_fabric_problem",
     "1 for each problem that the NVLink fabric reports for this GPU: registration_failed (NVML's "
-    "status), limited_capacity, or a bit of NVML's health mask. Absent while there is none.",
+    "status), limited_capacity, no_clique (in a fabric of several nodes, clique 0: no other GPU is "
+    "reachable), or a bit of NVML's health mask. Absent while there is none.",
     *_ID,
     "problem",
 )
@@ -124,11 +125,16 @@ class NvlinkDomain(GpuCollector):
         yield STATE(fabric.state, *gpu.labels)
         if fabric.state != REGISTERED:
             return
-        yield HEALTHY(float(fabric.status == 0 and _healthy(fabric)), *gpu.labels)
+        several_nodes = any(fabric.clusterUuid)
+        self._several_nodes |= several_nodes
+        alone = several_nodes and not fabric.cliqueId
+        healthy = fabric.status == 0 and not alone and _healthy(fabric)
+        yield HEALTHY(float(healthy), *gpu.labels)
         for problem in _problems(fabric):
             yield PROBLEM(1.0, *gpu.labels, problem)
-        if any(fabric.clusterUuid):
-            self._several_nodes = True
+        if alone:
+            yield PROBLEM(1.0, *gpu.labels, "no_clique")
+        elif several_nodes:
             import uuid  # 0.2 MiB that only GPUs with a fabric need
 
             domain = str(uuid.UUID(bytes=bytes(fabric.clusterUuid)))

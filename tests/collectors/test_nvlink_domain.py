@@ -137,6 +137,26 @@ def test_domain_of_several_nodes(rack: Node) -> None:
     }
 
 
+def test_gpu_without_a_clique(rack: Node) -> None:
+    """In a fabric of several nodes, a registered GPU of clique 0 reaches no other: a fault.
+
+    In a fabric of one node it is the usual answer.
+    """
+    rack.simulator.set(1, "fabric_clique", 0)
+    rack.simulator.set(2, "fabric_clique", 0)
+    rack.simulator.set(2, "fabric_cluster_uuid", "0" * 32)
+    seen = rack.collect("nvlink_domain")
+    assert {gpu: seen.value("gpu_fabric_healthy", gpu=gpu) for gpu in "0123"} == {
+        "0": 1,
+        "1": 0,
+        "2": 1,
+        "3": 1,
+    }
+    assert set(seen.values("gpu_fabric_problem")) == {("1", rack.uuid(1), "no_clique")}
+    assert {labels[0] for labels in seen.values("nvlink_domain_info")} == {"0", "3"}
+    assert seen.values("imex_nodes")
+
+
 @contextmanager
 def daemon(directory: Path) -> Iterator[int]:
     """Run a process of IMEX's name; its pid."""
