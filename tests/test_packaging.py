@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from dshealthd import config
 from dshealthd.collection import registry
@@ -145,6 +150,67 @@ def test_closure_of_dependencies() -> None:
         *("aiohttp", "bcrypt", "idna", "new", "nvidia-ml-py", "prometheus-client"),
         *("pyyaml", "yarl"),
     }
+
+
+def project() -> dict[str, Any]:
+    """Return what pyproject.toml says."""
+    return tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def pins(name: str) -> dict[str, Version]:
+    """Return the version of each distribution that a file of exact versions names."""
+    lines = (PROJECT / name).read_text(encoding="utf-8").splitlines()
+    found = [Requirement(line.rstrip("\\ ")) for line in lines if re.match(r"[A-Za-z0-9]", line)]
+    versions: dict[str, Version] = {}
+    for requirement in found:
+        (pin,) = requirement.specifier
+        assert pin.operator == "==", f"{name}: {requirement}"
+        versions[canonicalize_name(requirement.name)] = Version(pin.version)
+    return versions
+
+
+def test_aiohttp_with_known_defects_is_excluded() -> None:
+    """What the package requires admits no aiohttp that parses requests with known defects."""
+    requirements = map(Requirement, project()["project"]["dependencies"])
+    (aiohttp,) = (each for each in requirements if each.name == "aiohttp")
+    assert aiohttp.marker is None  # it holds on every machine
+    lowest = [Version(each.version) for each in aiohttp.specifier if each.operator == ">="]
+    assert max(lowest) >= Version("3.14.5")
+    assert pins("requirements.lock")["aiohttp"] in aiohttp.specifier
+
+
+@pytest.mark.parametrize(
+    ("name", "groups"),
+    [
+        ("requirements.lock", ("build",)),
+        ("requirements-dev.lock", ("build", "dev")),
+        ("requirements-docs.lock", ("docs",)),
+    ],
+)
+def test_lock_files_keep_to_the_ranges(name: str, groups: tuple[str, ...]) -> None:
+    """A lock file pins everything that is asked for, at a version within its range."""
+    content = project()
+    wanted = [] if groups == ("docs",) else list(content["project"]["dependencies"])
+    for group in groups:
+        wanted += [each for each in content["dependency-groups"][group] if isinstance(each, str)]
+    pinned = pins(name)
+    for requirement in map(Requirement, wanted):
+        version = pinned.get(canonicalize_name(requirement.name))
+        assert version is not None, f"{name} lacks {requirement.name}"
+        assert requirement.specifier.contains(version, prereleases=True), f"{name}: {requirement}"
+
+
+def test_constraints_keep_to_the_ranges() -> None:
+    """The torch of development, as constraints.txt pins it, is in the range that is supported."""
+    content = project()["project"]
+    wanted = itertools.chain(content["dependencies"], *content["optional-dependencies"].values())
+    pinned = pins("constraints.txt")
+    compared = set()
+    for requirement in map(Requirement, wanted):
+        if (version := pinned.get(canonicalize_name(requirement.name))) is not None:
+            assert requirement.specifier.contains(version, prereleases=True), str(requirement)
+            compared.add(requirement.name)
+    assert "torch" in compared
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
