@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     Change = Callable[[str, Mapping[str, Any]], Mapping[str, Any] | None]
 
 
+BOTH_CREDENTIALS = pytest.mark.parametrize("mutual_tls", [False, True], ids=["key", "tls"])
+
+
 def lie(liar: Companion, method: str, change: Change) -> None:
     """Have a node change what it sends with one method; None: it sends nothing."""
     call = liar.client.call
@@ -47,13 +50,19 @@ async def seen(companions: list[Companion], *, light: bool = False) -> list[Obse
     return [member.observation for member in members]
 
 
+@BOTH_CREDENTIALS
 @pytest.mark.parametrize("outcome", [Outcome.HUNG, Outcome.CORRUPTED, Outcome.FAILED])
 @pytest.mark.parametrize("count", [2, 3])
-def test_root_blames_a_healthy_member(tmp_path: Path, outcome: Outcome, count: int) -> None:
+def test_root_blames_a_healthy_member(
+    tmp_path: Path,
+    outcome: Outcome,
+    count: int,
+    mutual_tls: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
     """The workers of all went through: what the root says instead counts for nothing."""
 
     async def scene() -> None:
-        async with company(tmp_path, count) as companions:
+        async with company(tmp_path, count, mutual_tls=mutual_tls) as companions:
             false = saying(outcome=outcome, stage=Stage.SIZES, late=(NAMES[1],), reason="deadline")
             lie(companions[0], "conclusion", false)
             for observation in await seen(companions):
@@ -105,12 +114,17 @@ def test_third_member_was_never_invited(tmp_path: Path) -> None:
     run(scene())
 
 
+@BOTH_CREDENTIALS
 @pytest.mark.parametrize("light", [False, True])
-def test_root_says_that_a_member_is_gone(tmp_path: Path, light: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_root_says_that_a_member_is_gone(
+    tmp_path: Path,
+    light: bool,  # noqa: FBT001 - a parameter of the test
+    mutual_tls: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
     """Who answers others is not absent, whatever the root says; the others have called it."""
 
     async def scene() -> None:
-        async with company(tmp_path, 3) as companions:
+        async with company(tmp_path, 3, mutual_tls=mutual_tls) as companions:
             false = saying(
                 outcome=Outcome.UNREACHABLE,
                 stage=Stage.INVITE,
