@@ -18,6 +18,7 @@ from tests.probe.verdicts.test_detector import ME, Answer, Scene, silences, well
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 ECHO = TimingClass("light", "agent", "echo", 0, "", 2, far=False)
 USUAL = 0.0004
@@ -160,7 +161,7 @@ def test_what_no_transport_can_do_is_not_learnt(seconds: float) -> None:
 def test_a_low_usual_is_forgotten() -> None:
     """A value that was learnt too low does not count forever: a month later it is gone."""
     known = Baselines(BaselineOptions())
-    day, slow = 86400.0, USUAL * 1.06
+    day, slow = 86400.0, USUAL * 1.5  # far more than it may creep
     for turn in range(64):
         known.update(ECHO, USUAL * (1 + 0.001 * (turn % 5)), turn * 10.0, (f"b{turn % 7}",))
     for turn in range(40 * 96):
@@ -168,6 +169,63 @@ def test_a_low_usual_is_forgotten() -> None:
     reading = known.ratio(ECHO, slow)
     assert reading is not None
     assert reading.ratio == pytest.approx(1.0, abs=0.01)
+
+
+def restarted(known: Baselines, directory: Path) -> Baselines:
+    """Return the baselines of the next run of the agent."""
+    path = directory / "probe-baselines.json"
+    path.write_bytes(known.document())
+    loaded = Baselines(BaselineOptions())
+    assert loaded.load(path)
+    return loaded
+
+
+def usual(known: Baselines) -> float:
+    """Return how an honest echo compares with what is known."""
+    reading = known.ratio(ECHO, USUAL)
+    assert reading is not None
+    return reading.ratio
+
+
+def test_restarts_do_not_help_one_fast_peer(tmp_path: Path) -> None:
+    """What was learnt survives each restart unchanged, and no restart makes a forged time count
+    that would not have counted without it.
+    """
+    known = learned([(2e-6, "b1")] * 24)
+    begin = 1e6 + 24 * 1000.0
+    for restart in range(40):
+        before = usual(known)
+        known = restarted(known, tmp_path)
+        assert usual(known) == pytest.approx(before, rel=1e-6)
+        for turn in range(8):
+            forged_time = USUAL / 2 if turn % 2 else 2e-6
+            known.update(ECHO, forged_time, begin + restart * 20.0 + turn, ("b1",))
+    assert usual(known) == pytest.approx(1.0, abs=0.01)
+    for turn in range(96):
+        known.update(ECHO, USUAL, begin + 1000.0 + turn * 900.0, (f"b{turn % 7}",))
+    assert usual(known) == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_low_usual_is_forgotten_over_restarts(tmp_path: Path) -> None:
+    """A usual that two members have forged is no lower after a restart, and honest rounds recover
+    it in a month, though the agent restarts every day. A restart alone forgives nothing.
+    """
+    known = learned([(USUAL / 2, f"b{turn % 2}") for turn in range(96)])
+    low = usual(known)
+    assert low == pytest.approx(2.0, rel=0.05)
+    begin, day = 1e6 + 96 * 1000.0, 86400.0
+    ratios = []
+    for restart in range(40):
+        before = usual(known)
+        known = restarted(known, tmp_path)
+        assert usual(known) == pytest.approx(before, rel=1e-6)
+        for turn in range(96):
+            at = begin + restart * day + turn * 900.0
+            known.update(ECHO, USUAL * (1 + 0.001 * (turn % 5 - 2)), at, (f"b{turn % 7}",))
+        ratios.append(usual(known))
+    creep = 1 + BaselineOptions().creep_ratio
+    assert ratios[9] == pytest.approx(low / creep, rel=0.01)  # the lowest counts for 15 days
+    assert ratios[-1] == pytest.approx(1.0, abs=0.01)
 
 
 def test_a_liar_does_not_take_away_references() -> None:
