@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bench.liar import PlayedService, PlayedWorkers
 from bench.processes import free_port
 from dshealthd.collectors import gpu_bus, gpu_processes, maintenance
 from dshealthd.core.host import Host
@@ -21,7 +22,6 @@ from dshealthd.core.result import CollectionOutcome, Result, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.fleet.status_pages import StatusPages
 from dshealthd.probe.options import MembershipOptions, PeerOptions, PolicyOptions, ProbeOptions
-from dshealthd.probe.service import ProbeService
 from tests.probe.company import give_time
 from tests.probe.peering import KEY, PATIENT, secret
 
@@ -96,7 +96,7 @@ class Agent:
         }
         self.document = b"{}"
         """Its status document."""
-        self.service = ProbeService(
+        self.service = PlayedService(
             options,
             host=Host(),
             state=state,
@@ -145,9 +145,11 @@ async def agents(
     keys: Mapping[str, str] | None = None,
     clocks: Mapping[str, float] | None = None,
     begin: float = BEGIN,
+    workers: Callable[[str], PlayedWorkers] | None = None,
 ) -> AsyncIterator[list[Agent]]:
     """Run the given number of agents, from the time `begin` on.
 
+    With `workers` their collectives are played, by what it returns for each name.
     They start shortly after an epoch has begun, so that all take part in the next one.
     """
     names, port, clock = NAMES[:count], free_port(), Clock(begin)
@@ -171,6 +173,8 @@ async def agents(
             )
             agent = Agent(change(options), state, (shots or {}).get(name) or snapshot(), clock)
             agent.clock_off = (clocks or {}).get(name, 0.0)
+            if workers is not None:
+                agent.service.play(workers(name))
             agent.service.start()
             started.append(agent)
         try:

@@ -1,0 +1,141 @@
+"""A member that orders round after round on idle GPUs: the receiver decides how many it runs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from bench.liar import PlayedWorkers
+from dshealthd.core.options import Duration
+from dshealthd.probe.node import LIMITED
+from dshealthd.probe.observation import Kind, Outcome
+from dshealthd.probe.options import PolicyOptions, ProbeOptions
+from dshealthd.probe.peers.messages import Backend
+from dshealthd.probe.policy import DUTY, SAVED
+from dshealthd.probe.rounds.active_round import Decline
+from dshealthd.probe.rounds.plan import ON_DEMAND, WARM_UP, RoundPlan, new_round
+from tests.probe.peering import PATIENT, run
+from tests.probe.services import NAMES, agents, snapshot, until
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from dshealthd.probe.observation import Observation
+    from dshealthd.probe.slots import SlotRunner
+    from tests.probe.services import Agent
+
+PERIOD = 3600.0
+"""No scheduled round is due meanwhile."""
+EXPENSIVE = ((64 << 20, 1000),)
+"""The most repetitions that an invitation can ask for; they take 1.7 s of GPU time."""
+CHEAP = ((8, 1),)
+
+
+def idle(
+    directory: Path, policy: PolicyOptions
+) -> contextlib.AbstractAsyncContextManager[list[Agent]]:
+    """Run two agents with an idle GPU each, of which the second has this policy."""
+
+    def change(options: ProbeOptions) -> ProbeOptions:
+        options = replace(options, period=Duration(PERIOD), large_every=0)
+        return replace(options, policy=policy) if options.members.name == NAMES[1] else options
+
+    return agents(
+        directory,
+        2,
+        change=change,
+        shots={name: snapshot({"0": 0.0}) for name in NAMES[:2]},
+        workers=lambda name: PlayedWorkers(NAMES.index(name)),
+    )
+
+
+async def begun(members: Sequence[Agent]) -> list[SlotRunner]:
+    """Return the rounds of these agents, once all listen."""
+    await until(lambda: all(agent.service.running for agent in members))
+    return [agent.service.running for agent in members if agent.service.running]
+
+
+async def order(
+    orderer: SlotRunner, receiver: str, steps: tuple[tuple[int, int], ...]
+) -> Observation:
+    """Lead one round on the GPUs of both that the schedule knows nothing of.
+
+    Whatever the orderer's own policy says, which this leaves out.
+    """
+    end = time.monotonic() + PATIENT
+    while True:
+        plan = RoundPlan(
+            round=new_round(),
+            epoch=ON_DEMAND,
+            kind=Kind.PAIR,
+            backend=Backend.NCCL,
+            members=(orderer.node.name, receiver),
+            digest=orderer.node.membership().digest,
+            steps=steps,
+        )
+        report = await orderer.rounds.lead(plan)
+        # Either may still be in the round before.
+        if report is not None and report.observation.reason != Decline.TESTING:
+            return report.observation
+        assert time.monotonic() < end
+
+
+def gpu_seconds(observation: Observation) -> float:
+    """Return how long an expensive round kept each GPU busy, untimed repetitions included."""
+    ((_, repetitions),) = EXPENSIVE
+    (timing,) = observation.timings
+    return timing.seconds * (repetitions + WARM_UP + 1)
+
+
+def test_receiver_keeps_to_its_share_of_gpu_time(tmp_path: Path) -> None:
+    """Rounds run until the receiver's share for what others ask is used up, and then are light ones.
+
+    Its share for the schedule is untouched, and so are its own confirmations.
+    """
+
+    async def scene() -> None:
+        policy = PolicyOptions(on_demand_per_minute=10_000)
+        begin = time.monotonic()
+        async with idle(tmp_path, policy) as members:
+            receiver = members[1]
+            orderer, victim = await begun(members)
+            found = [await order(orderer, receiver.name, EXPENSIVE) for _ in range(30)]
+            assert {each.outcome for each in found} == {Outcome.OK}
+            ran = [each for each in found if each.kind is Kind.PAIR]
+            light = [each for each in found if each.kind is Kind.LIGHT]
+            assert ran
+            assert len(light) >= len(ran)
+            assert {each.reason for each in light} == {DUTY}
+            one = max(gpu_seconds(each) for each in ran)
+            await until(lambda: receiver.value("probe_rounds_total") >= len(found))
+            used = receiver.value("probe_gpu_seconds_total")
+            elapsed = time.monotonic() - begin
+            assert used == pytest.approx(sum(map(gpu_seconds, ran)), rel=0.01)
+            assert used <= policy.on_demand_ratio * (SAVED + elapsed) + one
+            assert victim.node.obstacle(scheduled=True) == ""
+            assert victim.node.obstacle(scheduled=False) == ""
+
+    run(scene())
+
+
+def test_receiver_limits_the_rounds_of_a_minute(tmp_path: Path) -> None:
+    """However cheap the rounds are: from the limit on they are declined, and none runs."""
+
+    async def scene() -> None:
+        policy = PolicyOptions(on_demand_per_minute=5)
+        async with idle(tmp_path, policy) as members:
+            receiver = members[1]
+            orderer, victim = await begun(members)
+            found = [await order(orderer, receiver.name, CHEAP) for _ in range(8)]
+            assert [each.outcome for each in found] == [Outcome.OK] * 5 + [Outcome.DECLINED] * 3
+            assert {each.reason for each in found[5:]} == {LIMITED}
+            assert receiver.value("probe_rounds_total", "pair", "ok") <= 5
+            assert victim.node.obstacle(scheduled=True) == ""
+            assert victim.node.obstacle(scheduled=False) == ""
+
+    run(scene())
