@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import struct
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,14 +19,17 @@ from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.jobs.installation import MAX_VERSIONS
+from tests.agents import running
 from tests.jobs.machines import TORCH
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
+
+    from tests.agents import Scrape
 
 USER = 4321
+SUCCESS = "dshealthd_collector_last_success_timestamp_seconds"
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="runs processes of another user")
 
 
@@ -100,6 +106,72 @@ def test_a_crowd_of_distributions(prefix: Path) -> None:
     result, seconds = run(prefix)
     assert len(told(result)["torch"]) == MAX_VERSIONS
     assert seconds < 20
+
+
+@pytest.fixture
+def crowded() -> Iterator[Path]:
+    """The packages of an environment of the user with 66,000 distributions, in memory."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        os.chmod(name, 0o755)
+        site = os.path.join(name, "lib/python3.11/site-packages")
+        os.makedirs(site)
+        for number in range(66_000):
+            os.mkdir(f"{site}/torch-{number}.0.dist-info")
+        os.chown(site, USER, USER)
+        yield Path(site)
+
+
+def test_a_crowd_does_not_stop_the_agent(crowded: Path, tmp_path: Path) -> None:
+    """The worker that lists a crowd that keeps changing stays the one that was started first, and
+    everything else that it reads stays fresh.
+    """
+    others = ("network", "open_files", "filesystem")
+    config = "".join(f'[collectors.{name}]\ninterval = "500ms"\n' for name in ("software", *others))
+    job = f"slurm-{os.getpid()}"
+    variables = {
+        **TORCH,
+        "VIRTUAL_ENV": str(crowded.parents[2]),
+        "SLURM_JOB_ID": str(os.getpid()),
+    }
+    number = itertools.count(66_000)
+
+    def sound(scrape: Scrape) -> bool:
+        """Change what is listed, and tell whether the agent knows the job."""
+        os.mkdir(crowded / f"torch-{next(number)}.0.dist-info")
+        assert scrape.value("dshealthd_worker_starts_total", worker="storage") in {None, 0, 1}
+        for name in ("software", *others):
+            # 0 until it has been read for the first time
+            if scrape.value(SUCCESS, collector=name):
+                assert scrape.value("dshealthd_collector_up", collector=name) == 1, name
+        known = scrape.all("dshealthd_software_info", job=job)
+        assert len(known) <= MAX_VERSIONS + 1  # and the interpreter
+        return len(scrape.all("dshealthd_software_info", job=job, component="torch")) > 0
+
+    def successes(scrape: Scrape) -> list[float]:
+        """Return when each collector of the worker has last read its source."""
+        return [scrape.value(SUCCESS, collector=name) or 0.0 for name in ("software", *others)]
+
+    with (
+        running(tmp_path, config) as agent,
+        subprocess.Popen(
+            ["/bin/sleep", "600"], env=variables, user=USER, group=USER, extra_groups=[]
+        ) as rank,
+    ):
+        try:
+            first = successes(agent.wait(lambda scrape: sound(scrape) and all(successes(scrape))))
+            last = agent.wait(
+                lambda scrape: (
+                    sound(scrape)
+                    and all(
+                        now >= then + 10.0
+                        for now, then in zip(successes(scrape), first, strict=True)
+                    )
+                )
+            )
+            assert last.value("dshealthd_worker_starts_total", worker="storage") == 1
+            assert last.all("dshealthd_worker_failures_total", worker="storage") == []
+        finally:
+            rank.kill()
 
 
 def test_versions_are_versions(prefix: Path) -> None:
