@@ -93,7 +93,7 @@ def gpu_seconds(observation: Observation) -> float:
 
 
 def test_receiver_keeps_to_its_share_of_gpu_time(tmp_path: Path) -> None:
-    """Rounds run until the receiver's share for what others ask is used up, and then are light ones.
+    """Rounds run until the share for what others ask is used up; from then on they are light ones.
 
     Its share for the schedule is untouched, and so are its own confirmations.
     """
