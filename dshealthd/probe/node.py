@@ -85,7 +85,7 @@ class ThisNode:
         Counts an on-demand plan against the limit per minute.
         """
         on_demand = plan.epoch == ON_DEMAND
-        reason = self.obstacle(scheduled=not on_demand, asked=on_demand)
+        reason = self.obstacle(scheduled=not on_demand, asked=True)
         if reason or not on_demand:
             return reason
         now = self._monotonic()

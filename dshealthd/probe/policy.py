@@ -25,6 +25,14 @@ _MINUTE = 60
 _DAY = 24 * 60
 SAVED = 120.0
 """Seconds over which unused GPU time accumulates: at most their share can be spent at once."""
+FRUITLESS_RATIO = 0.1
+"""Share of time that other nodes' rounds without a result may take: those that hang or fail."""
+FRUITLESS_SAVED = 600.0
+"""Seconds over which that share accumulates: a hung node takes several rounds of 5 to 12 s until it
+is confirmed.
+"""
+LONGEST = 30.0
+"""Seconds that one round can cost at most: an agent that was stopped meanwhile counts as long."""
 
 
 class GpuOccupancy:
@@ -101,10 +109,10 @@ class GpuOccupancy:
 class Account:
     """A budget of GPU time for rounds: it accrues as a share of elapsed time, up to a bound."""
 
-    def __init__(self, ratio: float, monotonic: Callable[[], float]) -> None:
+    def __init__(self, ratio: float, monotonic: Callable[[], float], saved: float = SAVED) -> None:
         self._ratio = ratio
         self._monotonic = monotonic
-        self._balance = ratio * SAVED
+        self._most = self._balance = ratio * saved
         self._at = monotonic()
         self.used = 0.0
         """Seconds used since the start, each round counted by the GPU that it used longest."""
@@ -123,7 +131,7 @@ class Account:
 
     def _accrue(self) -> None:
         now = self._monotonic()
-        self._balance = min(self._ratio * SAVED, self._balance + (now - self._at) * self._ratio)
+        self._balance = min(self._most, self._balance + (now - self._at) * self._ratio)
         self._at = now
 
 
@@ -142,30 +150,40 @@ class Policy:
         # Separate budgets, so that rounds requested by members never use up the schedule's share.
         self._scheduled = Account(options.duty_ratio, monotonic)
         self._on_demand = Account(options.on_demand_ratio, monotonic)
+        self._fruitless = Account(FRUITLESS_RATIO, monotonic, FRUITLESS_SAVED)
         self._wall = wall
 
     @property
     def used(self) -> float:
         """GPU seconds used since the start, each round counted by the GPU that it used longest."""
-        return self._scheduled.used + self._on_demand.used
+        return self._scheduled.used + self._on_demand.used + self._fruitless.used
 
     def spend(self, seconds: float, *, scheduled: bool) -> None:
         """Charge a round's GPU time to its budget."""
         (self._scheduled if scheduled else self._on_demand).spend(seconds)
 
+    def spend_in_vain(self, seconds: float) -> None:
+        """Charge the whole duration of another node's round that hung or failed.
+
+        It has no timings, and a member could hang in each of its rounds on purpose.
+        """
+        self._fruitless.spend(min(seconds, LONGEST))
+
     def objection(self, *, scheduled: bool, asked: bool = False) -> str:
         """Return why the policy keeps a round off the GPUs now, as a slug, or empty.
 
-        The share of time limits scheduled rounds and those that another node has `asked` for, but
-        not the rounds that this node needs to confirm a suspicion of its own.
+        The share of time limits scheduled rounds and all that another node has `asked` for, but not
+        the rounds that this node needs to confirm a suspicion of its own.
         """
         if self._options.gpus == "never":
             return NEVER
         if not in_window(self._options.minutes, self._wall()):
             return WINDOW
         busy = self._gpus.objection() if self._options.gpus == "idle" else ""
-        spent = (scheduled and not self._scheduled.open) or (asked and not self._on_demand.open)
-        return busy or (DUTY if spent else "")
+        account = self._scheduled if scheduled else self._on_demand if asked else None
+        spent = account is not None and not account.open
+        in_vain = asked and not self._fruitless.open
+        return busy or (DUTY if spent or in_vain else "")
 
 
 def in_window(minutes: tuple[int, int] | None, now: float) -> bool:

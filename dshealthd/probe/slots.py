@@ -504,10 +504,13 @@ class SlotRunner:
         if observation.backend == Backend.NCCL:
             now = self._monotonic()
             self._gpus.used(now - report.seconds, now)
-            self._policy.spend(
-                report.plan.gpu_seconds(observation.timings),
-                scheduled=observation.epoch != ON_DEMAND,
-            )
+            if observation.timings:
+                self._policy.spend(
+                    report.plan.gpu_seconds(observation.timings),
+                    scheduled=observation.epoch != ON_DEMAND,
+                )
+            elif not report.led and observation.outcome is not Outcome.DECLINED:
+                self._policy.spend_in_vain(report.seconds)
         for name in observation.members:
             if name in observation.late and observation.outcome in _GONE:
                 # An on-demand round has no epoch of its own.

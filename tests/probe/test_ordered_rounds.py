@@ -10,6 +10,7 @@ import pytest
 
 from bench.liar import PlayedWorkers
 from dshealthd.core.options import Duration
+from dshealthd.probe import policy as policy_module
 from dshealthd.probe.node import LIMITED
 from dshealthd.probe.observation import Kind, Outcome
 from dshealthd.probe.options import PolicyOptions, ProbeOptions
@@ -37,9 +38,12 @@ CHEAP = ((8, 1),)
 
 
 def idle(
-    directory: Path, policy: PolicyOptions
+    directory: Path, policy: PolicyOptions, way: str = "well"
 ) -> contextlib.AbstractAsyncContextManager[list[Agent]]:
-    """Run two agents with an idle GPU each, of which the second has this policy."""
+    """Run two agents with an idle GPU each, of which the second has this policy.
+
+    The first's workers end each round this way.
+    """
 
     def change(options: ProbeOptions) -> ProbeOptions:
         options = replace(options, period=Duration(PERIOD), large_every=0)
@@ -50,7 +54,9 @@ def idle(
         2,
         change=change,
         shots={name: snapshot({"0": 0.0}) for name in NAMES[:2]},
-        workers=lambda name: PlayedWorkers(NAMES.index(name)),
+        workers=lambda name: PlayedWorkers(
+            NAMES.index(name), lambda: way if name == NAMES[0] else "well"
+        ),
     )
 
 
@@ -135,6 +141,37 @@ def test_receiver_limits_the_rounds_of_a_minute(tmp_path: Path) -> None:
             assert [each.outcome for each in found] == [Outcome.OK] * 5 + [Outcome.DECLINED] * 3
             assert {each.reason for each in found[5:]} == {LIMITED}
             assert receiver.value("probe_rounds_total", "pair", "ok") <= 5
+            assert victim.node.obstacle(scheduled=True) == ""
+            assert victim.node.obstacle(scheduled=False) == ""
+
+    run(scene())
+
+
+def test_receiver_charges_rounds_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that hangs in each round it orders holds the receiver's GPU for a share alone.
+
+    Such a round has no timings, so that its whole duration counts.
+    """
+    monkeypatch.setattr(policy_module, "FRUITLESS_SAVED", 60.0)
+
+    async def scene() -> None:
+        policy = PolicyOptions(on_demand_per_minute=10_000)
+        async with idle(tmp_path, policy, "hung") as members:
+            receiver = members[1]
+            orderer, victim = await begun(members)
+            begin = time.monotonic()
+            hung = 0
+            while (
+                found := await order(orderer, receiver.name, (*CHEAP, *CHEAP))
+            ).kind is Kind.PAIR:
+                assert found.outcome is Outcome.HUNG
+                hung += 1
+                assert hung < 10
+            assert hung
+            assert (found.kind, found.outcome, found.reason) == (Kind.LIGHT, Outcome.OK, DUTY)
+            spent = policy_module.FRUITLESS_RATIO * policy_module.FRUITLESS_SAVED
+            used = receiver.value("probe_gpu_seconds_total")
+            assert spent < used < time.monotonic() - begin
             assert victim.node.obstacle(scheduled=True) == ""
             assert victim.node.obstacle(scheduled=False) == ""
 
