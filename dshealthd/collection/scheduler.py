@@ -138,7 +138,7 @@ class _WorkerGroup:
             if member.due <= now + SLACK:
                 interval = member.options.interval
                 member.due += interval * (1 + max(0.0, now - member.due) // interval)
-            if (absence := member.kind.absent(member.options, self._context.host)) is not None:
+            if (absence := self._absence(member)) is not None:
                 self._snapshot.put(name, not_available(absence))
             else:
                 present.append(name)
@@ -146,6 +146,18 @@ class _WorkerGroup:
             await self.collect(present, frozenset(heard))
         elif due:
             await self.rest()
+
+    def _absence(self, member: _Member) -> str | None:
+        """Return why a collector has no source on this machine.
+
+        None if it has one, or if the agent cannot tell, as without a free descriptor: then the
+        collection itself succeeds, or says what is wrong.
+        """
+        try:
+            return member.kind.absent(member.options, self._context.host)
+        except OSError as error:
+            log.debug("collector %s: is its source absent? %s", member.kind.name, error)
+            return None
 
     async def collect(self, names: list[str], heard: frozenset[tuple[News, str]]) -> None:
         """Run these collectors of the group; `heard` is the news that woke some of them."""
@@ -208,10 +220,7 @@ class _Outside(_WorkerGroup):
         await self.supervisor.collect(names, self._snapshot.put, heard)
 
     async def rest(self) -> None:
-        if all(
-            member.kind.absent(member.options, self._context.host) is not None
-            for member in self.members.values()
-        ):
+        if all(self._absence(member) is not None for member in self.members.values()):
             await self.supervisor.close()
 
     async def close(self) -> None:

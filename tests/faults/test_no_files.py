@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.agents import RunningAgent, running
+from tests.agents import RunningAgent, Scrape, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +26,13 @@ interval = "200ms"
 [collectors.kernel]
 interval = "200ms"
 """
+WORKERS = """
+[collectors.network]
+interval = "200ms"
+[collectors.memory]
+interval = "200ms"
+"""
+"""A collector in a worker, and one in the agent itself."""
 
 
 @contextlib.contextmanager
@@ -88,3 +97,63 @@ def test_25_connections_that_cannot_be_accepted(tmp_path: Path) -> None:
                 assert "dshealthd_collector_up" in agent.get("/metrics", 10.0)
         assert agent.process.poll() is None
         assert agent.scrape().seconds < 1.0
+
+
+def cannot_start(agent: RunningAgent, scrape: Scrape) -> bool:
+    """Kill the workers that run: the tracer may take a moment until it injects.
+
+    Tell whether the worker of the collector `network` cannot be started again.
+    """
+    for worker in agent.workers():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
+    why = {"collector": "network", "reason": "cannot_start"}
+    return scrape.value("dshealthd_collector_failing", **why) == 1
+
+
+@pytest.mark.parametrize("call", ["socketpair", "memfd_create", "pipe2", "pidfd_open"])
+def test_25_a_worker_that_cannot_be_started(tmp_path: Path, call: str) -> None:
+    """Whichever of its descriptors is refused, its collectors say why and others stay fresh.
+
+    It starts once the node has descriptors again.
+    """
+    up = {"collector": "network"}
+    with running(tmp_path, WORKERS) as agent:
+        agent.wait(lambda s: s.value("dshealthd_collector_up", **up) == 1)
+        inject = ("-e", f"inject={call}:error=ENFILE")
+        with injected(agent, tmp_path / "seen", call, *inject):
+            agent.wait(lambda s: cannot_start(agent, s))
+            why = "cannot be started: the node is out of file descriptors (fs.file-max)"
+            assert why in agent.get("/api/v1/status")
+            name = "dshealthd_collector_last_success_timestamp_seconds"
+            before = agent.scrape().value(name, collector="memory") or 0.0
+            agent.wait(lambda s: (s.value(name, collector="memory") or 0.0) > before)
+        agent.wait(lambda s: s.value("dshealthd_collector_up", **up) == 1, 70.0)
+        assert agent.process.poll() is None
+
+
+def test_25_a_source_that_cannot_be_looked_for(tmp_path: Path) -> None:
+    """The agent cannot tell whether there is a source: it lives on, and the worker still reads it."""
+    name = "dshealthd_collector_last_success_timestamp_seconds"
+    with running(tmp_path, WORKERS) as agent:
+        agent.wait(lambda s: s.value("dshealthd_collector_up", collector="network") == 1)
+        inject = ("-P", "/sys/class/net", "-e", "inject=open,openat:error=ENFILE")
+        with injected(agent, tmp_path / "seen", "open,openat", *inject):
+            before = agent.scrape().value(name, collector="network") or 0.0
+            agent.wait(lambda s: (s.value(name, collector="network") or 0.0) > before + 1.0)
+        assert agent.process.poll() is None
+
+
+def test_25_metrics_about_the_agent_itself(tmp_path: Path) -> None:
+    """What a scrape cannot read of the agent's own process is absent, not zero; the rest is there."""
+    affected = {"process_resident_memory_bytes", "process_open_fds"}
+    with running(tmp_path, WORKERS) as agent:
+        before = agent.wait(lambda s: s.value("dshealthd_collector_up", collector="network") == 1)
+        assert all(before.value(name) for name in affected)
+        calls = "open,openat,stat,newfstatat"
+        paths = ("-P", "/proc/self/statm", "-P", "/proc/self/fd")
+        inject = ("-e", f"inject={calls}:error=ENFILE")
+        with injected(agent, tmp_path / "seen", calls, *paths, *inject):
+            scrape = agent.wait(lambda s: affected.isdisjoint(s.series))
+            assert scrape.series.keys() >= before.series.keys() - affected
+        agent.wait(lambda s: all(s.value(name) for name in affected))
