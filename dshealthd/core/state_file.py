@@ -70,19 +70,29 @@ def _in_child(operation: str, place: str, content: bytes = b"") -> bytes:
 
     A process that hangs with its disk cannot be killed, even if only one of its threads hangs: the
     agent would keep its port and its pid. So the agent's thread waits for a child, and that wait
-    ends with the agent.
+    ends with the agent. If no child starts, that is a StartError.
     """
-    with subprocess.Popen(  # noqa: S603 - this very file
-        # Without the environment and site-packages: nothing is imported that others can write, and
-        # less is loaded.
-        [sys.executable, "-I", "-S", __file__, operation, os.path.abspath(place)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={},
-        cwd="/",
-        start_new_session=True,
-    ) as child:
+    try:
+        child = subprocess.Popen(  # noqa: S603 - this very file
+            # Without the environment and site-packages: nothing is imported that others can write,
+            # and less is loaded.
+            [sys.executable, "-I", "-S", __file__, operation, os.path.abspath(place)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={},
+            cwd="/",
+            start_new_session=True,
+        )
+    except OSError as error:
+        # Not at the top: the child has none of our modules.
+        from dshealthd.core.child import StartError
+
+        # Unlike the FileNotFoundError of an interpreter or of /dev/null, it is not mistaken for a
+        # state file that does not exist.
+        what = f"the process for {place}"
+        raise StartError(what, error) from error
+    with child:
         printed, _ = child.communicate(content)
     if child.returncode:
         code = child.returncode if child.returncode > 0 else errno.EIO
