@@ -1,7 +1,7 @@
 """The query for a job's RAS status, shared by the collector and evidence.
 
-Nothing is sent unless every rank of the job on this node has mapped an NCCL that is safe to query,
-and one of the inspected processes accepts the connection.
+Nothing is sent unless every rank of the job on this node has mapped an NCCL that is safe to query.
+Until one of the inspected processes has accepted the connection, only the opening line is sent.
 """
 
 from __future__ import annotations

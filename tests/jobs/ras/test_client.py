@@ -270,8 +270,9 @@ def test_hung_ones_do_not_delay_others(serve: Callable[..., Process]) -> None:
     assert not any(isinstance(one.outcome, RasAnswer) and one.outcome.data == ANSWER for one in bad)
 
 
-def test_stranger_is_not_asked(serve: Callable[..., Process]) -> None:
-    """A process that is not vouched for hears no question.
+def test_stranger_is_not_asked(serve: Callable[..., Process], tmp_path: Path) -> None:
+    """A process that is not vouched for hears no question: it receives the opening of each
+    connection, which says nothing of the job, and not one byte more.
 
     After some tries to meet another there is no answer.
     """
@@ -281,12 +282,18 @@ def test_stranger_is_not_asked(serve: Callable[..., Process]) -> None:
         refused.append(connection.getpeername()[1])
         return False
 
-    process = serve("json")
+    record = tmp_path / "record"
+    process = serve("json", record=record)
     assert isinstance(
         outcome(Query([Endpoint("127.0.0.1", process.port)], verify_peer, LIMIT, Form.JSON)),
         Stranger,
     )
     assert refused == [process.port] * ATTEMPTS
+    # Once it has answered one who came later, it has read all that came before.
+    assert outcome(query(process)) == RasAnswer(json=True, data=ANSWER)
+    later = [protocol.OPENING, b"TIMEOUT 1\n", protocol.JSON, protocol.STATUS]
+    said = record.read_bytes().splitlines(keepends=True)
+    assert sorted(said) == sorted([protocol.OPENING] * ATTEMPTS + later)
 
 
 def test_unknown_peer_is_a_failure(serve: Callable[..., Process]) -> None:
