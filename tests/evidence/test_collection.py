@@ -23,6 +23,7 @@ from dshealthd.evidence.collection import Collection
 from dshealthd.evidence.findings import HangCase
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from tests.environments import wait_for_environment
+from tests.evidence.test_dump import dump, entry
 from tests.jobs.ras.server import Communicator, Process, Rank, document, library
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOW = 1_795_271_340.0
+USER, STRANGER = 4321, 12345
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="runs processes of other users")
 
 
 class Node:
@@ -45,10 +48,25 @@ class Node:
         """Let the machine have a process."""
         (self.root / "proc" / str(pid)).symlink_to(f"/proc/{pid}")
 
-    def rank(self, job: int, rank: int = 0, output: IO[str] | None = None, **variables: str) -> int:
+    def rank(
+        self,
+        job: int,
+        rank: int = 0,
+        output: IO[str] | None = None,
+        user: int | None = None,
+        **variables: str,
+    ) -> int:
         """Run a process of a rank, with that as its output, and return its pid."""
         environment = {"RANK": str(rank), "WORLD_SIZE": "3", "SLURM_JOB_ID": str(job), **variables}
-        process = subprocess.Popen(["sleep", "600"], env=environment, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            ["sleep", "600"],
+            env=environment,
+            stdout=output,
+            stderr=output,
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+        )
         self.stack.callback(process.wait)
         self.stack.callback(process.kill)
         wait_for_environment(process.pid)
@@ -204,6 +222,74 @@ def test_a_process_of_another_job_is_left_alone(node: Node) -> None:
     assert f"pid {mine}" in text
     assert f"pid {other}" not in text
     assert f"rank-0-{mine}.kernel.txt" in files
+
+
+def dumped(directory: Path, user: int, *dumps: bytes) -> str:
+    """Write dumps of ranks 0 on as a user's, and return the prefix of their paths."""
+    directory.mkdir()
+    for rank, content in enumerate(dumps):
+        (directory / f"dump_{rank}").write_bytes(content)
+        os.chown(directory / f"dump_{rank}", user, user)
+    return str(directory / "dump_")
+
+
+def scene_of_two_users(node: Node, place: Path, *, stranger_first: bool) -> tuple[list[int], int]:
+    """Run ranks 0 and 1 of a user's job, and a stranger's rank 1 that claims the same job and
+    whose recorder has entered less; return the pids of the one and of the other.
+    """
+    done = entry(1, state="completed")
+    mine = dumped(place / "mine", USER, dump(done, entry(2)), dump(done, entry(2)))
+    alien = dumped(place / "alien", STRANGER, dump(done), dump(done))
+    started: dict[int, list[int]] = {USER: [], STRANGER: []}
+    ranks = [(USER, 0, mine), (USER, 1, mine)]
+    for user, rank, prefix in (
+        [(STRANGER, 1, alien), *ranks] if stranger_first else [*ranks, (STRANGER, 1, alien)]
+    ):
+        pid = node.rank(7, rank, user=user, TORCH_FR_DUMP_TEMP_FILE=prefix)
+        started[user].append(pid)
+        time.sleep(0.05)  # processes' ages are told apart by hundredths of a second
+    return started[USER], started[STRANGER][0]
+
+
+@as_root
+@pytest.mark.parametrize("stranger_first", [False, True])
+def test_another_user_s_rank_of_the_same_name_stays_out(
+    node: Node, public_path: Path, *, stranger_first: bool
+) -> None:
+    """A bundle holds files and lines of the processes of its job's user alone, though another user
+    runs the same rank of a job that is called the same, and whichever of the two started first.
+    """
+    mine, alien = scene_of_two_users(node, public_path, stranger_first=stranger_first)
+    job = f"slurm-7-uid{USER}" if stranger_first else "slurm-7"
+    case = HangCase(job=job, reason="waiting", ranks=tuple(enumerate(mine)))
+    text, files, whole = node.collect(case)
+    of_ranks = {name for name in files if name.startswith("rank-")}
+    assert of_ranks == {
+        f"rank-{rank}-{pid}.{what}"
+        for rank, pid in enumerate(mine)
+        for what in ("kernel.txt", "flight-recorder.pickle", "flight-recorder.json")
+    }
+    assert "Ranks on this node: 2" in text
+    assert f"pid {alien}" not in text
+    assert "none of these ranks is behind" in text
+    assert whole
+
+
+@as_root
+def test_files_of_two_users_never_mix(node: Node, public_path: Path) -> None:
+    """In evidence of all jobs the same rank of two users has files of its own for each, and the
+    dump of the one is not compared with those of the other.
+    """
+    mine, alien = scene_of_two_users(node, public_path, stranger_first=False)
+    text, files, _ = node.collect(HangCase(job="", reason="requested"))
+    entries = {
+        pid: json.loads(files[f"rank-1-{pid}.flight-recorder.json"])["entries"]
+        for pid in (mine[1], alien)
+    }
+    assert entries == {mine[1]: 2, alien: 1}
+    assert f"pid {alien}" in text
+    assert "slurm-7, group 0 default_pg of ranks [0, 1]: ranks 0, 1 entered all_reduce 2" in text
+    assert "has not entered" not in text
 
 
 def test_a_rank_whose_environment_tells_nothing_is_known_by_its_heartbeat(node: Node) -> None:
