@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import signal
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.collector import NotAvailable, Reason, SourceError
+from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.jobs.hangs.detector import HangDetector
 from dshealthd.jobs.heartbeats.receiver import Receiver
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 from dshealthd.jobs.service import Jobs
 from dshealthd.training.message import Message
-from tests.jobs.heartbeats.senders import sending
+from tests.jobs.heartbeats.senders import STRANGER, sending
 from tests.jobs.machines import TORCH
 from tests.jobs.service import configured, jobs
 
@@ -162,6 +164,75 @@ def test_suspicions_are_handed_on(tmp_path: Path) -> None:
             await until(lambda: len(told) == 2)
             assert set(told) == set(service.hangs().jobs)
         await service.close()
+
+    asyncio.run(run())
+
+
+def show(proc: Path, pid: int, cgroup: str) -> None:
+    """Let a machine have a process, in a control group of that name."""
+    place = proc / str(pid)
+    place.mkdir()
+    for name in ("stat", "status", "environ", "schedstat"):
+        (place / name).symlink_to(f"/proc/{pid}/{name}")
+    (place / "cgroup").write_text(cgroup)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="runs processes of other users")
+@pytest.mark.parametrize("rank", ["3", "0"])
+def test_a_claim_before_the_job(tmp_path: Path, public_path: Path, rank: str) -> None:
+    """Another user's process that reports as a rank of a job before the job does gives the name up
+    once a process reports that the scheduler has put there: the job keeps its name and its step,
+    and the silence of the other is no hang of it.
+    """
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    (proc / "self").symlink_to(str(os.getpid()))
+    heartbeats = HeartbeatOptions(socket=str(public_path / "h.sock"))
+    options = HangOptions(interval=OFTEN, floor=Duration(3.0))
+    watching = configured(heartbeats, options, Host(procfs=proc))
+    variables = {**TORCH, "SLURM_JOB_ID": "5000"}
+    job, other = "slurm-5000", f"slurm-5000-uid{STRANGER}"
+
+    async def run() -> None:
+        async with jobs(watching) as (service, _):
+
+            def steps() -> dict[tuple[str, int], int]:
+                return {
+                    place: sender.message.step
+                    for place, senders in service.heartbeats().ranks().items()
+                    for _, sender in senders
+                    if sender.message is not None
+                }
+
+            def users() -> list[int | None]:
+                return [state.user for state in service.hangs().jobs.get(job, ())]
+
+            with contextlib.ExitStack() as stack:
+                stranger = stack.enter_context(
+                    sending(public_path / "h.sock", {**variables, "RANK": rank}, user=STRANGER)
+                )
+                show(proc, stranger.pid, "0::/user.slice/job_5000\n")
+                stranger.tell(Message(step=100, sent=time.monotonic()))
+                await until(lambda: steps() == {(job, int(rank)): 100})
+                await until(lambda: users() == [STRANGER])
+                owner = stack.enter_context(
+                    sending(public_path / "h.sock", variables, user=STRANGER + 1)
+                )
+                show(proc, owner.pid, "0::/system.slice/slurmstepd.scope/job_5000/step_0\n")
+                owner.tell(Message(step=1, sent=time.monotonic()))
+                await until(lambda: steps() == {(job, 3): 1, (other, int(rank)): 100})
+                await until(lambda: users() == [STRANGER + 1])
+                # Past its first steps, so that it may soon be said to hang.
+                stranger.tell(Message(step=200, sent=time.monotonic()))
+                end, step = time.monotonic() + 120, 1
+                while other not in service.hangs().hangs:
+                    step += 1
+                    owner.tell(Message(step=step, sent=time.monotonic()))
+                    await asyncio.sleep(0.1)
+                    assert job not in service.hangs().hangs
+                    assert users() == [STRANGER + 1]
+                    assert time.monotonic() < end, "the other's silence is no hang of its own"
+                await until(lambda: steps()[job, 3] == step)
 
     asyncio.run(run())
 
