@@ -19,6 +19,7 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.evidence import flight_recorder
 from dshealthd.evidence.step import RunningStep, run
+from tests.evidence.set_user_id import MIXED_RIGHTS, set_user_id_program
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -237,6 +238,21 @@ def test_a_way_through_a_link_has_the_rank_s_own_rights_only(
         step, files = take(pid, place, TORCH_FR_DUMP_TEMP_FILE=f"{place}/way/dump_")
     assert "Permission denied" in step.problem
     assert files == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="runs a set-user-id program")
+def test_a_rank_with_root_s_rights_has_no_dump_taken(place: Path) -> None:
+    """A rank that executes a set-user-id program gets no file read with that program's rights."""
+    (place / "dump_3").write_text("of root")
+    (place / "dump_3").chmod(0o600)
+    os.mkfifo(place / "fr_3.pipe")
+    reader = os.open(place / "fr_3.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with set_user_id_program(place, RANK_USER) as pid:
+        step, files = take(pid, place)
+    asked = os.read(reader, 128)
+    os.close(reader)
+    assert step.problem == f"[Errno 1] {MIXED_RIGHTS}"
+    assert (step.answer, files, asked) == (None, {}, b"")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes files of several users")

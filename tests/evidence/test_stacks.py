@@ -19,6 +19,7 @@ from dshealthd.core.host import Host
 from dshealthd.evidence import kernel_view, stacks
 from dshealthd.evidence.privileges import CAP_SYS_PTRACE
 from dshealthd.evidence.step import Function, RunningStep, run
+from tests.evidence.set_user_id import MIXED_RIGHTS, set_user_id_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,6 +154,21 @@ def test_the_one_who_looks_has_the_rank_s_rights(tmp_path: Path) -> None:
         with rank(tmp_path, user=RANK_USER) as pid:
             step, _ = spied(pid, str(spy))
         assert step.problem == f"py-spy: {name}:\t{value}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="runs a set-user-id program")
+def test_a_process_with_root_s_rights_is_not_looked_at(public_path: Path) -> None:
+    """A rank that executes a set-user-id program is refused before py-spy runs, which would have
+    kept root's rights for it.
+    """
+    ran = public_path / "ran"
+    spy = public_path / "py-spy"
+    spy.write_text(f"#!/bin/sh\nid -u >>{ran}\nexit 1\n", encoding="utf-8")
+    spy.chmod(0o755)
+    with set_user_id_program(public_path, RANK_USER) as pid:
+        step, files = spied(pid, str(spy))
+    assert step.problem == f"[Errno 1] {MIXED_RIGHTS}"
+    assert (step.answer, files, ran.exists()) == (None, {}, False)
 
 
 def test_without_py_spy_the_kernel_s_view_is_left(tmp_path: Path) -> None:

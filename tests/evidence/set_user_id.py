@@ -1,0 +1,45 @@
+"""A process that has executed a set-user-id program: of one user, with root's rights."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIXED_RIGHTS = "the process has the rights of more than one user"
+"""Why nothing is read for such a process."""
+
+
+@contextlib.contextmanager
+def set_user_id_program(place: Path, user: int) -> Iterator[int]:
+    """Run root's set-user-id `sleep` as a user, and give its pid; takes root.
+
+    `place` is a directory that the user can get to.
+    """
+    program = place / "sleep"
+    shutil.copy("/bin/sleep", program)
+    os.chown(program, 0, 0)
+    program.chmod(0o4755)
+    with subprocess.Popen([str(program), "600"], user=user, group=user, extra_groups=[]) as process:
+        try:
+            ids = [str(user), "0", "0", "0"]
+            end = time.monotonic() + 60
+            while _ids(process.pid) != ids:  # a mount with nosuid gives none of root's rights
+                assert time.monotonic() < end, f"never got the user ids {ids}"
+                time.sleep(0.01)
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def _ids(pid: int) -> list[str]:
+    """Return the real, effective, saved and file system user ids of a process."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    return next(line.split()[1:] for line in status.splitlines() if line.startswith("Uid:"))
