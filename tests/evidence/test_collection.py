@@ -13,11 +13,13 @@ import signal
 import socket
 import subprocess
 import time
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import pytest
 
 from dshealthd.core.host import Host
+from dshealthd.evidence import nccl_ras
 from dshealthd.evidence.bundle import make
 from dshealthd.evidence.collection import Collection
 from dshealthd.evidence.findings import HangCase
@@ -28,7 +30,6 @@ from tests.jobs.ras.server import Communicator, Process, Rank, document, library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 NOW = 1_795_271_340.0
 USER, STRANGER = 4321, 12345
@@ -176,6 +177,27 @@ def test_a_ras_that_stalls_costs_its_own_part(node: Node) -> None:
     assert "NCCL RAS: no complete answer in time" in text
     assert any(re.fullmatch(r"rank-0-\d+\.kernel\.txt", name) for name in files)
     assert whole
+
+
+def test_a_ras_answer_made_to_fill_the_memory_costs_its_own_part(node: Node) -> None:
+    """An answer of the greatest size that takes thirty times as much to parse ends the step that
+    asked, with a reason. What was received is kept, the rest of the bundle is there, and the
+    process that collects it is no larger.
+    """
+    hostile = b"[" + b",".join([b"{}"] * (nccl_ras.MAX_ANSWER // 3)) + b"]"
+    assert len(hostile) == nccl_ras.MAX_ANSWER
+    pid = node.ras("json", hostile, job=7)
+    before = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
+    text, files, whole = node.collect(HangCase(job="slurm-7", reason="waiting"))
+    after = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
+    assert "NCCL RAS: it needs more memory than its limit" in text
+    assert files["nccl-ras-1.json"] == hostile
+    assert "nccl-ras.json" not in files
+    assert f"rank-0-{pid}.kernel.txt" in files
+    assert "THE COLLECTION HAS NOT ENDED" not in text
+    assert whole
+    grown = (int(after) - int(before)) * os.sysconf("SC_PAGE_SIZE")
+    assert grown < 4 * nccl_ras.MAX_ANSWER  # the files above are among it
 
 
 def test_another_node_asks_ras(node: Node) -> None:
