@@ -11,7 +11,7 @@ import pytest
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.nvml.session import REFRESH
-from tests.nvml.node import GPU_COLLECTORS, Node
+from tests.nvml.node import ALL_GPU_COLLECTORS, GPU_COLLECTORS, Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -371,21 +371,24 @@ def test_link_calls_that_fail(node: Node) -> None:
         ("mig", "nvmlDeviceGetMigMode"),
         ("gpu_processes", "nvmlDeviceGetComputeRunningProcesses"),
         ("nvlink_domain", "nvmlDeviceGetGpuFabricInfoV"),
+        ("nvlink", "nvmlDeviceGetNvLinkState"),
+        ("gpm", "nvmlGpmSampleGet"),
     ],
 )
 def test_failure_names_its_gpu(node: Node, name: str, function: str) -> None:
     """What fails in any collector of GPUs is told with the GPU, until that collector reads it."""
     node.simulator.set(None, "sram_threshold_exceeded", "unsupported")
+    node.simulator.set(None, "nvlink_state", "unsupported")
     node.simulator.fault("fail", 999, gpu=3, function=function)
-    node.collect()
-    seen = node.collect()
+    node.collect(*ALL_GPU_COLLECTORS)
+    seen = node.collect(*ALL_GPU_COLLECTORS)
     labels = {"gpu": "3", "uuid": node.uuid(3), "collector": name}
     assert seen.value("gpu_collector_fault", **labels, reason="unknown_error") == 1
     assert {gpu for gpu, *_ in seen.values("gpu_collector_fault")} == {"3"}
     assert seen.value("gpu_up", gpu="3") == 1
     node.simulator.clear_faults()
-    node.collect()
-    assert not node.collect().values("gpu_collector_fault")
+    node.collect(*ALL_GPU_COLLECTORS)
+    assert not node.collect(*ALL_GPU_COLLECTORS).values("gpu_collector_fault")
 
 
 def test_energy_call_that_fails(node: Node) -> None:
