@@ -1,22 +1,29 @@
 """Several GPUs hang at once, with the intervals and deadlines that are shipped.
 
 Number 51 of the fault catalogue: the other GPUs stay fresher than 20 s, and each hung one has its
-verdict within 30 s, from the first moment on, whether a worker at it can be killed or not.
+verdict within 30 s, from the first moment on, whether a worker at it can be killed or not. Its own
+readings are withheld, few workers are started, and the alert can fire.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dshealthd.collection import registry
+from dshealthd.collection.scheduler import WAKE_SPACING
+from dshealthd.collectors.gpu import COLLECTOR_FAULT, FAULT, UP, GpuOptions
+from dshealthd.core.backoff import Backoff
 from tests import frozen
-from tests.agents import RunningAgent, running
+from tests.agents import RunningAgent, Scrape, running
 from tests.nvml.simulator import Simulator
 from tests.stopwatch import Stopwatch
+from tests.symptoms.promtool import rule_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +37,15 @@ CONFIG = "\n".join(
     for name, kind in registry.all_collectors().items()
     if kind.worker != "device"
 )
+READINGS = {metric.name for metric in registry.metrics(registry.load("gpu")).values()} - {
+    UP.name,
+    FAULT.name,
+    COLLECTOR_FAULT.name,
+}
+"""What the collector `gpu` reads from a GPU, without what it says about a GPU that it cannot read."""
+(ALERT,) = [rule for _, rule in rule_groups() if rule.get("alert") == "DshealthdNvmlHung"]
+FOR = float(ALERT["for"].removesuffix("s"))
+"""Seconds for which the alert's expression must hold before it fires."""
 
 
 @contextlib.contextmanager
@@ -39,28 +55,90 @@ def healthy(directory: Path) -> Iterator[tuple[RunningAgent, Simulator]]:
     gpus.pci_sysfs(directory / "sys")
     flags = ("--path.sysfs", str(directory / "sys"))
     with running(directory, CONFIG, environment=gpus.environment(), flags=flags) as agent:
-        agent.wait(lambda s: len(s.all("dshealthd_gpu_up")) == GPUS)
+        agent.wait(lambda scrape: all(readings(scrape, gpu) for gpu in range(GPUS)))
         yield agent, gpus
 
 
-def follow(agent: RunningAgent, hung: set[int]) -> tuple[dict[int, float], float]:
-    """Watch until every hung GPU is down and a while longer.
+def pending(scrape: Scrape) -> bool:
+    """Return whether the expression of the alert holds, by the selectors that it has."""
+    selector = re.search(
+        r'dshealthd_collector_failing\{collector=~"(.+?)", reason=~"(.+?)"\}', ALERT["expr"]
+    )
+    assert selector, ALERT["expr"]
+    assert 'dshealthd_worker_stuck{worker="device"} > 0' in ALERT["expr"]
+    failing = map(dict, scrape.series.get("dshealthd_collector_failing", {}))
+    return bool(scrape.value("dshealthd_worker_stuck", worker="device")) or any(
+        re.fullmatch(selector[1], labels["collector"])
+        and re.fullmatch(selector[2], labels["reason"])
+        for labels in failing
+    )
 
-    Return the seconds until each verdict, and the greatest age that samples of the others had,
-    both less what other work took from the agent and its workers.
+
+def readings(scrape: Scrape, gpu: int) -> set[str]:
+    """Return the metrics read from a GPU that a scrape shows."""
+    label = ("gpu", str(gpu))
+    return {name for name in READINGS if any(label in key for key in scrape.series.get(name, {}))}
+
+
+def most_starts(killable: int, seconds: float) -> float:
+    """Return how many workers may be started until so many seconds after the first verdict.
+
+    Until the verdicts, one for each GPU: the next worker after the one left at a GPU, or a scout.
+    Then one scout for each retry. There is at most one retry in a sweep, and a sweep comes with
+    the interval or with a verdict. No GPU is retried before its back-off is over, and a retry
+    takes as long as the deadline. A GPU whose worker cannot be killed is not retried.
     """
-    gone = oldest = read = success = 0.0
-    verdicts: dict[int, float] = {}
+    options, backoff = GpuOptions(), Backoff()
+    sweeps = 2 + seconds // options.interval + seconds // WAKE_SPACING
+    retries, due = 0, backoff.after(1)
+    while due <= seconds:
+        retries += 1
+        due += options.deadline + backoff.after(retries + 1)
+    return GPUS + min(sweeps, killable * retries)
+
+
+@dataclass
+class Seen:
+    """What the scrapes said while GPUs hung.
+
+    Ages and times of verdicts are less what other work took from the agent and its workers.
+    """
+
+    verdicts: dict[int, float] = field(default_factory=dict)
+    """Seconds until the verdict on each hung GPU."""
+    oldest: float = 0.0
+    """The greatest age in seconds that samples had, also those of hung GPUs while they show."""
+    starts: float = 0.0
+    """Workers started since the first scrape."""
+    decided: float = 0.0
+    """Seconds from the first verdict to the end."""
+
+
+def follow(agent: RunningAgent, hung: set[int]) -> Seen:
+    """Watch until every hung GPU is down and the alert has had the time to fire.
+
+    From its verdict on, no reading of a hung GPU may show. Once the alert is pending, it must
+    remain so in each scrape.
+    """
+    seen = Seen()
+    gone = read = success = 0.0
+    decided = since = None
     well = set(range(GPUS)) - hung
-    while gone < VERDICT:
+    before = None
+    while gone < VERDICT + FOR:
         watch = Stopwatch(agent.pid, *agent.workers())
         scrape = agent.scrape()
+        now = time.monotonic()
         assert scrape.seconds < 1.0
         for gpu in range(GPUS):
             up = scrape.value("dshealthd_gpu_up", gpu=str(gpu))
             if gpu in hung and up == 0:
-                verdicts.setdefault(gpu, gone)
+                seen.verdicts.setdefault(gpu, gone)
             assert gpu in hung or up != 0, f"GPU {gpu} is well and was called down at {gone:.1f} s"
+        for gpu in hung:
+            if shows := readings(scrape, gpu):
+                assert gpu not in seen.verdicts, f"GPU {gpu} is down at {gone:.1f} s with {shows}"
+                seen.oldest = max(seen.oldest, gone)
         shown = {gpu for gpu in well if scrape.all("dshealthd_gpu_power_watts", gpu=str(gpu))}
         if shown == well:
             last = scrape.value(
@@ -69,16 +147,28 @@ def follow(agent: RunningAgent, hung: set[int]) -> tuple[dict[int, float], float
             if last is not None and last > success:
                 read, success = gone, last
         if well:
-            oldest = max(oldest, gone - read)
-        if len(verdicts) == len(hung) and gone > VERDICT / 2:
+            seen.oldest = max(seen.oldest, gone - read)
+        started = scrape.value("dshealthd_worker_starts_total", worker="device")
+        assert started is not None
+        before = started if before is None else before
+        seen.starts = started - before
+        if seen.verdicts:
+            decided = now if decided is None else decided
+            seen.decided = now - decided
+        if pending(scrape):
+            since = now if since is None else since
+        assert since is None or pending(scrape), f"the alert no longer holds at {gone:.1f} s"
+        if len(seen.verdicts) == len(hung) and since is not None and now - since > FOR:
             break
         time.sleep(0.2)
         gone += watch.seconds()
-    return verdicts, oldest
+    else:
+        assert since is not None, f"the alert never held\n{scrape.text}"
+    return seen
 
 
 def see(directory: Path, killable: int, unkillable: int) -> None:
-    """Let so many GPUs hang at once, and check when the agent knows what."""
+    """Let so many GPUs hang at once, and check when the agent knows what, and at what cost."""
     directory.mkdir(exist_ok=True)
     hung = set(range(GPUS - killable - unkillable, GPUS))
     with contextlib.ExitStack() as stack:
@@ -93,17 +183,24 @@ def see(directory: Path, killable: int, unkillable: int) -> None:
             else:
                 assert mount is not None
                 gpus.fault("dstate", f"{mount.directory}/x", gpu=gpu)
-        verdicts, oldest = follow(agent, hung)
-        print(f"verdicts after {max(verdicts.values(), default=0):.1f} s, {oldest:.1f} s old")
-        assert verdicts.keys() == hung, agent.log.read_text()
-        assert max(verdicts.values()) <= VERDICT
-        assert oldest <= FRESH, agent.log.read_text()
+        seen = follow(agent, hung)
+        print(f"{killable} + {unkillable} of {GPUS} hang: {seen}")
+        assert seen.verdicts.keys() == hung, agent.log.read_text()
+        assert max(seen.verdicts.values()) <= VERDICT
+        assert seen.oldest <= FRESH, agent.log.read_text()
+        assert seen.starts <= most_starts(killable, seen.decided), agent.log.read_text()
         gpus.clear_faults()
 
 
 def test_51_most_gpus_hang(tmp_path: Path) -> None:
     """Seven of eight hang, two of them so that nothing ends the worker that is at them."""
     see(tmp_path, killable=5, unkillable=2)
+
+
+@pytest.mark.parametrize("count", [2, GPUS])
+def test_51_some_or_all_hang(tmp_path: Path, count: int) -> None:
+    """Two of eight hang, or all of them; each worker that is at one can be killed."""
+    see(tmp_path, killable=count, unkillable=0)
 
 
 @pytest.mark.soak
