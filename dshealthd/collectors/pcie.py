@@ -39,8 +39,8 @@ REPLAYS = counter(
 ERRORS = counter(
     "dshealthd_pcie_errors_total",
     "Errors at the GPU's end of the link, counted by the GPU: correctable, nonfatal, fatal (NVML "
-    "fields 173, 179, 180); with the option detail also nak_received, nak_sent, l0_to_recovery "
-    "(174, 177, 169).",
+    "fields 173, 179, 180); with the option detail also nak_received, nak_sent, receiver, bad_tlp, "
+    "bad_dllp, lcrc, unsupported_request, l0_to_recovery (174, 177, 175, 176, 178, 182, 181, 169).",
     *_ID,
     "type",
 )
@@ -65,17 +65,24 @@ _ERRORS = {
     "correctable": "NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS",
     "nonfatal": "NVML_FI_DEV_PCIE_COUNT_NON_FATAL_ERROR",
     "fatal": "NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR",
+}
+_DETAILED_ERRORS = _ERRORS | {
     "nak_received": "NVML_FI_DEV_PCIE_COUNT_NAKS_RECEIVED",
     "nak_sent": "NVML_FI_DEV_PCIE_COUNT_NAKS_SENT",
+    "receiver": "NVML_FI_DEV_PCIE_COUNT_RECEIVER_ERROR",
+    "bad_tlp": "NVML_FI_DEV_PCIE_COUNT_BAD_TLP",
+    "bad_dllp": "NVML_FI_DEV_PCIE_COUNT_BAD_DLLP",
+    "lcrc": "NVML_FI_DEV_PCIE_COUNT_LCRC_ERROR",
+    "unsupported_request": "NVML_FI_DEV_PCIE_COUNT_UNSUPPORTED_REQ",
     "l0_to_recovery": "NVML_FI_DEV_PCIE_L0_TO_RECOVERY_COUNTER",
 }
-_DETAIL = frozenset({"nak_received", "nak_sent", "l0_to_recovery"})
-_ASKED = Fields(
+_TRAFFIC = (
     "NVML_FI_DEV_PCIE_REPLAY_COUNTER",
     "NVML_FI_DEV_PCIE_COUNT_TX_BYTES",
     "NVML_FI_DEV_PCIE_COUNT_RX_BYTES",
-    *_ERRORS.values(),
 )
+_ASKED = Fields(*_TRAFFIC, *_ERRORS.values())
+_ASKED_IN_DETAIL = Fields(*_TRAFFIC, *_DETAILED_ERRORS.values())
 _KIB = 1024
 
 
@@ -84,7 +91,9 @@ class PcieOptions(SlowGpuCollectorOptions):
     """GPU options, plus how many kinds of link errors to export."""
 
     detail: bool = option(
-        False, "Whether to export the link's NAKs and recoveries besides its errors."
+        False,
+        "Whether to export further types of link errors, NAKs and recoveries: eight more series "
+        "per GPU.",
     )
 
 
@@ -95,7 +104,8 @@ class Pcie(GpuCollector):
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield state, replays and traffic of a GPU's PCIe link."""
-        replays, sent, received, *errors = device.fields(_ASKED)
+        detail = self.options.detail
+        replays, sent, received, *errors = device.fields(_ASKED_IN_DETAIL if detail else _ASKED)
         yield from told(WIDTH, device.ask("nvmlDeviceGetCurrPcieLinkWidth"), *gpu.labels)
         yield from told(WIDTH_MAX, device.once("nvmlDeviceGetMaxPcieLinkWidth"), *gpu.labels)
         yield from told(GENERATION, device.ask("nvmlDeviceGetCurrPcieLinkGeneration"), *gpu.labels)
@@ -105,9 +115,8 @@ class Pcie(GpuCollector):
         if replays is None:
             replays = device.ask("nvmlDeviceGetPcieReplayCounter")
         yield from told(REPLAYS, replays, *gpu.labels)
-        for kind, value in zip(_ERRORS, errors, strict=True):
-            if kind not in _DETAIL or self.options.detail:
-                yield from told(ERRORS, value, *gpu.labels, kind)
+        for kind, value in zip(_DETAILED_ERRORS if detail else _ERRORS, errors, strict=True):
+            yield from told(ERRORS, value, *gpu.labels, kind)
         yield from told(TRANSMITTED, sent, *gpu.labels)
         yield from told(RECEIVED, received, *gpu.labels)
         if sent is None and received is None:
