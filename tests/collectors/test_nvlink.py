@@ -198,22 +198,25 @@ def test_gpu_without_links(node: Node) -> None:
 def test_sums_of_nvlink_5(tmp_path: Path) -> None:
     """NVLink 5 has a series for all links of a GPU together, and the worst link's symbol errors."""
     with Node(tmp_path, profile="b200", options={"nvlink": {"sums": True}}) as node:
-        for link, count in ((3, 5), (7, 2)):
-            node.simulator.set(0, f"nvlink{link}_symbol_errors", count)
-        node.simulator.set(0, "nvlink3_recovery_failed", 1)
+        kinds = {
+            "receive": "rcv_errors",
+            "link_recovery": "recovery_events",
+            "retransmit": "plr_xmit_retry_blocks",
+            "effective": "effective_errors",
+            "symbol": "symbol_errors",
+            "discards": "xmit_discards",
+            "malformed": "malformed_packets",
+            "overrun": "buffer_overrun",
+            "recovery_failed": "recovery_failed",
+        }
+        for place, key in enumerate(kinds.values(), start=1):
+            node.simulator.set(0, f"nvlink3_{key}", place)
+            node.simulator.set(0, f"nvlink7_{key}", 100)
         node.simulator.set(0, "nvlink9_symbol_ber", 0x20C)
         node.simulator.set(0, "nvlink2_raw_ber", 0x306)
         seen = node.collect("nvlink")
         assert seen.values("gpu_nvlink_errors_total", gpu="0", uuid=node.uuid(0)) == {
-            ("receive",): 0,
-            ("link_recovery",): 0,
-            ("retransmit",): 0,
-            ("effective",): 0,
-            ("symbol",): 7,
-            ("discards",): 0,
-            ("malformed",): 0,
-            ("overrun",): 0,
-            ("recovery_failed",): 1,
+            (kind,): 100 + place for place, kind in enumerate(kinds, start=1)
         }
         assert seen.value("nvlink_symbol_bit_error_ratio", gpu="0") == 2e-12
         assert seen.value("nvlink_raw_bit_error_ratio", gpu="0") == pytest.approx(3e-6)
@@ -221,7 +224,7 @@ def test_sums_of_nvlink_5(tmp_path: Path) -> None:
         node.simulator.set(0, "nvlink4_symbol_errors", "na")
         seen = node.collect("nvlink")
         assert not seen.values("gpu_nvlink_errors_total", gpu="0", type="symbol")
-        assert seen.value("gpu_nvlink_errors_total", gpu="0", type="recovery_failed") == 1
+        assert seen.value("gpu_nvlink_errors_total", gpu="0", type="recovery_failed") == 109
 
 
 @pytest.mark.parametrize(("profile", "sums"), [("h100", True), ("b200", False)])
