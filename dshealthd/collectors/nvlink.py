@@ -64,9 +64,16 @@ SUMS = counter(
 )
 C2C = gauge(
     "dshealthd_gpu_c2c_links",
-    "Links between the GPU and its CPU on one module (GH200, GB200), by state: all, up.",
+    "Links between the GPU and its CPU on one module (GH200, GB200), by state: all, up, low_power "
+    "(NVML fields 170, 171, 234).",
     *_ID,
     "state",
+)
+C2C_BANDWIDTH = gauge(
+    "dshealthd_gpu_c2c_max_bandwidth_bytes_per_second",
+    "Maximum bandwidth of the links between the GPU and its CPU, summed over those that are up "
+    "(field 172).",
+    *_ID,
 )
 C2C_ERRORS = counter(
     "dshealthd_gpu_c2c_errors_total",
@@ -142,6 +149,10 @@ link by link.
 """
 _C2C_COUNT = Fields("NVML_FI_DEV_C2C_LINK_COUNT")
 _C2C_STATUS = "NVML_FI_DEV_C2C_LINK_GET_STATUS"
+_C2C_UP = 1
+_C2C_BANDWIDTH = "NVML_FI_DEV_C2C_LINK_GET_MAX_BW"
+_C2C_POWER = "NVML_FI_DEV_C2C_LINK_POWER_STATE"
+_C2C_LOW_POWER = 1
 _C2C_ERRORS = {
     "interrupt": "NVML_FI_DEV_C2C_LINK_ERROR_INTR",
     "replay": "NVML_FI_DEV_C2C_LINK_ERROR_REPLAY",
@@ -325,10 +336,20 @@ def _c2c(gpu: Gpu, device: Device) -> Iterator[Sample]:
     links = int(count or 0)
     if not links:
         return
-    field = _of_links(device, (_C2C_STATUS, *_C2C_ERRORS.values()), links)
+    names = (_C2C_STATUS, _C2C_BANDWIDTH, _C2C_POWER, *_C2C_ERRORS.values())
+    field = _of_links(device, names, links)
     states = field[_C2C_STATUS]
     yield C2C(links, *gpu.labels, "all")
     if None not in states:
-        yield C2C(sum(state == 1 for state in states), *gpu.labels, "up")
+        up = [state == _C2C_UP for state in states]
+        yield C2C(sum(up), *gpu.labels, "up")
+        # NVML tells the bandwidth of active links only.
+        bandwidth = _sum(
+            [value if is_up else 0 for value, is_up in zip(field[_C2C_BANDWIDTH], up, strict=True)]
+        )
+        yield from told(C2C_BANDWIDTH, bandwidth, *gpu.labels, scale=1e6)
+    power = field[_C2C_POWER]
+    if None not in power:
+        yield C2C(sum(state == _C2C_LOW_POWER for state in power), *gpu.labels, "low_power")
     for kind, name in _C2C_ERRORS.items():
         yield from told(C2C_ERRORS, _sum(field[name]), *gpu.labels, kind)

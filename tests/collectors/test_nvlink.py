@@ -240,16 +240,66 @@ def test_sums_are_shown_where_they_are_wanted(tmp_path: Path, profile: str, sums
 
 
 def test_links_to_the_cpu(node: Node) -> None:
-    """Links between a GPU and its CPU are counted, those that are up, and their errors."""
-    for field, value in {170: 2, 171: 1, 231: 0, 232: 3, 233: 1}.items():
-        node.simulator.set(0, f"field.{field}", value)
-    seen = node.collect("nvlink")
-    assert seen.values("gpu_c2c_links", gpu="0", uuid=node.uuid(0)) == {("all",): 2, ("up",): 2}
-    assert seen.values("gpu_c2c_errors_total", gpu="0", uuid=node.uuid(0)) == {
-        ("interrupt",): 0,
-        ("replay",): 6,
-        ("replay_b2b",): 2,
+    """Links between a GPU and its CPU are counted, those that are up, those that save power, and
+    their errors; bandwidth is that of the links that are up.
+    """
+    values: dict[str, int | str] = {
+        "c2c_link_count": 5,
+        "c2c_max_bandwidth": 44712,
+        "c2c_interrupt": 1,
+        "c2c_replay": 2,
+        "c2c_replay_b2b": 3,
+        "c2c0_power_state": 1,
+        "c2c2_status": 0,
+        "c2c2_max_bandwidth": "unsupported",
+        "c2c3_max_bandwidth": 20000,
+        "c2c3_power_state": 1,
+        "c2c4_power_state": 1,
+        "c2c4_interrupt": 40,
+        "c2c4_replay": 50,
+        "c2c4_replay_b2b": 60,
     }
-    node.simulator.set(0, "field.171", 0)
-    assert node.collect("nvlink").value("gpu_c2c_links", gpu="0", state="up") == 0
-    assert not node.collect("nvlink").values("gpu_c2c_links", gpu="1")
+    for key, value in values.items():
+        node.simulator.set(0, key, value)
+    seen = node.collect("nvlink")
+    assert seen.values("gpu_c2c_links", gpu="0", uuid=node.uuid(0)) == {
+        ("all",): 5,
+        ("up",): 4,
+        ("low_power",): 3,
+    }
+    bandwidth = "gpu_c2c_max_bandwidth_bytes_per_second"
+    assert seen.value(bandwidth, gpu="0") == (3 * 44712 + 20000) * 1e6
+    assert seen.values("gpu_c2c_errors_total", gpu="0", uuid=node.uuid(0)) == {
+        ("interrupt",): 44,
+        ("replay",): 58,
+        ("replay_b2b",): 72,
+    }
+    node.simulator.set(0, "c2c_status", 0)
+    seen = node.collect("nvlink")
+    assert seen.value("gpu_c2c_links", gpu="0", state="up") == 0
+    assert seen.value(bandwidth, gpu="0") == 0
+    assert not seen.values("gpu_c2c_links", gpu="1")
+    assert not seen.values(bandwidth, gpu="1")
+
+
+@pytest.mark.parametrize(
+    ("key", "states", "bandwidth"),
+    [
+        ("c2c1_status", {"all", "low_power"}, False),
+        ("c2c1_max_bandwidth", {"all", "up", "low_power"}, False),
+        ("c2c1_power_state", {"all", "up"}, True),
+    ],
+)
+@pytest.mark.parametrize("value", ["na", "unsupported"])
+def test_link_to_the_cpu_that_does_not_tell(
+    node: Node, key: str, states: set[str], value: str, *, bandwidth: bool
+) -> None:
+    """What one link does not tell is unknown of all of them together, and never 0."""
+    node.simulator.set(0, "c2c_link_count", 2)
+    node.simulator.set(0, key, value)
+    seen = node.collect("nvlink")
+    assert {
+        state for (state,) in seen.values("gpu_c2c_links", gpu="0", uuid=node.uuid(0))
+    } == states
+    assert bool(seen.values("gpu_c2c_max_bandwidth_bytes_per_second", gpu="0")) == bandwidth
+    assert not seen.reasons("nvlink")

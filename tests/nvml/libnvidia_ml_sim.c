@@ -21,6 +21,7 @@
  *          unsupported         the call answers 3;  error:N  the call answers N
  * Keys     every name in the table DEFAULTS below, and
  *          nvlinkL_state, nvlinkL_replay, ...   one link's value (nvlink_state etc. speak for all links)
+ *          c2cL_status, c2cL_replay, ...        one of c2c_link_count links to the CPU
  *          migK_memory_used, migK_gi, ...       one MIG device's value
  *          processes, graphics_processes, mps_processes = PID:BYTES[:GI:CI], ...   (BYTES may be na)
  *          order, node, uuid, serial, pci (00000000:18:00.0), fabric_cluster_uuid (32 hex digits)
@@ -303,6 +304,12 @@ enum { RETURNS(AS_ENUM) };
     D(nvlink_raw_rx, "0~110000", "0~110000", NO, "0~110000") \
     NVLINK5(AS_NVLINK5_DEFAULT, D) \
     D(c2c_link_count, NO, NO, NO, NO) \
+    D(c2c_status, "1", "1", "1", "1") \
+    D(c2c_max_bandwidth, "44712", "44712", "44712", "44712") \
+    D(c2c_interrupt, "0", "0", "0", "0") \
+    D(c2c_replay, "0", "0", "0", "0") \
+    D(c2c_replay_b2b, "0", "0", "0", "0") \
+    D(c2c_power_state, "0", "0", "0", "0") \
     D(fabric_state, "3", NO, NO, "3") \
     D(fabric_status, "0", NO, NO, "0") \
     D(fabric_clique, "0", NO, NO, "1") \
@@ -852,15 +859,21 @@ static int put_text(const char *text, char *out, uint size)
     return OK;
 }
 
-static int link_number(const struct device *device, uint link, const char *key, ull *out)
+static int member_number(const struct device *device, const char *family, const char *count, uint link,
+                         const char *key, ull *out)
 {
     ull links;
-    int rc = value_of(device, "nvlink_count", &links);
+    int rc = value_of(device, count, &links);
     if (rc != OK || links == 0)
         return NOT_SUPPORTED;
     if (link >= links || link >= MAX_LINKS)
         return INVALID_ARGUMENT;
-    return number(device->gpu, lookup_member(device->gpu, "nvlink", (int)link, key), out);
+    return number(device->gpu, lookup_member(device->gpu, family, (int)link, key), out);
+}
+
+static int link_number(const struct device *device, uint link, const char *key, ull *out)
+{
+    return member_number(device, "nvlink", "nvlink_count", link, key, out);
 }
 
 static int link_sum(const struct device *device, const char *key, ull *out)
@@ -1835,7 +1848,7 @@ API int nvmlDeviceGetGpuFabricInfoV(const struct device *device, struct fabric_v
 /* ---------------------------------------------------------------- field values */
 
 enum field_type { DOUBLE, UINT, ULONG, ULL, SLL, SINT };
-enum field_scope { PLAIN, LINK_BY_ID, LINK_BY_SCOPE, LINK_SUM, POWER_BY_SCOPE };
+enum field_scope { PLAIN, LINK_BY_ID, LINK_BY_SCOPE, LINK_SUM, C2C_BY_SCOPE, POWER_BY_SCOPE };
 enum { POWER_OF_MODULE = 1 };
 
 struct field {
@@ -1848,6 +1861,7 @@ struct field {
 #define ONE(id, type, key) {id, id, type, PLAIN, 0, key},
 #define POWER(id, key) {id, id, UINT, POWER_BY_SCOPE, 0, key},
 #define SCOPED(id, type, key) {id, id, type, LINK_BY_SCOPE, 0, key},
+#define C2C(id, key) {id, id, UINT, C2C_BY_SCOPE, 0, key},
 #define LINKS(first, total, more, key) \
     {first, (first) + 5, ULL, LINK_BY_ID, 0, key}, {total, total, ULL, LINK_SUM, 0, key}, \
     {more, (more) + 5, ULL, LINK_BY_ID, 6, key},
@@ -1884,6 +1898,8 @@ static const struct field FIELDS[] = {
     SCOPED(164, UINT, "speed") SCOPED(165, UINT, "state") SCOPED(166, UINT, "version")
     ONE(167, UINT, "nvlink_power_state")
     ONE(169, UINT, "pcie_l0_to_recovery") ONE(170, UINT, "c2c_link_count")
+    C2C(171, "status") C2C(172, "max_bandwidth") C2C(231, "interrupt") C2C(232, "replay") C2C(233, "replay_b2b")
+    C2C(234, "power_state")
     ONE(173, UINT, "pcie_correctable") ONE(174, UINT, "pcie_naks_received") ONE(175, UINT, "pcie_receiver_error")
     ONE(176, UINT, "pcie_bad_tlp") ONE(177, UINT, "pcie_naks_sent") ONE(178, UINT, "pcie_bad_dllp")
     ONE(179, UINT, "pcie_non_fatal") ONE(180, UINT, "pcie_fatal") ONE(181, UINT, "pcie_unsupported_request")
@@ -1923,6 +1939,8 @@ static int field_number(const struct device *device, const struct field *field, 
     case LINK_BY_SCOPE:
         return asked->scope == UINT32_MAX ? link_sum(device, field->key, out)
                                           : link_number(device, asked->scope, field->key, out);
+    case C2C_BY_SCOPE:
+        return member_number(device, "c2c", "c2c_link_count", asked->scope, field->key, out);
     case LINK_SUM:
         return link_sum(device, field->key, out);
     case POWER_BY_SCOPE:
@@ -2181,7 +2199,7 @@ API bool nvmlSimIsKey(const char *key)
     uint index;
     if (is_key(key))
         return true;
-    const char *family = STARTS(key, "nvlink") ? "nvlink" : STARTS(key, "mig") ? "mig" : "";
+    const char *family = STARTS(key, "nvlink") ? "nvlink" : STARTS(key, "c2c") ? "c2c" : STARTS(key, "mig") ? "mig" : "";
     if (!*family || sscanf(key + strlen(family), "%2u_%n", &index, &length) != 1 || length == 0)
         return false;
     snprintf(all, sizeof all, "%s_%s", family, key + strlen(family) + (size_t)length);
