@@ -17,7 +17,11 @@ from typing import Any
 
 import pytest
 
+from dshealthd.training.message import Message, encode
 from tests.agents import RunningAgent, announced_port, end, launch, running
+from tests.jobs.heartbeats.senders import STRANGER as SENDER
+from tests.jobs.heartbeats.senders import sending
+from tests.jobs.machines import TORCH
 
 STRANGER = 61_234
 """A user that runs nothing else here."""
@@ -146,6 +150,42 @@ def test_a_hundred_connections_at_64_descriptors(tmp_path: Path) -> None:
         assert agent.process.poll() is None
 
 
+def test_heartbeats_of_many_users_at_512_descriptors(public_path: Path) -> None:
+    """Four users hand over a hundred pages each, and fall silent: workers that end start again."""
+    if os.geteuid():
+        pytest.skip("processes of other users take root")
+    place = public_path / "training.sock"
+    config = f'[collectors.training]\nsocket = "{place}"\n{CONFIG}'
+    code = f"""
+kept = []
+for _ in range(100):
+    s, file = connect(), page({encode(Message(step=1, sent=time.monotonic()))!r})
+    kept.append((s, file))
+    try:
+        hand(s, file)
+    except OSError:
+        pass  # refused
+time.sleep(600)
+"""
+    up = {"collector": "network"}
+    name = "dshealthd_collector_last_success_timestamp_seconds"
+    with contextlib.ExitStack() as stack:
+        agent = stack.enter_context(running(public_path, config, popen=_with_512_descriptors))
+        agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", **up) == 1.0)
+        for user in range(SENDER + 1, SENDER + 5):
+            stack.enter_context(sending(place, TORCH, code, user=user))
+        seated = 512 // 4
+        refused = "dshealthd_heartbeats_rejected_total"
+        agent.wait(lambda scrape: (scrape.value(refused, reason="senders") or 0.0) >= 400 - seated)
+        for worker in agent.workers():
+            os.kill(worker, signal.SIGKILL)
+        killed = time.time()
+        scrape = agent.wait(lambda scrape: (scrape.value(name, **up) or 0.0) > killed + 1.0)
+        assert (scrape.value("process_open_fds") or 0.0) > 2 * seated
+        assert (scrape.value("dshealthd_worker_starts_total", worker="storage") or 0.0) >= 2.0
+        assert agent.process.poll() is None
+
+
 def test_an_agent_at_its_limit_of_threads_and_processes_serves_on() -> None:
     """No thread and no process more for its uid: scrapes, reloads, heartbeats go on, and recover.
 
@@ -191,6 +231,10 @@ def test_an_agent_at_its_limit_of_threads_and_processes_serves_on() -> None:
 
 def _with_64_descriptors(command: list[str], **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(["prlimit", "--nofile=64:64", *command], **options)
+
+
+def _with_512_descriptors(command: list[str], **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(["prlimit", "--nofile=512:512", *command], **options)
 
 
 def test_the_soft_limit_of_descriptors_is_raised(tmp_path: Path) -> None:

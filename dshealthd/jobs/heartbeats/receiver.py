@@ -17,6 +17,7 @@ import contextlib
 import functools
 import logging
 import os
+import resource
 import select
 import socket
 import time
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_SENDERS = 256
+"""Most senders; a quarter of the limit on open files, if that is less.
+
+A sender takes two descriptors, its connection and its page: half of them stay for the rest.
+"""
 MAX_SENDERS_PER_USER = 64
 MAX_CLOSING = 512
 """Most descriptors that wait to be closed while no thread starts; at this limit no connection is
@@ -86,6 +91,7 @@ class Receiver:
         """Senders by the descriptor of their connection."""
         self._poll = select.poll()
         self._users: Counter[int] = Counter()
+        self._places = MAX_SENDERS
         self._timer: asyncio.TimerHandle | None = None
         self._blocking_tasks: BlockingTasks | None = None
         self._closer = Closer()
@@ -106,6 +112,7 @@ class Receiver:
         OSError if that fails: EADDRINUSE if another agent listens there.
         """
         self.close()
+        self._places = min(MAX_SENDERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
         listener = listen(self.path)
         self._listener, self._loop, self._place = listener, loop, place(self.path)
         self._blocking_tasks = BlockingTasks(loop)
@@ -247,7 +254,7 @@ class Receiver:
             if self._monotonic() - idlest.moved < IDLE:
                 return False
             self._reject(idlest, RejectReason.SENDERS)
-        if len(self._senders) < MAX_SENDERS:
+        if len(self._senders) < self._places:
             return True
         greediest, count = self._users.most_common(1)[0]
         # Taking from a user who would then have fewer only moves the shortage: both would take from
