@@ -19,9 +19,9 @@ from typing import IO, TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.evidence import nccl_ras
+from dshealthd.evidence import flight_recorder, nccl_ras
 from dshealthd.evidence.bundle import make
-from dshealthd.evidence.collection import Collection
+from dshealthd.evidence.collection import MAX_RANKS, READ_MEMORY, Collection
 from dshealthd.evidence.findings import HangCase
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from tests.environments import wait_for_environment
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NOW = 1_795_271_340.0
+BUNDLE_BYTES = 64 << 20
 USER, STRANGER = 4321, 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="runs processes of other users")
 
@@ -108,7 +109,7 @@ class Node:
             NOW,
             max_bundles=9,
             max_bytes=1 << 30,
-            bundle_bytes=1 << 26,
+            bundle_bytes=BUNDLE_BYTES,
             min_free=0,
         )
         host = Host(procfs=self.root / "proc", dev=self.root / "dev")
@@ -312,6 +313,76 @@ def test_files_of_two_users_never_mix(node: Node, public_path: Path) -> None:
     assert f"pid {alien}" in text
     assert "slurm-7, group 0 default_pg of ranks [0, 1]: ranks 0, 1 entered all_reduce 2" in text
     assert "has not entered" not in text
+
+
+def memory(pid: int) -> int:
+    """Return the bytes that a process and its children take together, without files' pages."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    total = 0
+    for member in (str(pid), *children):
+        with contextlib.suppress(OSError):  # it has ended
+            rollup = Path(f"/proc/{member}/smaps_rollup").read_text(encoding="ascii")
+            found = re.search(r"^Pss_Anon: +(\d+) kB$", rollup, re.MULTILINE)
+            total += int(found[1]) << 10 if found is not None else 0
+    return total
+
+
+def slowed_at() -> int:
+    """Return how many bytes the service may have before the kernel slows it down."""
+    unit = (Path(__file__).parents[2] / "systemd/dshealthd.service").read_text(encoding="utf-8")
+    found = re.search(r"^MemoryHigh=(\d+)M$", unit, re.MULTILINE)
+    assert found is not None
+    return int(found[1]) << 20
+
+
+def collected(node: Node) -> tuple[str, int]:
+    """Take evidence in a process of its own; return the summary, and the most memory that this
+    process and its steps were seen to take together, in bytes.
+    """
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            node.collect(HangCase(job="slurm-7", reason="waiting"))
+            status = 0
+        finally:
+            os._exit(status)
+    before = peak = memory(pid)
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            peak = max(peak, memory(pid))
+        time.sleep(0.02)
+    assert ended[1] == 0
+    (bundle,) = (node.root / "state/evidence").iterdir()
+    assert sum(file.stat().st_size for file in bundle.iterdir()) <= BUNDLE_BYTES + (1 << 20)
+    return bundle.joinpath("summary.txt").read_text(), peak - before
+
+
+@as_root
+def test_large_dumps_of_all_ranks_at_once(node: Node, public_path: Path) -> None:
+    """However large the dumps of a node's ranks are together, at no cost to their user, who makes
+    them sparse: the collection and its steps take less than the service may, and the bundle is
+    bounded.
+    """
+    prefix = dumped(public_path / "dumps", USER, *[b""] * MAX_RANKS)
+    for rank in range(MAX_RANKS):
+        os.truncate(f"{prefix}{rank}", flight_recorder.MAX_DUMP)
+        node.rank(7, rank, user=USER, TORCH_FR_DUMP_TEMP_FILE=prefix)
+    text, peak = collected(node)
+    assert "the bundle is full (max_bundle_bytes)" in text
+    assert peak < slowed_at()
+
+
+@as_root
+def test_dumps_made_to_fill_the_memory(node: Node, public_path: Path) -> None:
+    """Dumps that each need all memory that the parser of one may have are parsed in turn."""
+    hostile = b"\x80\x02(" + b"}" * (READ_MEMORY // 64 - (1 << 20)) + b"l."  # objects of 64 bytes
+    prefix = dumped(public_path / "dumps", USER, *[hostile] * 3)
+    for rank in range(3):
+        node.rank(7, rank, user=USER, TORCH_FR_DUMP_TEMP_FILE=prefix)
+    text, peak = collected(node)
+    assert text.count("contents of its dump: ") == 3
+    assert READ_MEMORY // 4 < peak < slowed_at()
 
 
 def test_a_rank_whose_environment_tells_nothing_is_known_by_its_heartbeat(node: Node) -> None:
