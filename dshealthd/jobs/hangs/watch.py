@@ -146,6 +146,11 @@ class RankWatch:
         self._looks += 1
         if self._clock > REMEMBERED:
             self._saved.clear()
+        places = {(who.process.pid, who.process.start): at for at, (who, _) in present.items()}
+        for place, known in list(self.watched.items()):
+            if places.get(known.key, place) != place:
+                # Its job has another name: another user's process owned or owns the one it claims.
+                del self.watched[place]  # its exit is still watched, for the new place
         for place, (who, message) in present.items():
             # The send time is the sender's claim. The message was not there at the last check, so
             # it is not older than that.

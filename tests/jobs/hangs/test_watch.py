@@ -4,6 +4,7 @@ end is told.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -279,3 +280,19 @@ def test_a_marked_phase(scene: Scene) -> None:
         False,
         True,
     )
+
+
+def test_a_process_that_turns_out_to_be_of_another_job(scene: Scene) -> None:
+    """Its end, at once after its job has got another name, is an end in that one alone."""
+    identity, message = scene.present.pop((JOB, 1))
+    other = "run-1-uid12345"
+    process = dataclasses.replace(identity.process, job=other)
+    scene.present[other, 1] = dataclasses.replace(identity, process=process), message
+    scene.look()
+    assert [rank.rank for rank in scene.watch.jobs()[JOB]] == [0]
+    del scene.present[other, 1]
+    scene.ends.ends[101, 1] = End(ExitKind.FAILED, 5000.0)
+    scene.look()
+    jobs = scene.watch.jobs()
+    assert [(rank.rank, rank.ended) for rank in jobs[JOB]] == [(0, None)]
+    assert [(rank.rank, rank.ended) for rank in jobs[other]] == [(1, ExitKind.FAILED)]
