@@ -42,7 +42,7 @@ READINGS = {metric.name for metric in registry.metrics(registry.load("gpu")).val
     FAULT.name,
     COLLECTOR_FAULT.name,
 }
-"""What the collector `gpu` reads from a GPU, without what it says about a GPU that it cannot read."""
+"""Metrics that the collector `gpu` reads from a GPU, not those that say that it cannot be read."""
 (ALERT,) = [rule for _, rule in rule_groups() if rule.get("alert") == "DshealthdNvmlHung"]
 FOR = float(ALERT["for"].removesuffix("s"))
 """Seconds for which the alert's expression must hold before it fires."""
@@ -60,7 +60,7 @@ def healthy(directory: Path) -> Iterator[tuple[RunningAgent, Simulator]]:
 
 
 def pending(scrape: Scrape) -> bool:
-    """Return whether the expression of the alert holds, by the selectors that it has."""
+    """Return whether the alert's expression holds, judged by the selectors that it contains."""
     selector = re.search(
         r'dshealthd_collector_failing\{collector=~"(.+?)", reason=~"(.+?)"\}', ALERT["expr"]
     )
@@ -80,18 +80,20 @@ def readings(scrape: Scrape, gpu: int) -> set[str]:
     return {name for name in READINGS if any(label in key for key in scrape.series.get(name, {}))}
 
 
-def most_starts(killable: int, seconds: float) -> float:
-    """Return how many workers may be started until so many seconds after the first verdict.
+def most_starts(killable: int, first: float, last: float) -> float:
+    """Return how many workers may be started in all; arguments as in `Seen`.
 
-    Until the verdicts, one for each GPU: the next worker after the one left at a GPU, or a scout.
-    Then one scout for each retry. There is at most one retry in a sweep, and a sweep comes with
-    the interval or with a verdict. No GPU is retried before its back-off is over, and a retry
-    takes as long as the deadline. A GPU whose worker cannot be killed is not retried.
+    Until the verdicts one starts for each GPU: a scout, or the successor of the worker that was
+    left at the GPU. Then each retry starts a scout. A sweep retries at most one GPU. Sweeps start
+    at the interval and, once more, after a GPU's first verdict, which shows up to a sweep later.
+
+    No GPU is retried before its back-off is over, and a retry takes as long as the deadline. A GPU
+    whose worker cannot be killed is not retried.
     """
     options, backoff = GpuOptions(), Backoff()
-    sweeps = 2 + seconds // options.interval + seconds // WAKE_SPACING
+    sweeps = 3 + first // options.interval + (first - last) // WAKE_SPACING
     retries, due = 0, backoff.after(1)
-    while due <= seconds:
+    while due <= first + options.interval:
         retries += 1
         due += options.deadline + backoff.after(retries + 1)
     return GPUS + min(sweeps, killable * retries)
@@ -110,21 +112,23 @@ class Seen:
     """The greatest age in seconds that samples had, also those of hung GPUs while they show."""
     starts: float = 0.0
     """Workers started since the first scrape."""
-    decided: float = 0.0
-    """Seconds from the first verdict to the end."""
+    first: float = 0.0
+    last: float = 0.0
+    """Seconds from the first and from the last GPU's verdict to the end, by the clock."""
 
 
 def follow(agent: RunningAgent, hung: set[int]) -> Seen:
     """Watch until every hung GPU is down and the alert has had the time to fire.
 
-    From its verdict on, no reading of a hung GPU may show. Once the alert is pending, it must
-    remain so in each scrape.
+    From its verdict on, no scrape may show readings of a hung GPU. Once the alert's expression
+    holds, it must hold in each scrape.
     """
     seen = Seen()
     gone = read = success = 0.0
-    decided = since = None
+    since = None
     well = set(range(GPUS)) - hung
     before = None
+    decided: list[float] = []
     while gone < VERDICT + FOR:
         watch = Stopwatch(agent.pid, *agent.workers())
         scrape = agent.scrape()
@@ -132,8 +136,9 @@ def follow(agent: RunningAgent, hung: set[int]) -> Seen:
         assert scrape.seconds < 1.0
         for gpu in range(GPUS):
             up = scrape.value("dshealthd_gpu_up", gpu=str(gpu))
-            if gpu in hung and up == 0:
-                seen.verdicts.setdefault(gpu, gone)
+            if gpu in hung and up == 0 and gpu not in seen.verdicts:
+                seen.verdicts[gpu] = gone
+                decided.append(now)
             assert gpu in hung or up != 0, f"GPU {gpu} is well and was called down at {gone:.1f} s"
         for gpu in hung:
             if shows := readings(scrape, gpu):
@@ -152,9 +157,8 @@ def follow(agent: RunningAgent, hung: set[int]) -> Seen:
         assert started is not None
         before = started if before is None else before
         seen.starts = started - before
-        if seen.verdicts:
-            decided = now if decided is None else decided
-            seen.decided = now - decided
+        if decided:
+            seen.first, seen.last = now - decided[0], now - decided[-1]
         if pending(scrape):
             since = now if since is None else since
         assert since is None or pending(scrape), f"the alert no longer holds at {gone:.1f} s"
@@ -188,7 +192,8 @@ def see(directory: Path, killable: int, unkillable: int) -> None:
         assert seen.verdicts.keys() == hung, agent.log.read_text()
         assert max(seen.verdicts.values()) <= VERDICT
         assert seen.oldest <= FRESH, agent.log.read_text()
-        assert seen.starts <= most_starts(killable, seen.decided), agent.log.read_text()
+        limit = most_starts(killable, seen.first, seen.last)
+        assert seen.starts <= limit, agent.log.read_text()
         gpus.clear_faults()
 
 
