@@ -1,10 +1,12 @@
 """Processes in uninterruptible sleep, waiting for a device or a file system.
 
-Only `stat` is read: the command line and the maps of such a process can block their reader.
+Only `stat` and the links in `fd` are read: the command line and the maps of such a process can
+block their reader.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,6 +14,8 @@ from dshealthd.core.host import read_bytes
 from dshealthd.linux.process_stat import parse_stat
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dshealthd.core.host import Host
 
 _KERNEL_THREAD = 0x0020_0000
@@ -60,6 +64,24 @@ def sleeping(host: Host, kernel_threads: set[str] | None = None) -> dict[Sleep, 
             name = data[data.find(b"(") + 1 : data.rfind(b")")].decode(errors="replace")
             found[Sleep(int(pid), stat.start, stat.cpu_ticks)] = name
     return found
+
+
+def open_files(host: Host, pid: int) -> Iterator[str]:
+    """Yield the target of each open descriptor of a process; only links are read.
+
+    PermissionError; FileNotFoundError or ProcessLookupError if it has ended.
+    """
+    base = host.proc(f"{pid}/fd")
+    with os.scandir(host.proc(f"{pid}/fd")) as entries:
+        for entry in entries:
+            slot = entry.name
+            with contextlib.suppress(FileNotFoundError):  # closed in the meantime
+                yield os.readlink(f"{base}/{slot}")
+
+
+def is_gpu_device(host: Host, path: str) -> bool:
+    """Return whether a path is that of a device of the NVIDIA driver."""
+    return path.startswith(("/dev/nvidia", host.device("nvidia")))
 
 
 def _children_of_kthreadd(host: Host) -> frozenset[str]:

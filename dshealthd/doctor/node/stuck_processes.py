@@ -1,44 +1,22 @@
-"""No process is hung in the kernel with a GPU open.
-
-Only `stat` and the links in `fd` are read: reading the command line or the maps of a process in
-uninterruptible sleep can block.
-"""
+"""No process is hung in the kernel with a GPU open."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.linux.uninterruptible import sleeping
+from dshealthd.linux.uninterruptible import is_gpu_device, open_files, sleeping
 from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.core.host import Host
     from dshealthd.doctor.node_context import NodeContext
 
 LOOKS = 3
 PAUSE = 0.4
 """Seconds between two looks: a process that waits for a disk is in D state for milliseconds."""
-
-
-def _devices(host: Host, pid: int) -> set[str]:
-    """Return the NVIDIA devices that a stuck process has open.
-
-    PermissionError; OSError if it has ended.
-    """
-    base = host.proc(f"{pid}/fd")
-    found = set()
-    for descriptor in os.listdir(base):
-        with contextlib.suppress(FileNotFoundError):  # closed in the meantime
-            target = os.readlink(f"{base}/{descriptor}")
-            if target.startswith(("/dev/nvidia", host.device("nvidia"))):
-                found.add(target)
-    return found
 
 
 def _run(context: NodeContext) -> Iterator[Result]:
@@ -61,7 +39,7 @@ def _run(context: NodeContext) -> Iterator[Result]:
     for sleep, name in stuck.items():
         pid = sleep.pid
         try:
-            devices = _devices(host, pid)
+            devices = {file for file in open_files(host, pid) if is_gpu_device(host, file)}
         except (FileNotFoundError, ProcessLookupError):
             continue  # it ended
         except PermissionError:
