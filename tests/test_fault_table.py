@@ -1,4 +1,4 @@
-"""The table of faults in docs/faults.md: complete, and of tests that exist."""
+"""The tables of faults and attacks in docs/faults.md: complete, and of tests that exist."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 FAULTS = 58
-ROWS = re.findall(
-    r"^\| (\d+) \| (.+?) \| (.+) \|$", (ROOT / "docs/faults.md").read_text(), re.MULTILINE
-)
+_DOCUMENT = (ROOT / "docs/faults.md").read_text()
+ROWS = re.findall(r"^\| (\d+) \| (.+?) \| (.+) \|$", _DOCUMENT, re.MULTILINE)
+ATTACKS = re.findall(r"^\| ([^|]+) \| (`[^|]+) \|$", _DOCUMENT, re.MULTILINE)
 
 
 def test_every_fault_has_a_row() -> None:
@@ -21,9 +21,10 @@ def test_every_fault_has_a_row() -> None:
 
 def test_every_test_exists() -> None:
     """Each test that is named is a function of that file; each scene is a file of scenes."""
-    for number, _, tests in ROWS:
+    assert len(ATTACKS) == _DOCUMENT.count("\n| ") - len(ROWS) - len(("fault", "attack"))
+    for what, tests in (*((number, tests) for number, _, tests in ROWS), *ATTACKS):
         for name in re.findall(r"`([^`]+)`", tests):
-            assert exists(name), (number, name)
+            assert exists(name), (what, name)
 
 
 def exists(name: str) -> bool:
