@@ -382,7 +382,8 @@ def test_dumps_made_to_fill_the_memory(node: Node, public_path: Path) -> None:
         node.rank(7, rank, user=USER, TORCH_FR_DUMP_TEMP_FILE=prefix)
     text, peak = collected(node)
     assert text.count("contents of its dump: ") == 3
-    assert READ_MEMORY // 4 < peak < slowed_at()
+    # A busy machine parses but a part of each before its time is over.
+    assert READ_MEMORY // 16 < peak < slowed_at()
 
 
 def test_a_rank_whose_environment_tells_nothing_is_known_by_its_heartbeat(node: Node) -> None:

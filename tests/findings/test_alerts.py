@@ -189,14 +189,21 @@ def test_words_are_the_alerts() -> None:
 
     Its queries are answered by the node's samples.
 
-    Where the value is that of a longer history it differs by that.
+    Where the value is that of a longer history it differs by that, and so do words that come from
+    recorded series, which the agent lacks.
     """
     compared = set()
     for moment in everything():
         alert = catalogue()[moment.alert].alert
         for labels, texts in zip(moment.fires, moment.texts, strict=True):
             node = labels.get("node", "")
-            if not texts or moment.alert not in FOUND or "$value" in alert.description:
+            words = alert.description
+            if (
+                not texts
+                or moment.alert not in FOUND
+                or "$value" in words
+                or "`dshealthd:" in words
+            ):
                 continue
             query = functools.partial(moment.scene.look(node, moment.at).query, wall=moment.at)
             assert render(alert.description, labels, None, query) == texts["description"]

@@ -6,6 +6,7 @@ Verdicts, what is unknown, and what is done to it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -81,8 +82,10 @@ class Node:
 
     def server(self) -> int:
         """Return the pid of the server's process."""
-        children = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-        pids = [int(pid) for file in children for pid in file.read_text().split()]
+        pids: list[int] = []
+        for file in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
+            with contextlib.suppress(FileNotFoundError):  # a thread that has ended
+                pids += map(int, file.read_text().split())
         (found,) = [
             pid
             for pid in pids
