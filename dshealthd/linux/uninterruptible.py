@@ -71,12 +71,10 @@ def open_files(host: Host, pid: int) -> Iterator[str]:
 
     PermissionError; FileNotFoundError or ProcessLookupError if it has ended.
     """
-    base = host.proc(f"{pid}/fd")
     with os.scandir(host.proc(f"{pid}/fd")) as entries:
         for entry in entries:
-            slot = entry.name
             with contextlib.suppress(FileNotFoundError):  # closed in the meantime
-                yield os.readlink(f"{base}/{slot}")
+                yield os.readlink(entry.path)
 
 
 def is_gpu_device(host: Host, path: str) -> bool:

@@ -38,6 +38,8 @@ class Round:
     results: Mapping[str, Result]
     approached: list[str]
     """COLLECTOR PART, in order."""
+    cpu: float
+    """Seconds of CPU in the worker."""
     news: list[str]
     """What the collectors told others."""
 
@@ -130,6 +132,7 @@ class Node:
         return Round(
             {name: self._decoder.unpack(result) for name, result in answer["results"].items()},
             answer["approached"],
+            answer["cpu"],
             answer["news"],
         )
 
@@ -184,15 +187,17 @@ def main(directory: Path, options: Mapping[str, Mapping[str, object]]) -> None:
             for part, reason in request["blocked"].items()
         }
         results = {}
+        started = time.process_time()
         running_since = time.monotonic() if request["running"] else None
         for current in request["collect"]:
             results[current] = attempt(collectors[current], time.monotonic)
+        cpu = time.process_time() - started
         clock[0], running_since = monotonic(), None
         frames = {
             name: json.loads(encoder.pack(name, result)[wire.LENGTH.size :])
             for name, result in results.items()
         }
-        answer = {"results": frames, "approached": approached, "news": news}
+        answer = {"results": frames, "approached": approached, "cpu": cpu, "news": news}
         print(json.dumps(answer), flush=True)
     context.close()
 

@@ -379,15 +379,18 @@ def test_flood_of_connections_takes_nothing_from_others() -> None:
         done.set()
         for thread in threads:
             thread.join(60)
-        _, body = served.ask("/metrics", source="127.0.0.2")
+
+        def refused() -> float:
+            _, body = served.ask("/metrics", source="127.0.0.2")
+            counts = re.findall(
+                rb'refused_total\{reason="(?:connections_of_address|replaced)"\} (\S+)', body
+            )
+            return sum(map(float, counts))
+
+        # The exposition is as old as the last sample: a fifth of a second, and a thousand refusals.
+        eventually(lambda: refused() > 9000)
     assert max(latencies) < 1.0
     assert max(descriptors) <= 100 + 128
-    refused = re.findall(
-        rb'refused_total\{reason="(?:connections_of_address|replaced|header_timeout)"\} (\S+)', body
-    )
-    # Not all 9,600 beyond the places: a server that is behind meets some that the flood has closed
-    # before they were accepted, and refuses none of those.
-    assert sum(map(float, refused)) > 8000
 
 
 def test_flood_from_many_addresses_takes_nothing_from_others() -> None:
