@@ -71,10 +71,9 @@ def open_files(host: Host, pid: int) -> Iterator[str]:
 
     PermissionError; FileNotFoundError or ProcessLookupError if it has ended.
     """
-    with os.scandir(host.proc(f"{pid}/fd")) as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # closed in the meantime
-                yield os.readlink(entry.path)
+    for number in os.listdir(host.proc(f"{pid}/fd")):
+        with contextlib.suppress(FileNotFoundError):  # closed in the meantime
+            yield os.readlink(host.proc(f"{pid}/fd/{number}"))
 
 
 def is_gpu_device(host: Host, path: str) -> bool:
