@@ -62,10 +62,10 @@ def wait_until_it_hangs(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def mounted(base: Path) -> Iterator[Mount]:
+def mounted(base: Path, thaw: float = THAW_SECONDS) -> Iterator[Mount]:
     """Mount a small ext4 below `base`, or skip where mounting is not permitted.
 
-    A child of its own thaws it after THAW_SECONDS even if this process dies.
+    A child of its own thaws it after `thaw` seconds even if this process dies.
     """
     image, directory = base / "image", base / "mount"
     directory.mkdir()
@@ -80,7 +80,7 @@ def mounted(base: Path) -> Iterator[Mount]:
         pytest.skip(f"mounting is not permitted here: {error.stderr.decode().strip()}")
     mount = Mount(directory)
     guard = subprocess.Popen(
-        ["sh", "-c", f"sleep {THAW_SECONDS}; fsfreeze --unfreeze '{directory}'"],
+        ["sh", "-c", f"sleep {thaw}; fsfreeze --unfreeze '{directory}'"],
         start_new_session=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -180,7 +180,7 @@ def test_03_all_gpus_unkillable(healthy: Node, tmp_path: Path) -> None:
     """All GPUs are so: at most one stuck worker for each, and however long it lasts no more are
     started.
     """
-    with frozen.mounted(tmp_path) as mount:
+    with frozen.mounted(tmp_path, frozen.THAW_SECONDS + LASTS) as mount:
         mount.freeze()
         for gpu in range(8):
             healthy.gpus.fault("dstate", f"{mount.directory}/x", gpu=gpu)
