@@ -8,8 +8,11 @@ its rounds with others what it likes; it leads as many rounds as its victim has 
 as it likes with the number of the current slot; and it brings honest third members along. It
 cannot speak for others: every member gives its result itself.
 
-An accusation is wrong where an honest agent names what no liar has a share in. What the liars'
-own agents export is theirs.
+One that slanders waits for a fault: a link between two others is cut, and it reports that it
+cannot call its ends either.
+
+An accusation is wrong where an honest agent names what neither a liar nor the cut link has a share
+in. What the liars' own agents export is theirs.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bench.probe_simulator import EPOCH_0, Cluster, Conditions, heading
+from bench.probe_simulator import EPOCH_0, Cluster, Conditions, Fault, heading
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect
 
 if TYPE_CHECKING:
@@ -78,6 +81,9 @@ class LiarCluster(Cluster):
                     timings=tuple(replace(t, seconds=t.seconds * factor) for t in told.timings),
                 )
             case "silence" if honest and (honest[0] + self.epoch // 2) % 2:
+                return _ended(told, Outcome.UNREACHABLE, Stage.INVITE, liars, scores=())
+            case "slander" if members[0] in self.victims and self.epoch // TURN % 2:
+                # It refuses to be called, and calls others itself.
                 return _ended(told, Outcome.UNREACHABLE, Stage.INVITE, liars, scores=())
             case "frame" | "collude" if set(honest) & set(self.victims):
                 match self.way:
@@ -161,10 +167,14 @@ class LiarCluster(Cluster):
     def wrong(self) -> set[tuple[str, Suspect]]:
         """Return who has accused what has nothing to do with a liar, at any time so far."""
         liars = {self.names[number] for number in self.liars}
+        cut = self.component(self.fault) if self.fault else ""
         return {
             (self.names[node], suspect)
             for _, began, suspect, node in self.log
-            if began and node not in self.liars and not liars & _nodes(suspect)
+            if began
+            and node not in self.liars
+            and not liars & _nodes(suspect)
+            and suspect.component != cut
         }
 
 
@@ -200,9 +210,11 @@ CASES = {
     "frame": 1,
     "poison": 1,
     "silence": 1,
+    "slander": 1,
     "collude": 2,
     "poison in pairs": 2,
     "silence in pairs": 2,
+    "slander in pairs": 2,
 }
 """Strategies, and how many lie together."""
 
@@ -214,7 +226,14 @@ def play(nodes: int, name: str, minutes: float, seed: int) -> LiarCluster:
     first = seed * 7 % nodes
     liars = [(first + step) % nodes for step in range(count)]
     victims = [(first + count) % nodes] if seed % 2 else [(first + nodes // 2) % nodes]
-    made = LiarCluster(nodes, leaf, seed, name.partition(" ")[0], liars, victims)
+    strategy = name.partition(" ")[0]
+    if strategy == "slander":
+        victims.append((victims[0] + 1) % nodes)
+    made = LiarCluster(nodes, leaf, seed, strategy, liars, victims)
+    if strategy == "slander":
+        made.fault = Fault(
+            Part.LINK, float("inf"), victims[0], victims[1], outcome=Outcome.UNREACHABLE
+        )
     while made.epoch * made.conditions.period < minutes * 60:
         made.step()
     return made

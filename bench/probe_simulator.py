@@ -46,6 +46,8 @@ ROUND = 1.5
 """Seconds of a round; extra rounds are run one after the other, between the scheduled ones."""
 DEADLINE = 3.0
 """Seconds until a node that does not answer is called unreachable."""
+ECHO, ECHO_DEADLINE = 0.1, 2.0
+"""The same of an echo between agents, which needs no workers."""
 LOCAL_EVERY = 60
 """Epochs between the scheduled local rounds of a node."""
 EPOCH_0 = 1_000_000
@@ -218,7 +220,10 @@ class Cluster:
         fault = self.fault
         if fault and self._ends_badly(fault, members, kind):
             unreached = fault.outcome is Outcome.UNREACHABLE
-            end = self.time + (DEADLINE if unreached else ROUND)
+            light = kind is Kind.LIGHT
+            end = self.time + (
+                (ECHO_DEADLINE if light else DEADLINE) if unreached else (ECHO if light else ROUND)
+            )
             stage = Stage.INVITE if unreached else Stage.VERIFY
             # What could not be reached has told nothing; a round between two that live is seen from
             # both ends.
@@ -251,6 +256,7 @@ class Cluster:
                 at=self.time + ROUND,
             ), ROUND
         timings = [] if kind is Kind.LIGHT else list(self._timings(*members))
+        seconds = ECHO if kind is Kind.LIGHT else ROUND
         return Observation(
             epoch,
             kind,
@@ -262,8 +268,8 @@ class Cluster:
             (),
             "",
             scores,
-            self.time + ROUND,
-        ), ROUND
+            self.time + seconds,
+        ), seconds
 
     def _ends_badly(self, fault: Fault, members: tuple[int, ...], kind: Kind) -> bool:
         if fault.outcome is Outcome.OK or (
@@ -312,13 +318,14 @@ class Cluster:
                 continue
             members = tuple(self.numbers[name] for name in event.members)
             free = max(self._free[member] for member in members)
+            seconds = ECHO if event.kind is Kind.LIGHT else ROUND
             if free > self.time or self._dead(node):
-                if free + ROUND <= end and not self._dead(node):
+                if free + seconds <= end and not self._dead(node):
                     heapq.heappush(events, (free, next(order), event, node))
                 else:
                     self._decline(event, node)
                 continue
-            if self.time + ROUND > end:
+            if self.time + seconds > end:
                 self._decline(event, node)
                 continue
             self.extra += 1

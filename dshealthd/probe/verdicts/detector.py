@@ -28,6 +28,7 @@ from dshealthd.probe.verdicts.planner import (
     Purpose,
     early,
     plan,
+    unreached,
 )
 from dshealthd.probe.verdicts.recent_rounds import RecentRounds
 from dshealthd.probe.verdicts.signals import (
@@ -355,11 +356,12 @@ class Detector:
             reach = self._of(REACH)
             reach.investigation = Investigation.open(reach.window, round.at)
             self._verdicts[REACH] = Cause.SELF, INTERMITTENT
+        silent = unreached(self._history, self._links.gone)
         for track, history in self._history.items():
             if history.investigation is None:
                 if not history.suspicious():
                     if history.pairs:
-                        self._links.review(history, self._epoch)
+                        self._links.review(history, self._epoch, self._around, silent)
                     continue
                 # Only later rounds decide: those that opened the investigation were selected for
                 # being bad.
@@ -450,7 +452,9 @@ class Detector:
             return
         history = self._history[step.signal]
         pair = history.pairs.get(step.peer)
-        if step.purpose is Purpose.HEAR and pair is not None:
+        if step.purpose is Purpose.ASK and pair is not None:
+            pair.asked[step.confirmation.members[-1]] = self._epoch
+        elif step.purpose is Purpose.HEAR and pair is not None:
             pair.hearings, pair.heard = pair.hearings + 1, self._epoch
         elif step.purpose is Purpose.RECHECK and pair is not None:
             pair.checked = self._epoch

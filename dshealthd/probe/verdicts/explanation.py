@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from dshealthd.probe.observation import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from dshealthd.probe.verdicts.signals import Investigation, Measurement, PeerReport, Signal
 
@@ -79,6 +79,17 @@ class Surroundings:
         """
         others = self.intra_leaf + self.inter_leaf
         return 2 if others > 2 * 2 else 1 if others > 1 else 0
+
+    def witnesses(self, unreached: Collection[str]) -> int:
+        """Return how many others must fail to call a member before it counts as gone.
+
+        More than may lie, unless fewer are left: `unreached` are members that do not answer this
+        node, among them the one in question. One is enough if so many do not answer that some of
+        them cannot be lying: then it is not this node's path to a single one that is cut.
+        """
+        if len(unreached) - 1 > self.liars:
+            return 1
+        return max(1, min(self.liars + 1, self.intra_leaf + self.inter_leaf - len(unreached)))
 
 
 @dataclass(slots=True)

@@ -13,8 +13,9 @@ from dshealthd.probe.verdicts.peer_history import unanswered
 from dshealthd.probe.verdicts.signals import FAR_BELOW, HARD, REACH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
+    from dshealthd.probe.verdicts.explanation import Surroundings
     from dshealthd.probe.verdicts.peer_history import PeerHistory
     from dshealthd.probe.verdicts.signals import PeerSuspicion, SignalHistory
 
@@ -147,8 +148,14 @@ class Links:
         }
         self._back &= self._gone.keys()
 
-    def review(self, history: SignalHistory, epoch: int) -> None:
-        """Decide on a signal's suspected pairs, and drop those without recent rounds."""
+    def review(
+        self, history: SignalHistory, epoch: int, around: Surroundings, silent: Collection[str]
+    ) -> None:
+        """Decide on a signal's suspected pairs, and drop those without recent rounds.
+
+        `silent` are the members that do not answer this node. Their reports on others do not count:
+        whoever refuses calls and makes some could have fewer witnesses suffice.
+        """
         for peer, pair in list(history.pairs.items()):
             if history.track.timed and pair.accused and pair.reason == AMBIGUOUS:
                 self._weigh(history, pair, epoch)  # the other end may have reported more by now
@@ -160,7 +167,7 @@ class Links:
                 self._weigh(history, pair, epoch)
             elif pair.bads >= HARD_BADS and epoch != pair.first.round.epoch:
                 # In the epoch of the first bad round, others' reports may predate the fault.
-                self._hear(history, pair, epoch)
+                self._hear(history, pair, epoch, around, silent)
 
     def _weigh(self, history: SignalHistory, pair: PeerSuspicion, epoch: int) -> None:
         """Accuse the link of a slow pair if both ends are well with others and find the pair slow.
@@ -193,7 +200,14 @@ class Links:
         if pair.bads >= _MOST and epoch > pair.first.round.epoch + wait:
             pair.accuse(AMBIGUOUS)
 
-    def _hear(self, history: SignalHistory, pair: PeerSuspicion, epoch: int) -> None:
+    def _hear(
+        self,
+        history: SignalHistory,
+        pair: PeerSuspicion,
+        epoch: int,
+        around: Surroundings,
+        silent: Collection[str],
+    ) -> None:
         """Distinguish a dead peer from a broken link, by the reports of the peer and of others."""
         if pair.since is None:
             return
@@ -210,17 +224,18 @@ class Links:
         # count first. A peer that has long been silent does not call anybody: then any round of
         # others with it counts.
         known = self._peer_history.opinions(
-            pair.peer, since, began, calls=True, timed=history.track != REACH
+            pair.peer, since, began, silent, calls=True, timed=history.track != REACH
         )
         if not known and not speaks and (history.track != REACH or epoch > began + _EPOCHS):
-            known = self._peer_history.opinions(pair.peer, since, began)
-        if known and unanswered(known):
+            known = self._peer_history.opinions(pair.peer, since, began, silent)
+        gone = bool(known) and unanswered(known)
+        if gone and len(known) >= around.witnesses(silent):
             del history.pairs[pair.peer]
             self._accuse(pair.peer, reason, since, epoch)
-        elif known and (history.track != REACH or self._is_link(pair, known, epoch)):
+        elif known and not gone and (history.track != REACH or self._is_link(pair, known, epoch)):
             pair.accuse(reason)
         elif pair.hearings >= _HEARINGS and epoch > began + (
-            _DOUBTED if self._peer_history.fails_with_others(pair.peer, epoch) else _UNHEARD
+            _DOUBTED if gone or self._peer_history.fails_with_others(pair.peer, epoch) else _UNHEARD
         ):
             pair.accuse(AMBIGUOUS)
 

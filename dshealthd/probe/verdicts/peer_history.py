@@ -129,19 +129,27 @@ class PeerHistory:
         return name in self._said and self._said[name].at > since
 
     def opinions(
-        self, name: str, since: float, epoch: int, *, calls: bool = False, timed: bool = False
+        self,
+        name: str,
+        since: float,
+        epoch: int,
+        without: Collection[str],
+        *,
+        calls: bool = False,
+        timed: bool = False,
     ) -> list[float]:
         """Return the ratios of others' rounds with a member, reported since the Unix time `since`.
 
-        The member has been faulty since `epoch`. With `calls`, only rounds that the others led
+        One for each member that has reported, but none for those in `without`. The member in
+        question has been faulty since `epoch`. With `calls`, only rounds that the others led
         count; with `timed`, only those that show more than that the member answers. Reports also
         cover the epoch before: a good ratio that is heard up to one epoch after `epoch` may predate
         the fault and is left out.
         """
         words = [
             (word.told.calls if calls else word.told.pairs, word.epoch)
-            for word in self._said.values()
-            if word.at > since
+            for teller, word in self._said.items()
+            if word.at > since and teller not in without
         ]
         said = [
             (pairs[name], heard)

@@ -62,6 +62,8 @@ class Purpose(enum.Enum):
     """Distinguish an adapter from its GPU, or this node from the pair: nothing is recorded."""
     HEAR = "hear"
     """Ask a witness what it knows of a peer."""
+    ASK = "ask"
+    """Ask another member to call a peer that this node cannot call, or hear whether it could."""
     SECOND = "second"
     """Time an echo to a peer that found its own to this node slow, or call one that another member
     cannot call.
@@ -111,8 +113,13 @@ class PlanningInput:
 
         No round is planned with them, as nothing else can be learnt from them now.
         """
-        pairs = self.history[REACH].pairs.values() if REACH in self.history else ()
-        return {*self.gone, *(pair.peer for pair in pairs if pair.since is not None)}
+        return unreached(self.history, self.gone)
+
+
+def unreached(history: Mapping[Signal, SignalHistory], gone: Collection[str]) -> set[str]:
+    """Return the members that did not answer when last called, those that are `gone` included."""
+    pairs = history[REACH].pairs.values() if REACH in history else ()
+    return {*gone, *(pair.peer for pair in pairs if pair.since is not None)}
 
 
 def plan(state: PlanningInput) -> NextStep:
@@ -216,10 +223,14 @@ def _for_pair(
         if not 0 <= state.epoch - pair.checked < _RECHECK:
             yield again
         return
-    if history.track == REACH and pair.bads < HARD_BADS and state.epoch == pair.first.round.epoch:
-        # An echo is cheap and shows at once whether one packet was lost or none gets through.
-        yield again
-        return
+    # The node that asked this one to call the peer has repeated its own call.
+    if history.track == REACH and not pair.first.round.extra:
+        if pair.bads < HARD_BADS and state.epoch == pair.first.round.epoch:
+            # An echo is cheap and shows at once whether one packet was lost or none gets through.
+            yield again
+            return
+        if pair.first.round.led and pair.ill <= _ILL:
+            yield from _ask_others(history, pair, state)
     # In the epoch of the first bad round, others' reports on the peer may predate the fault.
     if not pair.later or pair.ill > _ILL or state.epoch == pair.first.round.epoch:
         return
@@ -250,6 +261,30 @@ def _for_pair(
             yield again
     elif name := state.peers.witness(pair.peer, state.epoch, state.now):
         yield ExtraRound(Confirmation((me, name), kind), Purpose.HEAR, track, pair.peer)
+
+
+def _ask_others(
+    history: SignalHistory, pair: PeerSuspicion, state: PlanningInput
+) -> Iterator[ExtraRound]:
+    """Plan an echo with another member, which then calls the peer, or has by now.
+
+    The schedule provides one witness in each epoch, but a single one may lie.
+    """
+    silent, peers = state.unreached, state.peers
+    asked = [name for name in pair.asked if name not in silent]
+    names: list[str | None] = [
+        name
+        for name in asked
+        if pair.asked[name] != state.epoch and not peers.shuns(name, state.now)
+    ]
+    if len(asked) < state.around.witnesses(silent):
+        out = {*pair.asked, *silent}
+        names += [
+            peers.choose(near=near, asked={}, ill=out, now=state.now) for near in (True, False)
+        ]
+    for name in filter(None, names):
+        echo = Confirmation((peers.me, name), Kind.LIGHT)
+        yield ExtraRound(echo, Purpose.ASK, history.track, pair.peer)
 
 
 def early(track: Signal, history: Mapping[Signal, SignalHistory]) -> bool:

@@ -20,6 +20,8 @@ _MOST = 6
 """Maximum pairs reported to peers; only those of this epoch or the last one are."""
 _ECHO_TIMES = 2
 """Timings of a light round: an empty echo, and one with a payload."""
+_SILENT = 2
+"""Members that do not answer a peer beyond which they are not called on its behalf."""
 _SECONDED = 3
 """Minimum epochs between two calls of this node to a doubted peer."""
 
@@ -91,22 +93,20 @@ class RecentRounds:
 
         It asks by an echo outside the schedule. The schedule alone decides who calls whom, and
         nobody else may call that member for some epochs: it could be down, or only the path from
-        one node to it. A peer that fails with several members is at fault itself, or lies to use up
+        one node to it. A peer that fails with many members is at fault itself, or lies to use up
         this node's rounds. If a collective failed, an answered echo shows nothing: the peer then asks
         by a collective.
         """
         word = round.told.get(peer)
         silent = [name for name, ratio in word.calls.items() if ratio >= HARD] if word else []
-        if not (round.unasked and round.kind is Kind.LIGHT and len(silent) == 1):
+        if not (round.unasked and round.kind is Kind.LIGHT and 0 < len(silent) <= _SILENT):
             return
-        (name,) = silent
-        since, _ = self._calls.get(name, (-1, UNTIMED))
-        if name != self._me and not 0 <= epoch - since <= 1:
-            # Old doubts are dropped, as a peer may send any names, not just those of members.
-            self._doubts = {
-                doubted: at for doubted, at in self._doubts.items() if 0 <= epoch - at <= 1
-            }
-            self._doubts[name] = epoch
+        # Old doubts are dropped, as a peer may send any names, not just those of members.
+        self._doubts = {name: at for name, at in self._doubts.items() if 0 <= epoch - at <= 1}
+        for name in silent:
+            since, _ = self._calls.get(name, (-1, UNTIMED))
+            if name != self._me and since != epoch:
+                self._doubts[name] = epoch
 
     def doubts(self, epoch: int) -> list[str]:
         """Return the peers that this node should call now because of a doubt."""

@@ -251,6 +251,8 @@ class PeerSuspicion:
     """Rounds with others requested to learn what they know of the peer."""
     heard: int = -1
     """The epoch of the last of them."""
+    asked: dict[str, int] = field(default_factory=dict)
+    """Others asked to call the peer themselves, and the epoch in which each was last spoken to."""
     checked: int = -1
     """The epoch of the last extra round requested for this pair."""
     disputes: int = 0

@@ -27,13 +27,24 @@ USUAL = 0.0004
 
 @pytest.mark.parametrize(
     ("nodes", "strategy"),
-    [(4, "frame"), (8, "frame"), (8, "silence"), (8, "poison"), (16, "collude")],
+    [
+        *((4, "frame"), (8, "frame"), (8, "silence"), (8, "poison"), (16, "collude")),
+        *((4, "slander"), (8, "slander"), (16, "slander in pairs")),
+    ],
 )
 def test_liars_are_believed_of_themselves_alone(nodes: int, strategy: str) -> None:
     """Nobody accuses a healthy node, GPU, NIC or leaf, or the link between two honest members."""
     made = play(nodes, strategy, 6.0, 2)
     assert made.wrong() == set()
     assert strategy == "silence" or made.forged > 100
+
+
+@pytest.mark.parametrize("nodes", [4, 8])
+def test_a_cut_link_is_named_beside_a_liar(nodes: int) -> None:
+    """A liar that cannot reach its ends either, as it says, does not hide it."""
+    made = play(nodes, "slander", 6.0, 2)
+    assert made.fault is not None
+    assert made.component(made.fault) in {suspect.component for _, _, suspect, _ in made.log}
 
 
 def test_a_liar_is_seen() -> None:

@@ -17,10 +17,10 @@ def test_answer_alone_says_nothing_of_collectives() -> None:
     """
     known = history()
     known.heard("witness", 100.0, 10, PeerReport(calls={"peer": UNTIMED}))
-    assert known.opinions("peer", 50.0, 5, calls=True) == [UNTIMED]
-    assert known.opinions("peer", 50.0, 5, calls=True, timed=True) == []
+    assert known.opinions("peer", 50.0, 5, (), calls=True) == [UNTIMED]
+    assert known.opinions("peer", 50.0, 5, (), calls=True, timed=True) == []
     known.heard("other", 100.0, 10, PeerReport(calls={"peer": HARD}))
-    assert known.opinions("peer", 50.0, 5, calls=True, timed=True) == [HARD]
+    assert known.opinions("peer", 50.0, 5, (), calls=True, timed=True) == [HARD]
 
 
 def test_who_could_not_be_called_by_others() -> None:

@@ -58,18 +58,19 @@ def asked(
 
 
 def test_witness_calls_whom_another_cannot_call() -> None:
-    """A node that is asked as a witness calls the unreachable member, unless it has done so
-    recently.
+    """A node that is asked as a witness calls the unreachable member, unless it has done so in this
+    epoch: an earlier answer may be older than the fault.
     """
     silent = {"other": HARD, "third": 1.0}
     assert asked(RecentRounds("me", HIGH), silent) == ["other"]
     knows = RecentRounds("me", HIGH)
-    knows.declined("other", 4)
+    knows.declined("other", 5)
     assert knows.told(5)[1] == {"other": UNTIMED}  # it has answered
     assert asked(knows, silent) == []
     knew = RecentRounds("me", HIGH)
-    knew.declined("other", 3)
+    knew.declined("other", 4)
     assert asked(knew, silent) == ["other"]
+    assert asked(RecentRounds("me", HIGH), {"one": HARD, "two": HARD}) == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -77,13 +78,14 @@ def test_witness_calls_whom_another_cannot_call() -> None:
     [
         ({"other": HARD}, Kind.LIGHT, False),  # a scheduled round, which asks for nothing
         ({"other": HARD}, Kind.PAIR, True),  # a collective that failed
-        ({"other": HARD, "third": HARD}, Kind.LIGHT, True),  # its own fault, or a lie
+        # Its own fault, or a lie.
+        ({"one": HARD, "two": HARD, "three": HARD}, Kind.LIGHT, True),
         ({"me": HARD}, Kind.LIGHT, True),
         ({"other": 50.0}, Kind.LIGHT, True),
     ],
 )
 def test_what_is_no_reason_to_call(calls: dict[str, float], kind: Kind, *, extra: bool) -> None:
-    """A node calls nobody outside the schedule if a report does not single out one other member, or
+    """A node calls nobody outside the schedule if a report does not single out one or two others, or
     an echo would show nothing.
     """
     assert asked(RecentRounds("me", HIGH), calls, kind=kind, extra=extra) == []
