@@ -5,10 +5,10 @@
 The strategies of `probe_liars` against the probes of real agents: each on an address of its own of
 127.0.0.0/8, with its schedule, its listener, its credentials and its verdicts as they are shipped.
 Only the collectives are played (see `liar.PlayedWorkers`), as two cores have no fabric to time;
-echoes are real, and judged as shipped. What
-is usual is learnt in a minute of epochs of a second; the lies are told at the shipped period. An
-accusation is wrong where an honest agent names what no liar has a share in. All cases run at once,
-in a process each.
+echoes are real, and judged as shipped. What is usual is learnt in a minute of epochs of a second;
+the lies are told at the shipped period. An accusation is wrong where an honest agent names what
+neither a liar nor the cut link of `slander` has a share in. All cases run at once, in a process
+each.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.liar import Liar, PlayedService, PlayedWorkers
+from bench.liar import Liar, PlayedService, PlayedWorkers, cut
 from bench.processes import free_port, table
 from dshealthd.collectors import gpu_bus, gpu_processes
 from dshealthd.core.host import Host
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 GPUS = 2
 LEARNING = 70
 """Epochs of a second in which the agents learn what is usual."""
-STRATEGIES = ("honest", "frame", "poison", "silence")
-PAIRS = ("honest", "collude", "poison", "silence")
+STRATEGIES = ("honest", "frame", "poison", "silence", "slander")
+PAIRS = ("honest", "collude", "poison", "silence", "slander")
 COUNTED = ("dshealthd_probe_rounds_total", "dshealthd_probe_skips_total")
 LOOK = 0.25
 """Seconds between two looks at whom the agents accuse."""
@@ -113,7 +113,10 @@ class Cluster:
         self.liars: dict[str, Liar] = {}
         self.services: dict[str, PlayedService] = {}
         port = free_port()
-        victims = self.members[liars : liars + 1]
+        slander = strategy == "slander"
+        victims = self.members[liars : liars + 1 + slander]
+        self.cut = victims if slander else ()
+        """The ends of a link that is cut."""
         for number, name in enumerate(self.members):
             state = directory / f"state-{name}"
             state.mkdir(exist_ok=True)
@@ -142,6 +145,8 @@ class Cluster:
         for service in self.services.values():
             service.start()
         await until(lambda: all(service.running for service in self.services.values()))
+        for name in self.cut:
+            cut(self.services[name], next(other for other in self.cut if other != name))
         tasks = []
         for name, liar in self.liars.items():
             liar.begin()
@@ -149,6 +154,7 @@ class Cluster:
             tasks.append(asyncio.create_task(liar.lead(honest), name=f"lies of {name}"))
         wrong: set[tuple[str, ...]] = set()
         right: set[tuple[str, ...]] = set()
+        faults: set[tuple[str, ...]] = set()
         begin = time.monotonic()
         end = begin + seconds
         while time.monotonic() < end:
@@ -158,7 +164,9 @@ class Cluster:
                     continue
                 for suspect in service.suspects():
                     named = (name, suspect["kind"], suspect["component"], suspect["reason"])
-                    if self._concerns_a_liar(suspect["component"]):
+                    if suspect["component"] == "--".join(sorted(self.cut)):
+                        faults.add(named)
+                    elif self._concerns_a_liar(suspect["component"]):
                         right.add(named)
                     elif named not in wrong:
                         wrong.add(named)
@@ -182,6 +190,7 @@ class Cluster:
             "forged": sum(liar.forged for liar in self.liars.values()),
             "right": sorted(right),
             "wrong": sorted(wrong),
+            "faults": sorted(faults),
             "rounds": rounds,
             "defects": defects,
         }
@@ -284,6 +293,7 @@ def main() -> None:
                     f"{len(found['right'])}",
                     f"{len(found['wrong'])}",
                     ", ".join([*which[:4], *found["defects"]]) or "-",
+                    f"{len(found['faults'])}" if strategy == "slander" else "-",
                 ]
             )
     heading = [
@@ -294,7 +304,13 @@ def main() -> None:
         "rounds of honest nodes that went well",
         "lies",
     ]
-    heading += ["forged rounds", "accused with a liar in it", "accused wrongly", "which"]
+    heading += [
+        "forged rounds",
+        "accused with a liar in it",
+        "accused wrongly",
+        "which",
+        "cut link named by",
+    ]
     print(table(heading, rows))
 
 

@@ -37,6 +37,8 @@ SLOW = 1.3
 """How much longer a liar that is slow takes."""
 DEAF = 20.0
 """Seconds for which a call that a liar does not answer stays open; the caller gives up before."""
+UNANSWERED = 2.0
+"""Seconds after which a call through a cut link is given up."""
 AHEAD = 900
 """Collectives that a liar says it has come through."""
 _RESET = b""
@@ -247,6 +249,8 @@ class Liar:
         if self._strategy == "silence":
             number = int(sender.rpartition(".")[2])
             return bool((number + self._turn // 2) % 2)
+        if self._strategy == "slander":
+            return sender in self._victims and self._turn // TURN % 2 == 1
         return self._meant((sender,)) and self._way == "unreachable"
 
     # What it says
@@ -323,6 +327,23 @@ class Liar:
             except PeerError:
                 continue
             self.forged += report is not None and report.observation.outcome is not Outcome.DECLINED
+
+
+def cut(service: PlayedService, other: str) -> None:
+    """Have a member's calls to another get no answer."""
+    assert service.running is not None
+    client = service.running.client
+    honest = client.call
+
+    async def call(
+        peer: str, method: str, body: Mapping[str, Any], deadline: float
+    ) -> dict[str, Any]:
+        if peer == other:
+            await asyncio.sleep(min(deadline, UNANSWERED))
+            raise PeerError(Outcome.UNREACHABLE, "connect_timeout")
+        return await honest(peer, method, body, deadline)
+
+    client.call = call  # type: ignore[method-assign] # its network
 
 
 def _scaled(timings: Sequence[Mapping[str, Any]], factor: float) -> list[dict[str, Any]]:

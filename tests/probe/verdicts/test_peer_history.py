@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from dshealthd.probe.verdicts.explanation import Surroundings
 from dshealthd.probe.verdicts.peer_history import PeerHistory
 from dshealthd.probe.verdicts.signals import HARD, UNTIMED, PeerReport
 
@@ -21,6 +24,29 @@ def test_answer_alone_says_nothing_of_collectives() -> None:
     assert known.opinions("peer", 50.0, 5, (), calls=True, timed=True) == []
     known.heard("other", 100.0, 10, PeerReport(calls={"peer": HARD}))
     assert known.opinions("peer", 50.0, 5, (), calls=True, timed=True) == [HARD]
+
+
+def test_who_refuses_calls_is_no_witness() -> None:
+    """A member that does not answer, but calls others itself, says nothing about third ones."""
+    known = history()
+    known.heard("witness", 100.0, 10, PeerReport(calls={"peer": HARD}))
+    known.heard("other", 100.0, 10, PeerReport(calls={"peer": HARD}))
+    assert known.opinions("peer", 50.0, 5, {"witness"}, calls=True) == [HARD]
+
+
+@pytest.mark.parametrize(
+    ("others", "silent", "needed"),
+    [
+        *((1, 1, 1), (2, 1, 1)),  # nobody else, or a single witness
+        *((3, 1, 2), (3, 2, 1), (4, 1, 2), (4, 2, 2)),  # one may lie
+        *((5, 1, 3), (5, 3, 2), (31, 1, 3), (31, 3, 3)),  # two may
+        *((5, 4, 1), (31, 4, 1)),  # more are silent than may lie
+    ],
+)
+def test_more_witnesses_are_needed_than_may_lie(others: int, silent: int, needed: int) -> None:
+    """A member is gone only if more others than may lie cannot call it, unless fewer are left."""
+    around = Surroundings("me", 0, others, 1.1, 3, known_leaf=False)
+    assert around.witnesses([f"silent-{number}" for number in range(silent)]) == needed
 
 
 def test_who_could_not_be_called_by_others() -> None:
