@@ -229,7 +229,7 @@ class Links:
         if not known and not speaks and (history.track != REACH or epoch > began + _EPOCHS):
             known = self._peer_history.opinions(pair.peer, since, began, silent)
         gone = bool(known) and unanswered(known)
-        if gone and len(known) >= around.witnesses(silent):
+        if gone and len(known) >= around.witnesses({*silent, pair.peer}):
             del history.pairs[pair.peer]
             self._accuse(pair.peer, reason, since, epoch)
         elif known and not gone and (history.track != REACH or self._is_link(pair, known, epoch)):

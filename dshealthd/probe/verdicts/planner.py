@@ -223,7 +223,7 @@ def _for_pair(
         if not 0 <= state.epoch - pair.checked < _RECHECK:
             yield again
         return
-    # The node that asked this one to call the peer has repeated its own call.
+    # A call that others asked for is not repeated: they have repeated their own.
     if history.track == REACH and not pair.first.round.extra:
         if pair.bads < HARD_BADS and state.epoch == pair.first.round.epoch:
             # An echo is cheap and shows at once whether one packet was lost or none gets through.

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from dshealthd.probe.observation import Kind, Part, Suspect
 from dshealthd.probe.verdicts.explanation import Surroundings
+from dshealthd.probe.verdicts.links import Links
 from dshealthd.probe.verdicts.peer_history import PeerHistory
-from dshealthd.probe.verdicts.signals import HARD, UNTIMED, PeerReport
+from dshealthd.probe.verdicts.signals import (
+    HARD,
+    RUN,
+    UNTIMED,
+    Measurement,
+    ObservedRound,
+    PeerReport,
+    PeerSuspicion,
+    SignalHistory,
+)
 
 
 def history() -> PeerHistory:
@@ -47,6 +58,20 @@ def test_more_witnesses_are_needed_than_may_lie(others: int, silent: int, needed
     """A member is gone only if more others than may lie cannot call it, unless fewer are left."""
     around = Surroundings("me", 0, others, 1.1, 3, known_leaf=False)
     assert around.witnesses([f"silent-{number}" for number in range(silent)]) == needed
+
+
+def test_the_only_witness_of_a_hung_collective_is_enough() -> None:
+    """Of three members, one hangs in a collective and is silent from then on, but no call to it has
+    failed: the third is the only one that can know, and the silent one is no witness of itself.
+    """
+    known = PeerHistory("me", dict.fromkeys(("me", "peer", "witness"), ""))
+    known.heard("witness", 100.0, 10, PeerReport(calls={"peer": HARD}))
+    round = ObservedRound(5, 50.0, Kind.PAIR, ("peer",), near=False, extra=False, led=True, told={})
+    bad = Measurement(round, HARD, bad=True, good=False, reason="hung")
+    history, links = SignalHistory(RUN), Links(known, high=1.1, confirmations=3, hold=12)
+    history.pairs["peer"] = PeerSuspicion("peer", bad, 10, bad, bad, HARD, bads=2)
+    links.review(history, 10, Surroundings("me", 0, 2, 1.1, 3, known_leaf=False), set())
+    assert links.suspects() == [Suspect(Part.NODE, "peer", "hung")]
 
 
 def test_who_could_not_be_called_by_others() -> None:
