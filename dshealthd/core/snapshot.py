@@ -67,6 +67,8 @@ class Latest:
     errors: Counter[Reason] = field(default_factory=Counter)
     renderers: dict[Format, Renderer] = field(default_factory=dict)
     """Renderers of the samples, for the formats that scrapes have requested."""
+    texts: dict[Format, bytes] = field(default_factory=dict)
+    """The samples of this result as encoded text, for the same formats."""
 
     def expired(self, now: float) -> bool:
         """Return whether the samples are too old to be shown."""
@@ -75,6 +77,16 @@ class Latest:
             and self.result.outcome is CollectionOutcome.OK
             and now - self.sampled > self.expires_after
         )
+
+    def text(self, format: Format) -> bytes:
+        """Return the samples as encoded text; a result is rendered once."""
+        text = self.texts.get(format)
+        if text is None:
+            if format not in self.renderers:
+                self.renderers[format] = Renderer(format)
+            text = self.renderers[format].render(self.result.samples).encode()
+            self.texts[format] = text
+        return text
 
     def reasons(self, now: float) -> dict[Reason, Fault | None]:
         """Return why the last collection or parts of it failed.
@@ -102,13 +114,14 @@ class Snapshot:
         self._monotonic = monotonic
         self._wall = wall
         self._latest: dict[str, Latest] = {}
+        """By name, in the order of the names."""
         self._renderers: dict[Format, Renderer] = {}
         self._body: dict[Format, bytes] = {}
         self._fresh_until = 0.0
 
     def __iter__(self) -> Iterator[Latest]:
         """Iterate over the collectors by name."""
-        return iter(sorted(self._latest.values(), key=lambda latest: latest.name))
+        return iter(self._latest.values())
 
     def __getitem__(self, name: str) -> Latest:
         """Return one collector's latest result."""
@@ -117,17 +130,19 @@ class Snapshot:
     def expect(self, name: str, expires_after: float) -> None:
         """Add a collector; one that is already known keeps its history."""
         self._latest.setdefault(name, Latest(name, expires_after)).expires_after = expires_after
+        self._latest = dict(sorted(self._latest.items()))
         self._body.clear()
 
     def forget(self, name: str) -> None:
         """Remove a collector."""
-        self._latest.pop(name, None)
+        self._latest = {known: latest for known, latest in self._latest.items() if known != name}
         self._body.clear()
 
     def put(self, name: str, result: Result) -> None:
         """Replace a collector's result, and count its failures."""
         latest = self._latest[name]
         latest.result = result
+        latest.texts.clear()
         latest.sampled = self._monotonic()
         if result.outcome is CollectionOutcome.OK:
             latest.last_success = self._wall()
@@ -151,23 +166,16 @@ class Snapshot:
             self._body.clear()
         if format not in self._body:
             own = self._renderers.setdefault(format, Renderer(format))
-            parts = [own.render((*self.health(now), *extra()))]
+            parts = [own.render((*self.health(now), *extra())).encode()]
+            until = []
             for latest in self:
-                if latest.expired(now):
-                    continue
-                renderer = latest.renderers.setdefault(format, Renderer(format))
-                parts.append(renderer.render(latest.result.samples))
-            parts.append(format.end)
-            self._body[format] = "".join(parts).encode()
+                if latest.sampled is not None and not latest.expired(now):
+                    parts.append(latest.text(format))
+                    until.append(latest.sampled + latest.expires_after)
+            parts.append(format.end.encode())
+            self._body[format] = b"".join(parts)
             # The cache is valid only until the first result in it expires.
-            self._fresh_until = min(
-                (
-                    at.sampled + at.expires_after
-                    for at in self
-                    if at.sampled is not None and not at.expired(now)
-                ),
-                default=now,
-            )
+            self._fresh_until = min(until, default=now)
         return self._body[format]
 
     def health(self, now: float | None = None) -> Iterator[Sample]:
@@ -177,15 +185,12 @@ class Snapshot:
         for latest in self:
             if latest.sampled is None:
                 continue
-            available = latest.result.outcome is not CollectionOutcome.NOT_AVAILABLE
+            outcome = latest.result.outcome
+            available = outcome is not CollectionOutcome.NOT_AVAILABLE
             yield AVAILABLE(float(available), latest.name)
             if available:
-                yield UP(
-                    float(
-                        latest.result.outcome is CollectionOutcome.OK and not latest.expired(now)
-                    ),
-                    latest.name,
-                )
+                up = outcome is CollectionOutcome.OK and not latest.expired(now)
+                yield UP(float(up), latest.name)
                 yield DURATION(latest.result.duration, latest.name)
             for reason in latest.reasons(now):
                 yield FAILING(1.0, latest.name, reason)
