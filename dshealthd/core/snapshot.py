@@ -135,7 +135,7 @@ class Snapshot:
 
     def forget(self, name: str) -> None:
         """Remove a collector."""
-        self._latest = {known: latest for known, latest in self._latest.items() if known != name}
+        self._latest.pop(name, None)
         self._body.clear()
 
     def put(self, name: str, result: Result) -> None:

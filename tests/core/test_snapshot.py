@@ -142,3 +142,21 @@ def test_forgotten_collector_leaves_no_series() -> None:
     snapshot.put("c", ok(7.0))
     snapshot.forget("c")
     assert lines(snapshot) == {}
+
+
+def test_a_result_is_rendered_once() -> None:
+    """A result of another collector does not render it again; its own next one does.
+
+    The collectors are in the order of their names, however they were added.
+    """
+    snapshot, _ = make()
+    snapshot.expect("b", 17.0)
+    assert [latest.name for latest in snapshot] == ["b", "c"]
+    snapshot.put("c", ok(7.0))
+    assert lines(snapshot)["x_value"] == 7.0
+    text = snapshot["c"].texts[Format.PROMETHEUS]
+    snapshot.put("b", failed(Reason.TIMEOUT, "hung"))
+    assert lines(snapshot)["x_value"] == 7.0
+    assert snapshot["c"].texts[Format.PROMETHEUS] is text
+    snapshot.put("c", ok(8.0))
+    assert lines(snapshot)["x_value"] == 8.0
