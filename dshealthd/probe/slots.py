@@ -247,8 +247,11 @@ class SlotRunner:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout((epoch_at(now, period) + 1) * period - now):
                     await self._again.wait()
-                    self._again.clear()
-                    await self._look(again=True)
+            if self._again.is_set():
+                self._again.clear()
+                # Outside of the timeout: a cancelled reload has marked the files as seen and would
+                # be lost until they change again.
+                await self._look(again=True)
             # Read from the clock, not counted up: after a suspend or a clock step the missed epochs
             # are skipped, as the peers are already past them.
             epoch = epoch_at(self._wall(), period)

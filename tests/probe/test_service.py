@@ -18,15 +18,18 @@ import pytest
 from bench.processes import free_port
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.options import Duration
+from dshealthd.probe.members import local_membership
+from dshealthd.probe.members.membership import load
 from dshealthd.probe.options import MembershipOptions, PolicyOptions, ProbeOptions
 from dshealthd.probe.slots import JITTER, jitter
 from tests.agents import running
-from tests.probe.peering import KEY, OTHER_KEY, run, secret
+from tests.probe.peering import KEY, OTHER_KEY, PATIENT, run, secret
 from tests.probe.services import BEGIN, NAMES, PERIOD, agents, snapshot, until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dshealthd.probe.members.membership import Membership
     from tests.probe.services import Agent
 
 
@@ -269,6 +272,35 @@ def test_hostfile_is_read_again(tmp_path: Path) -> None:
             one.service.reload()
             two.service.reload()
             await until(lambda: one.value("members_hash") == before == two.value("members_hash"))
+
+    run(scene())
+
+
+def test_slow_reload_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reload that lasts into the next epoch is applied nevertheless."""
+    hostfile = tmp_path / "hostfile"
+
+    def write(*names: str) -> None:
+        hostfile.write_text("".join(f"{name} slots=8\n" for name in names), encoding="ascii")
+
+    async def scene() -> None:
+        write(*NAMES[:2])
+        change = lambda options: replace(  # noqa: E731
+            options, members=MembershipOptions(hostfile=hostfile, name=options.members.name)
+        )
+        async with agents(tmp_path, 1, change=change) as (one,):
+            await until(lambda: one.value("members") == 2)
+
+            def slow_load(options: MembershipOptions) -> Membership:
+                limit, end = time.monotonic() + PATIENT, one.wall() + 1.5 * PERIOD
+                while one.wall() < end and time.monotonic() < limit:
+                    time.sleep(0.01)
+                return load(options)
+
+            monkeypatch.setattr(local_membership, "load", slow_load)
+            write(*NAMES[:3])
+            one.service.reload()
+            await until(lambda: one.value("members") == 3)
 
     run(scene())
 
