@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_hung: set[str] = set()
+"""Names of the calls that have passed their deadline and still run."""
+_turn = threading.Lock()
+
 
 def start(target: Callable[[], object], name: str) -> None:
     """Run `target` in a background daemon thread. Raise StartError if it cannot be started."""
@@ -42,13 +46,17 @@ async def call(
     """Run `function` in a thread; return its result, or raise its exception if it is in `errors`.
 
     Raise StartError if no thread can be started, and TimeoutError after `deadline` seconds, if set;
-    the thread then keeps running. Raise RuntimeError if the function raises anything else;
-    `threading.excepthook` prints its traceback.
+    the thread then keeps running, and until it ends another call of the same name raises
+    TimeoutError at once: calls that are repeated on a hung disk do not pile up threads. Raise
+    RuntimeError if the function raises anything else; `threading.excepthook` prints its traceback.
     """
+    if name in _hung:
+        raise TimeoutError
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
     results: list[T] = []
     failures: list[Exception] = []
+    ended: list[bool] = []
 
     def run() -> None:
         try:
@@ -56,11 +64,17 @@ async def call(
         except errors as error:
             failures.append(error)
         finally:
+            with _turn:
+                ended.append(True)
+                _hung.discard(name)
             with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
                 loop.call_soon_threadsafe(done.set)
 
     start(run, name)
     if not await happens(done, deadline):
+        with _turn:
+            if not ended:
+                _hung.add(name)
         raise TimeoutError
     if failures:
         raise failures[0]

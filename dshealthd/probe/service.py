@@ -150,6 +150,7 @@ class ProbeService:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+        await self._local_membership.close()
         if self._worker_pool is not None:
             await self._worker_pool.close()
 

@@ -249,9 +249,7 @@ class SlotRunner:
                     await self._again.wait()
             if self._again.is_set():
                 self._again.clear()
-                # Outside of the timeout: a cancelled reload has marked the files as seen and would
-                # be lost until they change again.
-                await self._look(again=True)
+                await self._look(again=True)  # not within the timeout, which would cancel it
             # Read from the clock, not counted up: after a suspend or a clock step the missed epochs
             # are skipped, as the peers are already past them.
             epoch = epoch_at(self._wall(), period)

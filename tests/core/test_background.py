@@ -63,6 +63,29 @@ def test_a_call_without_a_thread_is_an_os_error() -> None:
         asyncio.run(background.call(lambda: 1, "members", 1.0))
 
 
+def test_repeated_calls_on_a_hung_disk_take_one_thread() -> None:
+    """Until the first call ends, others of its name fail at once; calls of other names do not."""
+    answers = threading.Event()
+
+    async def run() -> None:
+        before = threading.active_count()
+        for _ in range(20):
+            with pytest.raises(TimeoutError):
+                await background.call(lambda: answers.wait(60.0), "test members", 0.05)
+        assert threading.active_count() == before + 1
+        assert await background.call(lambda: 1, "test key", 60.0) == 1
+        answers.set()
+        async with asyncio.timeout(60.0):
+            while threading.active_count() > before:
+                await asyncio.sleep(0.01)
+        assert await background.call(lambda: 2, "test members", 60.0) == 2
+
+    try:
+        asyncio.run(run())
+    finally:
+        answers.set()
+
+
 def test_a_call_that_fails_unexpectedly_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

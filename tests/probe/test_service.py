@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,8 @@ import pytest
 from bench.processes import free_port
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.options import Duration
-from dshealthd.probe.members import local_membership
+from dshealthd.core.watched_file import signatures
+from dshealthd.probe.members import local_membership, membership
 from dshealthd.probe.members.membership import load
 from dshealthd.probe.options import MembershipOptions, PolicyOptions, ProbeOptions
 from dshealthd.probe.slots import JITTER, jitter
@@ -27,8 +29,9 @@ from tests.probe.peering import KEY, OTHER_KEY, PATIENT, run, secret
 from tests.probe.services import BEGIN, NAMES, PERIOD, agents, snapshot, until
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from dshealthd.core.watched_file import Signature
     from dshealthd.probe.members.membership import Membership
     from tests.probe.services import Agent
 
@@ -303,6 +306,52 @@ def test_slow_reload_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             await until(lambda: one.value("members") == 3)
 
     run(scene())
+
+
+def test_hung_hostfile_does_not_stop_the_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the disk of the hostfile hangs, as NFS may on all nodes at once, rounds take place on
+    time, and one thread of each agent hangs. Later the list is reread.
+    """
+    hostfile, answers = tmp_path / "hostfile", threading.Event()
+    answers.set()
+
+    def hung_signatures(files: Iterable[Path]) -> tuple[Signature | None, ...]:
+        answers.wait(10 * PATIENT)
+        return signatures(files)
+
+    def write(*names: str) -> None:
+        hostfile.write_text("".join(f"{name} slots=8\n" for name in names), encoding="ascii")
+
+    async def scene() -> None:
+        write(*NAMES[:2])
+        change = lambda options: replace(  # noqa: E731
+            options, members=MembershipOptions(hostfile=hostfile, name=options.members.name)
+        )
+        monkeypatch.setattr(membership, "signatures", hung_signatures)
+        monkeypatch.setattr(local_membership, "DEADLINE", 1.0)
+        async with agents(tmp_path, 2, change=change) as both:
+            await until(lambda: epochs(both))
+            answers.clear()
+            hung_at, threads = both[0].service.status()["epoch"], threading.active_count()
+            both[0].service.reload()
+            await until(lambda: len([epoch for epoch in epochs(both) if epoch > hung_at + 1]) >= 4)
+            assert threading.active_count() <= threads + 2
+            await until(lambda: all(agent.service.status()["detail"] for agent in both))
+            for agent in both:
+                assert f"{hostfile} could not be read" in agent.service.status()["detail"]
+                assert agent.value("members_last_reload_successful") == 0
+                assert agent.value("members") == 2
+            write(*NAMES[:3])
+            answers.set()
+            await until(lambda: all(agent.value("members") == 3 for agent in both))
+            await until(lambda: not any(agent.service.status()["detail"] for agent in both))
+
+    try:
+        run(scene())
+    finally:
+        answers.set()
 
 
 def test_waits_for_what_is_missing(tmp_path: Path) -> None:

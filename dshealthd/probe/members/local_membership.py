@@ -5,6 +5,7 @@ Reread when a file changes, a DNS lookup is due, or the caller demands it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from typing import TYPE_CHECKING
@@ -38,6 +39,11 @@ METRICS = (MEMBERS, HASH, OK)
 
 DEADLINE = 10.0
 """Timeout in seconds for reading the files or for DNS."""
+PATIENCE = 0.5
+"""Seconds that `look` waits for them.
+
+A hung file system or name server delays one epoch: later looks do not wait for the same reading.
+"""
 
 
 class LocalMembership:
@@ -57,6 +63,14 @@ class LocalMembership:
         self._hostname = hostname
         self._monotonic = monotonic
         self._watcher: Watcher | None = None
+        self._reading: asyncio.Task[tuple[Membership, str] | None] | None = None
+        """The reading in progress, or one whose result was not taken yet."""
+        self._began = 0.0
+        """When it began, in monotonic seconds."""
+        self._overdue = False
+        """Whether a look has waited for it in vain."""
+        self._again = False
+        """Whether a reading was demanded meanwhile."""
         self._membership: Membership | None = None
         self.me = ""
         """This node's name among the members; empty before the first usable list."""
@@ -78,23 +92,55 @@ class LocalMembership:
         return self._membership is not None
 
     async def look(self, *, again: bool = False) -> bool:
-        """Read the members if their source has changed, or if `again`; tell whether they differ."""
-        try:
-            found = await background.call(
-                lambda: self._load(again=again), "members", DEADLINE, MembershipError, OSError
-            )
-        except TimeoutError:
-            self._wrong((f"the members could not be read within {DEADLINE:g} s",))
+        """Read the members if their source has changed, or if `again`; tell whether they differ.
+
+        There is one reading at a time. If it takes longer than PATIENCE while members are known, it
+        goes on, and a later look takes its result.
+        """
+        self._again |= again
+        patience = PATIENCE if self.known else DEADLINE
+        if self._reading is None:
+            again, self._again = self._again, False
+            self._began = self._monotonic()
+            self._reading = asyncio.create_task(self._read(again=again), name="members")
+        elif self._overdue:
+            patience = 0.0
+        await asyncio.wait({self._reading}, timeout=patience)
+        self._overdue = not self._reading.done()
+        if self._overdue:
+            if not self.known or self._monotonic() - self._began >= DEADLINE:
+                self._wrong((f"{self._sources()} could not be read within {DEADLINE:g} s",))
             return False
+        found, self._reading = self._reading.result(), None
+        return found is not None and self._take(*found)
+
+    async def close(self) -> None:
+        """Give up a reading that is in progress; its thread ends on its own."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+            self._reading = None
+
+    def _sources(self) -> str:
+        """Return the files, or the DNS name, that are read."""
+        options = self._options
+        files = [str(file) for file in (options.hostfile, options.topology) if file is not None]
+        return ", ".join([*files, options.dns] if options.dns else files) or "the members"
+
+    async def _read(self, *, again: bool) -> tuple[Membership, str] | None:
+        """Return what `_load` does, None if it failed. Wait as long as the thread takes."""
+        try:
+            return await background.call(
+                lambda: self._load(again=again), "members", None, MembershipError, OSError
+            )
         except MembershipError as error:
             self._wrong(error.errors)
-            return False
         except OSError as error:
             self._wrong((str(error),))
-            return False
-        if found is None:
-            return False
-        membership, me = found
+        return None
+
+    def _take(self, membership: Membership, me: str) -> bool:
+        """Apply what was read; tell whether it differs from what was known."""
         self.errors = ()
         if (
             self._membership is not None
