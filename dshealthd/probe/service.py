@@ -8,7 +8,7 @@ import functools
 import ipaddress
 import logging
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dshealthd import __version__
 from dshealthd.core import background, state_file, state_writer
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from dshealthd.probe.options import ProbeOptions
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 UP = gauge(
     "dshealthd_probe_up",
@@ -257,19 +259,8 @@ class ProbeService:
         if not self._local_membership.known:
             raise Setup("\n".join(self._local_membership.errors))
         options = self.options
-        try:
-            credentials = await background.call(
-                lambda: Credentials(options.peer),
-                "peer credentials",
-                PREPARATION,
-                CredentialError,
-                OSError,
-            )
-            address = await background.call(
-                self._address, "this node's address", PREPARATION, OSError
-            )
-        except (CredentialError, OSError) as error:  # TimeoutError is one
-            raise Setup(str(error)) from error
+        credentials = await _prepared(lambda: Credentials(options.peer), "peer credentials")
+        address = await _prepared(self._address, "this node's address")
         stamp = ""
         if self._worker_pool is not None and not await self._worker_pool.prepare(PREPARATION):
             about = self._worker_pool.about
@@ -322,7 +313,8 @@ class ProbeService:
                 lambda: baselines.load(file), "baselines", PREPARATION, BaselineError, OSError
             )
         except (BaselineError, OSError) as error:
-            log.warning("probe: baselines start from scratch: %s", error)
+            why = str(error) or f"no answer within {PREPARATION:g} s"
+            log.warning("probe: baselines start from scratch: %s", why)
 
     async def _save(self, baselines: Baselines) -> None:
         """Write the baselines if they have changed; the disk may hang."""
@@ -340,3 +332,11 @@ class ProbeService:
         if why:
             baselines.changed = True
             log.warning("probe: cannot save baselines: %s", why)
+
+
+async def _prepared(make: Callable[[], T], what: str) -> T:
+    """Return the result of `make`, which runs in a thread. Raises Setup if it fails or hangs."""
+    try:
+        return await background.call(make, what, PREPARATION, CredentialError, OSError)
+    except (CredentialError, OSError) as error:  # TimeoutError is one, without a text
+        raise Setup(str(error) or f"{what}: no answer within {PREPARATION:g} s") from error

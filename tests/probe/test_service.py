@@ -20,9 +20,11 @@ from bench.processes import free_port
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.options import Duration
 from dshealthd.core.watched_file import signatures
+from dshealthd.probe import service
 from dshealthd.probe.members import local_membership, membership
 from dshealthd.probe.members.membership import load
-from dshealthd.probe.options import MembershipOptions, PolicyOptions, ProbeOptions
+from dshealthd.probe.options import MembershipOptions, PeerOptions, PolicyOptions, ProbeOptions
+from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.slots import JITTER, jitter
 from tests.agents import running
 from tests.probe.peering import KEY, OTHER_KEY, PATIENT, run, secret
@@ -373,6 +375,39 @@ def test_waits_for_what_is_missing(tmp_path: Path) -> None:
             await until(lambda: epochs([one, two]))
 
     run(scene())
+
+
+def test_hung_key_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the disk of the key hangs, the probes say what they wait for; one thread hangs with it.
+
+    They start by themselves once it answers.
+    """
+    answers = threading.Event()
+
+    def hung_credentials(options: PeerOptions) -> Credentials:
+        answers.wait(10 * PATIENT)
+        return Credentials(options)
+
+    async def scene() -> None:
+        monkeypatch.setattr(service, "Credentials", hung_credentials)
+        monkeypatch.setattr(service, "PREPARATION", 0.3)
+        monkeypatch.setattr(service, "RETRY", 0.1)
+        async with agents(tmp_path, 1) as (one,):
+            await until(lambda: one.service.status()["detail"])
+            assert one.service.status()["detail"] == "peer credentials: no answer within 0.3 s"
+            assert one.value("probe_up") == 0
+            threads = threading.active_count()
+            await asyncio.sleep(2.0)  # ten and more attempts
+            assert threading.active_count() == threads
+            monkeypatch.setattr(service, "PREPARATION", PATIENT)
+            answers.set()
+            await until(lambda: one.value("probe_up") == 1)
+            assert not one.service.status()["detail"]
+
+    try:
+        run(scene())
+    finally:
+        answers.set()
 
 
 def test_real_workers(tmp_path: Path) -> None:
