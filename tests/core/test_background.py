@@ -18,6 +18,7 @@ from dshealthd.logs import LineWriter
 from dshealthd.probe.peers.resolver import LookupFailed, Resolver
 from dshealthd.web.auth import Authenticator
 from dshealthd.web.config_file import WebConfigFile
+from tests.threads import running_threads
 
 ROOT = Path(dshealthd.__file__).parent
 WAYS = {"Thread", "Timer", "ThreadPoolExecutor", "to_thread", "run_in_executor"}
@@ -68,15 +69,14 @@ def test_repeated_calls_on_a_hung_disk_take_one_thread() -> None:
     answers = threading.Event()
 
     async def run() -> None:
-        before = threading.active_count()
         for _ in range(20):
             with pytest.raises(TimeoutError):
                 await background.call(lambda: answers.wait(60.0), "test members", 0.05)
-        assert threading.active_count() == before + 1
+        assert running_threads("test members") == 1
         assert await background.call(lambda: 1, "test key", 60.0) == 1
         answers.set()
         async with asyncio.timeout(60.0):
-            while threading.active_count() > before:
+            while running_threads("test members"):
                 await asyncio.sleep(0.01)
         assert await background.call(lambda: 2, "test members", 60.0) == 2
 

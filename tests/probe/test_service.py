@@ -29,6 +29,7 @@ from dshealthd.probe.slots import JITTER, jitter
 from tests.agents import running
 from tests.probe.peering import KEY, OTHER_KEY, PATIENT, run, secret
 from tests.probe.services import BEGIN, NAMES, PERIOD, agents, snapshot, until
+from tests.threads import running_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -336,10 +337,10 @@ def test_hung_hostfile_does_not_stop_the_rounds(
         async with agents(tmp_path, 2, change=change) as both:
             await until(lambda: epochs(both))
             answers.clear()
-            hung_at, threads = both[0].service.status()["epoch"], threading.active_count()
+            hung_at = both[0].service.status()["epoch"]
             both[0].service.reload()
             await until(lambda: len([epoch for epoch in epochs(both) if epoch > hung_at + 1]) >= 4)
-            assert threading.active_count() <= threads + 2
+            assert running_threads("members") == len(both)
             await until(lambda: all(agent.service.status()["detail"] for agent in both))
             for agent in both:
                 assert f"{hostfile} could not be read" in agent.service.status()["detail"]
@@ -396,9 +397,8 @@ def test_hung_key_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             await until(lambda: one.service.status()["detail"])
             assert one.service.status()["detail"] == "peer credentials: no answer within 0.3 s"
             assert one.value("probe_up") == 0
-            threads = threading.active_count()
             await asyncio.sleep(2.0)  # ten and more attempts
-            assert threading.active_count() == threads
+            assert running_threads("peer credentials") == 1
             monkeypatch.setattr(service, "PREPARATION", PATIENT)
             answers.set()
             await until(lambda: one.value("probe_up") == 1)
