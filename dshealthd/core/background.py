@@ -15,6 +15,8 @@ import contextlib
 import errno
 import os
 import threading
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from dshealthd.core.child import StartError
@@ -25,8 +27,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_hung: set[str] = set()
-"""Names of the calls that have passed their deadline and still run."""
+LONGEST_PAUSE = 1800.0
+"""Seconds between two calls of a name at most, while earlier ones hang: 48 threads a day."""
+
+
+@dataclass
+class _Hung:
+    """Calls of one name that have passed their deadline and still run."""
+
+    calls: int = 0
+    until: float = 0.0
+    """Monotonic time in seconds until which no other is tried."""
+
+
+_hung: dict[str, _Hung] = {}
+"""By name of the call."""
 _turn = threading.Lock()
 
 
@@ -46,35 +61,48 @@ async def call(
     """Run `function` in a thread; return its result, or raise its exception if it is in `errors`.
 
     Raise StartError if no thread can be started, and TimeoutError after `deadline` seconds, if set;
-    the thread then keeps running, and until it ends another call of the same name raises
-    TimeoutError at once: calls that are repeated on a hung disk do not pile up threads. Raise
-    RuntimeError if the function raises anything else; `threading.excepthook` prints its traceback.
+    the thread then keeps running. Calls that are repeated on a hung disk do not pile up threads:
+    after the second, a call of the same name raises TimeoutError at once for a time that doubles
+    with each one that hangs, up to LONGEST_PAUSE. They never stop altogether, as a disk that was
+    replaced answers new calls, but not the old ones.
+
+    Raise RuntimeError if the function raises anything else; `threading.excepthook` prints its
+    traceback.
     """
-    if name in _hung:
+    hung = _hung.get(name)
+    if hung is not None and time.monotonic() < hung.until:
         raise TimeoutError
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
     results: list[T] = []
     failures: list[Exception] = []
-    ended: list[bool] = []
+    ended = overdue = False
 
     def run() -> None:
+        nonlocal ended
         try:
             results.append(function())
         except errors as error:
             failures.append(error)
         finally:
             with _turn:
-                ended.append(True)
-                _hung.discard(name)
+                if overdue:
+                    _hung[name].calls -= 1
+                    if not _hung[name].calls:
+                        del _hung[name]
+                ended = True
             with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
                 loop.call_soon_threadsafe(done.set)
 
     start(run, name)
     if not await happens(done, deadline):
         with _turn:
-            if not ended:
-                _hung.add(name)
+            if deadline is not None and not ended:
+                overdue = True
+                hung = _hung.setdefault(name, _Hung())
+                pause = min(deadline * (2**hung.calls - 1), LONGEST_PAUSE)
+                hung.until = time.monotonic() + pause
+                hung.calls += 1
         raise TimeoutError
     if failures:
         raise failures[0]

@@ -65,8 +65,6 @@ class LocalMembership:
         self._watcher: Watcher | None = None
         self._reading: asyncio.Task[tuple[Membership, str] | None] | None = None
         """The reading in progress, or one whose result was not taken yet."""
-        self._began = 0.0
-        """When it began, in monotonic seconds."""
         self._overdue = False
         """Whether a look has waited for it in vain."""
         self._again = False
@@ -98,18 +96,15 @@ class LocalMembership:
         goes on, and a later look takes its result.
         """
         self._again |= again
-        patience = PATIENCE if self.known else DEADLINE
+        patience = PATIENCE if self.known else None
         if self._reading is None:
             again, self._again = self._again, False
-            self._began = self._monotonic()
             self._reading = asyncio.create_task(self._read(again=again), name="members")
         elif self._overdue:
             patience = 0.0
         await asyncio.wait({self._reading}, timeout=patience)
         self._overdue = not self._reading.done()
         if self._overdue:
-            if not self.known or self._monotonic() - self._began >= DEADLINE:
-                self._wrong((f"{self._sources()} could not be read within {DEADLINE:g} s",))
             return False
         found, self._reading = self._reading.result(), None
         return found is not None and self._take(*found)
@@ -128,11 +123,13 @@ class LocalMembership:
         return ", ".join([*files, options.dns] if options.dns else files) or "the members"
 
     async def _read(self, *, again: bool) -> tuple[Membership, str] | None:
-        """Return what `_load` does, None if it failed. Wait as long as the thread takes."""
+        """Return what `_load` does; None if it failed or hangs."""
         try:
             return await background.call(
-                lambda: self._load(again=again), "members", None, MembershipError, OSError
+                lambda: self._load(again=again), "members", DEADLINE, MembershipError, OSError
             )
+        except TimeoutError:
+            self._wrong((f"{self._sources()} could not be read within {DEADLINE:g} s",))
         except MembershipError as error:
             self._wrong(error.errors)
         except OSError as error:
