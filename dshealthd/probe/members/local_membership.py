@@ -40,9 +40,9 @@ METRICS = (MEMBERS, HASH, OK)
 DEADLINE = 10.0
 """Timeout in seconds for reading the files or for DNS."""
 PATIENCE = 0.5
-"""Seconds that `look` waits for them.
+"""Seconds that `look` waits for them, once for each reading.
 
-A hung file system or name server delays one epoch: later looks do not wait for the same reading.
+So a hung file system or name server delays few epochs, and those hardly.
 """
 
 
