@@ -32,7 +32,7 @@ from tests.probe.services import BEGIN, NAMES, PERIOD, agents, snapshot, until
 from tests.threads import running_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from dshealthd.core.watched_file import Signature
     from dshealthd.probe.members.membership import Membership
@@ -249,6 +249,18 @@ def test_members_differ(tmp_path: Path) -> None:
     run(scene())
 
 
+def write(hostfile: Path, *names: str) -> None:
+    """Write a hostfile of these nodes."""
+    hostfile.write_text("".join(f"{name} slots=8\n" for name in names), encoding="ascii")
+
+
+def reads(hostfile: Path) -> Callable[[ProbeOptions], ProbeOptions]:
+    """Return the change of options that has agents take their members from a hostfile."""
+    return lambda options: replace(
+        options, members=MembershipOptions(hostfile=hostfile, name=options.members.name)
+    )
+
+
 def test_hostfile_is_read_again(tmp_path: Path) -> None:
     """A changed hostfile is applied by the next epoch.
 
@@ -256,25 +268,19 @@ def test_hostfile_is_read_again(tmp_path: Path) -> None:
     """
     hostfile = tmp_path / "hostfile"
 
-    def write(*names: str) -> None:
-        hostfile.write_text("".join(f"{name} slots=8\n" for name in names), encoding="ascii")
-
     async def scene() -> None:
-        write(*NAMES[:2])
-        change = lambda options: replace(  # noqa: E731
-            options, members=MembershipOptions(hostfile=hostfile, name=options.members.name)
-        )
-        async with agents(tmp_path, 2, change=change) as (one, two):
+        write(hostfile, *NAMES[:2])
+        async with agents(tmp_path, 2, change=reads(hostfile)) as (one, two):
             await until(lambda: epochs([one, two]))
             before = one.value("members_hash")
-            write(*NAMES[:3])
+            write(hostfile, *NAMES[:3])
             await until(lambda: one.value("members") == 3)
             assert one.value("members_hash") != before
             hostfile.write_text("127.0.0.21 slot=8\n", encoding="ascii")
             await until(lambda: one.value("members_last_reload_successful") == 0)
             assert one.value("members") == 3
             assert f"{hostfile}:1" in one.service.status()["detail"]
-            write(*NAMES[:2])
+            write(hostfile, *NAMES[:2])
             one.service.reload()
             two.service.reload()
             await until(lambda: one.value("members_hash") == before == two.value("members_hash"))
@@ -286,15 +292,9 @@ def test_slow_reload_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """A reload that lasts into the next epoch is applied nevertheless."""
     hostfile = tmp_path / "hostfile"
 
-    def write(*names: str) -> None:
-        hostfile.write_text("".join(f"{name} slots=8\n" for name in names), encoding="ascii")
-
     async def scene() -> None:
-        write(*NAMES[:2])
-        change = lambda options: replace(  # noqa: E731
-            options, members=MembershipOptions(hostfile=hostfile, name=options.members.name)
-        )
-        async with agents(tmp_path, 1, change=change) as (one,):
+        write(hostfile, *NAMES[:2])
+        async with agents(tmp_path, 1, change=reads(hostfile)) as (one,):
             await until(lambda: one.value("members") == 2)
 
             def slow_load(options: MembershipOptions) -> Membership:
@@ -304,7 +304,7 @@ def test_slow_reload_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 return load(options)
 
             monkeypatch.setattr(local_membership, "load", slow_load)
-            write(*NAMES[:3])
+            write(hostfile, *NAMES[:3])
             one.service.reload()
             await until(lambda: one.value("members") == 3)
 
@@ -324,17 +324,11 @@ def test_hung_hostfile_does_not_stop_the_rounds(
         answers.wait(10 * PATIENT)
         return signatures(files)
 
-    def write(*names: str) -> None:
-        hostfile.write_text("".join(f"{name} slots=8\n" for name in names), encoding="ascii")
-
     async def scene() -> None:
-        write(*NAMES[:2])
-        change = lambda options: replace(  # noqa: E731
-            options, members=MembershipOptions(hostfile=hostfile, name=options.members.name)
-        )
+        write(hostfile, *NAMES[:2])
         monkeypatch.setattr(membership, "signatures", hung_signatures)
         monkeypatch.setattr(local_membership, "DEADLINE", 1.0)
-        async with agents(tmp_path, 2, change=change) as both:
+        async with agents(tmp_path, 2, change=reads(hostfile)) as both:
             await until(lambda: epochs(both))
             answers.clear()
             hung_at = both[0].service.status()["epoch"]
@@ -346,7 +340,7 @@ def test_hung_hostfile_does_not_stop_the_rounds(
                 assert f"{hostfile} could not be read" in agent.service.status()["detail"]
                 assert agent.value("members_last_reload_successful") == 0
                 assert agent.value("members") == 2
-            write(*NAMES[:3])
+            write(hostfile, *NAMES[:3])
             answers.set()
             await until(lambda: all(agent.value("members") == 3 for agent in both))
             await until(lambda: not any(agent.service.status()["detail"] for agent in both))
