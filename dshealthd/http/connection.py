@@ -155,6 +155,10 @@ class Connection(RequestHandler):
             )
         else:
             log.debug("refused a request from %s: %s", request.remote, message)
+            if exc is not None:
+                # Its frames refer to it: the connection would stay in memory until the next search
+                # for cycles.
+                exc.__traceback__ = None
         if request.writer.output_size > 0:
             problem = "the answer has already begun"
             raise ConnectionError(problem)

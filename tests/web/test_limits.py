@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.client
 import os
 import re
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.config import Web
+from dshealthd.http.connection import Connection
 from dshealthd.http.connection_limiter import MOMENT, SLOW, ConnectionLimiter, client_of
 from tests.flood import flooding
 from tests.stopwatch import Stopwatch
@@ -30,8 +32,6 @@ from tests.web.serving import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from dshealthd.http.connection import Connection
 
 REFUSED = "dshealthd_web_connections_refused_total"
 PLACES = Web().max_connections_per_address
@@ -110,6 +110,26 @@ def test_gate_forgets_clients_that_have_gone() -> None:
         assert not gate.admit(f"192.0.2.{number}")
         gate.release(f"192.0.2.{number}")
     assert (gate.total, len(gate._open)) == (0, 0)
+
+
+def test_invalid_requests_leave_no_connections() -> None:
+    """Their connections are freed as they close, not only when cycles are searched for."""
+
+    def left() -> int:
+        return sum(isinstance(found, Connection) for found in gc.get_objects())
+
+    with serving() as served:
+        gc.collect()
+        before = left()
+        gc.disable()
+        try:
+            for _ in range(20):
+                with served.connect() as client:
+                    client.sendall(b"\0nonsense\r\n\r\n")
+                    assert b" 400 Bad Request" in client.recv(100)
+            eventually(lambda: left() <= before)
+        finally:
+            gc.enable()
 
 
 @pytest.mark.parametrize(
