@@ -116,7 +116,8 @@ def test_invalid_requests_leave_no_connections() -> None:
     """Their connections are freed as they close, not only when cycles are searched for."""
 
     def left() -> int:
-        return sum(isinstance(found, Connection) for found in gc.get_objects())
+        # By type: asking an object of torch for its class may warn.
+        return sum(issubclass(type(found), Connection) for found in gc.get_objects())
 
     with serving() as served:
         gc.collect()
