@@ -36,8 +36,17 @@ class _Hung:
     """Calls of one name that have passed their deadline and still run."""
 
     calls: int = 0
+    pause: float = 0.0
+    """Seconds before another is tried."""
     until: float = 0.0
-    """Monotonic time in seconds until which no other is tried."""
+    """The same as monotonic time."""
+
+    def add(self, deadline: float) -> None:
+        """Count one more; the pause after the first is none, and then doubles."""
+        if self.calls:
+            self.pause = min(2 * self.pause + deadline, LONGEST_PAUSE)
+        self.calls += 1
+        self.until = time.monotonic() + self.pause
 
 
 _hung: dict[str, _Hung] = {}
@@ -99,10 +108,7 @@ async def call(
         with _turn:
             if deadline is not None and not ended:
                 overdue = True
-                hung = _hung.setdefault(name, _Hung())
-                pause = min(deadline * (2**hung.calls - 1), LONGEST_PAUSE)
-                hung.until = time.monotonic() + pause
-                hung.calls += 1
+                _hung.setdefault(name, _Hung()).add(deadline)
         raise TimeoutError
     if failures:
         raise failures[0]

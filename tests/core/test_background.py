@@ -87,6 +87,16 @@ def test_repeated_calls_on_a_hung_disk_take_few_threads() -> None:
         answers.set()
 
 
+def test_pauses_double_up_to_the_longest() -> None:
+    """However long a disk hangs: two thousand calls are six weeks of it."""
+    hung, pauses = background._Hung(), []
+    for _ in range(2000):
+        hung.add(10.0)
+        pauses.append(hung.pause)
+    assert pauses[:4] == [0.0, 10.0, 30.0, 70.0]
+    assert pauses[-1] == background.LONGEST_PAUSE
+
+
 def test_call_that_hangs_for_ever_is_not_the_last_of_its_name() -> None:
     """A disk that was replaced answers new calls: they are tried, in spite of the old ones."""
     answers = threading.Event()
