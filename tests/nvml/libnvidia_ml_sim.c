@@ -411,6 +411,7 @@ static size_t entry_count;
 static char *scenario_path;
 static struct stat scenario_stat;
 static bool scenario_present;
+static bool names_gpus, names_members; /* whether the scenario has values of single GPUs, links, MIG devices */
 static int users;
 static int device_fd = -1;
 static char library_version[NAME];
@@ -455,10 +456,20 @@ static enum kind fault_kind(const char *key, const char **pattern)
     return KINDS;
 }
 
+/* Whether a key may be about one member of a family, such as nvlink3_state. */
+static bool of_member(const char *key)
+{
+    for (; *key; key++)
+        if (isdigit((unsigned char)key[0]) && key[1] == '_')
+            return true;
+    return false;
+}
+
 static void parse(FILE *file)
 {
     char *line = NULL;
     size_t size = 0;
+    names_gpus = names_members = false;
     while (entry_count) {
         entry_count--;
         free(entries[entry_count].key);
@@ -480,6 +491,8 @@ static void parse(FILE *file)
         const char *rest;
         entry->gpu = split_gpu(entry->key, &rest);
         entry->kind = fault_kind(rest, &entry->pattern);
+        names_gpus |= entry->kind == KINDS && entry->gpu >= 0;
+        names_members |= entry->kind == KINDS && of_member(rest);
     }
     free(line);
 }
@@ -523,11 +536,14 @@ static const char *find(const char *key)
     return NULL;
 }
 
+/* Names are only built if the scenario may have them: that took more CPU than all that a client does with the value. */
 static const char *find_for(int gpu, const char *key)
 {
-    char full[NAME + 16];
+    char full[3 * NAME];
+    if (gpu < 0 || !names_gpus)
+        return NULL;
     snprintf(full, sizeof full, "gpu%d.%s", gpu, key);
-    return gpu >= 0 ? find(full) : NULL;
+    return find(full);
 }
 
 static int part_of(int gpu)
@@ -588,14 +604,19 @@ static const char *lookup(int gpu, const char *key)
 /* The same for member `index` of `family` (a link, a MIG device): familyI_key, then family_key; the GPU's own first. */
 static const char *lookup_member(int gpu, const char *family, int index, const char *key)
 {
-    char one[NAME], all[NAME];
-    snprintf(one, sizeof one, "%s%d_%s", family, index, key);
-    snprintf(all, sizeof all, "%s_%s", family, key);
-    const char *value = find_for(gpu, one);
-    if (!value)
-        value = find_for(gpu, all);
-    if (!value)
-        value = find(one);
+    char one[2 * NAME + 16], all[NAME];
+    const char *value = NULL;
+    if (strlen(family) + 1 + strlen(key) >= sizeof all)
+        abort();
+    stpcpy(stpcpy(stpcpy(all, family), "_"), key);
+    if (names_members) {
+        snprintf(one, sizeof one, "%s%d_%s", family, index, key);
+        value = find_for(gpu, one);
+        if (!value)
+            value = find_for(gpu, all);
+        if (!value)
+            value = find(one);
+    }
     return value ? value : lookup(gpu, all);
 }
 
