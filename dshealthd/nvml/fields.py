@@ -60,8 +60,6 @@ class _Chunk(NamedTuple):
     """Array that the driver fills."""
     answers: list[tuple[int, ...] | None]
     """The driver's last answer for each."""
-    values: list[float | None]
-    """The decoded answers."""
 
 
 class Batch:
@@ -78,6 +76,8 @@ class Batch:
         """
         self._fields = fields
         self._function: Any = getattr(pynvml.nvmlLib, "nvmlDeviceGetFieldValues", None)
+        self._values: list[float | None] = [None] * len(fields)
+        """The last answers, decoded."""
         self._prepare(range(len(fields)) if self._function else ())
 
     def _prepare(self, wanted: Sequence[int]) -> None:
@@ -90,8 +90,7 @@ class Batch:
                 for position in positions
             )
             array = (pynvml.c_nvmlFieldValue_t * len(positions)).from_buffer_copy(packed)
-            nothing: list[None] = [None] * len(positions)
-            self._chunks.append(_Chunk(positions, array, [*nothing], [*nothing]))
+            self._chunks.append(_Chunk(positions, array, [None] * len(positions)))
 
     def read(self, handle: Any) -> tuple[list[float | None], int]:
         """Return a value or None for each NVML field, and the first return code that is a failure
@@ -99,29 +98,33 @@ class Batch:
 
         A code that concerns the session or the device replaces an earlier one.
         """
-        values: list[float | None] = [None] * len(self._fields)
         failure = 0
         unsupported: set[int] = set()
-        for chunk in self._chunks:
+        for number, chunk in enumerate(self._chunks):
             code = self._function(handle, len(chunk.positions), chunk.array)
             if code in codes.UNSUPPORTED:
                 unsupported.update(chunk.positions)
             elif code:
+                unread = {at for left in self._chunks[number:] for at in left.positions}
+                values = [None if at in unread else value for at, value in enumerate(self._values)]
                 return values, int(code)
             else:
-                for at, answer in enumerate(_ANSWER.iter_unpack(chunk.array)):
+                answers = [*_ANSWER.iter_unpack(chunk.array)]
+                if answers == chunk.answers:
+                    continue  # compared at once, as most fields change rarely
+                for at, (position, answer) in enumerate(zip(chunk.positions, answers, strict=True)):
                     if answer == chunk.answers[at]:
-                        continue  # unchanged, like most
+                        continue
                     kind, own, raw = chunk.answers[at] = answer
-                    chunk.values[at] = decoded(kind, raw) if own == 0 else None
+                    self._values[position] = decoded(kind, raw) if own == 0 else None
                     if own in codes.UNSUPPORTED:
-                        unsupported.add(chunk.positions[at])
+                        unsupported.add(position)
                     elif own and own not in codes.NOTHING_NOW:
                         chunk.answers[at] = None  # reported at each reading
                         if not failure or own in codes.OF_SESSION | codes.OF_DEVICE:
                             failure = own
-                for position, value in zip(chunk.positions, chunk.values, strict=True):
-                    values[position] = value
+        for position in unsupported:
+            self._values[position] = None
         if unsupported:
             self._prepare(
                 [
@@ -131,4 +134,4 @@ class Batch:
                     if position not in unsupported
                 ]
             )
-        return values, failure
+        return [*self._values], failure

@@ -37,7 +37,7 @@ class Signs:
     def __init__(self, tell: Callable[[News], None]) -> None:
         """Start with nothing seen; the first look at a GPU is not news."""
         self._tell = tell
-        self._seen: dict[str, dict[News, list[float | None]]] = {}
+        self._seen: dict[str, list[float | None]] = {}
 
     def look(self, uuid: str, device: Device) -> None:
         """Read one GPU's signs in one call, and report those that changed.
@@ -49,18 +49,23 @@ class Signs:
         links = device.keep((LINK_COUNT,), lambda: device.fields(_COUNT)[0])
         values = device.fields(_asked(int(links or 0)))
         del device.notes[noted:]
-        split = len(_MEMORY)
-        now: dict[News, list[float | None]] = {
-            News.GPU_MEMORY: values[:split],
-            News.NVLINK: [None if state is None else state in LINK_UP for state in values[split:]],
-        }
         before = self._seen.get(uuid)
-        self._seen[uuid] = now
-        if before is None:
+        self._seen[uuid] = values
+        if before is None or before == values:  # as nearly always
             return
-        for news, signs in now.items():
+        now = _by_news(values)
+        for news, signs in _by_news(before).items():
             if any(
                 None not in (was, value) and was != value
-                for was, value in zip(before[news], signs, strict=False)
+                for was, value in zip(signs, now[news], strict=False)
             ):
                 self._tell(news)
+
+
+def _by_news(values: list[float | None]) -> dict[News, list[float | None]]:
+    """Return the signs in the values of a GPU's fields, by what their change is news of."""
+    split = len(_MEMORY)
+    return {
+        News.GPU_MEMORY: values[:split],
+        News.NVLINK: [None if state is None else state in LINK_UP for state in values[split:]],
+    }
