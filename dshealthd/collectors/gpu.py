@@ -259,7 +259,8 @@ class GpuTelemetry(GpuCollector):
         labels = gpu.labels
         *values, module_power = device.fields(_ASKED)
         fields = dict(zip(_FIELDS, values, strict=True))
-        yield from self._identity(labels, device)
+        yield from device.constants(self.name, lambda: self._constants(labels, device))
+        yield from self._modes(labels, device)
         yield from self._heat(labels, device, fields)
         yield from self._power(labels, device)
         yield from told(MODULE_POWER, module_power, *labels, scale=1e-3)
@@ -273,7 +274,8 @@ class GpuTelemetry(GpuCollector):
         yield from told(RECOVERY, fields["recovery"], *labels)
         self._signs.look(gpu.uuid, device)
 
-    def _identity(self, labels: tuple[str, str], device: Device) -> Iterator[Sample]:
+    def _constants(self, labels: tuple[str, str], device: Device) -> Iterator[Sample]:
+        """Yield what stays the same until the GPUs are listed again: identity and limits."""
         pci = device.once("nvmlDeviceGetPciInfo_v3")
         gsp = device.once("nvmlDeviceGetGspFirmwareVersion")
         yield INFO(
@@ -285,6 +287,25 @@ class GpuTelemetry(GpuCollector):
             device.once("nvmlDeviceGetVbiosVersion") or "",
             gsp.decode(errors="replace") if gsp else "",
         )
+        for limit, name in _LIMITS.items():
+            celsius = device.once("nvmlDeviceGetTemperatureThreshold", name)
+            yield from told(LIMIT, celsius, *labels, limit)
+        lowest, highest = device.once("nvmlDeviceGetPowerManagementLimitConstraints") or (
+            None,
+            None,
+        )
+        limits = {
+            "default": device.once("nvmlDeviceGetPowerManagementDefaultLimit"),
+            "min": number(lowest),
+            "max": number(highest),
+        }
+        for limit, milliwatts in limits.items():
+            yield from told(POWER_LIMIT, milliwatts, *labels, limit, scale=1e-3)
+        for domain, name in _DOMAINS.items():
+            megahertz = device.once("nvmlDeviceGetMaxClockInfo", name)
+            yield from told(CLOCK_MAX, megahertz, *labels, domain, scale=1e6)
+
+    def _modes(self, labels: tuple[str, str], device: Device) -> Iterator[Sample]:
         # Operators change these rarely: read when the GPUs are listed again, once a minute. MIG is
         # read at each sweep, because rules leave out GPUs in MIG mode.
         compute = device.once("nvmlDeviceGetComputeMode")
@@ -309,32 +330,17 @@ class GpuTelemetry(GpuCollector):
         yield from told(TEMPERATURE, None if core == -1 else core, *labels, "core")
         # Some parts without a memory sensor answer 0 rather than "not supported".
         yield from told(TEMPERATURE, fields["memory_temperature"] or None, *labels, "memory")
-        absolute = {
-            limit: device.once("nvmlDeviceGetTemperatureThreshold", name)
-            for limit, name in _LIMITS.items()
-        }
-        for limit, celsius in absolute.items():
-            yield from told(LIMIT, celsius, *labels, limit)
         yield from told(MARGIN, device.ask("nvmlDeviceGetMarginTemperature"), *labels)
         # A margin beside an absolute limit would be a redundant series.
-        for limit in _LIMITS:
-            if limit == "slowdown" or absolute[limit] is None:
+        for limit, name in _LIMITS.items():
+            absolute = device.once("nvmlDeviceGetTemperatureThreshold", name)
+            if limit == "slowdown" or absolute is None:
                 yield from told(MARGIN_LIMIT, fields[limit], *labels, limit)
 
     def _power(self, labels: tuple[str, str], device: Device) -> Iterator[Sample]:
         yield from told(POWER, device.ask("nvmlDeviceGetPowerUsage"), *labels, scale=1e-3)
-        lowest, highest = device.once("nvmlDeviceGetPowerManagementLimitConstraints") or (
-            None,
-            None,
-        )
-        limits = {
-            "enforced": device.ask("nvmlDeviceGetEnforcedPowerLimit"),
-            "default": device.once("nvmlDeviceGetPowerManagementDefaultLimit"),
-            "min": number(lowest),
-            "max": number(highest),
-        }
-        for limit, milliwatts in limits.items():
-            yield from told(POWER_LIMIT, milliwatts, *labels, limit, scale=1e-3)
+        enforced = device.ask("nvmlDeviceGetEnforcedPowerLimit")
+        yield from told(POWER_LIMIT, enforced, *labels, "enforced", scale=1e-3)
 
     def _clocks(
         self, labels: tuple[str, str], device: Device, fields: Mapping[str, float | None]
@@ -342,13 +348,6 @@ class GpuTelemetry(GpuCollector):
         for domain, name in _DOMAINS.items():
             yield from told(
                 CLOCK, device.ask("nvmlDeviceGetClockInfo", name), *labels, domain, scale=1e6
-            )
-            yield from told(
-                CLOCK_MAX,
-                device.once("nvmlDeviceGetMaxClockInfo", name),
-                *labels,
-                domain,
-                scale=1e6,
             )
         reasons = device.first(
             ("nvmlDeviceGetCurrentClocksEventReasons",),

@@ -20,7 +20,9 @@ from dshealthd.nvml.values import Fields, number
 from dshealthd.plural import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
+
+    from dshealthd.core.collector import Sample
 
 T = TypeVar("T")
 
@@ -84,6 +86,8 @@ class Device:
         self._slow: dict[Call | Fields, Fault] = {}
         self._calls: dict[Call, tuple[Any, tuple[Any, ...]] | None] = {}
         self._constants: dict[Call, Any] = {}
+        self._without_data = 0
+        """Calls so far that had no data at present."""
         self._structures: dict[Call, Any] = {}
         self._batches: dict[Fields, Batch] = {}
 
@@ -140,6 +144,22 @@ class Device:
         if value is None and (value := make()) is not None:
             self._constants[key] = value
         return value
+
+    def constants(self, name: str, make: Callable[[], Iterable[Sample]]) -> Iterator[Sample]:
+        """Yield the samples that `make` gives for this device, made once between enumerations.
+
+        They are made again after a call that failed or had no data.
+        """
+        if (kept := self._constants.get((name,))) is not None:
+            yield from kept
+            return
+        before = len(self.notes), self._without_data
+        made = []
+        for sample in make():
+            made.append(sample)
+            yield sample
+        if before == (len(self.notes), self._without_data):
+            self._constants[name,] = made
 
     def fill(self, function: str, structure: str) -> Any:
         """Return a pynvml structure filled by a function that takes it by reference, or None as
@@ -248,7 +268,9 @@ class Device:
             raise self._session_ended(error) from error
         elif code in codes.OF_DEVICE:
             raise DeviceError(codes.reason(code), f"{call[0]}: {codes.describe(error)}") from error
-        elif code not in codes.NOTHING_NOW:
+        elif code in codes.NOTHING_NOW:
+            self._without_data += 1
+        else:
             self._note(codes.reason(code), f"{call[0]}: {codes.describe(error)}")
             took = self._monotonic() - started
             self._spent.append(took)
@@ -283,7 +305,7 @@ class Gpu:
         """The GPU's name in faults and deadlines."""
         return f"gpu {self.index}"
 
-    @property
+    @functools.cached_property  # used for every sample; the UUID is set before the first reading
     def labels(self) -> tuple[str, str]:
         """Values of the GPU's labels `gpu` and `uuid`."""
         return str(self.index), self.uuid

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.collectors.gpu import POWER, THROTTLE_REASONS
+from dshealthd.core.collector import Reason
 from dshealthd.core.exposition import Format, render
 from tests.nvml.node import GPU_COLLECTORS, Node
 
@@ -224,6 +225,26 @@ def test_modes_that_change(node: Node) -> None:
     seen = node.collect("gpu", advance=60.0)
     ((_, compute, *_),) = seen.values("gpu_mode_info", gpu="0", uuid=node.uuid(0))
     assert compute == "exclusive_process"
+
+
+@pytest.mark.parametrize(("code", "reasons"), [(999, {"gpu 0": Reason.UNKNOWN_ERROR}), (21, {})])
+def test_constant_that_cannot_be_read_at_first(
+    node: Node, code: int, reasons: dict[str, Reason]
+) -> None:
+    """It is missing, reported if it failed, and read at the next sweep, not a minute later."""
+    node.simulator.fault("fail", code, gpu=0, function="nvmlDeviceGetMaxClockInfo")
+    for _ in range(2):
+        seen = node.collect("gpu")
+        assert not seen.values("gpu_clock_max_hertz", gpu="0")
+        assert seen.values("gpu_clock_max_hertz", gpu="1")
+        assert seen.reasons() == reasons
+    node.simulator.clear_faults()
+    seen = node.collect("gpu")
+    assert set(seen.values("gpu_clock_max_hertz", gpu="0")) == {
+        (node.uuid(0), "sm"),
+        (node.uuid(0), "memory"),
+    }
+    assert seen.reasons() == {}
 
 
 def test_memory_without_a_sensor(node: Node) -> None:
