@@ -1,10 +1,16 @@
-"""CPU, memory and scrapes of this checkout's agent beside those of another checkout's.
+r"""CPU, memory and scrapes of this checkout's agent beside those of another checkout's.
 
     python -m bench.bench_versions CHECKOUT [--ticks 24] [--scrapes 100]
 
 CHECKOUT has a `.venv` with its own dependencies. Both agents run at once and as shipped, on the
 same eight simulated GPUs, and then without any; they are scraped in turn. The collector `training`
 is off in both, as one agent alone can have its socket.
+
+What else runs is work for both: its processes, connections and jobs are looked at. As root, apart
+from it and on one CPU:
+
+    unshare --pid --fork --mount-proc --net sh -c \
+        'ip link set lo up; exec taskset -c 1 python -m bench.bench_versions CHECKOUT'
 """
 
 from __future__ import annotations
