@@ -52,6 +52,7 @@ class Connection(RequestHandler):
         "_gate",
         "_header_timeout",
         "_idle",
+        "_made",
         "_timer",
         "opening",
         "tls",
@@ -92,12 +93,15 @@ class Connection(RequestHandler):
         self._answered = answered
         self._evicted = False
         self._idle = True
+        self._made: asyncio.BaseTransport | None = None
+        """The transport, also while aiohttp's `transport` is None: evicted, or already closing."""
         self._timer: asyncio.TimerHandle | None = None
         gate.awaits(client, self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the timeout for the first request's headers."""
         self.opening = None
+        self._made = transport
         if self._client is None:
             return  # already evicted; its cancelled task closes it
         if self.tls is not None and not self.tls.permits(transport.get_extra_info("peercert")):
@@ -171,6 +175,8 @@ class Connection(RequestHandler):
         self._closed()
         self.release()
         super().connection_lost(exc)
+        _free(self._made)
+        self._made = None
 
     def release(self) -> None:
         """Return the connection's place to the gate, once."""
@@ -223,6 +229,17 @@ def _abort(transport: asyncio.BaseTransport) -> None:
     reset_on_close(transport.get_extra_info("socket"))
     if isinstance(transport, asyncio.Transport):
         transport.abort()
+
+
+def _free(transport: asyncio.BaseTransport | None) -> None:
+    """Break the cycle in which asyncio's transport refers to itself after it was closed.
+
+    Otherwise each connection leaves 0.6 KiB until the next search for cycles (python/cpython
+    #100348; Python 3.12 breaks it too, but not for an aborted connection). Nothing reads it any
+    more: asyncio removes its reader first.
+    """
+    if transport is not None and hasattr(transport, "_read_ready_cb"):
+        transport._read_ready_cb = None  # noqa: SLF001 - there is no public way
 
 
 def plain(status: HTTPStatus, text: str = "", **headers: str) -> Response:

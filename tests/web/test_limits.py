@@ -11,6 +11,7 @@ import resource
 import socket
 import threading
 import time
+from asyncio import Transport
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,7 +32,7 @@ from tests.web.serving import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 REFUSED = "dshealthd_web_connections_refused_total"
 PLACES = Web().max_connections_per_address
@@ -112,22 +113,43 @@ def test_gate_forgets_clients_that_have_gone() -> None:
     assert (gate.total, len(gate._open)) == (0, 0)
 
 
-def test_invalid_requests_leave_no_connections() -> None:
-    """Their connections are freed as they close, not only when cycles are searched for."""
+def answered_and_closed(served: Served) -> None:
+    """Have 20 requests answered, each over a connection of its own."""
+    for _ in range(20):
+        with served.connect() as client:
+            client.sendall(REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+            assert client.recv(100).startswith(b"HTTP/1.1 ")
+            closed_after(client)
+
+
+def refused_requests(served: Served) -> None:
+    """Have 20 invalid requests refused."""
+    for _ in range(20):
+        with served.connect() as client:
+            client.sendall(b"\0nonsense\r\n\r\n")
+            assert b" 400 Bad Request" in client.recv(100)
+
+
+def silent_and_evicted(served: Served) -> None:
+    """Have connections that say nothing replace each other, and close those that are left."""
+    with connections(served, 3 * PLACES, ("127.0.0.1",)):
+        pass
+
+
+@pytest.mark.parametrize("clients", [answered_and_closed, refused_requests, silent_and_evicted])
+def test_nothing_is_left_of_connections(clients: Callable[[Served], None]) -> None:
+    """They are freed as they close, not only when cycles are searched for."""
 
     def left() -> int:
         # By type: asking an object of torch for its class may warn.
-        return sum(issubclass(type(found), Connection) for found in gc.get_objects())
+        return sum(issubclass(type(one), (Connection, Transport)) for one in gc.get_objects())
 
     with serving() as served:
         gc.collect()
         before = left()
         gc.disable()
         try:
-            for _ in range(20):
-                with served.connect() as client:
-                    client.sendall(b"\0nonsense\r\n\r\n")
-                    assert b" 400 Bad Request" in client.recv(100)
+            clients(served)
             eventually(lambda: left() <= before)
         finally:
             gc.enable()
