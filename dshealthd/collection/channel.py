@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from dshealthd.core import wire
+from dshealthd.core.garbage import free_transport
 
 if TYPE_CHECKING:
     import socket
@@ -93,6 +94,7 @@ class Channel(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the end is enough
         """Record that nothing more will arrive."""
+        free_transport(self._transport)
         self._ended = True
         self._ring()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import socket
 import time
 import weakref
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.agent import _keep_freeing
+from dshealthd.collection.channel import Channel
 from dshealthd.core import garbage
 from dshealthd.core.garbage import EVERY, Cycles
+from dshealthd.probe.peers.link import Link
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 MIB = 1 << 20
 
@@ -98,6 +101,35 @@ def test_cycles_of_the_start_are_freed_at_once() -> None:
     left = cycle()
     Cycles(Clock())
     assert left() is None
+
+
+@pytest.mark.parametrize("how", ["close", "abort"])
+@pytest.mark.parametrize("protocol", [Channel, Link])
+def test_transport_is_freed_as_it_closes(
+    protocol: Callable[[], asyncio.BaseProtocol], how: str
+) -> None:
+    """A closed connection to a worker or a peer does not wait for the search for cycles."""
+
+    async def closed() -> weakref.ref[asyncio.BaseTransport]:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            loop = asyncio.get_running_loop()
+            transport, _ = await loop.create_connection(protocol, sock=ours)
+            getattr(transport, how)()
+            return weakref.ref(transport)
+
+    async def freed() -> None:
+        left = await closed()
+        async with asyncio.timeout(60):
+            while left() is not None:
+                await asyncio.sleep(0.01)
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(freed())
+    finally:
+        gc.enable()
 
 
 @pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="not glibc")

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dshealthd.core.garbage import free_transport
 from dshealthd.probe.peers.contract import MAX_BODY
 
 MAX_HEAD = 4096
@@ -149,6 +150,8 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Fail the request that waits on the link, if any."""
+        if self._transport is not None:
+            free_transport(self._transport)
         self.broken = True
         self._finish(exc if isinstance(exc, OSError) else ConnectionAbortedError())
         if not self._lost.done():
