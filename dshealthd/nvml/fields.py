@@ -105,8 +105,8 @@ class Batch:
             if code in codes.UNSUPPORTED:
                 unsupported.update(chunk.positions)
             elif code:
-                unread = {at for left in self._chunks[number:] for at in left.positions}
-                values = [None if at in unread else value for at, value in enumerate(self._values)]
+                none = unsupported.union(*(left.positions for left in self._chunks[number:]))
+                values = [None if at in none else value for at, value in enumerate(self._values)]
                 return values, int(code)
             else:
                 answers = [*_ANSWER.iter_unpack(chunk.array)]

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import struct
+from typing import TYPE_CHECKING, Any
 
 import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.nvml.fields import decoded
+from dshealthd.nvml.fields import Batch, decoded
 from dshealthd.nvml.values import SENTINELS
+
+if TYPE_CHECKING:
+    import ctypes
 
 DOUBLE, UINT, ULONG, ULL, SLL, SINT = range(6)
 
@@ -53,6 +57,28 @@ def test_decoded_is_a_number_or_nothing(kind: int, raw: int) -> None:
     """Whatever the driver writes, the answer is finite or None."""
     value = decoded(kind, raw)
     assert value is None or math.isfinite(value)
+
+
+@pytest.mark.parametrize("codes", [(3, 999), (0, 999), (999,)])
+def test_no_value_of_before_is_given_for_a_failed_call(codes: tuple[int, ...]) -> None:
+    """Where one call of two is not supported or fails, its fields have no value in this reading."""
+    batch = Batch([(field, 0) for field in range(1, 201)])
+    pending: list[int] = []
+
+    def call(_handle: object, count: int, array: ctypes.Array[Any]) -> int:
+        for at in range(count):
+            array[at].nvmlReturn, array[at].valueType = 0, UINT
+            array[at].value.uiVal = 7
+        return pending.pop(0) if pending else 0
+
+    batch._function = call
+    batch._prepare(range(200))
+    assert batch.read(None) == ([7] * 200, 0)
+    pending.extend(codes)
+    values, failure = batch.read(None)
+    assert failure == 999
+    assert values == [7] * (128 if codes[0] == 0 else 0) + [None] * (72 if codes[0] == 0 else 200)
+    assert batch.read(None) == ([7] * 200, 0)
 
 
 def test_constants_of_pynvml() -> None:
