@@ -63,8 +63,8 @@ METRICS = (UP, GPU_SECONDS, SCORE)
 
 RETRY = 5.0
 """Seconds between attempts to start."""
-
-
+READ_DEADLINE = 10.0
+"""Timeout in seconds for reading the key or certificates; the reason is known then."""
 SAVE_DEADLINE = 2.0
 """Seconds to wait for a save; it takes some 20 ms, more on a slow disk."""
 
@@ -259,8 +259,10 @@ class ProbeService:
         if not self._local_membership.known:
             raise Setup("\n".join(self._local_membership.errors))
         options = self.options
-        credentials = await _prepared(lambda: Credentials(options.peer), "peer credentials")
-        address = await _prepared(self._address, "this node's address")
+        credentials = await _prepared(
+            lambda: Credentials(options.peer), "peer credentials", READ_DEADLINE
+        )
+        address = await _prepared(self._address, "this node's address", PREPARATION)
         stamp = ""
         if self._worker_pool is not None and not await self._worker_pool.prepare(PREPARATION):
             about = self._worker_pool.about
@@ -334,9 +336,9 @@ class ProbeService:
             log.warning("probe: cannot save baselines: %s", why)
 
 
-async def _prepared(make: Callable[[], T], what: str) -> T:
+async def _prepared(make: Callable[[], T], what: str, deadline: float) -> T:
     """Return the result of `make`, which runs in a thread. Raises Setup if it fails or hangs."""
     try:
-        return await background.call(make, what, PREPARATION, CredentialError, OSError)
+        return await background.call(make, what, deadline, CredentialError, OSError)
     except (CredentialError, OSError) as error:  # TimeoutError is one, without a text
-        raise Setup(str(error) or f"{what}: no answer within {PREPARATION:g} s") from error
+        raise Setup(str(error) or f"{what}: no answer within {deadline:g} s") from error

@@ -385,13 +385,13 @@ def test_hung_key_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     async def scene() -> None:
         monkeypatch.setattr(service, "Credentials", hung_credentials)
-        monkeypatch.setattr(service, "PREPARATION", 0.3)
+        monkeypatch.setattr(service, "READ_DEADLINE", 0.3)
         monkeypatch.setattr(service, "RETRY", 0.1)
         async with agents(tmp_path, 1) as (one,):
             await until(lambda: one.service.status()["detail"])
             assert one.service.status()["detail"] == "peer credentials: no answer within 0.3 s"
             assert one.value("probe_up") == 0
-            monkeypatch.setattr(service, "PREPARATION", PATIENT)
+            monkeypatch.setattr(service, "READ_DEADLINE", PATIENT)
             answers.set()
             await until(lambda: one.value("probe_up") == 1)
             assert not one.service.status()["detail"]
