@@ -11,7 +11,7 @@ from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_response import Response
 
 from dshealthd.core import deadline
-from dshealthd.core.garbage import free_transport
+from dshealthd.core.garbage import free_frames, free_transport
 from dshealthd.http.connection_limiter import CloseReason, reset_on_close
 
 if TYPE_CHECKING:
@@ -161,9 +161,7 @@ class Connection(RequestHandler):
         else:
             log.debug("refused a request from %s: %s", request.remote, message)
             if exc is not None:
-                # Its frames refer to it: the connection would stay in memory until the next search
-                # for cycles.
-                exc.__traceback__ = None
+                free_frames(exc)
         if request.writer.output_size > 0:
             problem = "the answer has already begun"
             raise ConnectionError(problem)

@@ -16,6 +16,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import background
+from dshealthd.core.garbage import free_frames
 from dshealthd.http.connection_limiter import (
     RESERVE,
     CloseReason,
@@ -155,7 +156,7 @@ class Listener:
             opening = self._hand_on(accepted, client, connection)
             connection.opening = task = asyncio.get_running_loop().create_task(opening)
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(functools.partial(self._handed_on, connection))
 
     def _pause(self, listening: socket.socket, error: OSError) -> None:
         loop = asyncio.get_running_loop()
@@ -172,7 +173,6 @@ class Listener:
         try:
             connection.tls = None if self._tls is None else await self._tls()
         except BaseException:
-            connection.release()
             reset_on_close(accepted)
             accepted.close()
             raise
@@ -190,10 +190,15 @@ class Listener:
         except OSError as error:  # ssl's errors are OSErrors, too
             log.debug("no TLS with %s: %s", client, error)
             self._gate.refused[CloseReason.HANDSHAKE] += 1
-            connection.release()
-        except asyncio.CancelledError:
-            connection.release()
-            raise
+            free_frames(error)
+
+    def _handed_on(self, connection: Connection, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if connection.opening is not None:
+            # It was never made, and asyncio does not tell it that it is lost. Its task, if
+            # cancelled, keeps an exception whose frames refer to it.
+            connection.opening = None
+            connection.connection_lost(None)
 
 
 async def _places(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import http.client
 import os
 import re
@@ -20,6 +19,7 @@ from dshealthd.config import Web
 from dshealthd.http.connection import Connection
 from dshealthd.http.connection_limiter import MOMENT, SLOW, ConnectionLimiter, client_of
 from tests.flood import flooding
+from tests.leftovers import without_search
 from tests.stopwatch import Stopwatch
 from tests.web.serving import (
     Served,
@@ -139,20 +139,9 @@ def silent_and_evicted(served: Served) -> None:
 @pytest.mark.parametrize("clients", [answered_and_closed, refused_requests, silent_and_evicted])
 def test_nothing_is_left_of_connections(clients: Callable[[Served], None]) -> None:
     """They are freed as they close, not only when cycles are searched for."""
-
-    def left() -> int:
-        # By type: asking an object of torch for its class may warn.
-        return sum(issubclass(type(one), (Connection, Transport)) for one in gc.get_objects())
-
-    with serving() as served:
-        gc.collect()
-        before = left()
-        gc.disable()
-        try:
-            clients(served)
-            eventually(lambda: left() <= before)
-        finally:
-            gc.enable()
+    with serving() as served, without_search(Connection, Transport) as gone:
+        clients(served)
+        eventually(gone)
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,23 @@ from __future__ import annotations
 import contextlib
 import os
 import ssl
+from asyncio.sslproto import SSLProtocol
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.config import Web
+from dshealthd.http.connection import Connection
+from dshealthd.http.connection_limiter import reset_on_close
+from tests.leftovers import without_search
 from tests.stopwatch import Stopwatch
 from tests.web.serving import Served, closed_after, eventually, serving
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+PLACES = Web().max_connections_per_address
 REFUSED = "dshealthd_web_connections_refused_total"
 TLS = "tls_server_config:\n  cert_file: {keys}/{name}.pem\n  key_file: {keys}/{name}.key\n"
 MUTUAL = "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: {keys}/ca.pem\n"
@@ -173,6 +180,57 @@ def test_stalled_handshakes_do_not_shut_out_a_client(tmp_path: Path, keys: Path)
         assert is_served(served, client(keys))
         assert closed_after(stalled[0]) < 2.5
         assert served.metric(REFUSED, "replaced") == 1
+
+
+def clear_text(served: Served, _keys: Path) -> None:
+    """Send a request without TLS."""
+    with served.connect() as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        closed_after(connection)
+
+
+def reset(served: Served, _keys: Path) -> None:
+    """Say nothing, and close with a reset."""
+    with served.connect() as connection:
+        reset_on_close(connection)
+
+
+def distrust(served: Served, _keys: Path) -> None:
+    """Refuse the server's certificate."""
+    with (
+        contextlib.suppress(ssl.SSLError),
+        served.connect() as connection,
+        ssl.create_default_context().wrap_socket(connection, server_hostname="localhost"),
+    ):
+        pass
+
+
+def flood(served: Served, _keys: Path) -> None:
+    """Open silent connections, each of which replaces another."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * PLACES):
+            stack.enter_context(served.connect())
+        eventually(lambda: served.metric(REFUSED, "replaced") >= PLACES)
+
+
+def no_certificate(served: Served, keys: Path) -> None:
+    """Show no certificate where one is required."""
+    is_served(served, client(keys))
+    served.tls = None
+
+
+@pytest.mark.parametrize("way", [clear_text, reset, distrust, flood, no_certificate])
+def test_nothing_is_left_of_failed_handshakes(
+    tmp_path: Path, keys: Path, way: Callable[[Served, Path], None]
+) -> None:
+    """A flood of them must not make the agent grow: each takes 200 KiB until it is freed."""
+    with (
+        serving(config_file=configured(tmp_path, keys, MUTUAL)) as served,
+        without_search(Connection, SSLProtocol) as gone,
+    ):
+        for _ in range(5):
+            way(served, keys)
+        eventually(gone)
 
 
 def test_headers_are_timed_inside_tls(tmp_path: Path, keys: Path) -> None:

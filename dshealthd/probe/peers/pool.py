@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.address import listen_address
 from dshealthd.core.deadline import time_limit
+from dshealthd.core.garbage import free_frames
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.contract import PeerError, certificate_names
 from dshealthd.probe.peers.link import Link
@@ -147,6 +148,7 @@ class ConnectionPool:
             progress.to(Outcome.HUNG, "tls_handshake")
             return await self._greet(connection, peer, tls)
         except OSError as error:  # what ssl raises is one too
+            free_frames(error)
             raise PeerError(*meaning(error)) from error
 
     async def _connect(self, places: tuple[Address, ...], port: int) -> socket.socket:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
+from asyncio.sslproto import SSLProtocol
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dshealthd.http.connection import Connection
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers import pool
-from dshealthd.probe.peers.contract import RequestClaim, certificate_names
+from dshealthd.probe.peers.contract import PeerError, RequestClaim, certificate_names
 from dshealthd.probe.peers.link import Link
+from tests.leftovers import without_search
 from tests.probe.peering import (
     KEY,
     OTHER_KEY,
@@ -114,6 +118,26 @@ def test_wrong_certificates(
             elif counted is not None:
                 await eventually(lambda: node.metric("connections_refused_total", counted) == 3)
             await eventually(lambda: node.metric("connections") == 0)
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("server", "client"), [("b-stranger", "a"), ("b", "a-expired"), ("c", "a")]
+)
+def test_nothing_is_left_of_failed_handshakes(issued: Path, server: str, client: str) -> None:
+    """Neither the caller nor the member called keeps their 200 KiB until cycles are searched for."""
+
+    async def scene() -> None:
+        async with (
+            listening(tls(issued, server)) as node,
+            calling(tls(issued, client), node.port) as caller,
+        ):
+            with without_search(SSLProtocol, Link, Connection) as gone:
+                for _ in range(3):
+                    with contextlib.suppress(PeerError):
+                        await caller.call("b", "echo", PING, PATIENT)
+                await eventually(gone)
 
     run(scene())
 
