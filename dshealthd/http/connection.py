@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -54,7 +55,9 @@ class Connection(RequestHandler):
         "_header_timeout",
         "_idle",
         "_made",
+        "_otherwise",
         "_timer",
+        "_until",
         "opening",
         "tls",
     )
@@ -97,6 +100,8 @@ class Connection(RequestHandler):
         self._made: asyncio.BaseTransport | None = None
         """The transport, also while aiohttp's `transport` is None: evicted, or already closing."""
         self._timer: asyncio.TimerHandle | None = None
+        self._until, self._otherwise = 0.0, CloseReason.HEADERS
+        """When the present step must have ended, and what it is otherwise closed for."""
         gate.awaits(client, self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -202,22 +207,32 @@ class Connection(RequestHandler):
             self._gate.closing -= 1
 
     def _allow(self, seconds: float, otherwise: CloseReason) -> None:
-        self._stop_timer()
-        self._timer = self._loop.call_later(seconds, self._time_is_up, otherwise)
+        self._until, self._otherwise = self._loop.time() + seconds, otherwise
+        # One timer serves both steps of a request, as nearly all end before it is due.
+        if self._timer is None or self._timer.when() > self._until:
+            self._stop_timer()
+            self._timer = self._loop.call_at(self._until, self._time_is_up)
 
-    def _time_is_up(self, otherwise: CloseReason) -> None:
-        # First read what has arrived in time: it may have been the agent that was stopped.
-        self._timer = self._loop.call_later(deadline.MOMENT, self._expire, otherwise)
+    def _time_is_up(self, *, again: bool = False) -> None:
+        if self._loop.time() < self._until:
+            self._timer = self._loop.call_at(self._until, self._time_is_up)
+        elif again:
+            self._expire()
+        else:
+            # First read what has arrived in time: it may have been the agent that was stopped.
+            self._timer = self._loop.call_later(
+                deadline.MOMENT, functools.partial(self._time_is_up, again=True)
+            )
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _expire(self, refusal: CloseReason) -> None:
+    def _expire(self) -> None:
         self._timer = None
         if self.transport is not None:
-            self._gate.refused[refusal] += 1
+            self._gate.refused[self._otherwise] += 1
             _abort(self.transport)
 
 

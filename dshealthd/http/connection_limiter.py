@@ -284,9 +284,9 @@ class ConnectionLimiter:
         self.release(client)
 
     def _wake(self, client: str, connection: Evictable) -> None:
-        """Forget the state of a connection of `client`."""
-        self._awaiting.pop(connection, None)
-        self._answering.pop(connection, None)
+        """Forget the state of a connection of `client`; it has one at most."""
+        if self._awaiting.pop(connection, None) or self._answering.pop(connection, None):
+            return
         idle = self._idle.get(client, {})
         idle.pop(connection, None)
         if not idle:
