@@ -3,8 +3,9 @@ r"""CPU, memory and scrapes of this checkout's agent beside those of another che
     python -m bench.bench_versions CHECKOUT [--ticks 24] [--scrapes 100]
 
 CHECKOUT has a `.venv` with its own dependencies. Both agents run at once and as shipped, on the
-same eight simulated GPUs, and then without any; they are scraped in turn. The collector `training`
-is off in both, as one agent alone can have its socket.
+same eight simulated GPUs, and then without any. They are scraped in turn, once more at once (what a
+scrape needs that finds no new results) and every three seconds (as a Prometheus does). The
+collector `training` is off in both, as one agent alone can have its socket.
 
 What else runs is work for both: its processes, connections and jobs are looked at. As root, apart
 from it and on one CPU:
@@ -27,24 +28,27 @@ from bench.bench_memory import sizes
 from bench.processes import Server, agent, median, table
 from tests.nvml.simulator import Simulator
 
-PAUSE = 0.05
-"""Seconds between two scrapes that are timed."""
+PAUSES = {"again": 0.05, "after 3 s": 3.0}
+"""Seconds between two scrapes that are timed, by the words for them."""
+SETTLING = 0.002
+"""Seconds until an agent has ended all that a scrape made it do."""
 CONFIG = "[collectors.training]\nenabled = false\n"
 
 
-def scrapes(servers: list[Server], count: int) -> dict[str, tuple[float, float, int]]:
+def scrapes(servers: list[Server], count: int, pause: float) -> dict[str, tuple[float, float, int]]:
     """Return latency and CPU of a scrape in milliseconds, medians, and the number of series.
 
-    Scraped in turn, as often as `count` says.
+    Scraped in turn, as often as `count` says, the one that comes first in turn as well.
     """
     found: dict[str, list[tuple[float, float]]] = {server.name: [] for server in servers}
     series: dict[str, int] = {}
-    for _ in range(count):
-        for server in servers:
-            time.sleep(PAUSE)
+    for turn in range(count):
+        time.sleep(pause)
+        for server in servers if turn % 2 else reversed(servers):
             before, began = server.cpu(), time.perf_counter()
             text = server.scrape()
             took = time.perf_counter() - began
+            time.sleep(SETTLING)
             found[server.name].append((1000 * took, 1000 * (server.cpu() - before)))
             series[server.name] = sum(
                 not line.startswith(b"#") for line in text.splitlines() if line
@@ -83,11 +87,11 @@ def compared(old: Server, new: Server, ticks: int, count: int) -> list[list[obje
         _row("private memory of all, MiB", *(sum(own for _, own in one) for one in memory)),
         _row("private memory of the agent alone, MiB", *(one[0][1] for one in memory)),
     ]
-    scraped = scrapes([old, new], count)
-    for number, what in enumerate(
-        ("scrape, ms", "CPU of a scrape, ms, idle work included", "series")
-    ):
-        rows.append(_row(what, *(float(scraped[one.name][number]) for one in (old, new))))
+    for words, pause in PAUSES.items():
+        scraped = scrapes([old, new], count, pause)
+        for number, what in enumerate((f"scrape {words}, ms", f"CPU of a scrape {words}, ms")):
+            rows.append(_row(what, *(scraped[one.name][number] for one in (old, new))))
+    rows.append(_row("series", *(float(scraped[one.name][2]) for one in (old, new))))
     return rows
 
 
