@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import cli
+from dshealthd.doctor.node import process_limits
 from tests.nvml.simulator import Simulator
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class Machine:
             self.simulator.pci_sysfs(self.sys)
         for name, value in self.simulator.environment().items():
             monkeypatch.setenv(name, value)
+        # A slurmd of the machine that the tests run on has that one's limits.
+        monkeypatch.setattr(process_limits, "LAUNCHERS", frozenset())
         self._capsys = capsys
         self.config = directory / "dshealthd.toml"
         self.config.write_text("", encoding="utf-8")

@@ -27,6 +27,7 @@ from dshealthd.doctor.node import (
     shared_memory,
     stuck_processes,
 )
+from dshealthd.doctor.node.process_limits import LAUNCHERS
 from dshealthd.doctor.path_check import path_check
 from dshealthd.doctor.processes import Pool
 from dshealthd.jobs.deepspeed_operators import parse_operators
@@ -78,6 +79,32 @@ def test_limits_of_open_files_and_locked_memory(
     lifted = dataclasses.replace(context.config.doctor, open_files=16, locked_memory_bytes=Bytes(0))
     config = dataclasses.replace(context.config, doctor=lifted)
     assert outcomes(process_limits.CHECK, dataclasses.replace(context, config=config)) == ["ok"]
+
+
+def test_limits_of_slurmd(
+    make_machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Jobs inherit the limits of slurmd, which are judged whatever those of root's shell are."""
+    machine = make_machine()
+    machine.add_infiniband("irdma0", "mlx5_2", "mlx5_3")
+    monkeypatch.setattr(process_limits, "LAUNCHERS", LAUNCHERS)
+    limited = ["bash", "-c", "ulimit -S -l 64 -n 1024; cat /proc/self/limits"]
+    limits = subprocess.run(limited, check=True, capture_output=True, timeout=60).stdout
+    for pid, name in ((4711, "slurmd"), (4712, "slurmdbd")):
+        (tmp_path / f"proc/{pid}").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/comm").write_text(f"{name}\n", encoding="ascii")
+        (tmp_path / f"proc/{pid}/limits").write_bytes(limits)
+    host = Host(sysfs=machine.sys, dev=machine.dev, procfs=tmp_path / "proc")
+    found = {
+        one.component: one
+        for one in results(process_limits.CHECK, look("gpu_bus", "infiniband", host=host))
+        if not one.component.endswith(" of this shell")
+    }
+    assert {name: one.value for name, one in found.items()} == {
+        "memlock of slurmd": "64KiB",
+        "nofile of slurmd": "1024",
+    }
+    assert all(one.remedy.startswith("systemctl edit slurmd") for one in found.values())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
