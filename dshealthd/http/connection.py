@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_response import Response
@@ -41,25 +41,30 @@ MAX_LINE, MAX_FIELD, MAX_FIELDS = 4096, 8190, 64
 """Most bytes of a request line and of a header field; most header fields."""
 
 
-class Connection(RequestHandler):
-    """One client's connection.
+class Connection(asyncio.Protocol):
+    """One client's connection, with a timeout for each of its steps.
 
-    aiohttp limits the time between requests; this also limits headers, bodies and answers.
+    aiohttp reads its requests, from the first byte on: its part takes more than half of the memory,
+    and a crowd that connects and says nothing shall not make the agent grow.
     """
 
     __slots__ = (
-        "_answered",
         "_client",
         "_evicted",
         "_gate",
         "_header_timeout",
         "_idle",
+        "_loop",
         "_made",
+        "_manager",
         "_otherwise",
+        "_requests",
         "_timer",
         "_until",
+        "answered",
         "opening",
         "tls",
+        "transport",
     )
 
     def __init__(
@@ -75,18 +80,8 @@ class Connection(RequestHandler):
 
         `answered` is called with every answer before it is sent.
         """
-        super().__init__(
-            manager,
-            loop=asyncio.get_running_loop(),
-            keepalive_timeout=IDLE_TIMEOUT,
-            lingering_time=0,
-            auto_decompress=False,
-            max_line_size=MAX_LINE,
-            max_field_size=MAX_FIELD,
-            max_headers=MAX_FIELDS,
-            logger=log,
-            access_log=None,  # type: ignore[arg-type] # aiohttp's own way to have none
-        )
+        self._loop = asyncio.get_running_loop()
+        self._manager = manager
         self._gate = gate
         self._client: str | None = client
         self._header_timeout = header_timeout
@@ -94,11 +89,13 @@ class Connection(RequestHandler):
         """The connection's TLS; the listener sets it before `connection_made`."""
         self.opening: asyncio.Task[None] | None = None
         """The listener's task that leads to `connection_made`; None after that."""
-        self._answered = answered
+        self.answered = answered
         self._evicted = False
         self._idle = True
         self._made: asyncio.BaseTransport | None = None
-        """The transport, also while aiohttp's `transport` is None: evicted, or already closing."""
+        self.transport: asyncio.Transport | None = None
+        """The same, unless the client is not served."""
+        self._requests: Requests | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._until, self._otherwise = 0.0, CloseReason.HEADERS
         """When the present step must have ended, and what it is otherwise closed for."""
@@ -114,7 +111,7 @@ class Connection(RequestHandler):
             self._gate.refused[CloseReason.CERTIFICATE] += 1
             _abort(transport)
             return
-        super().connection_made(transport)
+        self.transport = cast("asyncio.Transport", transport)
         self._allow(self._header_timeout, CloseReason.HEADERS)
 
     def data_received(self, data: bytes) -> None:
@@ -122,11 +119,26 @@ class Connection(RequestHandler):
 
         Bytes that trickle in later do not extend it.
         """
+        if self._client is None or self.transport is None:
+            return  # evicted, or not served
         # Only at the first byte: an idle connection may wait much longer for its next request.
-        if data and self._idle and self._timer is None and self._client is not None:
+        if data and self._idle and self._timer is None:
             self._gate.awaits(self._client, self)
             self._allow(self._header_timeout, CloseReason.HEADERS)
-        super().data_received(data)
+        if self._requests is None:
+            self._requests = Requests(self._manager, self)
+            self._requests.connection_made(self.transport)
+        self._requests.data_received(data)
+
+    def pause_writing(self) -> None:
+        """Stop writing, as the client reads more slowly."""
+        if self._requests is not None:
+            self._requests.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Write again."""
+        if self._requests is not None:
+            self._requests.resume_writing()
 
     def begin(self) -> None:
         """Record that a request's headers are complete and its handling starts."""
@@ -135,50 +147,21 @@ class Connection(RequestHandler):
             self._gate.answers(self._client, self)
         self._allow(RESPONSE_PATIENCE * self._header_timeout, CloseReason.RESPONSE)
 
-    async def finish_response(
-        self, request: BaseRequest, resp: StreamResponse, start_time: float | None
-    ) -> tuple[StreamResponse, bool]:
-        """Send an answer; afterwards the connection is idle."""
-        resp.headers.setdefault("Server", "dshealthd")
-        self._answered(request, resp)
-        done = await super().finish_response(request, resp, start_time)
+    def rest(self) -> None:
+        """Record that an answer was sent: the connection is idle."""
         self._idle = True
         self._stop_timer()
         if self._client is not None:
             self._gate.rest(self._client, self)
-        return done
-
-    def handle_error(
-        self,
-        request: BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> StreamResponse:
-        """Answer an invalid HTTP request without logging it.
-
-        Only our own defects are logged with a traceback.
-        """
-        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            log.error(
-                "answering %s failed; this is a defect of dshealthd", request.path, exc_info=exc
-            )
-        else:
-            log.debug("refused a request from %s: %s", request.remote, message)
-            if exc is not None:
-                free_frames(exc)
-        if request.writer.output_size > 0:
-            problem = "the answer has already begun"
-            raise ConnectionError(problem)
-        response = plain(HTTPStatus(status))
-        response.force_close()
-        return response
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Return the connection's place to the gate."""
         self._closed()
         self.release()
-        super().connection_lost(exc)
+        if self._requests is not None:
+            self._requests.connection_lost(exc)
+            self._requests = None
+        self.transport = None
         if self._made is not None:
             free_transport(self._made)
             self._made = None
@@ -234,6 +217,69 @@ class Connection(RequestHandler):
         if self.transport is not None:
             self._gate.refused[self._otherwise] += 1
             _abort(self.transport)
+
+
+class Requests(RequestHandler):
+    """aiohttp's part of a connection: it reads the requests, and sends their answers."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, manager: Server, connection: Connection) -> None:
+        """Read the requests of `connection`."""
+        super().__init__(
+            manager,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=IDLE_TIMEOUT,
+            lingering_time=0,
+            auto_decompress=False,
+            max_line_size=MAX_LINE,
+            max_field_size=MAX_FIELD,
+            max_headers=MAX_FIELDS,
+            logger=log,
+            access_log=None,  # type: ignore[arg-type] # aiohttp's own way to have none
+        )
+        self.connection = connection
+
+    async def finish_response(
+        self, request: BaseRequest, resp: StreamResponse, start_time: float | None
+    ) -> tuple[StreamResponse, bool]:
+        """Send an answer; afterwards the connection is idle."""
+        resp.headers.setdefault("Server", "dshealthd")
+        self.connection.answered(request, resp)
+        done = await super().finish_response(request, resp, start_time)
+        self.connection.rest()
+        return done
+
+    def handle_error(
+        self,
+        request: BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> StreamResponse:
+        """Answer an invalid HTTP request without logging it.
+
+        Only our own defects are logged with a traceback.
+        """
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            log.error(
+                "answering %s failed; this is a defect of dshealthd", request.path, exc_info=exc
+            )
+        else:
+            log.debug("refused a request from %s: %s", request.remote, message)
+            if exc is not None:
+                free_frames(exc)
+        if request.writer.output_size > 0:
+            problem = "the answer has already begun"
+            raise ConnectionError(problem)
+        response = plain(HTTPStatus(status))
+        response.force_close()
+        return response
+
+
+def connection_of(request: BaseRequest) -> Connection:
+    """Return the connection that a request came by."""
+    return cast("Requests", request.protocol).connection
 
 
 def _abort(transport: asyncio.BaseTransport) -> None:

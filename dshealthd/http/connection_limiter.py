@@ -226,6 +226,11 @@ class ConnectionLimiter:
             self.closing += 1
             connection.evict()
 
+    def close_silent(self) -> None:
+        """Close the connections that have not sent a whole request."""
+        for connection in [*self._awaiting]:
+            connection.evict()
+
     def _idle_for(self, client: str) -> Evictable | None:
         """Return the longest idle connection of the largest client, if `client` has fewer."""
         # Of equal clients the first one: `_idle` is in the order in which they became idle.

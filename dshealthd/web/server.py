@@ -28,7 +28,7 @@ from dshealthd.core.collector import counter, gauge
 from dshealthd.core.exposition import negotiate
 from dshealthd.findings.catalogue import RUNBOOKS
 from dshealthd.http import connection_limiter as limits
-from dshealthd.http.connection import Connection, plain
+from dshealthd.http.connection import Connection, connection_of, plain
 from dshealthd.http.connection_limiter import ConnectionLimiter, client_of
 from dshealthd.http.listener import Listener
 from dshealthd.web import status
@@ -176,6 +176,7 @@ class Server:
         """Close the socket and the connections; answers in progress get a second."""
         await self._listener.close()
         if self._connections is not None:
+            self._gate.close_silent()
             self._connections.pre_shutdown()
             await self._connections.shutdown(SHUTDOWN_TIMEOUT)
         await self._gate.emptied(SHUTDOWN_TIMEOUT)
@@ -246,7 +247,7 @@ class Server:
 
     async def _handle(self, request: BaseRequest) -> Response:
         """Answer one HTTP request: authenticate, discard the body, and look up the path."""
-        cast("Connection", request.protocol).begin()
+        connection_of(request).begin()
         path = request.path
         if is_misdirected(request.headers, self._names):
             return plain(HTTPStatus.MISDIRECTED_REQUEST, MISDIRECTED)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.config import Web
-from dshealthd.http.connection import Connection
+from dshealthd.http.connection import Connection, Requests
 from dshealthd.http.connection_limiter import MOMENT, SLOW, ConnectionLimiter, client_of
 from tests.flood import flooding
 from tests.leftovers import without_search
@@ -139,9 +139,23 @@ def silent_and_evicted(served: Served) -> None:
 @pytest.mark.parametrize("clients", [answered_and_closed, refused_requests, silent_and_evicted])
 def test_nothing_is_left_of_connections(clients: Callable[[Served], None]) -> None:
     """They are freed as they close, not only when cycles are searched for."""
-    with serving() as served, without_search(Connection, Transport) as gone:
+    with serving() as served, without_search(Connection, Requests, Transport) as gone:
         clients(served)
         eventually(gone)
+
+
+def test_silent_connections_take_little() -> None:
+    """aiohttp's part of a connection is made at its first byte, not for a crowd that is silent."""
+    with (
+        serving() as served,
+        without_search(Requests) as none_read,
+        connections(served, PLACES, ("127.0.0.1",)) as crowd,
+    ):
+        eventually(lambda: served.metric("dshealthd_web_connections") == PLACES)
+        assert none_read()
+        crowd[0].sendall(REQUEST)
+        assert answered(crowd[0]) == 200
+        assert not none_read()
 
 
 @pytest.mark.parametrize(

@@ -77,14 +77,11 @@ class PeerConnection(Connection):
         """Whether the peer's connection is so old that it must be closed and made anew."""
         return self._loop.time() - self._opened > MAX_AGE
 
-    async def finish_response(
-        self, request: BaseRequest, resp: StreamResponse, start_time: float | None
-    ) -> tuple[StreamResponse, bool]:
-        """Answer a peer; an unauthenticated connection must send its next request soon."""
-        done = await super().finish_response(request, resp, start_time)
+    def rest(self) -> None:
+        """Record that an answer was sent; a stranger must send its next request soon."""
+        super().rest()
         if not self.proved:
             self._allow(self._header_timeout, CloseReason.HEADERS)
-        return done
 
     def release(self) -> None:
         """Give up the peer connection's place in the gate."""

@@ -17,6 +17,7 @@ from aiohttp.web_server import Server as Connections
 from dshealthd.core.address import listen_address
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.deadline import time_limit
+from dshealthd.http.connection import connection_of
 from dshealthd.http.listener import Listener
 from dshealthd.http.tls import Tls
 from dshealthd.probe.peers import schema
@@ -156,6 +157,7 @@ class PeerServer:
         """Stop listening for peers and close the connections; answers in progress get a second."""
         await self._listener.close()
         if self._connections is not None:
+            self._gate.close_silent()
             self._connections.pre_shutdown()
             await self._connections.shutdown(SHUTDOWN_TIMEOUT)
         await self._gate.emptied(SHUTDOWN_TIMEOUT)
@@ -209,7 +211,7 @@ class PeerServer:
 
     async def _handle(self, request: BaseRequest) -> Response:
         """Answer one request of a peer: authenticate it, check its message, call its handler."""
-        connection = cast("PeerConnection", request.protocol)
+        connection = cast("PeerConnection", connection_of(request))
         connection.begin()
         call = Call()
         known = self._handlers.get(request.raw_path)
