@@ -145,7 +145,7 @@ def test_nothing_is_left_of_connections(clients: Callable[[Served], None]) -> No
 
 
 def test_silent_connections_take_little() -> None:
-    """aiohttp's part of a connection is made at its first byte, not for a crowd that is silent."""
+    """What reads requests is made at a connection's first byte, not for a crowd that is silent."""
     with (
         serving() as served,
         without_search(Requests) as none_read,
