@@ -45,7 +45,7 @@ class Connection(asyncio.Protocol):
     """One client's connection, with a timeout for each of its steps.
 
     aiohttp reads its requests, from the first byte on: its part takes more than half of the memory,
-    and a crowd that connects and says nothing shall not make the agent grow.
+    and a crowd that connects and says nothing must not make the agent grow.
     """
 
     __slots__ = (
