@@ -3,8 +3,8 @@ r"""CPU, memory and scrapes of this checkout's agent beside those of another che
     python -m bench.bench_versions CHECKOUT [--ticks 24] [--scrapes 100]
 
 CHECKOUT has a `.venv` with its own dependencies. Both agents run at once and as shipped, on the
-same eight simulated GPUs, and then without any. They are scraped in turn, once more at once (what a
-scrape needs that finds no new results) and every three seconds (as a Prometheus does). The
+same eight simulated GPUs, and then without any. They are scraped in turn, every 50 ms (where few
+scrapes find new results) and every three seconds (where all do, as those of Prometheus). The
 collector `training` is off in both, as one agent alone can have its socket.
 
 What else runs is work for both: its processes, connections and jobs are looked at. As root, apart

@@ -55,7 +55,6 @@ class Connection(asyncio.Protocol):
         "_header_timeout",
         "_idle",
         "_loop",
-        "_made",
         "_manager",
         "_otherwise",
         "_requests",
@@ -92,9 +91,8 @@ class Connection(asyncio.Protocol):
         self.answered = answered
         self._evicted = False
         self._idle = True
-        self._made: asyncio.BaseTransport | None = None
         self.transport: asyncio.Transport | None = None
-        """The same, unless the client is not served."""
+        """The transport, until the connection is lost."""
         self._requests: Requests | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._until, self._otherwise = 0.0, CloseReason.HEADERS
@@ -104,14 +102,14 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the timeout for the first request's headers."""
         self.opening = None
-        self._made = transport
+        self.transport = cast("asyncio.Transport", transport)
         if self._client is None:
             return  # already evicted; its cancelled task closes it
         if self.tls is not None and not self.tls.permits(transport.get_extra_info("peercert")):
             self._gate.refused[CloseReason.CERTIFICATE] += 1
+            self.release()
             _abort(transport)
             return
-        self.transport = cast("asyncio.Transport", transport)
         self._allow(self._header_timeout, CloseReason.HEADERS)
 
     def data_received(self, data: bytes) -> None:
@@ -120,7 +118,7 @@ class Connection(asyncio.Protocol):
         Bytes that trickle in later do not extend it.
         """
         if self._client is None or self.transport is None:
-            return  # evicted, or not served
+            return  # evicted, or refused for its certificate
         # Only at the first byte: an idle connection may wait much longer for its next request.
         if data and self._idle and self._timer is None:
             self._gate.awaits(self._client, self)
@@ -161,10 +159,9 @@ class Connection(asyncio.Protocol):
         if self._requests is not None:
             self._requests.connection_lost(exc)
             self._requests = None
-        self.transport = None
-        if self._made is not None:
-            free_transport(self._made)
-            self._made = None
+        if self.transport is not None:
+            free_transport(self.transport)
+            self.transport = None
 
     def release(self) -> None:
         """Return the connection's place to the gate, once."""

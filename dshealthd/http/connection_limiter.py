@@ -229,6 +229,7 @@ class ConnectionLimiter:
     def close_silent(self) -> None:
         """Close the connections that have not sent a whole request."""
         for connection in [*self._awaiting]:
+            self.closing += 1
             connection.evict()
 
     def _idle_for(self, client: str) -> Evictable | None:
