@@ -67,8 +67,8 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong; `node` (and `peer` of a link) by number, `factor` on times, infinite
-    where it is dead or cut.
+    """What is wrong; `node` (and `peer` of a link) by number, `factor` on times, infinite where it
+    is dead or cut.
     """
 
     part: Part
@@ -80,6 +80,13 @@ class Fault:
     """How rounds end, where it is more than slow."""
     share: float = 1.0
     """Share of the rounds that end so, at random; the others are as usual."""
+    more: frozenset[int] = frozenset()
+    """Further nodes with the same fault, where they are dead."""
+
+    @property
+    def nodes(self) -> frozenset[int]:
+        """All nodes with this fault."""
+        return self.more | {self.node}
 
     @property
     def reasons(self) -> frozenset[str]:
@@ -135,6 +142,9 @@ class Cluster:
             set(self.leaf), (0.0, 0.0, 1.0)
         )
         self._free = [0.0] * nodes
+        self._events: list[tuple[float, int, Observation | Confirmation, int]] = []
+        """What is yet to happen, by time: the last rounds of an epoch may end in the next one."""
+        self._order = itertools.count()
         options = baseline or BaselineOptions()
         with TemporaryDirectory() as folder:
             file = Path(folder) / "baselines"
@@ -279,7 +289,7 @@ class Cluster:
         met = (
             {fault.node, fault.peer} == set(members)
             if fault.part is Part.LINK
-            else fault.node in members
+            else not fault.nodes.isdisjoint(members)
         )
         if fault.share < 1 and met:
             # Packets of a network: what a node does by itself goes well.
@@ -294,8 +304,7 @@ class Cluster:
         end = start + self.conditions.period
         self.time = start
         number = EPOCH_0 + self.epoch
-        events: list[tuple[float, int, Observation | Confirmation, int]] = []
-        order = itertools.count()
+        events, order = self._events, self._order
         for pair in self.timetable.groups(number):
             a, b = (self.numbers[name] for name in root_order(pair, number))
             begin = max(start, self._free[a], self._free[b])
@@ -345,7 +354,7 @@ class Cluster:
             self.fault is not None
             and self.fault.factor == float("inf")
             and self.fault.part is Part.NODE
-            and node == self.fault.node
+            and node in self.fault.nodes
         )
 
     def _told(self, observation: Observation) -> Iterable[tuple[float, Confirmation, int]]:

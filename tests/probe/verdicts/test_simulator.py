@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from bench.dead_nodes import named
 from bench.probe_simulator import (
     Cluster,
     Conditions,
@@ -44,6 +45,13 @@ def test_fault_is_named_and_nothing_else(name: str) -> None:
     assert not metrics.wrong
     assert max(metrics.seconds) <= 40
     assert max(metrics.cleared) < float("inf")
+
+
+def test_dead_leaf_is_named_and_nothing_else() -> None:
+    """All nodes of a leaf that dies are named, or the leaf, within about half a minute."""
+    seconds, others = named(cluster(3), range(LEAF))
+    assert max(seconds) <= 40
+    assert not others
 
 
 LOSSY_TRIALS, LOSSY_RIGHT = 60, 51
