@@ -284,7 +284,10 @@ def _abort(transport: asyncio.BaseTransport) -> None:
 
     A client that reads nothing must not keep it open.
     """
-    reset_on_close(transport.get_extra_info("socket"))
+    # One of TLS has lost its socket a turn of the loop before its protocol learns of it.
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        reset_on_close(connection)
     if isinstance(transport, asyncio.Transport):
         transport.abort()
 

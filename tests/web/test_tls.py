@@ -242,6 +242,37 @@ def test_nothing_is_left_of_failed_handshakes(
         eventually(gone)
 
 
+def test_a_lost_connection_can_be_evicted(
+    tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that is lost gives way at once: asyncio's TLS tells it a turn of the loop later.
+
+    Its socket is gone by then, and the new connection was dropped.
+    """
+    problems: list[AttributeError] = []
+    lost = SSLProtocol.connection_lost
+
+    def lost_and_evicted(protocol: SSLProtocol, error: Exception | None) -> None:
+        lost(protocol, error)
+        assert served.server is not None
+        try:
+            served.server._gate.close_silent()
+        except AttributeError as problem:  # shown by the test, not by the loop
+            problems.append(problem)
+
+    with serving(config_file=configured(tmp_path, keys, "")) as served:
+        monkeypatch.setattr(SSLProtocol, "connection_lost", lost_and_evicted)
+        served.tls = client(keys)
+        with served.connect() as connection:
+            eventually(lambda: served.metric("dshealthd_web_connections") == 1)
+            reset_on_close(connection)
+        eventually(lambda: served.metric("dshealthd_web_connections") == 0)
+        assert served.server is not None
+        gate = served.server._gate
+        eventually(lambda: gate.closing == 0)
+        assert not problems
+
+
 def test_headers_are_timed_inside_tls(tmp_path: Path, keys: Path) -> None:
     """After its handshake a client's headers are timed as without TLS."""
     with serving(config_file=configured(tmp_path, keys, ""), header_timeout=1.5) as served:

@@ -179,10 +179,12 @@ class Link(asyncio.Protocol):
 
         The kernel may know that it is closed before the loop has noticed.
         """
-        if self.broken or self._transport is None:
+        # One of TLS has lost its socket a turn of the loop before the link learns of it.
+        connection = None if self._transport is None else self._transport.get_extra_info("socket")
+        if self.broken or connection is None:
             return False
         poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket"), select.POLLIN | select.POLLRDHUP)
+        poll.register(connection, select.POLLIN | select.POLLRDHUP)
         return not poll.poll(0)
 
     def unacknowledged(self) -> bool:

@@ -330,3 +330,41 @@ def test_call_that_is_given_up_as_the_handshake_ends(
 
     monkeypatch.setattr(pool, "Link", Late)
     run(scene())
+
+
+def test_lost_link_is_not_used_again(issued: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asyncio's TLS tells a link that it is lost a turn of the loop later.
+
+    A call of that very turn takes another one; it failed with a TypeError.
+    """
+    made: list[Link] = []
+    usable: list[bool] = []
+    lost = SSLProtocol.connection_lost
+
+    class Known(Link):
+        """A link that the test knows."""
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            made.append(self)
+
+    def lost_and_asked(protocol: SSLProtocol, error: Exception | None) -> None:
+        is_link = protocol._app_protocol is made[0]
+        lost(protocol, error)
+        if is_link:
+            usable.append(made[0].usable())
+
+    async def scene() -> None:
+        async with (
+            listening(tls(issued, "b")) as node,
+            calling(tls(issued, "a"), node.port) as client,
+        ):
+            await client.call("b", "echo", PING, PATIENT)
+            monkeypatch.setattr(SSLProtocol, "connection_lost", lost_and_asked)
+            gate = node.server._gate
+            gate.evict(gate._longest_idle("127.0.0.1"))  # with a reset
+            await eventually(lambda: bool(usable))
+            assert usable == [False]
+
+    monkeypatch.setattr(pool, "Link", Known)
+    run(scene())
