@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from bench.probe_simulator import Cluster, Conditions, Fault, heading, quantile
 from dshealthd.probe.observation import Outcome, Part
+from dshealthd.probe.verdicts.accusation import AMBIGUOUS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -40,9 +41,12 @@ def named(cluster: Cluster, dead: Collection[int]) -> tuple[list[float], set[str
     for at, on, suspect, node in cluster.log[mark:]:
         if not on or node in dead:
             continue
-        meant = names & {suspect.component}
-        if suspect.component not in alive:
-            meant |= {name for name in names if cluster.leaves[name] == suspect.component}
+        meant = {
+            name
+            for name in names
+            if suspect.reason != AMBIGUOUS
+            and suspect.component in {name, cluster.leaves[name]} - alive
+        }
         for name in meant:
             seconds[name] = min(seconds[name], at - began)
         if not meant:

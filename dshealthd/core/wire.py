@@ -12,7 +12,6 @@ import json
 import mmap
 import os
 import struct
-import sys
 from typing import TYPE_CHECKING, Any, Self
 
 from dshealthd.core.collector import Fault, Reason, sample_of, series_of, value_of
@@ -124,12 +123,7 @@ class Decoder:
         if message["forget"]:
             series.clear()
             self._last.clear()
-        # Interned: a GPU's UUID is a label of a hundred series, and each new worker names all again
-        # while the results of the last one are still there.
-        series += [
-            (metrics[name], tuple(sys.intern(str(label)) for label in labels))
-            for name, labels in message["series"]
-        ]
+        series += [(metrics[name], tuple(map(str, labels))) for name, labels in message["series"]]
         if len(series) > MAX_SERIES:
             excess = f"more than {MAX_SERIES} series"
             raise ValueError(excess)

@@ -69,14 +69,6 @@ def test_a_series_is_named_once() -> None:
     assert second["values"] == [1.0, 2.0]
 
 
-def test_a_label_takes_memory_once() -> None:
-    """Series with the same label share its text, also with those of the worker before."""
-    result = Result(CollectionOutcome.OK, (A(1.0, "GPU-1"), A(2.0, "GPU-1")))
-    one, other = (wire.Decoder(METRICS).unpack(sent(wire.Encoder(), result)) for _ in range(2))
-    texts = {id(sample.labels[0]) for sample in (*one.samples, *other.samples)}
-    assert len(texts) == 1
-
-
 @pytest.mark.parametrize(
     "nonsense",
     [
