@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.core.schema import SchemaError
 from dshealthd.probe import node, policy
 from dshealthd.probe.metrics import OPERATION, SKIPS, RoundMetrics
 from dshealthd.probe.observation import Kind, Observation, Outcome, Stage, Timing
@@ -78,7 +79,7 @@ def test_unknown_reasons_are_other(said: str, read: str) -> None:
 
 def test_operations_are_a_closed_list() -> None:
     """A peer cannot invent timed operations."""
-    with pytest.raises(schema.SchemaError, match="op"):
+    with pytest.raises(SchemaError, match="op"):
         TIMING.fields["op"].read("all_reduce_7", "op")
 
 

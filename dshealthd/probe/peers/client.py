@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.deadline import time_limit
+from dshealthd.core.schema import Record, SchemaError
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers import schema
 from dshealthd.probe.peers.contract import (
@@ -40,7 +41,6 @@ from dshealthd.probe.peers.messages import METHODS, Method
 from dshealthd.probe.peers.nonces import LIFETIME
 from dshealthd.probe.peers.pool import CallProgress, ConnectionPool, meaning
 from dshealthd.probe.peers.resolver import Resolver
-from dshealthd.probe.peers.schema import SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -68,7 +68,7 @@ Further calls wait for their turn, within their deadlines.
 """
 NONCE_MARGIN = 2.0
 """Seconds before a nonce expires in which it is not used: it has to reach the peer in time."""
-REFUSAL = schema.Record({"refusal": schema.KnownReason()})
+REFUSAL = Record({"refusal": schema.KnownReason()})
 _OUTCOMES: Mapping[str, Outcome] = {
     Rejection.RECEIVER: Outcome.UNAUTHORIZED,
     Rejection.SELF: Outcome.UNAUTHORIZED,

@@ -6,19 +6,9 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dshealthd.core.schema import Array, Choice, Flag, Integer, Number, Record
 from dshealthd.probe.observation import Kind, Op, Outcome, Part, Stage
-from dshealthd.probe.peers.schema import (
-    Array,
-    Choice,
-    Data,
-    Flag,
-    Integer,
-    KnownReason,
-    NodeName,
-    Number,
-    Record,
-    Text,
-)
+from dshealthd.probe.peers.schema import Data, KnownReason, NodeName, Text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,6 +17,7 @@ from aiohttp.web_server import Server as Connections
 from dshealthd.core.address import listen_address
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.deadline import time_limit
+from dshealthd.core.schema import SchemaError
 from dshealthd.http.connection import connection_of
 from dshealthd.http.listener import Listener
 from dshealthd.http.tls import Tls
@@ -36,7 +37,6 @@ from dshealthd.probe.peers.contract import (
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.peers.guard import Call, Guard, Members, RequestRejected
 from dshealthd.probe.peers.messages import METHODS, Method
-from dshealthd.probe.peers.schema import SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.options import Errors, decode
+from dshealthd.core.schema import SchemaError
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.contract import (
@@ -22,7 +23,6 @@ from dshealthd.probe.peers.contract import (
     parse_answer,
 )
 from dshealthd.probe.peers.messages import MAX_PAYLOAD
-from dshealthd.probe.peers.schema import SchemaError
 from tests.probe.peering import (
     ECHO,
     KEY,

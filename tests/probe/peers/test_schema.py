@@ -10,22 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.probe.observation import Stage
-from dshealthd.probe.peers.messages import METHODS
-from dshealthd.probe.peers.schema import (
+from dshealthd.core.schema import (
     Array,
     Choice,
-    Data,
     Flag,
     Integer,
-    KnownReason,
-    NodeName,
     Number,
     Record,
     SchemaError,
+    Type,
+)
+from dshealthd.probe.observation import Stage
+from dshealthd.probe.peers.messages import METHODS
+from dshealthd.probe.peers.schema import (
+    Data,
+    KnownReason,
+    NodeName,
     Slug,
     Text,
-    Type,
     dumps,
     loads,
 )

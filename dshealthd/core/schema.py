@@ -1,0 +1,163 @@
+"""Types of JSON values, with bounds: what comes from elsewhere is checked before anything sees it.
+
+Each type reads a JSON value (`SchemaError` if it does not fit) and writes one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Protocol
+
+MAX_EXACT = 2**53
+"""Integers up to this are the same in every JSON implementation."""
+
+
+class SchemaError(ValueError):
+    """A message that does not fit its schema; the text names the field."""
+
+
+class Type(Protocol):
+    """Reads and writes one kind of value."""
+
+    def read(self, value: object, place: str) -> Any:
+        """Return the Python value of a JSON value by its schema; a SchemaError names `place`."""
+
+    def write(self, value: Any, place: str) -> object:
+        """Return the JSON value of a Python value by its schema; a SchemaError names `place`."""
+
+
+def misfit(place: str, problem: str) -> NoReturn:
+    """Raise SchemaError about the value at a place."""
+    message = f"{place} {problem}"
+    raise SchemaError(message)
+
+
+class Plain:
+    """A type whose values are the same in JSON."""
+
+    def read(self, value: object, place: str) -> Any:
+        """Return the value if it fits, which each type decides."""
+        raise NotImplementedError
+
+    def write(self, value: Any, place: str) -> object:
+        """Return the value if it fits."""
+        return self.read(value, place)
+
+
+@dataclass(frozen=True, slots=True)
+class Integer(Plain):
+    """A whole number within bounds."""
+
+    minimum: int = 0
+    maximum: int = MAX_EXACT
+
+    def read(self, value: object, place: str) -> int:
+        """Return the number that the schema allows."""
+        if type(value) is not int or not self.minimum <= value <= self.maximum:
+            misfit(place, f"is not an integer from {self.minimum} to {self.maximum}")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Number(Plain):
+    """A finite number within bounds."""
+
+    minimum: float
+    maximum: float
+
+    def read(self, value: object, place: str) -> float:
+        """Return the number that the schema allows."""
+        if type(value) not in {int, float} or not self.minimum <= value <= self.maximum:  # type: ignore[operator] # it is a number
+            misfit(place, f"is not a number from {self.minimum:g} to {self.maximum:g}")
+        return float(value)  # type: ignore[arg-type] # it is a number
+
+
+@dataclass(frozen=True, slots=True)
+class Flag(Plain):
+    """True or false."""
+
+    def read(self, value: object, place: str) -> bool:
+        """Return the flag that the schema allows."""
+        if type(value) is not bool:
+            misfit(place, "is neither true nor false")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Plain):
+    """One of the values of an enumeration."""
+
+    values: type[enum.StrEnum]
+
+    def read(self, value: object, place: str) -> enum.StrEnum:
+        """Return the member of the schema's enumeration."""
+        if isinstance(value, str) and value in self.values.__members__.values():
+            return self.values(value)
+        misfit(place, f"is not a valid {self.values.__name__}")
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A list of a bounded length; a tuple in Python."""
+
+    item: Type
+    maximum: int
+    minimum: int = 0
+
+    def read(self, value: object, place: str) -> tuple[Any, ...]:
+        """Return the items that the schema allows."""
+        return tuple(
+            self.item.read(entry, f"{place}[{index}]")
+            for index, entry in enumerate(self._entries(value, place))
+        )
+
+    def write(self, value: Any, place: str) -> list[object]:
+        """Return the JSON values of the schema's items."""
+        return [
+            self.item.write(entry, f"{place}[{index}]")
+            for index, entry in enumerate(self._entries(value, place))
+        ]
+
+    def _entries(self, value: object, place: str) -> list[Any] | tuple[Any, ...]:
+        if not isinstance(value, list | tuple) or not self.minimum <= len(value) <= self.maximum:
+            misfit(place, f"is not a list of {self.minimum} to {self.maximum} items")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """An object with these fields and no others.
+
+    Fields of `optional` may be missing; then they are missing in Python too.
+    """
+
+    fields: Mapping[str, Type]
+    optional: Mapping[str, Type] = field(default_factory=dict)
+
+    def read(self, value: object, place: str = "body") -> dict[str, Any]:
+        """Return the Python values by field of the schema's record."""
+        return {
+            name: kind.read(entry, f"{place}.{name}")
+            for name, kind, entry in self._entries(value, place)
+        }
+
+    def write(self, value: Any, place: str = "body") -> dict[str, object]:
+        """Return the JSON values by field of the schema's record."""
+        return {
+            name: kind.write(entry, f"{place}.{name}")
+            for name, kind, entry in self._entries(value, place)
+        }
+
+    def _entries(self, value: object, place: str) -> list[tuple[str, Type, Any]]:
+        if not isinstance(value, dict):
+            misfit(place, "is not an object")
+        if missing := self.fields.keys() - value.keys():
+            misfit(place, f"lacks {min(missing)}")
+        if value.keys() - self.fields.keys() - self.optional.keys():
+            misfit(place, "has an unknown field")
+        return [
+            (name, self.fields.get(name) or self.optional[name], entry)
+            for name, entry in value.items()
+        ]
