@@ -1,6 +1,6 @@
 """TCP sockets from the kernel over NETLINK_SOCK_DIAG.
 
-Requests, replies, and the dump between them.
+Requests, replies, and the dump between them; or the one socket with given addresses and ports.
 
 The request is the legacy `TCPDIAG_GETSOCK` of `linux/inet_diag.h`: unlike `SOCK_DIAG_BY_FAMILY` it
 walks the socket table once for both families. The request filters states and ports in the kernel,
@@ -21,7 +21,7 @@ import struct
 import sys
 import time
 from array import array
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -64,7 +64,8 @@ These are all sockets in TIME_WAIT, and most in FIN_WAIT2.
 
 _SOCK_DIAG = 4
 _TCPDIAG_GETSOCK = 18
-_REQUEST_DUMP = 0x1 | 0x300
+_REQUEST_ONE = 0x1
+_REQUEST_DUMP = _REQUEST_ONE | 0x300
 _DUMP_INTERRUPTED = 0x10
 _NOOP, _ERROR, _DONE, _OVERRUN = 1, 2, 3, 4
 _BYTECODE = 1
@@ -72,6 +73,10 @@ _SOURCE_PORT_AT_LEAST, _SOURCE_PORT_AT_MOST = 2, 3
 
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port id
 _REQUEST = struct.Struct("=4B48xII")  # family, lengths, extensions; socket id; states; generation
+_EXACT = struct.Struct("=4B 4s16s16s I8s II")
+"""As `_REQUEST`, with the socket's id: ports, source, destination, interface, cookie."""
+_PORTS = struct.Struct("!HH")
+_NO_COOKIE = b"\xff" * 8
 _ATTRIBUTE = struct.Struct("=HH")
 _OPERATION = struct.Struct("=BBH")
 _SOCKET = struct.Struct(
@@ -97,6 +102,25 @@ class MalformedReply(ValueError):
 
 class Interrupted(Exception):
     """The table changed during the dump, or replies were lost: the dump is incomplete."""
+
+
+class SocketEnd(NamedTuple):
+    """One end of a connection."""
+
+    address: bytes
+    """Packed, 4 or 16 bytes; never IPv4 mapped to IPv6."""
+    port: int
+
+
+class OneSocket(NamedTuple):
+    """The socket that a connection has at one end."""
+
+    state: int
+    """As in `TcpState`."""
+    uid: int
+    """The user of the process that made the socket; means nothing without an inode."""
+    inode: int
+    """0 if no process holds the socket: it is not accepted yet, or closed."""
 
 
 class Table:
@@ -180,6 +204,36 @@ def request(states: int, ports: tuple[int, int] | None, sequence: int) -> bytes:
     return (
         _HEADER.pack(_HEADER.size + len(body), _TCPDIAG_GETSOCK, _REQUEST_DUMP, sequence, 0) + body
     )
+
+
+def lookup(own: SocketEnd, other: SocketEnd) -> OneSocket | None:
+    """Return the socket with these addresses and ports, `own` being its local ones.
+
+    One lookup in the kernel's hash table, however many sockets there are. None if there is none in
+    this network namespace, or only a listener or a stand-in for a closed socket.
+
+    Raises OSError if netlink is refused, MalformedReply. A kernel without `tcp_diag` refuses with
+    ENOENT, as one that has no such socket does: then `lookup` of a socket that exists tells which.
+    """
+    sequence = next(_sequences) & 0xFFFFFFFF
+    family = socket.AF_INET if len(own.address) == 4 else socket.AF_INET6  # noqa: PLR2004 - bytes
+    body = _EXACT.pack(
+        *(family, 0, 0, 0),
+        *(_PORTS.pack(own.port, other.port), own.address, other.address),
+        *(0, _NO_COOKIE, 0, 0),
+    )
+    header = _HEADER.pack(_HEADER.size + len(body), _TCPDIAG_GETSOCK, _REQUEST_ONE, sequence, 0)
+    with _diag() as diag:
+        diag.sendto(header + body, (0, 0))
+        records, _, _ = parse(_datagram(diag), sequence)
+    if len(records) < RECORD:
+        message = "no socket"
+        raise MalformedReply(message)
+    _, state, _, _, source, destination, _, _, uid, inode = _SOCKET.unpack_from(
+        records, _HEADER.size
+    )
+    same = (socket.ntohs(source), socket.ntohs(destination)) == (own.port, other.port)
+    return OneSocket(state, uid, inode) if same else None  # else it is a listener
 
 
 def parse(buffer: bytes, sequence: int) -> tuple[bytes, int, bool]:
@@ -286,11 +340,15 @@ def _dump(
     sequence = next(_sequences) & 0xFFFFFFFF
     # The kernel makes the first datagram during the send and each further one during a receive, so
     # there is never anything to wait for.
-    with socket.socket(
-        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, _SOCK_DIAG
-    ) as diag:
+    with _diag() as diag:
         diag.sendto(request(states, ports, sequence), (0, 0))
         return Table(receive(lambda: _datagram(diag), sequence, end, cpu_time))
+
+
+def _diag() -> socket.socket:
+    return socket.socket(
+        socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, _SOCK_DIAG
+    )
 
 
 def receive(
