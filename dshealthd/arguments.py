@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from argparse import ArgumentParser
+from argparse import _ArgumentGroup as ArgumentGroup
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,10 @@ def query(parser: ArgumentParser) -> None:
         help="nodes to query, HOST or HOST:PORT (default: this one)",
     )
     parser.add_argument(
-        "--members", action="store_true", help="query the agents of all probe members"
+        "--members",
+        action="store_true",
+        help="query the agents of all probe members: those in --config.file, else those that this "
+        "node's agent lists, to which no password is sent",
     )
     parser.add_argument(
         "--json",
@@ -81,8 +85,8 @@ def query(parser: ArgumentParser) -> None:
     access(parser)
 
 
-def access(parser: ArgumentParser) -> None:
-    """Declare the arguments for agents that require TLS or a password."""
+def access(parser: ArgumentParser | ArgumentGroup) -> None:
+    """Declare the arguments for agents that require TLS or a password, for every command."""
     parser.add_argument("--tls", action="store_true", help="query agents over TLS")
     parser.add_argument(
         "--ca-file",

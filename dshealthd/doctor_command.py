@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dshealthd import config, flags
+from dshealthd import arguments, config, flags
 from dshealthd.core.options import ConfigError
 from dshealthd.doctor import callers, node
 from dshealthd.doctor.check import Outcome
@@ -136,17 +136,15 @@ def parser() -> Parser:
         help="have the agents run a collective across these nodes, on idle GPUs",
     )
     across.add_argument("--across", action="store_true", help=argparse.SUPPRESS)
-    access = added.add_argument_group("the agent of this node")
-    access.add_argument("--user", default="", metavar="NAME", help="user name for the agent")
-    access.add_argument("--password-file", metavar="FILE", help="file with that user's password")
+    arguments.access(added.add_argument_group("the agent of this node"))
     add_job_arguments(added)
     flags.add_flags(added)
     return added
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """Run `dshealthd doctor`; return its exit status: 0 ok, 1 warning, 2 critical, 3 unknown."""
-    options = parser().parse_args(arguments)
+    options = parser().parse_args(words)
     try:
         loaded = config.load(options.config_file, flags.tables(options))
         checks = chosen(options, loaded)
@@ -176,7 +174,7 @@ def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[An
     base = NodeContext(
         loaded, several=_several(options, loaded), python=_training_environments(options, loaded)
     )
-    access = Access(user=options.user, password_file=options.password_file)
+    access = Access(**{name: getattr(options, name) for name in arguments.ACCESS})
     look = functools.partial(status_document, loaded, access)
     if not options.agent:
         look = functools.partial(collect, loaded)

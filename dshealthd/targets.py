@@ -30,17 +30,24 @@ def document(membership: Membership, port: int) -> bytes:
     for name in membership.names:
         leaf = membership.leaves.get(name, "")
         labels = {"node": name, "leaf": leaf} if leaf else {"node": name}
-        groups.append(json.dumps({"targets": [f"{_host(name)}:{port}"], "labels": labels}))
+        groups.append(json.dumps({"targets": [_address(name, port)], "labels": labels}))
     lines = ",\n".join(groups)
     return f"[\n{lines}\n]\n".encode()
 
 
-def _host(name: str) -> str:
-    """Return a member's name as written before a target's port."""
+def addresses(loaded: Config) -> list[str]:
+    """Return the configured members as `HOST:PORT`. Raise MembershipError or OSError."""
+    port = listen_address(loaded.web.listen_address)[1]
+    return [_address(name, port) for name in load(loaded.probe.members).names]
+
+
+def _address(name: str, port: int) -> str:
+    """Return a member's address as a target."""
     try:
-        return f"[{name}]" if ipaddress.ip_address(name).version == 6 else name  # noqa: PLR2004 - of the protocol
+        is_bare = ipaddress.ip_address(name).version == 6  # noqa: PLR2004 - of the protocol
     except ValueError:
-        return name
+        is_bare = False
+    return f"[{name}]:{port}" if is_bare else f"{name}:{port}"
 
 
 def targets(loaded: Config, hostfile: str | None, output: str | None) -> int:

@@ -128,13 +128,14 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An object with these fields and no others.
+    """An object with these fields and no others, unless `rest` is the type of others.
 
     Fields of `optional` may be missing; then they are missing in Python too.
     """
 
     fields: Mapping[str, Type]
     optional: Mapping[str, Type] = field(default_factory=dict)
+    rest: Type | None = None
 
     def read(self, value: object, place: str = "body") -> dict[str, Any]:
         """Return the Python values by field of the schema's record."""
@@ -155,9 +156,10 @@ class Record:
             misfit(place, "is not an object")
         if missing := self.fields.keys() - value.keys():
             misfit(place, f"lacks {min(missing)}")
-        if value.keys() - self.fields.keys() - self.optional.keys():
-            misfit(place, "has an unknown field")
-        return [
-            (name, self.fields.get(name) or self.optional[name], entry)
-            for name, entry in value.items()
-        ]
+        entries = []
+        for name, entry in value.items():
+            kind = self.fields.get(name) or self.optional.get(name) or self.rest
+            if kind is None:
+                misfit(place, "has an unknown field")
+            entries.append((name, kind, entry))
+        return entries

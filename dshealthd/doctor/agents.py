@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import json
 import time
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from dshealthd.doctor.facts import facts
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.doctor.report import NodeReport, Report
 from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
+from dshealthd.http.document import MAX_DOCUMENT, DocumentError, parse
 from dshealthd.plural import plural
 from dshealthd.probe.members.membership import MembershipError
 from dshealthd.probe.observation import Outcome as Called
@@ -38,8 +38,6 @@ CALL_DEADLINE = 4.0
 """Seconds for all pages of a document; an agent answers from memory."""
 DEADLINE = CALL_DEADLINE + 4.0
 """Seconds for one node, its checks included."""
-MAX_STATUS = 64 << 20
-"""Maximum bytes of an unpacked document; that of a node with many ranks has about 2 MiB."""
 TRIES = 3
 """Attempts to read a document, as another reader may cause it to be rendered anew."""
 _GZIP = 31
@@ -141,10 +139,9 @@ def unpacked(packed: bytes) -> dict[str, Any]:
     """Return the document in an agent's answer; PeerError if it is malformed."""
     unpacker = zlib.decompressobj(_GZIP)
     try:
-        text = unpacker.decompress(packed, MAX_STATUS)
-        document = json.loads(text) if unpacker.eof else None
-    except (zlib.error, ValueError, RecursionError) as error:
+        text = unpacker.decompress(packed, MAX_DOCUMENT)
+        if not unpacker.eof:
+            raise PeerError(Called.FAILED, "malformed")
+        return parse(text)
+    except (zlib.error, DocumentError) as error:
         raise PeerError(Called.FAILED, "malformed") from error
-    if not isinstance(document, dict):
-        raise PeerError(Called.FAILED, "malformed")
-    return document

@@ -20,10 +20,12 @@ def facts(context: NodeContext) -> dict[str, str]:
     if not context.elsewhere:
         found = {"kernel": os.uname().release, "architecture": os.uname().machine}
     for point in series("gpu_driver_info"):
-        found |= {f"gpu {name}": point.labels[name] for name in _VERSIONS}
+        found |= {f"gpu {name}": point.labels.get(name, "unknown") for name in _VERSIONS}
     if (visible := series.value("gpus_visible")) is not None:
         found["gpus"] = f"{visible:g}"
-        found["gpu models"] = _joined(point.labels["name"] for point in series("gpu_info"))
+        found["gpu models"] = _joined(
+            point.labels.get("name", "unknown") for point in series("gpu_info")
+        )
     if (links := [point.value for point in series("nvlinks_up")]) and sum(links):
         found["nvlinks up"] = f"{sum(links):g}"
     ports = list(series("infiniband_port_up"))
@@ -34,13 +36,15 @@ def facts(context: NodeContext) -> dict[str, str]:
             for point in series("infiniband_port_rate_bytes_per_second")
         )
         found["infiniband firmware"] = _joined(
-            point.labels["firmware"] for point in series("infiniband_device_info")
+            point.labels.get("firmware", "unknown") for point in series("infiniband_device_info")
         )
     for labels, value in series("sysctl_value"):
-        found[f"sysctl {labels['sysctl']}"] = f"{value:g}"
+        found[f"sysctl {labels.get('sysctl', 'unknown')}"] = f"{value:g}"
     for labels, _ in series("software_info", job=""):
-        name = " of ".join(filter(None, (labels["component"], labels["environment"])))
-        found["kernel" if name == "kernel" else f"version of {name}"] = labels["version"]
+        name = " of ".join(filter(None, map(labels.get, ("component", "environment"))))
+        found["kernel" if name == "kernel" else f"version of {name}"] = labels.get(
+            "version", "unknown"
+        )
     size = series.value("filesystem_size_bytes", path="/dev/shm")  # noqa: S108 - shared memory
     if size is not None:
         found["shared memory"] = f"{size / (1 << 30):.0f} GiB"

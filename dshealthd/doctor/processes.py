@@ -17,13 +17,15 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.http.document import MAX_DOCUMENT
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MOST = 64
 """Maximum number of concurrent processes; each spends most of its time waiting."""
-MAX_ANSWER = 64 << 20
-"""Maximum bytes of one answer; the status of a node with many ranks has about 2 MiB."""
+MAX_ANSWER = 2 * MAX_DOCUMENT
+"""Maximum bytes of one answer: the largest is a status document, written anew with spaces."""
 KILL_DEADLINE = 0.5
 """Seconds after SIGKILL before a process counts as unkillable."""
 _CHUNK = 1 << 18

@@ -16,8 +16,8 @@ from dshealthd.core.deadline import time_limit
 from dshealthd.core.options import Duration
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judge import judge, series_of
-from dshealthd.http.client import Unreachable, local
-from dshealthd.http.local_agent import Impostor, deadline, identify
+from dshealthd.http.client import local
+from dshealthd.http.exchange import Unreachable
 from dshealthd.web.status import document as render
 
 if TYPE_CHECKING:
@@ -46,11 +46,10 @@ def status_document(config: Config, access: Access) -> dict[str, Any]:
     `source` is `agent`, or why it was collected here. Run it in a process that can be killed.
     """
     try:
-        with deadline(ASK_DEADLINE):
-            found = dict(local(config, access).status(identify))
-    except (Unreachable, Impostor, OSError) as error:
+        found = local(config, access, ASK_DEADLINE).status()
+    except Unreachable as error:
         return collect(config) | {"source": f"collected without an agent: {error}"}
-    return found | {"source": "agent"}
+    return {**found, "source": "agent"}
 
 
 def collect(config: Config) -> dict[str, Any]:

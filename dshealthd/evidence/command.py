@@ -14,7 +14,8 @@ from dshealthd.evidence.bundle import SUMMARY
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.service import Evidence, job_log_paths
 from dshealthd.evidence.step import RunningStep, run
-from dshealthd.http.client import Unreachable, local
+from dshealthd.http.client import local
+from dshealthd.http.exchange import Unreachable
 from dshealthd.plural import plural
 from dshealthd.printable import printable
 
@@ -102,7 +103,7 @@ def _from_agent(loaded: Config, access: Access) -> tuple[Mapping[str, Any] | Non
         agent = local(loaded, access)
         status = agent.status()
         return status.get("probe"), agent.get("/metrics").decode(errors="replace")
-    except (Unreachable, OSError) as error:
+    except Unreachable as error:
         problem = f"agent unreachable: {error}; steps, metrics and probe rounds will be missing"
         print(problem, file=sys.stderr)
         return None, ""

@@ -1,54 +1,63 @@
-"""The commands' HTTP client: queries the agent of this node, or another by its address."""
+"""The commands' HTTP client: queries the agent of this node, or another by its address.
+
+It is the only one. What answers on the agent's port of this node is identified before anything is
+sent to it, and no answer names an address that receives credentials.
+"""
 
 from __future__ import annotations
 
 import base64
-import http.client
+import dataclasses
+import ipaddress
 import json
 import ssl
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dshealthd.core.address import listen_address
+from dshealthd.http import document
+from dshealthd.http.document import MAX_DOCUMENT, DocumentError
+from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange
+from dshealthd.http.local_agent import identify
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from dshealthd.config import Config
 
+UNAUTHORIZED = "--user and --password-file"
+"""What to do about a status of 401."""
 TIMEOUT = 5.0
-"""Seconds for each step of a call; short, as an agent answers from memory."""
-MAX_ANSWER = 32 << 20
-"""Most bytes of an answer; a node with many ranks sends about 2 MiB."""
-_ANYWHERE = "0.0.0.0"  # noqa: S104 - the listen address of an agent without a configured one
-_LOCAL = {_ANYWHERE: "127.0.0.1", "::": "::1"}
-
-
-class Unreachable(Exception):
-    """The agent gave no usable answer; the message has its address and the reason."""
+"""Seconds for a whole exchange; short, as an agent answers from memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Access:
-    """Settings for agents that require TLS or a password."""
+    """Settings for agents that require TLS, a password or a client certificate."""
 
     tls: bool = False
     ca_file: Path | None = None
     """Certificate authorities to trust; None means the system's."""
     user: str = ""
     password_file: Path | None = None
+    cert_file: Path | None = None
+    """Client certificate, which may include its key."""
+    key_file: Path | None = None
+
+    def without_credentials(self) -> Access:
+        """Return the same access without what identifies this user."""
+        return Access(tls=self.tls, ca_file=self.ca_file)
 
     def headers(self) -> dict[str, str]:
         """Return the request headers. Raise OSError if the password cannot be read."""
-        headers = {"Accept-Encoding": "identity"}
-        if self.user:
-            password = "" if self.password_file is None else self.password_file.read_text()
-            credentials = f"{self.user}:{password.rstrip(chr(10))}".encode()
-            headers["Authorization"] = f"Basic {base64.b64encode(credentials).decode()}"
-        return headers
+        if not self.user:
+            return {}
+        password = "" if self.password_file is None else self.password_file.read_text()
+        credentials = f"{self.user}:{password.rstrip(chr(10))}".encode()
+        return {"Authorization": f"Basic {base64.b64encode(credentials).decode()}"}
 
     def context(self) -> ssl.SSLContext | None:
         """Return the client's TLS context, None for plain HTTP.
@@ -57,110 +66,131 @@ class Access:
         """
         if not self.tls and self.ca_file is None:
             return None
-        return ssl.create_default_context(
-            cafile=None if self.ca_file is None else str(self.ca_file)
-        )
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except OSError as error:  # ssl.SSLError is one, and neither names the file
+            message = f"{self.ca_file} cannot be used: {error}"
+            raise OSError(message) from error
+        return self._identified(context)
+
+    def unverified_context(self) -> ssl.SSLContext:
+        """Return a TLS context for an agent that the kernel has identified, which is stronger proof
+        than a certificate. Raise OSError as `context`.
+        """
+        return self._identified(ssl._create_unverified_context())  # noqa: S323, SLF001 - see above
+
+    def _identified(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        if self.cert_file is not None:
+            try:
+                context.load_cert_chain(self.cert_file, self.key_file)
+            except OSError as error:
+                message = f"{self.cert_file} and {self.key_file} cannot be used: {error}"
+                raise OSError(message) from error
+        return context
 
 
 class Client:
     """Queries one agent."""
 
     def __init__(
-        self, host: str, port: int, headers: Mapping[str, str], tls: ssl.SSLContext | None
+        self, request: Request, seconds: float | None = None, unauthorized: str = UNAUTHORIZED
     ) -> None:
-        """Prepare; the first call opens the connection."""
-        self.host, self.port = host, port
-        self._headers = headers
-        self._tls = tls
+        """Send requests like `request`, to other paths; each exchange takes at most `seconds`.
+
+        `unauthorized` says what to do about a status of 401.
+        """
+        self._request = request
+        self._seconds = seconds
+        self._unauthorized = unauthorized
 
     @property
     def url(self) -> str:
         """The agent's URL, for messages."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self._tls else 'http'}://{host}:{self.port}"
+        return self._request.url
 
-    def get(
-        self, path: str, verify: Callable[[socket.socket], None] = lambda _connection: None
-    ) -> bytes:
-        """Return the body of the agent's answer, or raise Unreachable.
-
-        `verify` receives the connection once there is an answer, and may raise.
-        """
-        connection = (
-            http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT)
-            if self._tls is None
-            else http.client.HTTPSConnection(
-                self.host, self.port, timeout=TIMEOUT, context=self._tls
-            )
-        )
+    def get(self, path: str) -> bytes:
+        """Return the body of the agent's answer. Raise Unreachable."""
+        seconds = TIMEOUT if self._seconds is None else self._seconds
+        request = dataclasses.replace(self._request, path=path)
         try:
-            connection.connect()
-            held = connection.sock  # the connection drops it if the other end will close
-            connection.request("GET", path, headers=self._headers)
-            answer = connection.getresponse()
-            verify(held)
-            body = answer.read(MAX_ANSWER + 1)
-        except (OSError, http.client.HTTPException, UnicodeError) as error:
-            message = f"{self.url} does not answer: {error or type(error).__name__}"
-            raise Unreachable(message) from error
-        finally:
-            connection.close()
-        if answer.status != http.client.OK:
-            hint = (
-                " (--user and --password-file)" if answer.status == http.client.UNAUTHORIZED else ""
-            )
-            message = f"{self.url}{path}: {answer.status} {answer.reason}{hint}"
-            raise Unreachable(message)
-        if len(body) > MAX_ANSWER:
-            message = f"{self.url}{path}: more than {MAX_ANSWER >> 20} MiB"
-            raise Unreachable(message)
-        return body
+            return exchange(request, seconds, MAX_DOCUMENT)
+        except Rejected as error:
+            if error.status != HTTPStatus.UNAUTHORIZED:
+                raise
+            message = f"{error} ({self._unauthorized})"
+            raise Rejected(message, error.status, error.detail) from error
 
-    def status(
-        self, verify: Callable[[socket.socket], None] = lambda _connection: None
-    ) -> Mapping[str, Any]:
-        """Return the status document. Raise Unreachable, or what `verify` raises."""
-        body = self.get("/api/v1/status", verify)
+    def status(self) -> Mapping[str, Any]:
+        """Return the status document, which fits `document.STATUS`. Raise Unreachable."""
         try:
-            document = json.loads(body)
-        except ValueError as error:
-            message = f"{self.url} sent invalid JSON: {error}"
+            return document.parse(self.get("/api/v1/status"))
+        except DocumentError as error:
+            message = f"{self.url} {error}"
             raise Unreachable(message) from error
-        if not isinstance(document, dict):
-            message = f"{self.url} did not send a status document"
-            raise Unreachable(message)
-        return document
+
+    def targets(self) -> list[str]:
+        """Return the nodes that the agent probes, as `HOST:PORT`. Raise Unreachable."""
+        try:
+            groups = json.loads(self.get("/api/v1/targets"))
+            return [str(target) for group in groups for target in group["targets"]]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            message = f"{self.url}/api/v1/targets: not a list of targets"
+            raise Unreachable(message) from error
 
 
-def local(loaded: Config, access: Access) -> Client:
+def local(loaded: Config, access: Access, seconds: float | None = None) -> Client:
     """Return a client for this node's agent, at the configured address.
 
-    With TLS in `web.config_file` it expects the certificate configured there, whatever names the
-    certificate has: only this agent answers there. Raise OSError if a file cannot be read,
-    ConfigError if the web config file is invalid.
+    Its calls raise Impostor, before anything is sent, if another user's process answers there.
+    With TLS in `web.config_file` any certificate is accepted, unless `access` names authorities.
+    Raise Unreachable if a file cannot be read.
     """
     host, port = listen_address(loaded.web.listen_address)
-    tls = access.context()
-    if tls is None and loaded.web.config_file is not None:
-        tls = _own(loaded.web.config_file)
-    return Client(_LOCAL.get(host or _ANYWHERE, host or ""), port, access.headers(), tls)
+    try:
+        tls = access.context()
+        if tls is None and _serves_tls(loaded):
+            tls = access.unverified_context()
+        headers = access.headers()
+    except (OSError, ValueError) as error:
+        message = f"the agent of this node cannot be queried: {error}"
+        raise Unreachable(message) from error
+    return Client(
+        Request(
+            host=_reachable(host), port=port, path="/", headers=headers, tls=tls, verify=identify
+        ),
+        seconds,
+    )
 
 
-def _own(file: Path) -> ssl.SSLContext | None:
-    """Return a TLS context that trusts the certificate in the agent's own web config file."""
-    from dshealthd.web import config_file
+def _serves_tls(loaded: Config) -> bool:
+    """Return whether this node's agent serves HTTPS. Raise OSError, or ValueError for no YAML."""
+    if loaded.web.config_file is None:
+        return False
+    import yaml
 
-    config = config_file.load(file)
-    if config.tls is None:
-        return None
-    tls = ssl.create_default_context(cafile=config.files[1])
-    tls.check_hostname = False
-    tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    return tls
+    try:
+        settings = yaml.safe_load(loaded.web.config_file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        message = f"web.config_file: {error}"
+        raise ValueError(message) from error
+    return isinstance(settings, dict) and bool(settings.get("tls_server_config"))
 
 
-def remote(loaded: Config, node: str, access: Access) -> Client:
-    """Return a client for `NODE`, `NODE:PORT` or `[ADDRESS]:PORT`.
+def _reachable(host: str | None) -> str:
+    """Return the address at which to reach the agent; loopback if it listens on all addresses."""
+    if host is None:
+        return "127.0.0.1"
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if address.is_unspecified:
+        return "127.0.0.1" if address.version == 4 else "::1"  # noqa: PLR2004 - of the protocol
+    return host
+
+
+def remote(loaded: Config, node: str, access: Access, unauthorized: str = UNAUTHORIZED) -> Client:
+    """Return a client for `NODE`, `NODE:PORT` or `[ADDRESS]:PORT`, which is sent the credentials.
 
     The default port is that of this node's agent.
     Raise ValueError if the address is invalid, OSError if a file cannot be read.
@@ -171,4 +201,13 @@ def remote(loaded: Config, node: str, access: Access) -> Client:
     if not parts.hostname or parts.path or parts.username is not None:
         message = f"{node} is not a node: give NODE, NODE:PORT or [ADDRESS]:PORT"
         raise ValueError(message)
-    return Client(parts.hostname, parts.port or port, access.headers(), access.context())
+    return Client(
+        Request(
+            host=parts.hostname,
+            port=parts.port or port,
+            path="/",
+            headers=access.headers(),
+            tls=access.context(),
+        ),
+        unauthorized=unauthorized,
+    )

@@ -1,4 +1,4 @@
-"""Queries to this node's agent: their deadline, and whether the agent itself answers on its port.
+"""Whether the agent itself answers on its port of this node.
 
 The port is not privileged: where no agent runs, any user can listen on it.
 """
@@ -6,39 +6,44 @@ The port is not privileged: where no agent runs, any user can listen on it.
 from __future__ import annotations
 
 import os
-import signal
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from dshealthd.http.exchange import Unreachable
 from dshealthd.linux.socket_owner import peer_uid
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
-    from types import FrameType
 
 _USER = "dshealthd"
 """The agent's user where it does not run as root."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
+"""Seconds between two looks at whether the connection is accepted, doubled each time: an idle agent
+accepts within a millisecond, a starved one takes long."""
+_SHARE = 5
+"""A look that is slow, because the kernel's tables must be read, waits so many times its cost."""
 
 
-_POLL = 0.005
-"""Seconds between two reads of the kernel's tables."""
+class Impostor(Unreachable):
+    """Another user's process, or none that is known, answers on the agent's port."""
 
 
-class Impostor(Exception):
-    """Another user's process answers on the agent's port."""
-
-
-def identify(connection: socket.socket, seconds: float = 2.0) -> None:
+def identify(connection: socket.socket, end: float) -> None:
     """Wait until the local agent has accepted the connection; Impostor if a user's process has.
 
-    Only an agent of root, of this process's user or of the user `dshealthd` is trusted. Call this
-    before sending a password. Raise OSError if the kernel's tables cannot be read.
+    Only an agent of root, of this process's user or of the user `dshealthd` is trusted. `end` is on
+    the monotonic clock. Call this before sending anything. Raise OSError if the kernel does not
+    tell who is at the other end.
     """
-    end = time.monotonic() + seconds
-    while (uid := peer_uid(connection)) is None and time.monotonic() < end:
-        time.sleep(_POLL)
+    pause = _FIRST_PAUSE
+    while True:
+        begun = time.monotonic()
+        uid = peer_uid(connection)
+        now = time.monotonic()
+        if uid is not None or now > end:
+            break
+        time.sleep(min(max(pause, _SHARE * (now - begun)), max(0.0, end - now)))
+        pause = min(2 * pause, _LONGEST_PAUSE)
     if uid is None or uid not in _believed():
         who = "no process of this machine" if uid is None else f"a process of uid {uid}"
         message = f"the agent's port is answered by {who}, which is not trusted"
@@ -54,23 +59,3 @@ def _believed() -> set[int]:
     with open("/etc/passwd", encoding="utf-8", errors="replace") as lines:
         users.update(int(line.split(":")[2]) for line in lines if line.startswith(f"{_USER}:"))
     return users
-
-
-@contextmanager
-def deadline(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError after `seconds`, whatever the name server or the local agent does.
-
-    A socket's timeout restarts with every byte. Use this only in a process of its own.
-    """
-
-    def expire(_number: int, _frame: FrameType | None) -> None:
-        message = f"no answer within {seconds:g} s"
-        raise TimeoutError(message)
-
-    before = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

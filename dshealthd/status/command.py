@@ -10,7 +10,9 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import ORDER, State
-from dshealthd.http.client import Unreachable, local, remote
+from dshealthd.http.client import UNAUTHORIZED, local, remote
+from dshealthd.http.exchange import Unreachable
+from dshealthd.printable import printable
 from dshealthd.status import query, text
 from dshealthd.status.jobs import job_lines, ranks
 from dshealthd.status.paint import Paint, safe
@@ -23,6 +25,11 @@ if TYPE_CHECKING:
     from dshealthd.http.client import Access, Client
     from dshealthd.status.query import AgentAnswer
 
+NOT_SENT = (
+    "a password is not sent to members that only an agent names: give the nodes, or a --config.file "
+    "with probe.members"
+)
+"""What to do about a status of 401."""
 LEAST = 0.5
 """Shortest interval of `--watch`, in seconds: agents cache a status document for that long."""
 
@@ -92,7 +99,8 @@ def _of_jobs(answers: Sequence[AgentAnswer]) -> State:
     hung = any(job["hang"] for answer in answers for job in answer.document.get("jobs", ()))
     if hung:
         return State.CRITICAL
-    return State.UNKNOWN if any(answer.problem for answer in answers) else State.OK
+    nothing = not answers or any(answer.problem for answer in answers)
+    return State.UNKNOWN if nothing else State.OK
 
 
 def _run(
@@ -109,7 +117,7 @@ def _run(
     try:
         clients = _clients(loaded, access, nodes, members=members)
     except (Unreachable, ValueError, OSError) as error:
-        print(f"dshealthd: {error}", file=sys.stderr)
+        print(f"dshealthd: {printable(str(error))}", file=sys.stderr)
         return query.EXIT[State.UNKNOWN]
 
     def lines(answers: Sequence[AgentAnswer]) -> list[str]:
@@ -132,13 +140,43 @@ def _run(
 
 def _clients(
     loaded: Config, access: Access, nodes: Sequence[str], *, members: bool
-) -> list[tuple[str, Client]]:
-    own = local(loaded, access) if members or not nodes else None
-    if members and own is not None:
-        nodes = [*nodes, *query.members(own)]
-    if nodes:
-        return [(node, remote(loaded, node, access)) for node in nodes]
-    return [("this node", own)] if own is not None else []
+) -> list[tuple[str, Client | str]]:
+    """Return the agents to query. Raise Unreachable if the members are unknown.
+
+    Nodes that the user or this configuration names receive the credentials; those that only an
+    agent's answer names do not.
+    """
+    if not members and not nodes:
+        return [("this node", local(loaded, access))]
+    clients = [(node, _client(loaded, node, access)) for node in nodes]
+    if members and loaded.probe.members.sources:
+        clients += [(node, _client(loaded, node, access)) for node in _configured(loaded)]
+    elif members:
+        bare = access.without_credentials()
+        told = local(loaded, access).targets()
+        clients += [(node, _client(loaded, node, bare, NOT_SENT)) for node in told]
+    return clients
+
+
+def _configured(loaded: Config) -> list[str]:
+    """Return the members in this configuration, as `HOST:PORT`."""
+    from dshealthd.probe.members.membership import MembershipError  # only probes need it
+    from dshealthd.targets import addresses
+
+    try:
+        return addresses(loaded)
+    except (MembershipError, OSError) as error:
+        raise Unreachable(str(error)) from error
+
+
+def _client(
+    loaded: Config, node: str, access: Access, unauthorized: str = UNAUTHORIZED
+) -> Client | str:
+    """Return the client for a node; why there is none if its name is invalid."""
+    try:
+        return remote(loaded, node, access, unauthorized)
+    except ValueError as error:
+        return str(error)
 
 
 def _coloured() -> bool:

@@ -46,8 +46,8 @@ def job_lines(job: Mapping[str, Any], paint: Paint) -> Iterator[str]:
     if job["steps_per_minute"] is not None:
         parts.append(f"{job['steps_per_minute']:g} steps/min")
     if job["step"] is not None:
-        parts.append(f"loss {job['loss']}")
-    yield f"{safe(job['job'])}  {paint(state, job['state'])}  {', '.join(parts)}"
+        parts.append(f"loss {safe(job['loss'])}")
+    yield f"{safe(job['job'])}  {paint(state, safe(job['state']))}  {', '.join(parts)}"
     if hang:
         overdue = hang["overdue_seconds"]
         lasts = "" if overdue is None else f", {duration(overdue)} longer than expected"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.findings.finding import ORDER, SCHEMA, State
-from dshealthd.http.client import Unreachable
+from dshealthd.http.exchange import Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,28 +27,16 @@ class AgentAnswer:
 
     name: str
     """The agent's name for its node; the name that was queried if there is no answer."""
-    url: str
+    url: str = ""
     document: Mapping[str, Any] = field(default_factory=dict)
-    error: str = ""
-    """Why there is no answer."""
+    """As `http.document.parse` returns it; empty if there is no answer."""
+    problem: str = ""
+    """Why there is no answer that can be believed; empty if there is one."""
 
     @property
     def state(self) -> State:
-        """The verdict; unknown if there is no answer, or no verdict in it."""
-        if self.document.get("schema") != SCHEMA:
-            return State.UNKNOWN
-        try:
-            return State(str(self.document.get("verdict")))
-        except ValueError:
-            return State.UNKNOWN
-
-    @property
-    def problem(self) -> str:
-        """Why the verdict cannot be read; empty if it can."""
-        if self.error or self.document.get("schema") == SCHEMA:
-            return self.error
-        told = self.document.get("schema")
-        return f"{self.url} answers in schema version {told}, this command needs {SCHEMA}"
+        """The verdict; unknown if there is no answer."""
+        return State.UNKNOWN if self.problem else State(self.document["verdict"])
 
     def report(self) -> dict[str, Any]:
         """Return an agent's answer for `--json`."""
@@ -63,29 +50,24 @@ class AgentAnswer:
         }
 
 
-def ask(clients: Sequence[tuple[str, Client]]) -> list[AgentAnswer]:
-    """Return the answers of named agents, in the same order."""
+def ask(clients: Sequence[tuple[str, Client | str]]) -> list[AgentAnswer]:
+    """Return the answers of named agents, in the same order.
+
+    A text stands for an agent that cannot be queried, and says why.
+    """
     with ThreadPoolExecutor(min(AT_ONCE, max(1, len(clients)))) as pool:
         return list(pool.map(_one, clients))
 
 
-def _one(entry: tuple[str, Client]) -> AgentAnswer:
+def _one(entry: tuple[str, Client | str]) -> AgentAnswer:
     name, client = entry
+    if isinstance(client, str):
+        return AgentAnswer(name, problem=client)
     try:
         document = client.status()
     except Unreachable as error:
-        return AgentAnswer(name, client.url, error=str(error))
-    return AgentAnswer(str(document.get("node") or name), client.url, document)
-
-
-def members(client: Client) -> list[str]:
-    """Return the nodes that an agent probes, as `HOST:PORT`. Raise Unreachable if it fails."""
-    body = client.get("/api/v1/targets")
-    try:
-        return [target for group in json.loads(body) for target in group["targets"]]
-    except (ValueError, KeyError, TypeError) as error:
-        message = f"{client.url}/api/v1/targets: not a list of targets"
-        raise Unreachable(message) from error
+        return AgentAnswer(name, client.url, problem=str(error))
+    return AgentAnswer(document["node"] or name, client.url, document)
 
 
 def worst(answers: Sequence[AgentAnswer]) -> State:

@@ -32,8 +32,8 @@ def node(answer: AgentAnswer, paint: Paint) -> Iterator[str]:
     for title, lines in (
         ("GPUs", list(_gpus(document))),
         ("Links", list(_links(document))),
-        ("Jobs", [line for job in document.get("jobs", ()) for line in job_lines(job, paint)]),
-        ("Probes", list(_probes(document.get("probe", {})))),
+        ("Jobs", [line for job in document["jobs"] for line in job_lines(job, paint)]),
+        ("Probes", list(_probes(document.get("probe") or {}))),
     ):
         if lines:
             yield ""
@@ -49,47 +49,47 @@ def _headline(answer: AgentAnswer) -> str:
     parts = [plural(len(findings) - unread, "problem") + " found"] if len(findings) > unread else []
     if unread:
         parts.append(f"{plural(unread, 'source')} not readable")
-    read = sum(one["state"] == "ok" for one in answer.document.get("collectors", ()))
+    read = sum(one["state"] == "ok" for one in answer.document["collectors"])
     return ", ".join(parts) or f"healthy, {plural(read, 'collector')} OK"
 
 
 def _finding(finding: Mapping[str, Any], answer: AgentAnswer, paint: Paint) -> Iterator[str]:
     state = State(finding["severity"])
     word = state.upper().ljust(8)
-    since = finding.get("since")
+    since = finding["since"]
     lasts = f" (for {duration(answer.document['time'] - since)})" if since else ""
     part = safe(finding["part"] or "this node")
     yield f"  {paint(state, word)}  {part}: {safe(finding['summary'])}{lasts}"
     yield f"            {safe(finding['detail'])}"
     yield f"            First step: {safe(finding['first_step'])}"
-    yield f"            Runbook: {answer.url}{safe(finding['runbook'])}"
+    yield f"            Runbook: {safe(answer.url)}{safe(finding['runbook'])}"
 
 
 class _Samples:
-    """The samples of a status document by metric and labels."""
+    """The finite samples of a status document by metric and labels."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
-        self._metrics = document.get("metrics", {})
+        self._metrics = document["metrics"]
 
-    def all(self, name: str, **labels: str) -> list[Mapping[str, Any]]:
+    def all(self, name: str, /, **labels: str) -> list[Mapping[str, Any]]:
         family = self._metrics.get(f"dshealthd_{name}", {"samples": ()})
         return [
             sample
             for sample in family["samples"]
-            if all(sample["labels"].get(key) == value for key, value in labels.items())
+            if isinstance(sample["value"], int | float)
+            and all(sample["labels"].get(key) == value for key, value in labels.items())
         ]
 
-    def value(self, name: str, **labels: str) -> float | None:
+    def value(self, name: str, /, **labels: str) -> float | None:
         found = self.all(name, **labels)
-        value = found[0]["value"] if found else None
-        return value if isinstance(value, int | float) else None
+        return found[0]["value"] if found else None
 
 
 def _gpus(document: Mapping[str, Any]) -> Iterator[str]:
     samples = _Samples(document)
-    gpus = sorted(samples.all("gpu_up"), key=lambda one: _number(one["labels"]["gpu"]))
+    gpus = sorted(samples.all("gpu_up"), key=lambda one: _number(_label(one, "gpu")))
     for sample in gpus:
-        gpu = sample["labels"]["gpu"]
+        gpu = _label(sample, "gpu")
         if not sample["value"]:
             yield f"GPU {safe(gpu)}  not readable"
             continue
@@ -108,6 +108,8 @@ def _gpus(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 _WIDTHS = (6, 7, 10, 14, 7, 0)
+_DIGITS = 10
+"""Digits of a number that is no GPU's; Python refuses to convert some thousand."""
 
 
 def _links(document: Mapping[str, Any]) -> Iterator[str]:
@@ -117,7 +119,7 @@ def _links(document: Mapping[str, Any]) -> Iterator[str]:
         rate = samples.value("infiniband_port_rate_bytes_per_second", **labels)
         speed = f", {rate * 8 / 1e9:.0f} Gb/s" if rate and sample["value"] else ""
         up = "up" if sample["value"] else "down"
-        yield f"{safe(labels['device'])}/{safe(labels['port'])}  {up}{speed}"
+        yield f"{safe(_label(sample, 'device'))}/{safe(_label(sample, 'port'))}  {up}{speed}"
 
 
 def _probes(probe: Mapping[str, Any]) -> Iterator[str]:
@@ -125,17 +127,22 @@ def _probes(probe: Mapping[str, Any]) -> Iterator[str]:
         return
     if probe.get("detail"):
         yield safe(probe["detail"])
-    if "members" in probe:
+    if "members" in probe and "period_seconds" in probe:
         yield f"{plural(probe['members'], 'member')}, every {duration(probe['period_seconds'])}"
-    for entry in list(reversed(probe["rounds"]))[:ROUNDS]:
+    suspects = probe.get("suspects", ())
+    for entry in list(reversed(probe.get("rounds", ())))[:ROUNDS]:
         peers = ", ".join(name for name in entry["members"] if name != probe.get("name"))
         at = time.strftime("%H:%M:%S", time.localtime(entry["time"]))
         yield f"{at}  {safe(entry['kind'])}  {safe(entry['outcome'])}  with {safe(peers)}"
-    for suspect in probe["suspects"]:
+    for suspect in suspects:
         kind, component = safe(suspect["kind"]), safe(suspect["component"])
         yield f"suspect {kind} {component}: {safe(suspect['reason'])}"
-    if not probe["suspects"]:
+    if not suspects:
         yield "no suspects"
+
+
+def _label(sample: Mapping[str, Any], name: str) -> str:
+    return str(sample["labels"].get(name, "?"))
 
 
 def _figure(value: float | None, unit: str) -> str:
@@ -151,4 +158,4 @@ def _gib(value: float | None) -> float | None:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 1 << 30
+    return int(text) if text.isdecimal() and len(text) < _DIGITS else 1 << 30

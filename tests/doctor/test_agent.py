@@ -12,14 +12,16 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import bcrypt
 import pytest
 
 from dshealthd.doctor.node import agent_config, maintenance
 from dshealthd.doctor.status_document import status_document
 from dshealthd.http.client import Access
-from tests.agents import RunningAgent, running
+from tests.agents import RunningAgent, end, first_line, launch, running
 from tests.doctor.looks import look, results
 from tests.doctor.machine import OF_THIS_MACHINE, Answer, Machine
+from tests.web.certificates import authority, certificate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,6 +124,48 @@ def test_maintenance_that_is_over(tmp_path: Path) -> None:
         (command,) = re.findall("`(dshealthd .*?)`", found.remedy)
         run(command, *state)
         said(agent, maintenance.CHECK, "ok")
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_an_agent_with_a_password(tmp_path: Path, *, secure: bool) -> None:
+    """The doctor reads the status of an agent that requires a password, over TLS too.
+
+    Without the password, and with one that is not there, it says so and collects by itself.
+    """
+    hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
+    web = tmp_path / "web.yml"
+    tls = ""
+    if secure:
+        authority(tmp_path, "ca")
+        certificate(tmp_path, "server", "ca", "DNS:n1.example")
+        tls = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"
+    web.write_text(f"{tls}basic_auth_users: {{ops: '{hashed}'}}\n", encoding="utf-8")
+    password = tmp_path / "password"
+    password.write_text("secret\n", encoding="utf-8")
+    process = launch(tmp_path, f'[web]\nconfig_file = "{web}"\n')
+    try:
+        found = re.search(r"https?://[^/]*:(\d+)/", first_line(process, 60))
+        assert found
+        own = ("--web.listen-address", f"127.0.0.1:{found[1]}", "--web.config-file", str(web))
+        for given, source in (
+            (("--user", "ops", "--password-file", str(password)), "agent"),
+            ((), "401 Unauthorized (--user and --password-file)"),
+            (("--user", "ops", "--password-file", str(tmp_path / "none")), "No such file"),
+        ):
+            done = subprocess.run(
+                [
+                    *(sys.executable, "-m", "dshealthd", "doctor", "--json", "--only", "clock"),
+                    *(*own, *given),
+                ],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            (node,) = json.loads(done.stdout)["nodes"]
+            assert source in node["source"], done
+    finally:
+        end(process)
 
 
 IMPOSTOR = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -24,11 +25,15 @@ from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.http import client
 from dshealthd.http.client import Client
+from dshealthd.http.exchange import Request
+from tests.http import impostors
 from tests.singular import ONE_OF_MANY
+from tests.status_documents import document, finding, job, rank
 from tests.web.certificates import authority, certificate
 from tests.web.serving import serving
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from dshealthd.core.collector import Sample
@@ -135,16 +140,17 @@ def test_a_finding_leads_on(capsys: pytest.CaptureFixture[str]) -> None:
         assert "First step: drain n1 and reboot it" in said
         (runbook,) = (line.split()[1] for line in said.splitlines() if "Runbook: " in line)
         assert runbook == f"http://127.0.0.1:{served.port}/runbooks/gpu-lost"
-        assert b"## Remedy" in Client("127.0.0.1", served.port, {}, None).get("/runbooks/gpu-lost")
+        asked = Request(host="127.0.0.1", port=served.port, path="/")
+        assert b"## Remedy" in Client(asked).get("/runbooks/gpu-lost")
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     """`--json` is one document with a version, and has the same exit status."""
     with serving(snapshot(*HEALTHY, *HUNG)) as served:
         assert run("status", "--json", f"127.0.0.1:{served.port}", "127.0.0.1:1") == 2
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert (document["schema"], document["verdict"]) == (1, "critical")
-    node, gone = document["nodes"]
+    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (printed["schema"], printed["verdict"]) == (1, "critical")
+    node, gone = printed["nodes"]
     assert [finding["alert"] for finding in node["findings"]] == ["DshealthdJobHang"]
     assert (gone["verdict"], gone["findings"]) == ("unknown", None)
     assert "refused" in gone["error"]
@@ -196,7 +202,7 @@ def test_other_answers(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     """What is no node, and a file that is not there, is said in one line."""
     assert run("status", "http://n1/") == 3
-    assert "is not a node: give NODE" in capsys.readouterr().err
+    assert "UNKNOWN  http://n1/ is not a node: give NODE" in capsys.readouterr().out
     assert run("status", "--user", "x", "--password-file", "/nonexistent", "n1") == 3
     assert "/nonexistent" in capsys.readouterr().err
 
@@ -207,6 +213,77 @@ def test_terminals_are_not_commanded(capsys: pytest.CaptureFixture[str]) -> None
     with serving(snapshot(*HEALTHY, STEP(1, evil, "0"))) as served:
         run("jobs", f"127.0.0.1:{served.port}")
     assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["status", "jobs"])
+def test_terminals_are_not_commanded_by_an_answer(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No text of an answer reaches the terminal as it is: an agent may be anybody's."""
+    evil = "\x1b]0;owned\x07\x1b[2J"
+    hang = {"cause": evil, "overdue_seconds": 1, "culprits": [{"rank": 0, "reason": evil}]}
+    failures = [{"slug": evil, "rank": 1, "node": evil}]
+    ranks = [rank(phase=evil, stage=evil, process=evil, gpu=evil)]
+    texts = dict.fromkeys(("job", "loss", "state", "evidence"), evil)
+    found = finding(
+        **dict.fromkeys(("part", "summary", "detail", "first_step", "runbook", "reason"), evil)
+    )
+    told = document(
+        node=evil,
+        verdict="critical",
+        findings=[found],
+        jobs=[job(hang=hang, failures=failures, ranks=ranks, **texts)],
+    )
+    with impostors.serving(impostors.saying(json.dumps(told))) as port:
+        assert run(command, f"127.0.0.1:{port}") == 2
+    said = capsys.readouterr()
+    assert said.out.count("owned") > 5
+    assert "\x1b" not in said.out + said.err
+
+
+@pytest.mark.parametrize("command", ["status", "jobs"])
+def test_60_a_wrong_agent_does_not_end_a_list(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents that answer nonsense, too slowly or not at all are unknown, exit status 3; the others
+    are shown.
+    """
+    monkeypatch.setattr(client, "TIMEOUT", 10.0)
+
+    def drip(connection: socket.socket, _: bytes) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        while True:
+            connection.sendall(b" ")
+            time.sleep(0.1)
+
+    deep = b'{"schema":1,"x":' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+    answers = (
+        impostors.saying(json.dumps(document(verdict="critical", findings=[{}]))),
+        impostors.saying(json.dumps(document(jobs=None))),
+        impostors.saying(deep),
+        drip,
+    )
+    with contextlib.ExitStack() as stack:
+        wrong = [stack.enter_context(impostors.serving(one)) for one in answers]
+        good = impostors.saying(json.dumps(document(node="n9", jobs=[job()])))
+        ports = [*wrong, stack.enter_context(impostors.serving(good))]
+        assert run(command, "not/a/node", "n..x", *(f"127.0.0.1:{port}" for port in ports)) == 3
+        for port in wrong:
+            assert run(command, "--json", f"127.0.0.1:{port}") == 3
+    said = capsys.readouterr().out
+    assert "run-1  training" in said
+    assert "not/a/node is not a node" in said
+    assert all(f"127.0.0.1:{port}" in said for port in wrong)
+
+
+def test_60_a_verdict_that_contradicts_its_findings_is_not_ok(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A verdict of ok beside a critical finding is neither: the agent cannot be believed."""
+    told = json.dumps(document(verdict="ok", findings=[finding()]))
+    with impostors.serving(impostors.saying(told)) as port:
+        assert run("status", f"127.0.0.1:{port}") == 3
+    assert 'the verdict "ok", but its worst finding is "critical"' in capsys.readouterr().out
 
 
 def test_password_and_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,3 +330,67 @@ def test_members(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(snapshot(*HEALTHY)) as served:
         assert run("status", "--members", "--web.listen-address", f"127.0.0.1:{served.port}") == 3
     assert "/api/v1/targets: 404" in capsys.readouterr().err
+
+
+@contextlib.contextmanager
+def listing(*targets: str) -> Iterator[tuple[int, list[bytes]]]:
+    """Run an agent that lists these members and itself is well; yield its port and requests."""
+    requests: list[bytes] = []
+
+    def talk(connection: socket.socket, request: bytes) -> None:
+        requests.append(request)
+        told: Any = document()
+        if impostors.path(request) == "/api/v1/targets":
+            told = [{"targets": targets}]
+        impostors.saying(json.dumps(told))(connection, request)
+
+    with impostors.serving(talk) as port:
+        yield port, requests
+
+
+def test_59_members_that_an_agent_lists_get_no_password(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An address that an answer names is asked without credentials; a bad one ends nothing."""
+    password = tmp_path / "password"
+    password.write_text("secret\n")
+    known = ("--user", "x", "--password-file", str(password))
+    requests: list[bytes] = []
+
+    def guarded(connection: socket.socket, request: bytes) -> None:
+        requests.append(request)
+        impostors.saying("", "401 Unauthorized")(connection, request)
+
+    with (
+        impostors.serving(guarded) as port,
+        listing("a/b", "\x1b[2J", "n:99999999", f"127.0.0.1:{port}") as (own, asked),
+    ):
+        assert run("status", "--members", *known, "--web.listen-address", f"127.0.0.1:{own}") == 3
+    said = capsys.readouterr().out
+    assert "a/b is not a node" in said
+    assert "401 Unauthorized (a password is not sent to members that only an agent names" in said
+    assert "\x1b" not in said
+    assert [b"Authorization" in one for one in (*asked, *requests)] == [True, False]
+
+
+def test_members_of_the_configuration_get_the_password(tmp_path: Path) -> None:
+    """Members that the configuration names are asked with it, and no agent is asked for a list."""
+    password = tmp_path / "password"
+    password.write_text("secret\n")
+    with listing() as (port, requests):
+        file = tmp_path / "dshealthd.toml"
+        file.write_text(
+            f'[web]\nlisten_address = ":{port}"\n[probe.members]\nnodes = ["127.0.0.1"]\n'
+        )
+        known = ("--user", "x", "--password-file", str(password))
+        assert run("status", "--members", "--config.file", str(file), *known) == 0
+    (request,) = requests
+    assert b"Authorization" in request
+
+
+def test_members_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A hostfile that is not there is said in one line."""
+    file = tmp_path / "dshealthd.toml"
+    file.write_text(f'[probe.members]\nhostfile = "{tmp_path}/none"\n')
+    assert run("status", "--members", "--config.file", str(file)) == 3
+    assert f"{tmp_path}/none" in capsys.readouterr().err

@@ -1,0 +1,255 @@
+"""The status document (docs/status-api.md) as commands receive it: checked once, here.
+
+Whoever answers may be broken, hostile or of another release. What passes has the declared fields
+with the declared types; fields that are not declared pass if they are not nested deeply. Text is
+still untrusted: make it safe where it is printed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.core.schema import (
+    Array,
+    Choice,
+    Integer,
+    Number,
+    Plain,
+    Record,
+    SchemaError,
+    Type,
+    misfit,
+)
+from dshealthd.findings.finding import ORDER, SCHEMA, State
+from dshealthd.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_DOCUMENT = 8 << 20
+"""Most bytes of an agent's answer, for every command; a node with many ranks sends about 2 MiB."""
+_MAX_CONTAINERS = MAX_DOCUMENT // 24
+"""Most lists and objects in a document: an empty one takes 2 bytes there and 64 in memory. A sample
+has two in some 50 bytes."""
+_MAX_DEPTH = 8
+"""Deepest nesting of a field that is not declared."""
+
+
+_MAX_REASON = 200
+"""Most characters of a reason, which may quote the answer."""
+
+
+class DocumentError(ValueError):
+    """The answer is no status document that can be believed; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Plain):
+    """A text."""
+
+    def read(self, value: object, place: str) -> str:
+        """Return the text."""
+        if not isinstance(value, str):
+            misfit(place, "is not a text")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class OrNull(Plain):
+    """A value, or null."""
+
+    kind: Type
+
+    def read(self, value: object, place: str) -> Any:
+        """Return the value, None for null."""
+        return None if value is None else self.kind.read(value, place)
+
+
+@dataclass(frozen=True, slots=True)
+class Shallow(Plain):
+    """Any value that is not nested deeply, so that nothing that walks it runs out of stack."""
+
+    depth: int = _MAX_DEPTH
+
+    def read(self, value: object, place: str) -> Any:
+        """Return the value."""
+        level, depth = [value], 0
+        while level:
+            if depth > self.depth:
+                misfit(place, "is nested too deeply")
+            level = [
+                item
+                for entry in level
+                if isinstance(entry, list | dict)
+                for item in (entry.values() if isinstance(entry, dict) else entry)
+            ]
+            depth += 1
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Samples(Plain):
+    """All samples by metric: thousands, so that they are checked in one loop and not copied."""
+
+    def read(self, value: object, place: str) -> Any:
+        """Return the metrics as they are."""
+        if not isinstance(value, dict):
+            misfit(place, "is not an object")
+        for name, family in value.items():
+            samples = family.get("samples") if isinstance(family, dict) else None
+            if not isinstance(samples, list):
+                misfit(f"{place}.{name}", "has no samples")
+            _REST.read({**family, "samples": None}, f"{place}.{name}")
+            for sample in samples:
+                if not isinstance(sample, dict) or sample.keys() != {"labels", "value"}:
+                    misfit(
+                        f"{place}.{name}", "has a sample with other fields than labels and value"
+                    )
+                if not _is_number(sample["value"]):
+                    misfit(f"{place}.{name}", "has a sample without a number")
+                labels = sample["labels"]
+                if not isinstance(labels, dict) or not all(
+                    isinstance(label, str) for label in labels.values()
+                ):
+                    misfit(f"{place}.{name}", "has a label that is not a text")
+        return value
+
+
+def _is_number(value: object) -> bool:
+    """Return whether a sample has a value: finite, or as Prometheus writes other numbers."""
+    if type(value) is float:
+        return math.isfinite(value)
+    if type(value) is int:
+        return abs(value) < sys.float_info.max
+    return value in ("NaN", "+Inf", "-Inf")
+
+
+_REST = Shallow()
+
+
+def _record(fields: Mapping[str, Type], **optional: Type) -> Record:
+    return Record(fields, optional, _REST)
+
+
+MANY = 1 << 20
+"""More items than any list of a document of that size has."""
+TEXT = Text()
+FIGURE = Number(-sys.float_info.max, sys.float_info.max)
+TIME = Number(0, 1e11)
+"""Unix time, at most that of the year 5138: clocks are wrong, but `localtime` has a range."""
+WHOLE = Integer(-(2**63), 2**63)
+
+_FINDING = _record(
+    {
+        **dict.fromkeys(("slug", "alert", "component", "part", "summary", "detail"), TEXT),
+        **dict.fromkeys(("first_step", "runbook", "reason", "source", "limit_source"), TEXT),
+        "severity": Choice(State),
+        "value": OrNull(FIGURE),
+        "limit": OrNull(FIGURE),
+        "since": OrNull(TIME),
+        "hold_seconds": FIGURE,
+    }
+)
+_HANG = _record(
+    {
+        "cause": TEXT,
+        "overdue_seconds": OrNull(FIGURE),
+        "culprits": Array(_record({"rank": WHOLE, "reason": TEXT}), MANY),
+    }
+)
+_RANK = _record(
+    {
+        "rank": WHOLE,
+        "step": OrNull(WHOLE),
+        **dict.fromkeys(("step_seconds", "overdue_seconds"), OrNull(FIGURE)),
+        **dict.fromkeys(("phase", "stage", "process", "gpu"), OrNull(TEXT)),
+    }
+)
+_JOB = _record(
+    {
+        **dict.fromkeys(("job", "loss", "state"), TEXT),
+        "ranks_here": WHOLE,
+        **dict.fromkeys(("world_size", "step"), OrNull(WHOLE)),
+        "steps_per_minute": OrNull(FIGURE),
+        "hang": OrNull(_HANG),
+        "evidence": OrNull(TEXT),
+        "ranks": Array(_RANK, MANY),
+    },
+    failures=Array(_record({"slug": TEXT, "rank": OrNull(WHOLE), "node": TEXT}), MANY),
+)
+_COLLECTOR = _record(
+    {
+        **dict.fromkeys(("name", "state", "detail"), TEXT),
+        "reason": OrNull(TEXT),
+        "faults": Array(_record(dict.fromkeys(("part", "reason", "detail"), TEXT)), MANY),
+    }
+)
+_ROUND = _record(
+    {"time": TIME, "members": Array(TEXT, MANY), **dict.fromkeys(("kind", "outcome"), TEXT)}
+)
+_SUSPECT = _record(dict.fromkeys(("kind", "component", "reason"), TEXT))
+_PROBE = _record(
+    {"state": TEXT},
+    detail=TEXT,
+    name=TEXT,
+    members=WHOLE,
+    period_seconds=FIGURE,
+    rounds=Array(_ROUND, MANY),
+    suspects=Array(_SUSPECT, MANY),
+)
+STATUS = _record(
+    {
+        "schema": Integer(SCHEMA, SCHEMA),
+        **dict.fromkeys(("node", "version"), TEXT),
+        "time": TIME,
+        "verdict": Choice(State),
+        "findings": Array(_FINDING, MANY),
+        "jobs": Array(_JOB, MANY),
+        "collectors": Array(_COLLECTOR, MANY),
+        "metrics": Samples(),
+    },
+    probe=OrNull(_PROBE),
+)
+"""The fields that commands read."""
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """Return the status document in an answer; DocumentError if it cannot be believed.
+
+    A verdict that is not the worst of the findings is a contradiction, and believed neither way.
+    """
+    if len(body) > MAX_DOCUMENT or body.count(b"[") + body.count(b"{") > _MAX_CONTAINERS:
+        message = "sent a status document that is too large"
+        raise DocumentError(message)
+    try:
+        found = json.loads(body.decode(), parse_constant=_constant)
+    except (ValueError, RecursionError) as error:
+        message = f"sent invalid JSON: {error}"
+        raise DocumentError(message) from error
+    if (
+        isinstance(found, dict)
+        and type(version := found.get("schema")) is int
+        and version != SCHEMA
+    ):
+        message = f"answers in schema version {version}, this command needs {SCHEMA}"
+        raise DocumentError(message)
+    try:
+        document = STATUS.read(found, "document")
+    except SchemaError as error:
+        message = f"did not send a status document: {printable(str(error)[:_MAX_REASON])}"
+        raise DocumentError(message) from error
+    severities = [finding["severity"] for finding in document["findings"]]
+    worst = max(severities, key=ORDER.index, default=State.OK)
+    if document["verdict"] != worst:
+        message = f'sent the verdict "{document["verdict"]}", but its worst finding is "{worst}"'
+        raise DocumentError(message)
+    return document
+
+
+def _constant(name: str) -> float:
+    message = f"{name} is not a number"
+    raise SchemaError(message)

@@ -1,0 +1,201 @@
+"""What listens on the agent's port is identified before it is sent anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd import cli, config
+from dshealthd.evidence.command import _from_agent
+from dshealthd.http.client import Access, local
+from dshealthd.http.exchange import Unreachable
+from dshealthd.http.local_agent import Impostor, identify
+from tests import no_netlink
+from tests.http.impostors import impostor, saying, serving
+from tests.status_documents import document, job
+from tests.stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dshealthd.config import Config
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to be another user")
+
+
+def configured(port: int) -> Config:
+    """Return a configuration with the agent on a port."""
+    loaded = config.load(None)
+    return replace(loaded, web=replace(loaded.web, listen_address=f"127.0.0.1:{port}"))
+
+
+@pytest.fixture
+def access(tmp_path: Path) -> Access:
+    """Credentials that nobody but the agent may see."""
+    password = tmp_path / "password"
+    password.write_text("S3CRET\n", encoding="utf-8")
+    return Access(user="prom", password_file=password)
+
+
+@AS_ROOT
+@pytest.mark.parametrize("command", ["status", "status --json", "status --members", "jobs"])
+def test_59_commands_send_an_impostor_nothing(
+    command: str, access: Access, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A user's process on the port receives no byte, and neither verdict nor jobs are believed."""
+    with impostor(tmp_path, document(jobs=[job(job="forged")])) as found:
+        words = [
+            *(*command.split(), "--web.listen-address", f"127.0.0.1:{found.port}"),
+            *("--user", access.user, "--password-file", str(access.password_file)),
+        ]
+        assert cli.main(words) == 3
+        assert found.heard() == b""
+    said = capsys.readouterr()
+    assert "answered by a process of uid 65534, which is not trusted" in said.out + said.err
+    assert "forged" not in said.out
+    assert '"verdict": "ok"' not in said.out
+
+
+@AS_ROOT
+def test_59_doctor_sends_an_impostor_nothing(access: Access, tmp_path: Path) -> None:
+    """The doctor collects by itself where a user's process is on the port."""
+    with impostor(tmp_path, document()) as found:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "dshealthd", "doctor", "--only", "clock"),
+                *("--web.listen-address", f"127.0.0.1:{found.port}"),
+                *("--user", access.user, "--password-file", str(access.password_file)),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert "not trusted" in done.stdout, done
+        assert found.heard() == b""
+
+
+@AS_ROOT
+def test_59_evidence_takes_nothing_of_an_impostor(
+    access: Access, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Forged probe rounds and metrics do not become evidence."""
+    with impostor(tmp_path, document()) as found:
+        assert _from_agent(configured(found.port), access) == (None, "")
+        assert found.heard() == b""
+    assert "not trusted" in capsys.readouterr().err
+
+
+@AS_ROOT
+def test_tls_begins_after_the_identification(access: Access, tmp_path: Path) -> None:
+    """Not even a handshake, which may carry a client certificate, begins with an impostor."""
+    web = tmp_path / "web.yml"
+    web.write_text("tls_server_config: {cert_file: a.pem, key_file: a.key}\n", encoding="utf-8")
+    with impostor(tmp_path, document()) as found:
+        loaded = configured(found.port)
+        loaded = replace(loaded, web=replace(loaded.web, config_file=web))
+        with pytest.raises(Impostor):
+            local(loaded, access).status()
+        assert found.heard() == b""
+
+
+def test_an_agent_of_this_user_is_believed(access: Access) -> None:
+    """The agent is asked with the credentials, once it is known to be the agent."""
+    requests: list[bytes] = []
+    with serving(lambda connection, data: (requests.append(data), answer_ok(connection))) as port:
+        assert local(configured(port), access).status()["node"] == "n1"
+    (request,) = requests
+    assert b"Authorization: Basic " in request
+
+
+def answer_ok(connection: socket.socket) -> None:
+    """Answer with a healthy node."""
+    saying(json.dumps(document()))(connection, b"")
+
+
+def test_an_agent_that_does_not_accept() -> None:
+    """A connection that nobody accepts is given up at the deadline, with nothing sent."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        watch = Stopwatch()
+        with pytest.raises(Impostor, match="no process of this machine"):
+            local(configured(server.getsockname()[1]), Access(), 0.5).status()
+        assert watch.seconds() < 5
+        connection, _ = server.accept()
+        with connection:
+            connection.settimeout(60)
+            assert connection.recv(1) == b""
+
+
+def test_an_agent_that_accepts_late() -> None:
+    """A starved agent that accepts after a while is recognized."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        accepted: list[socket.socket] = []
+        late = threading.Timer(0.3, lambda: accepted.append(server.accept()[0]))
+        late.start()
+        with socket.create_connection(server.getsockname()) as client:
+            identify(client, time.monotonic() + 60)
+        late.join()
+        accepted[0].close()
+
+
+def test_without_netlink(tmp_path: Path) -> None:
+    """Where the kernel refuses netlink, the agent is identified from `/proc/net`."""
+    with serving(saying("{}")) as port:
+        done = subprocess.run(
+            [
+                *(sys.executable, no_netlink.__file__, sys.executable, "-c", _IDENTIFY),
+                str(port),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            check=False,
+        )
+    assert (done.stdout, done.returncode) == ("refused\nidentified\n", 0), done.stderr
+
+
+_IDENTIFY = """
+import socket, sys, time
+try: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4)
+except OSError: print("refused")
+from dshealthd.http.local_agent import identify
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection:
+    identify(connection, time.monotonic() + 60)
+print("identified")
+"""
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """A password, certificate or web config file that cannot be used is named, and nothing sent."""
+    absent = tmp_path / "absent"
+    loaded = configured(1)
+    served = replace(loaded, web=replace(loaded.web, config_file=absent))
+    bad = tmp_path / "bad.yml"
+    bad.write_text("a: [", encoding="utf-8")
+    odd = replace(loaded, web=replace(loaded.web, config_file=bad))
+    for one, given, named in (
+        (loaded, Access(user="x", password_file=absent), str(absent)),
+        (loaded, Access(ca_file=absent), str(absent)),
+        (served, Access(), str(absent)),
+        (odd, Access(), "web.config_file"),
+    ):
+        with pytest.raises(Unreachable, match=re.escape(named)):
+            local(one, given)
+
+
+def test_no_certificate_is_needed_of_an_identified_agent() -> None:
+    """The context for the local agent verifies none: the kernel has said who answers."""
+    assert Access().unverified_context().verify_mode is ssl.CERT_NONE

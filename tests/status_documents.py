@@ -1,0 +1,87 @@
+"""Status documents as agents send them, with changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def finding(**other: Any) -> dict[str, Any]:
+    """Return the finding of a lost GPU."""
+    return {
+        "slug": "gpu-lost",
+        "alert": "DshealthdGpuLost",
+        "severity": "critical",
+        "component": "gpu",
+        "part": "GPU 3",
+        "summary": "A GPU fell off the bus",
+        "detail": "GPU 3 of n1 is lost to the driver.",
+        "first_step": "drain n1 and reboot it",
+        "runbook": "/runbooks/gpu-lost",
+        "reason": "gpu_lost",
+        "value": None,
+        "limit": None,
+        "source": "dshealthd_gpu_fault",
+        "limit_source": "",
+        "since": 990.0,
+        "hold_seconds": 0.0,
+        **other,
+    }
+
+
+def rank(**other: Any) -> dict[str, Any]:
+    """Return a rank that trains."""
+    return {
+        "rank": 0,
+        "step": 7,
+        "step_seconds": 1.0,
+        "phase": "training",
+        "stage": "forward",
+        "process": "running",
+        "overdue_seconds": None,
+        "loss_finite": True,
+        "gpu": "0",
+        **other,
+    }
+
+
+def job(**other: Any) -> dict[str, Any]:
+    """Return a job of one rank that trains."""
+    return {
+        "job": "run-1",
+        "launcher": "torchrun",
+        "world_size": 1,
+        "ranks_here": 1,
+        "step": 7,
+        "step_highest": 7,
+        "steps_per_minute": 60.0,
+        "loss": "finite",
+        "state": "training",
+        "hang": None,
+        "failures": [],
+        "slowest_rank": None,
+        "evidence": None,
+        "ranks": [rank()],
+        **other,
+    }
+
+
+def document(**other: Any) -> dict[str, Any]:
+    """Return the document of a healthy node without probes."""
+    return {
+        "node": "n1",
+        "version": "0.1.0",
+        "time": 1000.0,
+        "started": 1.0,
+        "uptime_seconds": 999.0,
+        "ready": True,
+        "collectors": [],
+        "workers": [],
+        "schema": 1,
+        "verdict": "ok",
+        "findings": [],
+        "jobs": [],
+        "probe": {"state": "off"},
+        "evidence": {"state": "ok", "directory": "/var/lib/dshealthd/evidence", "bundles": []},
+        "metrics": {},
+        **other,
+    }
