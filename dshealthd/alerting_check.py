@@ -13,20 +13,24 @@ import json
 import re
 import secrets
 import socket
+import ssl
 import sys
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange
 from dshealthd.plural import plural
+from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 TIMEOUT = 5.0
-"""Seconds for one request."""
+"""Seconds for one request and its answer."""
+MAX_ANSWER = 32 << 20
+"""Most bytes of an answer: Prometheus lists a series for each node, in some 500 bytes."""
+_PORTS = {"http": 80, "https": 443}
 LASTS = 300
 """Seconds until the test alert resolves by itself, unless it is resolved here."""
 PAUSE = 0.5
@@ -48,7 +52,14 @@ def check_alerting(alertmanager: str, prometheus: str | None, severity: str, wai
             _check_prometheus(prometheus.rstrip("/"))
         _send(alertmanager.rstrip("/"), severity, wait)
     except Stopped as stopped:
-        print(f"STOPPED  {stopped}", file=sys.stderr)
+        print(f"STOPPED  {printable(str(stopped))}", file=sys.stderr)
+        return 1
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        print(
+            "STOPPED  a server's answer does not have the fields that Prometheus and Alertmanager "
+            f"send: {printable(repr(error))}",
+            file=sys.stderr,
+        )
         return 1
     return 0
 
@@ -175,7 +186,7 @@ def _until(look: Callable[[], Any], end: float) -> Any:
 
 
 def _passed(text: str) -> None:
-    print(f"ok       {text}", flush=True)
+    print(f"ok       {printable(text)}", flush=True)
 
 
 def _time(seconds: float) -> str:
@@ -186,28 +197,34 @@ def _time(seconds: float) -> str:
 def _get(url: str, path: str, who: str) -> Any:
     try:
         return json.loads(_request(url, path, who))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         message = f"{who} {url}: the server at {path} is not {who}"
         raise Stopped(message) from error
 
 
 def _request(url: str, path: str, who: str, document: object = None) -> bytes:
-    if not url.startswith(("http://", "https://")):
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        message = f"{who} {url}: not a URL: {error}"
+        raise Stopped(message) from error
+    if parts.scheme not in _PORTS or not parts.hostname:
         message = f"{who} {url}: not a URL; it must begin with http:// or https://"
         raise Stopped(message)
-    data = None if document is None else json.dumps(document).encode()
-    request = urllib.request.Request(  # noqa: S310 - checked above
-        url + path, data, {"Content-Type": "application/json"}
+    request = Request(
+        host=parts.hostname,
+        port=port or _PORTS[parts.scheme],
+        path=parts.path + path,
+        headers={"Content-Type": "application/json"},
+        body=None if document is None else json.dumps(document).encode(),
+        tls=ssl.create_default_context() if parts.scheme == "https" else None,
     )
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:  # noqa: S310 - checked above
-            body: bytes = answer.read()
-            return body
-    except urllib.error.HTTPError as error:
-        detail = error.read(300).decode(errors="replace").strip()
-        message = f"{who} {url}: {path} answers {error.code} {detail}"
+        return exchange(request, TIMEOUT, MAX_ANSWER)
+    except Rejected as error:
+        message = f"{who} {url}: {path} answers {error.status} {error.detail}"
         raise Stopped(message) from error
-    except (OSError, ValueError) as error:  # URLError is an OSError, a bad address a ValueError
-        reason = getattr(error, "reason", error)
-        message = f"{who} {url}: no answer: {reason}"
+    except Unreachable as error:
+        message = f"{who} {url}: no answer: {error}"
         raise Stopped(message) from error
