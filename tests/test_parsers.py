@@ -240,8 +240,8 @@ HERE |= {
         lambda text: module("probe.members.membership").parse_hostfile(text, "file"),
         LINES,
     ),
-    ("slurm.agent", "parse"): (
-        lambda document: module("slurm.agent").parse(document, frozenset({"x"})),
+    ("http.document", "parse"): (
+        lambda document: module("http.document").parse(json.dumps(document).encode()),
         st.dictionaries(
             st.one_of(st.text(max_size=8), st.sampled_from(["findings", "verdict", "state"])),
             DOCUMENTS,

@@ -44,9 +44,11 @@ def identify(connection: socket.socket, end: float) -> None:
             break
         time.sleep(min(max(pause, _SHARE * (now - begun)), max(0.0, end - now)))
         pause = min(2 * pause, _LONGEST_PAUSE)
-    if uid is None or uid not in _believed():
-        who = "no process of this machine" if uid is None else f"a process of uid {uid}"
-        message = f"the agent's port is answered by {who}, which is not trusted"
+    if uid is None:
+        message = "no process of this machine has accepted the connection to the agent's port"
+        raise Impostor(message)
+    if uid not in _believed():
+        message = f"the agent's port is answered by a process of uid {uid}, which is not trusted"
         raise Impostor(message)
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.http import exchange as module
 from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange
 from tests.http.impostors import answer, saying, serving
 from tests.stopwatch import Stopwatch
@@ -97,7 +96,7 @@ def test_silent_name_servers(monkeypatch: pytest.MonkeyPatch) -> None:
         release.wait(60)
         return []
 
-    monkeypatch.setattr(module.socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
     try:
         watch = Stopwatch()
         with pytest.raises(Unreachable, match="no answer within 1 s"):
@@ -119,7 +118,7 @@ def test_an_address_that_is_dead_leaves_time_to_the_next(monkeypatch: pytest.Mon
     with serving(saying("ok")) as port:
         stream = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
         found = [(*stream, ("127.0.0.1", 1)), (*stream, ("127.0.0.1", port))]
-        monkeypatch.setattr(module.socket, "getaddrinfo", lambda *_, **__: found)
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
         assert exchange(request(port, "n1"), 30, 1 << 20) == b"ok"
 
 

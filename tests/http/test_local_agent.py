@@ -113,15 +113,15 @@ def test_tls_begins_after_the_identification(access: Access, tmp_path: Path) -> 
 def test_an_agent_of_this_user_is_believed(access: Access) -> None:
     """The agent is asked with the credentials, once it is known to be the agent."""
     requests: list[bytes] = []
-    with serving(lambda connection, data: (requests.append(data), answer_ok(connection))) as port:
+
+    def talk(connection: socket.socket, request: bytes) -> None:
+        requests.append(request)
+        saying(json.dumps(document()))(connection, request)
+
+    with serving(talk) as port:
         assert local(configured(port), access).status()["node"] == "n1"
     (request,) = requests
     assert b"Authorization: Basic " in request
-
-
-def answer_ok(connection: socket.socket) -> None:
-    """Answer with a healthy node."""
-    saying(json.dumps(document()))(connection, b"")
 
 
 def test_an_agent_that_does_not_accept() -> None:
