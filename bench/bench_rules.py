@@ -167,8 +167,8 @@ def measure(lab: Paging, options: argparse.Namespace, directory: Path) -> None:
         )
         itself = own(server)
         spent = (itself["process_cpu_seconds_total"] - cpu) / (options.seconds / 2)
-        up = value(server, 'count(up{job="dshealthd"} == 1)')
-        series = value(server, 'max(scrape_samples_scraped{job="dshealthd"})')
+        up = value(server, 'count(up{exporter="dshealthd"} == 1)')
+        series = value(server, 'max(scrape_samples_scraped{exporter="dshealthd"})')
         rules = sum(len(group["rules"]) for group in found.values())
         rows = [
             ["nodes scraped", f"{up:.0f} of {options.nodes}"],

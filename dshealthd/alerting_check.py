@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange
 from dshealthd.plural import plural
 from dshealthd.printable import printable
+from dshealthd.symptoms.rules import LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -70,7 +71,9 @@ def _check_prometheus(url: str) -> None:
     alerts = {rule["name"]: rule for group in rules for rule in group["rules"]}
     watchdog = alerts.get("DshealthdWatchdog")
     if watchdog is None:
-        message = f"Prometheus {url}: no rule DshealthdWatchdog; load deploy/prometheus/*.yml"
+        message = (
+            f"Prometheus {url}: no rule DshealthdWatchdog; load the rules of deploy/prometheus"
+        )
         raise Stopped(message)
     if watchdog["state"] != "firing":
         message = (
@@ -99,6 +102,7 @@ def _send(url: str, severity: str, wait: float) -> None:
     alert = {
         "labels": {
             "alertname": "DshealthdTest",
+            **LABELS,
             "severity": severity,
             "symptom": "test-alert",
             "component": "node",

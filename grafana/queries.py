@@ -23,7 +23,7 @@ SCOPES = {
 }
 """Scopes that a selector may begin with, and the matchers that each stands for.
 
-`node` is the label that `deploy/prometheus/prometheus.yml` gives every target and that the rules
+`node` is the label that `deploy/prometheus/dshealthd.yml` gives every target and that the rules
 use. `cluster` may be an external label, which a Prometheus does not add to its own answers, so all
 its matchers also match series without it. Recorded series have no `job`. `exported_job` is a
 training job; `@of_jobs` is for recorded series of one.

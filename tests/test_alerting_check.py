@@ -12,7 +12,7 @@ import pytest
 from dshealthd import alerting_check, cli
 from tests.http import impostors
 from tests.lab.receiver import FIRING, RESOLVED, Alert, Receiver
-from tests.lab.servers import alertmanager
+from tests.lab.servers import alertmanager, routes
 from tests.lab.station import Loopback
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ def test_delivered(tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFix
 
     def hurry(config: dict[str, Any]) -> None:
         """Do not wait the minutes after which the shipped routes report what has ended."""
-        for route in (config["route"], *config["route"]["routes"]):
+        for route in routes(config):
             route["group_interval"] = "1s"
 
     with serve(tmp_path, receiver, hurry) as server:
         assert send(server) == 0
         out = capsys.readouterr().out
-        assert "routed to page" in out
+        assert "routed to dshealthd-page" in out
         assert "delivered by webhook" in out
         (page,) = alerts(receiver, FIRING)
         assert (page.receiver, page.labels["symptom"]) == ("page", "test-alert")
@@ -104,7 +104,7 @@ def test_a_receiver_that_cannot_be_reached(
 
         with serve(tmp_path, receiver, broken) as server:
             assert send(server) == 1
-            assert "receiver page: webhook failed to deliver" in capsys.readouterr().err
+            assert "receiver dshealthd-page: webhook failed to deliver" in capsys.readouterr().err
 
 
 def test_a_receiver_without_integration(
@@ -117,7 +117,7 @@ def test_a_receiver_without_integration(
 
     with serve(tmp_path, receiver, empty) as server:
         assert send(server, "--wait", "4") == 1
-        assert "receiver page: nothing was sent within 4 s" in capsys.readouterr().err
+        assert "receiver dshealthd-page: nothing was sent within 4 s" in capsys.readouterr().err
 
 
 def test_a_redirection_is_not_followed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,14 @@ KEEP_FIRING = "2m"
 A restarting agent exports nothing for a scrape or a few, and takes longer to rediscover probes and
 jobs: without this, every page of its node would resolve and fire again.
 """
+LABELS = {"ruleset": "dshealthd"}
+"""The label of every alert of ours and of no other: routes, inhibition and silences require it.
+
+`service` and `job` would not do: targets have them, so another team's alert about an agent or its
+pod would pass for ours.
+"""
+URGENT = "5s"
+"""Evaluation interval of alerts that set none, whatever is global in a Prometheus."""
 AT_ONCE = frozenset({"none"})
 """Severities of alerts that do not keep firing."""
 FILE = "alerts.yml"
@@ -71,12 +79,8 @@ def rules(symptoms: Iterable[Symptom], runbooks: str = RUNBOOKS) -> str:
 
 def _groups(groups: dict[tuple[int, str], list[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
     for (component, every), found in sorted(groups.items()):
-        name = f"dshealthd-{COMPONENTS[component]}"
-        yield (
-            {"name": f"{name}-{every}", "interval": every, "rules": found}
-            if every
-            else {"name": name, "rules": found}
-        )
+        name = "-".join(filter(None, ("dshealthd", COMPONENTS[component], every)))
+        yield {"name": name, "interval": every or URGENT, "rules": found}
 
 
 def _rule(symptom: Symptom, alert: Alert, runbooks: str) -> dict[str, Any]:
@@ -86,6 +90,7 @@ def _rule(symptom: Symptom, alert: Alert, runbooks: str) -> dict[str, Any]:
         **({"for": alert.hold} if alert.hold else {}),
         **({"keep_firing_for": alert.keep or KEEP_FIRING} if alert.severity not in AT_ONCE else {}),
         "labels": {
+            **LABELS,
             "severity": alert.severity,
             "component": alert.component,
             "symptom": symptom.slug,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.lab.receiver import Receiver
-from tests.lab.servers import Server, alertmanager
+from tests.lab.servers import Server, alertmanager, routes
 from tests.lab.station import Loopback
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iter
     directory = tmp_path_factory.mktemp("server")
 
     def quick(config: dict[str, Any]) -> None:
-        for route in (config["route"], *config["route"]["routes"]):
+        for route in routes(config):
             route |= {"group_wait": "1s", "group_interval": "1s"}
 
     with alertmanager(Loopback("services", ADDRESS, directory), directory, receiver, quick) as made:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dshealthd.symptoms.rules import LABELS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -25,6 +27,7 @@ def alert(
 ) -> Labels:
     """Return the labels of an alert."""
     return {
+        **LABELS,
         "alertname": f"Test {symptom}",
         "symptom": symptom,
         "severity": severity,

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dshealthd.symptoms import rules
 from tests.lab.receiver import Receiver
-from tests.lab.servers import Server, alertmanager
+from tests.lab.servers import Server, alertmanager, routes
 from tests.lab.station import Loopback
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 ADDRESS = "127.0.0.62"
 """On which nobody else is given a port between the choice of one and the server's start."""
 LABELS = {
+    **rules.LABELS,
     "alertname": "DshealthdGpuLost",
     "cluster": "a",
     "job": "dshealthd",
@@ -130,10 +132,10 @@ def server(
     def examples(config: dict[str, Any]) -> None:
         found = {entry["name"]: entry for entry in config["receivers"]}
         (pagerduty,), (slack,) = (
-            found["page-pagerduty"]["pagerduty_configs"],
-            found["page-slack"]["slack_configs"],
+            found["dshealthd-page-pagerduty"]["pagerduty_configs"],
+            found["dshealthd-page-slack"]["slack_configs"],
         )
-        (mail,) = found["ticket-mail"]["email_configs"]
+        (mail,) = found["dshealthd-ticket-mail"]["email_configs"]
         pagerduty |= {
             "routing_key_file": secret("pagerduty", "k3y"),
             "url": f"{receiver.url}/v2/enqueue",
@@ -143,9 +145,9 @@ def server(
             "smarthost": mailbox.address,
             "require_tls": False,
         }  # the mailbox offers no authentication, so that none is used
-        found["page"]["pagerduty_configs"], found["page"]["slack_configs"] = [pagerduty], [slack]
-        found["ticket"]["email_configs"] = [mail]
-        for route in (config["route"], *config["route"]["routes"]):
+        found["dshealthd-page"] |= {"pagerduty_configs": [pagerduty], "slack_configs": [slack]}
+        found["dshealthd-ticket"]["email_configs"] = [mail]
+        for route in routes(config):
             route |= {"group_wait": "200ms", "group_interval": "500ms"}
 
     with alertmanager(
@@ -255,7 +257,17 @@ def test_where(labels: dict[str, str], where: str, server: Server, receiver: Rec
     symptom = f"where {where}"
     server.ask(
         "/api/v2/alerts",
-        [{"labels": {"alertname": "Where", "severity": "critical", "symptom": symptom} | labels}],
+        [
+            {
+                "labels": {
+                    **rules.LABELS,
+                    "alertname": "Where",
+                    "severity": "critical",
+                    "symptom": symptom,
+                }
+                | labels
+            }
+        ],
     )
 
     def titles() -> list[str]:

@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import re
 import subprocess
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
 from dshealthd.symptoms import all_symptoms
-from tests.lab.servers import ALERTMANAGER
+from dshealthd.symptoms.rules import LABELS
+from tests.lab.servers import ALERTMANAGER, PART, routes
 
-FILE = ALERTMANAGER / "alertmanager.yml"
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILE = ALERTMANAGER / PART
+COMMON = tuple(f"{name}={value}" for name, value in LABELS.items())
 
 
 def amtool(*arguments: str) -> str:
@@ -33,35 +39,86 @@ def test_configuration_is_valid() -> None:
     assert "1 templates" in said
 
 
-@pytest.mark.parametrize(
-    ("labels", "receiver"),
-    [
-        ("severity=critical symptom=gpu-lost node=node-17 gpu=3", "page"),
-        ("severity=warning symptom=time-wait node=node-17", "ticket"),
-        ("severity=warning symptom=loss-nan audience=owner exported_job=slurm-7", "job-owner"),
-        ("severity=info symptom=nccl-environment audience=owner", "nobody"),
-        ("severity=critical symptom=training-hang exported_job=slurm-7", "page"),
-        ("severity=info symptom=node-drift", "nobody"),
-        ("severity=warning symptom=maintenance node=node-17", "nobody"),
-        ("severity=none symptom=watchdog", "watchdog"),
-        ("severity=critical symptom=watchdog", "watchdog"),
-        ("severity=warning symptom=watchdog", "watchdog"),
-        ("alertname=SomebodyElses", "ticket"),
-        ("severity=disaster symptom=gpu-lost", "ticket"),
-    ],
+OURS = (
+    ("severity=critical symptom=gpu-lost node=node-17 gpu=3", "page"),
+    ("severity=warning symptom=time-wait node=node-17", "ticket"),
+    ("severity=warning symptom=loss-nan audience=owner exported_job=slurm-7", "job-owner"),
+    ("severity=info symptom=nccl-environment audience=owner", "none"),
+    ("severity=critical symptom=training-hang exported_job=slurm-7", "page"),
+    ("severity=info symptom=node-drift", "none"),
+    ("severity=warning symptom=maintenance node=node-17", "none"),
+    ("severity=none symptom=watchdog", "watchdog"),
+    ("severity=critical symptom=watchdog", "watchdog"),
+    ("severity=warning symptom=watchdog", "watchdog"),
+    ("severity=disaster symptom=gpu-lost", "ticket"),
 )
-def test_who_is_told(labels: str, receiver: str) -> None:
+"""Labels of ours beside the common one, and the receiver by its name without `dshealthd-`."""
+SITE = """
+global: {resolve_timeout: 5m}
+templates: [/etc/alertmanager/templates/*.tmpl]
+route:
+  receiver: ops
+  group_by: [alertname]
+  routes:
+    - {receiver: page, matchers: [severity="critical"], continue: true}
+    - {receiver: database, matchers: [team="database"]}
+    - {receiver: nobody, matchers: [alertname=~"Watchdog|InfoInhibitor"]}
+inhibit_rules:
+  - {source_matchers: [alertname="InfoInhibitor"], target_matchers: [severity="info"], equal: [namespace]}
+receivers:
+  - {name: ops, email_configs: [{to: ops@example.com, from: a@example.com, smarthost: mail:25}]}
+  - {name: page, webhook_configs: [{url: http://127.0.0.1:9/}]}
+  - {name: database, webhook_configs: [{url: http://127.0.0.1:9/}]}
+  - {name: nobody}
+"""
+"""The alertmanager.yml of a site that has one, with names as many choose them."""
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a site's file into which ours has been merged as its head says."""
+    site, ours = yaml.safe_load(SITE), yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    top = ours.pop("route")
+    site["route"]["routes"] = top["routes"] + site["route"]["routes"]
+    ours["receivers"] = [one for one in ours["receivers"] if one["name"] != top["receiver"]]
+    for name, entries in ours.items():
+        site[name] += entries
+    file = tmp_path_factory.mktemp("merged") / "alertmanager.yml"
+    file.write_text(yaml.safe_dump(site), encoding="utf-8")
+    return file
+
+
+def receivers(file: Path, *labels: str) -> set[str]:
+    """Return who is told of an alert."""
+    said = amtool("config", "routes", "test", f"--config.file={file}", *labels)
+    return set(said.strip().split(","))
+
+
+@pytest.mark.parametrize(("labels", "receiver"), OURS)
+def test_who_is_told(labels: str, receiver: str, merged: Path) -> None:
     """Severity decides who is told, the Watchdog has a receiver of its own, and an alert of no
-    known severity is not lost.
+    known severity is not lost; in a site's file as in ours, and nobody of the site is told.
     """
-    amtool(
-        "config",
-        "routes",
-        "test",
-        f"--config.file={FILE}",
-        f"--verify.receivers={receiver}",
-        *labels.split(),
-    )
+    for file in (FILE, merged):
+        assert receivers(file, *COMMON, *labels.split()) == {f"dshealthd-{receiver}"}
+
+
+@pytest.mark.parametrize("labels", [labels for labels, _ in OURS])
+def test_other_teams_alerts_go_where_they_went(labels: str, merged: Path, tmp_path: Path) -> None:
+    """An alert that looks like ours but has not the common label takes the site's routes as before
+    the merge, and none of ours; so does one about an agent, with its target's labels.
+    """
+    before = tmp_path / "alertmanager.yml"
+    before.write_text(SITE, encoding="utf-8")
+    for foreign in ((), ("exporter=dshealthd", "job=dshealthd", "service=dshealthd")):
+        words = ("alertname=SomebodyElses", *foreign, *labels.split())
+        assert receivers(merged, *words) == receivers(before, *words)
+        assert receivers(FILE, *words) == {"others"}
+
+
+def test_a_site_s_file_and_ours_make_a_valid_one(merged: Path) -> None:
+    """What has been merged has no receiver twice and lacks none: amtool accepts it."""
+    assert "SUCCESS" in amtool("check-config", str(merged))
 
 
 def test_every_symptom_that_is_named_exists() -> None:
@@ -106,9 +163,13 @@ def test_groups_wait_longer_than_resends() -> None:
     A group that is told of each of two such alerts by itself tells of both again and again.
     """
     config = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    routes = [route for route in config["route"]["routes"] if route["receiver"] != "watchdog"]
-    intervals = [route.get("group_interval", "10m") for route in (config["route"], *routes)]
-    assert set(intervals) <= {"2m", "10m"}
+    (ours,) = config["route"]["routes"]
+    wait = {
+        route["receiver"]: route.get("group_interval", ours["group_interval"])
+        for route in ours["routes"]
+    }
+    del wait["dshealthd-watchdog"]
+    assert {ours["group_interval"], *wait.values()} == {"2m", "10m"}
 
 
 def test_no_secret_stands_in_the_file() -> None:
@@ -134,10 +195,11 @@ def test_no_secret_stands_in_the_file() -> None:
 def test_every_receiver_is_either_routed_to_or_an_example() -> None:
     """The receivers beside the routed ones are examples whose names say what they replace."""
     config = yaml.safe_load(FILE.read_text(encoding="utf-8"))
-    routed = {
-        config["route"]["receiver"],
-        *(route["receiver"] for route in config["route"]["routes"]),
-    }
+    routed = {route["receiver"] for route in routes(config)}
     others = {receiver["name"] for receiver in config["receivers"]} - routed
-    assert routed == {"page", "ticket", "job-owner", "watchdog", "nobody"}
-    assert others == {"page-pagerduty", "page-slack", "ticket-slack", "ticket-mail"}
+    ours = {f"dshealthd-{name}" for name in ("page", "ticket", "job-owner", "watchdog", "none")}
+    assert routed == {"others"} | ours
+    assert others == {
+        f"dshealthd-{name}"
+        for name in ("page-pagerduty", "page-slack", "ticket-slack", "ticket-mail")
+    }

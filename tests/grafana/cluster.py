@@ -84,7 +84,7 @@ def cluster(directory: Path, *, nodes: int = 2, gpus: int = 8) -> Iterator[Clust
             lab.wait(lambda scrapes: all(map(_probed, scrapes.values())), 200)
             settled = (
                 f"min(count_over_time(up[1h])) >= {SCRAPES} and min(timestamp(up)) > {time.time()}"
-                ' and min(up{job="dshealthd"}) == 1'
+                ' and min(up{exporter="dshealthd"}) == 1'
             )
             end = time.monotonic() + 200
             while not server.instant(settled, time.time()).series:
@@ -116,12 +116,10 @@ def shipped(
             group.pop("interval", None)
             group["rules"] = [rule for rule in group["rules"] if rule.get("alert") not in without]
         (directory / file).write_text(yaml.safe_dump(rules, sort_keys=False), encoding="utf-8")
-    config = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
-    config["global"] = {
-        "scrape_interval": interval,
-        "scrape_timeout": interval,
-        "evaluation_interval": interval,
-    }
+    config = yaml.safe_load((DEPLOY / "dshealthd.yml").read_text(encoding="utf-8"))
+    config["global"] = {"evaluation_interval": interval}
+    for job in config["scrape_configs"]:
+        job |= {"scrape_interval": interval, "scrape_timeout": interval}
     del config["alerting"]
     (directory / "targets").mkdir()
     (directory / "targets" / "nodes.json").write_text(targets, encoding="utf-8")

@@ -314,10 +314,10 @@ def test_provisioning() -> None:
     source = yaml.safe_load((folder / "datasources" / "dshealthd.yml").read_text(encoding="utf-8"))
     assert source["apiVersion"] == 1
     assert [entry["type"] for entry in source["datasources"]] == ["prometheus"]
-    shipped = yaml.safe_load((limits.FILE.parent / "prometheus.yml").read_text(encoding="utf-8"))
-    assert (
-        source["datasources"][0]["jsonData"]["timeInterval"] == shipped["global"]["scrape_interval"]
-    )
+    shipped = yaml.safe_load((limits.FILE.parent / "dshealthd.yml").read_text(encoding="utf-8"))
+    jobs = {job["job_name"]: job for job in shipped["scrape_configs"]}
+    interval = source["datasources"][0]["jsonData"]["timeInterval"]
+    assert interval == jobs["dshealthd"]["scrape_interval"]
     (provider,) = yaml.safe_load(
         (folder / "dashboards" / "dshealthd.yml").read_text(encoding="utf-8")
     )["providers"]

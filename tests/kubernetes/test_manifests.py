@@ -189,6 +189,17 @@ def test_probes_ask_over_the_agents_own_scheme() -> None:
         assert endpoint.get("scheme") == (scheme and scheme.lower())
 
 
+def test_agents_are_known_as_elsewhere() -> None:
+    """A PodMonitor gives the agents the label by which the rules know them, as the scrape job does."""
+    part = yaml.safe_load((rules.SOURCE / "dshealthd.yml").read_text(encoding="utf-8"))
+    label = part["scrape_configs"][-1]["relabel_configs"][0]
+    for components in ((), ("probes",)):
+        (endpoint,) = only(components, "PodMonitor")["spec"]["podMetricsEndpoints"]
+        made = {entry["targetLabel"]: entry.get("replacement") for entry in endpoint["relabelings"]}
+        assert made[label["target_label"]] == label["replacement"]
+        assert "node" in made
+
+
 def test_rules_are_ours(tmp_path: Path) -> None:
     """Each PrometheusRule holds one rule file, which promtool accepts as kustomize wrote it."""
     assert rules.main(["--check"]) == 0

@@ -71,7 +71,7 @@ class Demo:
         address = self._directory / "slack-url"
         address.write_text(f"{self.paging.receiver.url}/{SLACK}", encoding="ascii")
         found = {receiver["name"]: receiver for receiver in config["receivers"]}
-        for name in ("page", "ticket"):
+        for name in ("dshealthd-page", "dshealthd-ticket"):
             found[name]["slack_configs"] = [
                 entry | {"api_url_file": str(address)}
                 for entry in found[f"{name}-slack"]["slack_configs"]

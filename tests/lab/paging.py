@@ -19,7 +19,7 @@ from tests.lab.hardware import CHECKPOINTS, DATA, equip
 from tests.lab.lab import Lab
 from tests.lab.node import merged, toml
 from tests.lab.receiver import Receiver
-from tests.lab.servers import Server, alertmanager, prometheus
+from tests.lab.servers import Server, alertmanager, prometheus, routes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -131,11 +131,8 @@ class Paging:
 
     def _hurried(self, config: dict[str, Any]) -> None:
         """Have news of a group sent after seconds, for which the shipped routes wait minutes."""
-        routes = [config["route"]]
-        while routes:
-            route = routes.pop()
+        for route in routes(config):
             route["group_interval"] = "5s"
-            routes += route.get("routes", ())
         self._adapt(config)
 
     def __enter__(self) -> Self:
@@ -217,7 +214,7 @@ class Paging:
         """
         end = time.monotonic() + seconds
         steps = {
-            "nodes scraped": f'count(up{{job="dshealthd"}} == 1) == {len(self.lab.nodes)}',
+            "nodes scraped": f'count(up{{exporter="dshealthd"}} == 1) == {len(self.lab.nodes)}',
             "thresholds known": 'count({__name__=~"dshealthd:threshold:.+"})',
         }
         for what, expression in steps.items():

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from dshealthd.symptoms.rules import URGENT
 from tests.lab.station import NotPermitted, connect, listen
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTMANAGER = DEPLOY / "alertmanager"
 PROMETHEUS = DEPLOY / "prometheus"
+PART = "dshealthd.yml"
+"""Of the configuration of either: what is ours, and complete."""
+RULES = ("thresholds.yml", "recording.yml", "alerts.yml")
 START_SECONDS = 120.0
 RESEND = "10s"
 KEEP_FIRING = "15s"
@@ -110,7 +114,7 @@ def alertmanager(
     """
     folder = directory / "alertmanager"
     shutil.copytree(ALERTMANAGER, folder)
-    file = folder / "alertmanager.yml"
+    file = folder / PART
     config = yaml.safe_load(file.read_text(encoding="utf-8"))
     for found in config["receivers"]:
         for webhook in found.get("webhook_configs", ()):
@@ -148,21 +152,19 @@ def prometheus(
     """
     folder = directory / "prometheus"
     shutil.copytree(files, folder)
-    file = folder / "prometheus.yml"
+    file = folder / PART
     config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    if pace is not None:
-        config["global"] |= {
-            "scrape_interval": pace,
-            "scrape_timeout": pace,
-            "evaluation_interval": pace,
-        }
-    if scrape is not None:
-        config["global"]["scrape_interval"] = scrape
     config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": list(alertmanagers)}]}]}
     for job in config["scrape_configs"]:
+        if pace is not None:
+            job |= {"scrape_interval": pace, "scrape_timeout": pace}
+        if scrape is not None:
+            job["scrape_interval"] = scrape
         for key in [key for key in job if key.endswith("_sd_configs") or key == "static_configs"]:
             del job[key]
         job.update(discovery if job["job_name"] == "dshealthd" else {})
+    if pace is not None:
+        _urgent_every(folder, pace)
     file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     _set_thresholds(folder / "thresholds.yml", thresholds)
     _end_soon(folder / "alerts.yml")
@@ -172,6 +174,24 @@ def prometheus(
     flags.append(f"--rules.alert.resend-delay={RESEND}")
     with _running("prometheus", flags, station, folder) as server:
         yield server
+
+
+def routes(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield every route of a configuration of Alertmanager, the top one first."""
+    waiting = [config["route"]]
+    for route in waiting:
+        yield route
+        waiting += route.get("routes", ())
+
+
+def _urgent_every(folder: Path, pace: str) -> None:
+    """Have the urgent groups evaluated at another interval."""
+    for name in RULES:
+        content = yaml.safe_load((folder / name).read_text(encoding="utf-8"))
+        for group in content["groups"]:
+            if group["interval"] == URGENT:
+                group["interval"] = pace
+        (folder / name).write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
 def _set_thresholds(file: Path, values: Mapping[str, float]) -> None:

@@ -34,7 +34,7 @@ def scraped(server: Server) -> dict[str, dict[str, str]]:
     """Return the labels of the targets that are up, by instance."""
     return {
         series["metric"]["instance"]: series["metric"]
-        for series in server.query('up{job="dshealthd"} == 1')
+        for series in server.query('up{exporter="dshealthd"} == 1')
     }
 
 

@@ -109,12 +109,13 @@ def watched(folder: Path, agent: RunningAgent) -> Iterator[Prometheus]:
     folder.mkdir()
     for name in SHIPPED:
         shutil.copy(RULES / name, folder)
-    config = yaml.safe_load((RULES / "prometheus.yml").read_text(encoding="utf-8"))
+    shipped = yaml.safe_load((RULES / "dshealthd.yml").read_text(encoding="utf-8"))
+    (job,) = (job for job in shipped["scrape_configs"] if job["job_name"] == "dshealthd")
+    del job["file_sd_configs"]
     target = {"targets": [f"127.0.0.1:{agent.port}"], "labels": {"node": "node-1"}}
     config = {
-        "global": config["global"],
         "rule_files": [str(folder / name) for name in SHIPPED],
-        "scrape_configs": [{"job_name": "dshealthd", "static_configs": [target]}],
+        "scrape_configs": [job | {"static_configs": [target]}],
     }
     place = folder / "prometheus.yml"
     place.write_text(yaml.safe_dump(config), encoding="utf-8")

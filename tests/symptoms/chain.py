@@ -152,7 +152,7 @@ def fires(
     now = time.time()
     series: dict[str, str] = {}
     for name, texts in nodes.items():
-        target = f'cluster="c", job="dshealthd", instance="{name}:10061", node="{name}"'
+        target = f'cluster="c", exporter="dshealthd", job="dshealthd", instance="{name}:10061", node="{name}"'
         series[f"up{{{target}}}"] = f"1x{minutes}"
         well, ill = (_samples(text, target, job, now) for text in texts)
         for key in well.keys() | ill.keys():

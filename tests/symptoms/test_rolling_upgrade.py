@@ -38,7 +38,12 @@ def upgrade(at_a_time: int, *, announced: bool) -> Series:
     minutes = OUT * rounds + 10
     series = Series(minutes)
     for number in range(NODES):
-        target = {"job": "dshealthd", "instance": f"10.0.0.{number}:10061", "node": f"n{number}"}
+        target = {
+            "exporter": "dshealthd",
+            "job": "dshealthd",
+            "instance": f"10.0.0.{number}:10061",
+            "node": f"n{number}",
+        }
         start = 3 + OUT * (number // at_a_time)
         away = range(start + 1, start + OUT - 1)
         up: list[Value] = [float(minute not in away) for minute in range(minutes)]

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from dshealthd import reference
 from dshealthd.core.collector import MetricKind
@@ -24,16 +25,19 @@ if TYPE_CHECKING:
     from tests.symptoms.promtool import Expectation
 
 METRICS = reference.all_metrics()
-ALERTMANAGER = ROOT / "deploy/alertmanager/alertmanager.yml"
+PART = ROOT / "deploy/prometheus/dshealthd.yml"
+ALERTMANAGER = ROOT / "deploy/alertmanager/dshealthd.yml"
 SCENES = list(scenes())
 NAMED = re.compile(r"(?<![\w./-])(dshealthd(?:_[a-z0-9_]+|(?::[a-z0-9_]+)+))(?![\w*/.-]*[*/])")
 """Names of metrics in a runbook, but not files or patterns such as `dshealthd_gpu_*`."""
 QUERY = re.compile(r"printf `([^`]*)`")
 ALERTS = {alert.name: alert for symptom in all_symptoms().values() for alert in symptom.alerts}
 RECORDED = {rule["record"] for _, rule in rule_groups() if "record" in rule}
-OF_TARGETS = frozenset({"cluster", "job", "instance", "node", "leaf", "exported_job"})
+OF_TARGETS = frozenset({"cluster", "exporter", "job", "instance", "node", "leaf", "exported_job"})
 """Labels that a scrape adds; `exported_job` is what becomes of the label `job` of a training job.
 """
+OF_TARGET = frozenset({"up", "process_start_time_seconds"})
+"""Metrics that targets of any kind have."""
 OF_PROMETHEUS = frozenset(
     {
         "up",
@@ -84,7 +88,62 @@ def test_runbooks_elsewhere(tmp_path: Path, where: str, expected: str) -> None:
 def test_promtool_accepts_them() -> None:
     """Rules and configuration are valid, and free of what promtool's lint finds."""
     promtool("check", "rules", "--lint=all", "--lint-fatal", *RULES)
-    promtool("check", "config", "--lint=all", ROOT / "deploy/prometheus/prometheus.yml")
+    promtool("check", "config", "--lint=all", PART)
+
+
+SITE = """
+global: {scrape_interval: 1m, evaluation_interval: 1m}
+rule_files: [/etc/prometheus/rules/*.yml]
+scrape_configs:
+  - {job_name: prometheus, static_configs: [{targets: [localhost:9090]}]}
+  - {job_name: gpu-nodes, static_configs: [{targets: [node-1:9100]}]}
+"""
+"""The prometheus.yml of a site that has one."""
+
+
+def test_a_site_s_file_and_ours_make_a_valid_one(tmp_path: Path) -> None:
+    """Our lists appended to a site's, as the head of ours says, are a configuration that promtool
+    accepts, and change nothing global.
+    """
+    site, ours = yaml.safe_load(SITE), yaml.safe_load(PART.read_text(encoding="utf-8"))
+    own = [job for job in ours.pop("scrape_configs") if job["job_name"] == "dshealthd"]
+    assert set(ours) == {"rule_files", "alerting"}
+    site |= {
+        "rule_files": site["rule_files"] + [str(PART.parent / name) for name in ours["rule_files"]],
+        "scrape_configs": site["scrape_configs"] + own,
+        "alerting": ours["alerting"],
+    }
+    file = tmp_path / "prometheus.yml"
+    file.write_text(yaml.safe_dump(site), encoding="utf-8")
+    promtool("check", "config", file)
+
+
+def test_every_alert_has_our_label() -> None:
+    """All our alerts, the Watchdog among them, have the label by which Alertmanager knows them."""
+    labels = [rule["labels"] for _, rule in rule_groups() if "alert" in rule]
+    assert len(labels) == len(ALERTS)
+    assert [found for found in labels if not found.items() >= rules.LABELS.items()] == []
+
+
+@pytest.mark.parametrize("file", RULES, ids=lambda file: file.stem)
+def test_groups_have_intervals_of_their_own(file: Path) -> None:
+    """No group depends on the evaluation interval that is global in a Prometheus."""
+    groups = yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]
+    assert {group.get("interval") for group in groups} <= {rules.URGENT, "30s", "1m", "5m"}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [rule for _, rule in rule_groups()],
+    ids=lambda rule: rule.get("record") or rule["alert"],
+)
+def test_rules_name_no_scrape_job(rule: dict[str, Any]) -> None:
+    """A scrape job may have any name: agents are selected by the label that the job gives them."""
+    description = rule.get("annotations", {}).get("description", "")
+    for text in (rule["expr"], *QUERY.findall(description)):
+        for name, labels in selectors(text):
+            assert "job" not in labels
+            assert name not in OF_TARGET or "exporter" in labels, name
 
 
 @pytest.mark.parametrize("name", ALERTS)

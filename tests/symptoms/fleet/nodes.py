@@ -44,6 +44,7 @@ class Node:
         """Return the labels of its target."""
         return {
             "cluster": self.cluster,
+            "exporter": "dshealthd",
             "job": "dshealthd",
             "instance": self.address,
             "node": self.name,
