@@ -192,7 +192,6 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("probe.peers.contract", "parse_answer", TEXT),
         ("probe.peers.link", "parse_head", BYTES),
         ("probe.peers.secret_files", "parse_keys", BYTES),
-        ("slurm.controller", "parse_nodes", LINES),
         ("training.message", "decode", BYTES),
         ("training.message", "newest", BYTES),
         ("web.hostnames", "parse_domains", LINES),
@@ -247,6 +246,10 @@ HERE |= {
             DOCUMENTS,
             max_size=4,
         ),
+    ),
+    ("slurm.controller", "parse_nodes"): (
+        lambda text: module("slurm.controller").parse_nodes(text.replace(" ", "\x1f"), "\x1f"),
+        LINES,
     ),
     ("web.config_file", "from_document"): (
         lambda document: module("web.config_file").from_document(document, "file", Errors()),

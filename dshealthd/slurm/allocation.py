@@ -16,7 +16,7 @@ from dshealthd.core.address import listen_address
 from dshealthd.core.deadline import time_limit
 from dshealthd.linux.starvation import LoopLag
 from dshealthd.plural import plural
-from dshealthd.probe.members.hostlist import HostlistError, expand
+from dshealthd.probe.members.hostlist import HostlistError, expand, quote
 from dshealthd.probe.members.identity import local_addresses, own_name
 from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.members.membership import MembershipError, load
@@ -86,22 +86,26 @@ def neighbours(me: str, nodes: Sequence[str], most: int = MOST) -> list[str]:
     return (ring[at + 1 :] + ring[:at])[:most]
 
 
-def look(config: Config, expression: str) -> Reach:
+def look(config: Config, node: str, expression: str) -> Reach:
     """Run light rounds with other nodes of an allocation, given in Slurm's notation.
 
-    Nodes that are not members of the probes have no agent to answer, and are left out. Raises
-    NotAsked.
+    `node` is Slurm's name of this node; an allocation without it is not one of its jobs. Nodes
+    that are not members of the probes have no agent to answer, and are left out. Raises NotAsked.
     """
     peer = config.probe.peer
     if not peer.listen_address or not config.probe.members.sources:
         message = "slurm.prolog_probe needs probe.peer and probe.members"
         raise NotAsked(message)
     try:
+        allocated = expand(expression)
+        if node not in allocated:
+            message = f"{quote(node)} is not among the nodes of the job, {quote(expression)}"
+            raise NotAsked(message)
         names = load(config.probe.members).names
         me = own_name(
             names, hostname(), local_addresses(config.path.host), config.probe.members.name
         )
-        nodes = {*expand(expression), me} & set(names)
+        nodes = {*allocated, me} & set(names)
         _, port = listen_address(peer.listen_address)
         return asyncio.run(_ask(config, me, neighbours(me, sorted(nodes)), port))
     except (MembershipError, CredentialError, HostlistError, OSError) as error:

@@ -45,10 +45,11 @@ def slurm(loaded: Config, hook: str) -> int:
     if hook == "health" and loaded.slurm.maintenance:
         _keep_maintenance(loaded, controller)
     try:
+        node = node_name(loaded)
         with kept(loaded.slurm.run_directory, 0.0 if hook == "health" else WAIT) as streaks:
             check = NodeCheck(
                 loaded.slurm,
-                node_name(loaded),
+                node,
                 lambda: agent.ask(loaded, loaded.slurm.drain_for),
                 controller,
                 streaks,
@@ -58,7 +59,7 @@ def slurm(loaded: Config, hook: str) -> int:
             if hook == "prolog" and loaded.slurm.prolog_probe and outcome.result in UNHINDERED:
                 _tell(hook, outcome)
                 outcome = check.reaches(
-                    lambda: allocation.look(loaded, controller.nodes_of_job(job))
+                    lambda: allocation.look(loaded, node, controller.nodes_of_job(job))
                 )
     except Busy as error:
         outcome = CheckReport(NodeCheckResult.UNKNOWN, f"nothing done: {error}")

@@ -2,6 +2,10 @@
 
 Every call has a deadline, after which its processes are killed: before slurmd has registered, and
 while slurmctld is down, they hang for minutes (LBNL Node Health Check, #159 and #161).
+
+`scontrol show` prints a job's name and a node's comment unescaped among its `KEY=VALUE` fields, so
+a user can write any field there. Nothing here reads its output: jobs are read as number and nodes
+alone, and text that people write stands between separators that nobody can guess.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import signal
 import subprocess
 from dataclasses import dataclass
@@ -28,11 +33,8 @@ TIMEOUT = 2.0
 _END = 0.5
 """Seconds for a killed command to exit; only one in the middle of a disk access takes longer."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin"
-_SEPARATOR = "\x1f"
 _FIELDS = ("NodeList", "StateComplete", "Timestamp", "Reason", "Comment")
-_COLUMNS = f"-O{','.join(f'{field}:{_SEPARATOR}' for field in _FIELDS)}"
 _NONE = frozenset(("", "none", "(null)", "n/a"))
-_JOB_NODES = re.compile(r"(?:^|\s)NodeList=(\S+)")
 _SECTION = re.compile(r" ?\[dshealthd: ([^\]]*)\]")
 
 
@@ -101,21 +103,22 @@ class Controller:
 
     def nodes(self) -> dict[str, SlurmNode]:
         """Return every node that slurmctld has in a partition. Raises ControllerError."""
-        return parse_nodes(self._run("sinfo", "--all", "--noheader", "--Node", _COLUMNS))
+        return self._sinfo()
 
     def node(self, name: str) -> SlurmNode | None:
         """Return one node of slurmctld, or None if no partition has it. Raises ControllerError."""
-        found = self._run("sinfo", "--all", "--noheader", "--Node", f"--nodes={name}", _COLUMNS)
-        return parse_nodes(found).get(name)
+        return self._sinfo(f"--nodes={name}").get(name)
 
     def nodes_of_job(self, job: str) -> str:
         """Return a job's nodes from slurmctld, in Slurm's notation. Raises ControllerError."""
-        text = self._run("scontrol", "show", "job", job, "--oneliner")
-        found = _JOB_NODES.search(text)
-        if found is None or found[1] in _NONE:
-            message = f"scontrol: no nodes of job {job}"
-            raise ControllerError(message)
-        return found[1]
+        # An array and a heterogeneous job have further jobs, which squeue lists under this number.
+        text = self._run("squeue", "--all", "--local", "--noheader", f"--jobs={job}", "-o%A %N")
+        for line in text.splitlines():
+            number, _, nodes = line.partition(" ")
+            if number == job and nodes.strip():
+                return nodes.strip()
+        message = f"squeue: no nodes of job {job}"
+        raise ControllerError(message)
 
     def drain(self, node: SlurmNode, reason: str) -> None:
         """Have slurmctld drain a node and drop our note, in one step. Raises ControllerError."""
@@ -132,6 +135,13 @@ class Controller:
 
     def _update(self, name: str, *changes: str) -> None:
         self._run("scontrol", "update", f"NodeName={name}", *changes)
+
+    def _sinfo(self, *options: str) -> dict[str, SlurmNode]:
+        # Not a digit first, which sinfo takes for the width of a column.
+        separator = f"\x1f{secrets.token_hex(8)}"
+        columns = ",".join(f"{field}:{separator}" for field in _FIELDS)
+        text = self._run("sinfo", "--all", "--noheader", "--Node", *options, f"-O{columns}")
+        return parse_nodes(text, separator)
 
     def _run(self, *command: str) -> str:
         """Return the output of a Slurm command; on return or raise, its processes are gone."""
@@ -174,18 +184,22 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.wait(_END)
 
 
-def parse_nodes(text: str) -> dict[str, SlurmNode]:
-    """Return the nodes in sinfo's output. Raises ControllerError for a line that is not a node.
+def parse_nodes(text: str, separator: str) -> dict[str, SlurmNode]:
+    """Return the nodes in sinfo's output, in which `separator` ends each field.
 
-    sinfo lists a node once for each of its partitions.
+    Raises ControllerError for one that is not understood. sinfo lists a node once for each of its
+    partitions.
     """
+    *fields, end = text.split(separator)
+    if len(fields) % len(_FIELDS) or end.strip():
+        message = f"sinfo: unexpected output: {text[-80:]!r}"
+        raise ControllerError(message)
     nodes = {}
-    for line in text.splitlines():
-        fields = line.split(_SEPARATOR)
-        if len(fields) != len(_FIELDS) + 1 or not fields[0].strip():
-            message = f"sinfo: not a node: {line[:80]!r}"
+    for row in zip(*[iter(fields)] * len(_FIELDS), strict=True):
+        name, state, since, reason, comment = (field.strip() for field in row)
+        if not name:
+            message = f"sinfo: a node without a name: {row!r}"
             raise ControllerError(message)
-        name, state, since, reason, comment = (field.strip() for field in fields[:-1])
         comment = "" if comment.lower() in _NONE else comment
         note = _SECTION.search(comment)
         nodes[name] = SlurmNode(

@@ -76,7 +76,7 @@ class SlurmOptions:
         None, "Path of slurm.conf, if Slurm's commands do not find it by themselves."
     )
     bin_directory: Path | None = option(
-        None, "Directory of scontrol and sinfo, if it is not below /usr or /opt/slurm."
+        None, "Directory of scontrol, sinfo and squeue, if not below /usr or /opt/slurm."
     )
     run_directory: Path = option(
         Path("/run/dshealthd-slurm"),

@@ -58,13 +58,16 @@ def test_eight_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             await until(lambda: all(agent.value("probe_up") for agent in members))
             watch = Stopwatch()
             found = await asyncio.gather(
-                *(asyncio.to_thread(allocation.look, asking(agent), ALL) for agent in members)
+                *(
+                    asyncio.to_thread(allocation.look, asking(agent), agent.name, ALL)
+                    for agent in members
+                )
             )
             print(f"8 nodes: {watch.seconds():.2f} s")
             assert watch.seconds() < 10
             assert found == [Reach(7, {}, 0)] * 8
             await members[3].service.close()
-            found = [await asyncio.to_thread(allocation.look, asking(members[0]), ALL)]
+            found = [await asyncio.to_thread(allocation.look, asking(members[0]), NAMES[0], ALL)]
             assert found == [Reach(7, {NAMES[3]: "refused"}, 0)]
             assert not found[0].fault
             assert str(found[0]) == f"6 of 7 nodes of the job answered; {NAMES[3]} refused"
@@ -94,7 +97,7 @@ async def among_listeners(directory: Path, *, full: bool) -> AsyncIterator[Confi
 
 def looks(config: Config, number: int) -> list[Reach]:
     """Return what a node finds that looks so many times."""
-    return [allocation.look(config, ALL) for _ in range(number)]
+    return [allocation.look(config, NAMES[0], ALL) for _ in range(number)]
 
 
 def test_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +174,7 @@ def test_what_a_round_tells(
 
     async def scene() -> None:
         async with agents(tmp_path, 2) as (first, second):
-            found = await asyncio.to_thread(allocation.look, asking(first), ALL)
+            found = await asyncio.to_thread(allocation.look, asking(first), first.name, ALL)
             problems = {second.name: expected[0]} if expected[0] else {}
             assert found == Reach(1, problems, int(expected[1]))
             assert not left
@@ -194,7 +197,7 @@ def test_a_round_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scene() -> None:
         async with agents(tmp_path, 2) as (first, second):
-            found = await asyncio.to_thread(allocation.look, asking(first), ALL)
+            found = await asyncio.to_thread(allocation.look, asking(first), first.name, ALL)
             assert found == Reach(1, {second.name: "slow"}, 0)
 
     monkeypatch.setattr(allocation, "PeerClient", Slow)
@@ -223,7 +226,7 @@ def test_a_node_without_a_cpu_blames_nobody(
         async with among_listeners(tmp_path, full=True) as loaded:
             monkeypatch.setattr(starvation, "LAG", AS_SHIPPED)
             with pytest.raises(NotAsked, match=r"too busy to tell .* no CPU for \d+\.\d s"):
-                await asyncio.to_thread(allocation.look, loaded, ALL)
+                await asyncio.to_thread(allocation.look, loaded, NAMES[0], ALL)
 
     monkeypatch.setattr(allocation, "PeerClient", Starved)
     asyncio.run(scene())
@@ -259,14 +262,27 @@ def test_not_configured(tmp_path: Path) -> None:
     """Without members or a key nothing is known, and the message says what is missing."""
     loaded = config.load(None)
     with pytest.raises(NotAsked, match=r"needs probe\.peer and probe\.members"):
-        allocation.look(loaded, "n[1-3]")
+        allocation.look(loaded, "n1", "n[1-3]")
     peer = replace(loaded.probe.peer, listen_address="127.0.0.1:10062", key_file=tmp_path / "none")
     members = MembershipOptions(nodes=("n1", "n2"), name="n1")
     loaded = replace(loaded, probe=replace(loaded.probe, peer=peer, members=members))
     with pytest.raises(NotAsked, match="key_file"):
-        allocation.look(loaded, "n[1-3]")
+        allocation.look(loaded, "n1", "n[1-3]")
     with pytest.raises(NotAsked, match=r"n\[1-"):
-        allocation.look(loaded, "n[1-")
+        allocation.look(loaded, "n1", "n[1-")
+
+
+def test_an_allocation_without_this_node_is_not_used(tmp_path: Path) -> None:
+    """Nodes that are not those of this node's job are not contacted, and nothing is concluded."""
+    loaded = config.load(None)
+    key = tmp_path / "key"
+    key.write_text("0" * 64)
+    key.chmod(0o600)
+    peer = replace(loaded.probe.peer, listen_address="127.0.0.1:10062", key_file=key)
+    members = MembershipOptions(nodes=("n1", "n2", "n3", "n4"), name="n1")
+    loaded = replace(loaded, probe=replace(loaded.probe, peer=peer, members=members))
+    with pytest.raises(NotAsked, match=r'"n1" is not among the nodes of the job, "n\[3-4\]"'):
+        allocation.look(loaded, "n1", "n[3-4]")
 
 
 def prolog(cluster: Cluster, *found: Reach | Exception) -> tuple[CheckReport, float]:

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SHIPPED = controller.TIMEOUT
+MARK = "\x1f0123456789abcdef"
 LINES = (
     "n1\x1fidle\x1fUnknown\x1fnone\x1f(null)\x1f\n"
     "n1\x1fidle\x1fUnknown\x1fnone\x1f(null)\x1f\n"
     "n2\x1fidle+drain\x1f2027-01-15T08:00:00\x1fdshealthd: gpu-lost gpu=3\x1frack 7\x1f\n"
     "n3\x1fmixed\x1fUnknown\x1fnone\x1frack 7 [dshealthd: claim ticket=2 time=5]\x1f\n"
-)
+).replace("\x1f", MARK)
 
 
 def tool(directory: Path, name: str, text: str) -> Controller:
@@ -33,10 +34,22 @@ def tool(directory: Path, name: str, text: str) -> Controller:
     return Controller(bin_directory=directory, environment={})
 
 
+def sinfo(directory: Path, printed: str) -> Controller:
+    """Return a controller whose sinfo prints this, with the separator that it is given.
+
+    It writes its arguments to `asked`, and works in UTC alone.
+    """
+    (directory / "printed").write_text(printed, encoding="utf-8")
+    script = (
+        f'cd {directory}; echo "$*" > asked; mark=${{*#*NodeList:}}; mark=${{mark%%,*}}\n'
+        f'[ "$TZ" = UTC ] && sed "s/{MARK}/$mark/g" printed'
+    )
+    return tool(directory, "sinfo", script)
+
+
 def test_nodes(tmp_path: Path) -> None:
     """A node of several partitions is one; times are UTC; our note is apart from the comment."""
-    (tmp_path / "lines").write_text(LINES, encoding="utf-8")
-    nodes = tool(tmp_path, "sinfo", f'[ "$TZ" = UTC ] && cat {tmp_path}/lines').nodes()
+    nodes = sinfo(tmp_path, LINES).nodes()
     assert list(nodes) == ["n1", "n2", "n3"]
     assert (nodes["n1"].reason, nodes["n1"].since, nodes["n1"].comment) == ("", 0, "")
     assert (nodes["n2"].ours, nodes["n2"].since) == (True, 1_800_000_000)
@@ -45,12 +58,56 @@ def test_nodes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["slurm_load_node error\n", "n1\x1fidle\x1f\n", "\x1fidle\x1f\x1f\x1f\x1f\n", LINES + "half"],
+    [
+        "slurm_load_node error\n",
+        f"n1{MARK}idle{MARK}\n",
+        f"{MARK}idle{MARK * 4}\n",
+        LINES + "half",
+    ],
 )
 def test_lines_that_are_no_nodes(text: str) -> None:
     """A list that is not understood as a whole counts no budget, so that it is not used."""
     with pytest.raises(ControllerError):
-        parse_nodes(text)
+        parse_nodes(text, MARK)
+
+
+def test_text_of_an_operator_between_the_fields() -> None:
+    """A reason and a comment hold line breaks and control characters; no node gains or loses one.
+
+    As sinfo 22.05 printed a reason and a comment that scontrol had set.
+    """
+    text = (
+        f"gpu1{MARK}allocated+drain{MARK}2026-11-26T00:17:27{MARK}r\x1fs\nt{MARK}c\x1fd\ne{MARK}\n"
+        f"gpu2{MARK}mixed{MARK}Unknown{MARK}none{MARK}(null){MARK}\n"
+    )
+    nodes = parse_nodes(text, MARK)
+    assert list(nodes) == ["gpu1", "gpu2"]
+    assert (nodes["gpu1"].reason, nodes["gpu1"].comment) == ("r\x1fs\nt", "c\x1fd\ne")
+
+
+def test_the_separator_differs_between_calls(tmp_path: Path) -> None:
+    """Nobody can write it into a comment beforehand."""
+    slurm = sinfo(tmp_path, LINES)
+    asked = []
+    for _ in range(2):
+        slurm.nodes()
+        asked.append((tmp_path / "asked").read_text())
+    assert asked[0] != asked[1]
+
+
+@pytest.mark.parametrize(
+    ("printed", "nodes"),
+    [("5 gpu[1-2]", "gpu[1-2]"), ("6 gpu3\n5 gpu[1-2]\n7 ", "gpu[1-2]"), ("5 ", ""), ("55 n", "")],
+)
+def test_nodes_of_a_job(tmp_path: Path, printed: str, nodes: str) -> None:
+    """Those of the job of this very number; an array's other jobs are listed beside it."""
+    (tmp_path / "lines").write_text(printed, encoding="utf-8")
+    slurm = tool(tmp_path, "squeue", f"cat {tmp_path}/lines")
+    if nodes:
+        assert slurm.nodes_of_job("5") == nodes
+    else:
+        with pytest.raises(ControllerError, match="no nodes of job 5"):
+            slurm.nodes_of_job("5")
 
 
 def test_command_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

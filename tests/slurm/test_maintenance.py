@@ -11,7 +11,7 @@ from dshealthd.maintenance.state import FILES, MAX_REASON, parse
 from dshealthd.slurm.controller import ControllerError
 from dshealthd.slurm.maintenance import COUNTS, keep
 from tests.slurm.cluster import NOW, node
-from tests.slurm.test_controller import LINES, tool
+from tests.slurm.test_controller import LINES, sinfo, tool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,8 +76,7 @@ def test_it_is_renewed_and_ends(tmp_path: Path) -> None:
 
 def test_one_node_is_asked_for(tmp_path: Path) -> None:
     """The command asks for this node alone, not for the cluster."""
-    line = LINES.splitlines()[2]
-    slurm = tool(tmp_path, "sinfo", f"echo \"$@\" > {tmp_path}/asked; printf '%s\\n' '{line}'")
+    slurm = sinfo(tmp_path, LINES.splitlines()[2])
     found = slurm.node("n2")
     assert found is not None
     assert found.ours

@@ -1,0 +1,54 @@
+"""What a user of a real Slurm writes into a job, read back as the prolog does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.slurm.controller import Controller
+from tests.deploy.slurm import SlurmCluster, require
+from tests.lab.lab import Lab
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[SlurmCluster]:
+    """A cluster of two nodes, in namespaces of their own; skips where that is not possible."""
+    require()
+    with Lab(tmp_path / "lab", 2, start=False) as lab:
+        if lab.limits:
+            pytest.skip("; ".join(lab.limits))
+        with SlurmCluster(lab, tmp_path / "slurm") as cluster:
+            yield cluster
+
+
+def test_a_user_does_not_choose_the_nodes_of_a_job(slurm: SlurmCluster) -> None:
+    """A job's name and comment hold fields of `scontrol show`; its nodes are still those it has."""
+    submitted = (
+        *("sbatch", "--parsable", "-N2", "-D", "/", "-o", "/dev/null", "--wrap", "sleep 600"),
+        *("-J", "x NodeList=gpu[3-4]", "--comment", "\x1f|NodeList=gpu5\n1 gpu6"),
+    )
+    job = slurm.command(*submitted).strip()
+    slurm.wait(lambda: slurm.command("squeue", "-hj", job, "-o%T") == "RUNNING\n", 60, "it runs")
+    assert "JobName=x NodeList=gpu[3-4] " in slurm.command("scontrol", "-o", "show", "job", job)
+    controller = Controller(conf_file=slurm.conf)
+    assert slurm.lab.services.inside(lambda: controller.nodes_of_job(job)) == "node-[1-2]"
+
+
+def test_text_of_an_operator_on_a_node(slurm: SlurmCluster) -> None:
+    """A node's reason and comment may hold line breaks and control characters."""
+    node = slurm.lab.nodes[0].name
+    changes = ("State=DRAIN", "Reason=r\x1fs\nt", "Comment=c\x1fd\ne")
+    slurm.command("scontrol", "update", f"NodeName={node}", *changes)
+    found = slurm.lab.services.inside(Controller(conf_file=slurm.conf).nodes)
+    assert list(found) == ["node-1", "node-2"]
+    assert (found[node].reason, found[node].comment) == ("r\x1fs\nt", "c\x1fd\ne")
+    assert found[node].state.drained
+    assert (
+        slurm.lab.services.inside(lambda: Controller(conf_file=slurm.conf).node(node))
+        == (found[node])
+    )
