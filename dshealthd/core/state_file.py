@@ -1,4 +1,8 @@
-"""Files in `path.state`, which survive a restart of the agent."""
+"""Files in `path.state`, which survive a restart of the agent.
+
+The directory may belong to the user `dshealthd` while root's commands use it, so a name there may
+be a link or a FIFO: what is written is new, and what is read is a file.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import contextlib
 import errno
 import os
 import resource
+import stat
 import subprocess
 import sys
 
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _MODE = 0o644  # they hold no secrets, and the agent may later run as another user
 
 MEMORY = 256 << 20
@@ -22,9 +28,9 @@ def replace(place: str | os.PathLike[str], content: bytes, *, durable: bool) -> 
     """
     temporary = f"{os.fspath(place)}.new"
     try:
-        descriptor = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, _MODE
-        )
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)  # left by a write that was killed, or put there by somebody else
+        descriptor = os.open(temporary, _NEW, _MODE)
         try:
             while content:
                 content = content[os.write(descriptor, content) :]
@@ -37,6 +43,16 @@ def replace(place: str | os.PathLike[str], content: bytes, *, durable: bool) -> 
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def read(place: str | os.PathLike[str], limit: int) -> bytes:
+    """Return at most `limit` bytes of a state file; OSError, also for what is not a file."""
+    # Opening a FIFO must not wait for its writer.
+    descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", os.fspath(place))
+        return file.read(limit)
 
 
 def replace_in_child(place: str, content: bytes, *, durable: bool = False) -> None:
@@ -107,8 +123,7 @@ def _main(operation: str, place: str) -> int:
     content = sys.stdin.buffer.read()
     try:
         if operation == "read":
-            with open(place, "rb") as file:
-                sys.stdout.buffer.write(file.read(int(content)))
+            sys.stdout.buffer.write(read(place, int(content)))
         elif operation == "list":
             sys.stdout.buffer.write(b"\0".join(map(os.fsencode, os.listdir(place))))
         elif operation == "aside":

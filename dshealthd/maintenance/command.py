@@ -12,7 +12,6 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.core import state_file
-from dshealthd.core.host import read
 from dshealthd.core.options import Duration
 from dshealthd.maintenance.state import FILES, LIMIT, MAX_REASON, Maintenance, parse
 from dshealthd.printable import printable
@@ -86,7 +85,7 @@ def _show(directory: Path) -> None:
     for source, name in FILES.items():
         place = directory / name
         try:
-            found = parse(read(str(place), LIMIT))
+            found = parse(state_file.read(place, LIMIT))
         except FileNotFoundError:
             continue
         except ValueError as error:

@@ -32,7 +32,7 @@ class Maintenance:
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
-def parse(text: str) -> Maintenance:
+def parse(text: str | bytes) -> Maintenance:
     """Return the maintenance in a file's text. Raises ValueError, which says what is wrong."""
     try:
         table = json.loads(text)

@@ -11,7 +11,6 @@ import re
 from typing import TYPE_CHECKING, Protocol
 
 from dshealthd.core import state_file
-from dshealthd.core.host import read
 from dshealthd.maintenance.state import FILES, LIMIT, MAX_REASON, Maintenance, parse
 
 if TYPE_CHECKING:
@@ -65,6 +64,6 @@ def keep(directory: Path, slurm: NodeSource, name: str, now: float) -> None:
 def _written(place: Path) -> Maintenance | None:
     """Return the maintenance that the last run wrote for Slurm, or None if it is not usable."""
     try:
-        return parse(read(str(place), LIMIT))
+        return parse(state_file.read(place, LIMIT))
     except (FileNotFoundError, ValueError):
         return None

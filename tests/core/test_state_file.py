@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -27,3 +28,40 @@ def test_no_child_is_not_a_missing_file(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(StartError, match=f"the process for {tmp_path} cannot be started"):
             state_file.names_in_child(str(tmp_path))
     assert state_file.read_in_child(str(place), 10) == b"{}"
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("durable", [False, True])
+def test_what_others_put_in_place_of_the_temporary_file(tmp_path: Path, *, durable: bool) -> None:
+    """A FIFO does not hang the write, and neither a link's nor a hard link's target is written."""
+    place, temporary, victim = tmp_path / "x", tmp_path / "x.new", tmp_path / "victim"
+    victim.write_bytes(b"theirs")
+    os.mkfifo(temporary)
+    state_file.replace(place, b"1", durable=durable)
+    assert place.read_bytes() == b"1"
+    temporary.symlink_to(victim)
+    state_file.replace(place, b"2", durable=durable)
+    assert place.read_bytes() == b"2"
+    temporary.hardlink_to(victim)
+    state_file.replace(place, b"3", durable=durable)
+    assert place.read_bytes() == b"3"
+    assert victim.read_bytes() == b"theirs"
+    assert not temporary.exists()
+
+
+@pytest.mark.timeout(10)
+def test_only_files_are_read(tmp_path: Path) -> None:
+    """A FIFO, also one with a writer, and a link are errors, in the child too."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    assert state_file.read(tmp_path / "file", 3) == b"123"
+    for name in ("fifo", "link"):
+        with pytest.raises(OSError, match=name):
+            state_file.read(tmp_path / name, 3)
+        with pytest.raises(OSError, match=name):
+            state_file.read_in_child(str(tmp_path / name), 3)
+    writer = os.open(tmp_path / "fifo", os.O_RDWR)
+    with pytest.raises(OSError, match="not a regular file"):
+        state_file.read(tmp_path / "fifo", 3)
+    os.close(writer)
