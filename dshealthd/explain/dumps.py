@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dshealthd.explain.input import open_file
+
 MAX_BYTES = 64 << 20
 """Maximum bytes of a dump; 20,000 entries with stacks take 20 MB."""
 MEMORY = 2 << 30
@@ -26,7 +28,7 @@ def is_dump(name: str) -> bool:
     """Tell by its first bytes whether a file is a flight recorder's pickle."""
     if name == "-" or not Path(name).is_file():
         return False
-    with open(name, "rb") as file:
+    with open_file(name) as file:
         head = file.read(2)
     return len(head) == 2 and head[0] == 0x80 and head[1] in range(2, 6)  # noqa: PLR2004 - PROTO, version
 
@@ -41,7 +43,7 @@ def digest(name: str) -> dict[str, Any]:
     """Return the digest of a flight recorder's dump; UnreadableDump if it is not one or too large."""
     import subprocess  # only for dumps, which are rare and take 0.1 s to read
 
-    with open(name, "rb") as file:
+    with open_file(name) as file:
         try:
             done = subprocess.run(
                 [sys.executable, "-m", "dshealthd.explain.dumps"],

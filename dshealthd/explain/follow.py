@@ -36,7 +36,7 @@ class Follower:
         for name in self._expand():
             try:
                 grown |= self._take(name)
-            except OSError:  # moved away in between, or not readable
+            except OSError:  # moved away in between, not readable, or not a file
                 continue
         return grown
 
@@ -47,7 +47,7 @@ class Follower:
             return list(self._files)
 
     def _take(self, name: str) -> bool:
-        with open(name, "rb", buffering=0) as file:
+        with logs.open_file(name) as file:
             status = os.fstat(file.fileno())
             tail = self._files.get(name)
             if tail is None or not tail.continues(status):

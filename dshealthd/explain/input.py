@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol, cast
 
+from dshealthd.linux import process_files
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -33,6 +35,9 @@ MAX_LINE = 1 << 16
 """Maximum bytes of a line that are kept; a longer line is counted as cut."""
 MAX_FILES = 20_000
 _SKIPPED = (".pt", ".pth", ".bin", ".safetensors", ".so", ".py", ".pyc", ".png", ".whl", ".npy")
+
+
+_PIPES = ("/dev/stdin", "/dev/fd/")
 
 
 class InputError(Exception):
@@ -110,6 +115,16 @@ def expand(names: Sequence[str]) -> list[str]:
     return list(found)
 
 
+def open_file(name: str) -> IO[bytes]:
+    """Open a regular file for reading, or a pipe that a shell has put in `/dev/fd`.
+
+    OSError, also for a FIFO or a device, which a user may have put among the logs.
+    """
+    if name.startswith(_PIPES):
+        return open(name, "rb")
+    return open(process_files.open_named(name), "rb")
+
+
 def open_log(name: str, closing: contextlib.ExitStack) -> IO[bytes]:
     """Open a log until `closing` ends, decompressing it by its first bytes, not by its name.
 
@@ -118,7 +133,7 @@ def open_log(name: str, closing: contextlib.ExitStack) -> IO[bytes]:
     try:
         buffered = cast("io.BufferedReader", sys.stdin.buffer)
         if name != "-":
-            buffered = closing.enter_context(open(name, "rb"))  # noqa: SIM115 - closed by `closing`
+            buffered = cast("io.BufferedReader", closing.enter_context(open_file(name)))
         magic = buffered.peek(6)[:6]
     except OSError as error:
         message = f"{name}: {error.strerror or error}"

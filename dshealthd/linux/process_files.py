@@ -247,8 +247,19 @@ def open_entry(directory: int, name: str) -> int:
 
     Uses the caller's current rights: within `assumed`, those of a user.
     """
-    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(name, flags, dir_fd=directory)
+    return _open_file(name, os.O_NOFOLLOW, directory)
+
+
+def open_named(path: str) -> int:
+    """Return a descriptor of a regular file that whoever runs a command has named. OSError.
+
+    Its directory may be a user's: a FIFO there would block the command, and a device be opened.
+    """
+    return _open_file(path, 0, None)
+
+
+def _open_file(name: str, flags: int, directory: int | None) -> int:
+    descriptor = os.open(name, flags | os.O_PATH | os.O_CLOEXEC, dir_fd=directory)
     try:
         _check(descriptor, name, stat.S_ISREG, "regular file")
         return _reopen(descriptor, name, os.O_RDONLY)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from dshealthd.explain.follow import Follower, follow
 
@@ -58,6 +61,20 @@ def test_a_log_that_is_replaced_is_read_from_its_start(tmp_path: Path) -> None:
     path.write_text(OOM)
     assert follower.poll()
     assert [event.place.line for event in follower.recogniser.found.events] == [1]
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_file_is_not_followed(tmp_path: Path) -> None:
+    """A FIFO that a user has put among the logs does not block root, and a device is not opened."""
+    names = [str(tmp_path / name) for name in ("fifo", "device", "log")]
+    os.mkfifo(names[0])
+    (tmp_path / "device").symlink_to("/dev/zero")
+    (tmp_path / "log").write_text(OOM)
+    follower = Follower(names)
+    assert follower.poll()
+    assert [event.place.file for event in follower.recogniser.found.events] == [names[2]]
+    os.replace(names[0], names[2])
+    assert not follower.poll()
 
 
 def heed_ctrl_c() -> None:

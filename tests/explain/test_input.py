@@ -51,6 +51,29 @@ def test_files_folders_patterns_and_compressions(tmp_path: Path) -> None:
     assert slug(tmp_path / "e.log") == "cuda-oom"
 
 
+@pytest.mark.timeout(20)
+def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+    """A FIFO, a device and a file of the kernel among the logs are named, and block nothing."""
+    (tmp_path / "log").write_text(f"{OOM}\n")
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    (tmp_path / "kernel").symlink_to("/proc/self/status")
+    recogniser, unread = command.read([str(tmp_path / "*")])
+    assert command.conclude(recogniser).slug == "cuda-oom"
+    assert all(line.endswith("is not a regular file") for line in unread)
+    named = [line.removeprefix(f"not read: {tmp_path}/").split()[0].rstrip(":") for line in unread]
+    assert named == ["fifo", "kernel", "zero"]
+
+
+def test_a_pipe_of_the_shell(tmp_path: Path) -> None:
+    """`dshealthd explain <(zstdcat LOG)` reads the pipe that the shell has opened."""
+    path = tmp_path / "log"
+    path.write_text(f"{OOM}\n")
+    with subprocess.Popen(["/bin/cat", str(path)], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert slug(f"/dev/fd/{child.stdout.fileno()}") == "cuda-oom"
+
+
 def test_a_compressed_log_that_was_cut_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     """A job that is killed leaves half a gzip stream."""
     lines = "".join(f"{random.Random(n).random()}\n" for n in range(20_000))
