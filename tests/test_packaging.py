@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
+import pickle
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -108,7 +111,9 @@ def test_launcher(tmp_path: Path) -> None:
     text = (PACKAGE / "dshealthd.sh").read_text()
     text = text.replace("@VERSIONS@", "3.13 3.11").replace("@NAMES@", "3.13,3.11")
     launcher = tmp_path / "dshealthd"
-    launcher.write_text(text.replace("/usr/lib/dshealthd", str(tmp_path)))
+    text = text.replace("/usr/lib/dshealthd", str(tmp_path))
+    cache = tmp_path / "cache"
+    launcher.write_text(text.replace("/var/cache/dshealthd", str(cache)))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python3.13").symlink_to(tmp_path / "not-installed")
 
@@ -125,7 +130,40 @@ def test_launcher(tmp_path: Path) -> None:
     interpreter = tmp_path / "bin/python3.11"
     interpreter.write_text('#!/bin/sh\necho "$@"\n')
     interpreter.chmod(0o755)
-    assert run().stdout == "-P -m dshealthd --version\n"
+    assert run().stdout == "-I -B -m dshealthd --version\n"
+    cache.mkdir()
+    assert run().stdout == f"-I -X pycache_prefix={cache} -m dshealthd --version\n"
+    if os.geteuid() == 0:  # root loads nothing that the user dshealthd may have written
+        os.chown(cache, 4321, 4321)
+        assert run().stdout == "-I -B -m dshealthd --version\n"
+
+
+def test_launcher_does_not_import_what_its_caller_names(tmp_path: Path) -> None:
+    """As with `sudo -E` in a user's directory: neither is searched, here nor in workers."""
+    text = (PACKAGE / "dshealthd.sh").read_text().replace("@VERSIONS@", "3")
+    launcher = tmp_path / "dshealthd"
+    launcher.write_text(text.replace("/usr/lib/dshealthd", str(tmp_path)))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python3").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "bin/python3").chmod(0o755)
+    theirs = tmp_path / "theirs"
+    for name in ("sitecustomize", "dshealthd", "pickle", "json"):
+        (theirs / name).mkdir(parents=True)
+        (theirs / name / "__init__.py").write_text(f"open({str(theirs / 'ran')!r}, 'w')\n")
+    places = {"PYTHONPATH": str(theirs), "PYTHONHOME": str(theirs), "PYTHONSTARTUP": str(theirs)}
+    (tmp_path / "_dump_0").write_bytes(pickle.dumps({"entries": []}))
+    for arguments in (("--version",), ("explain", str(tmp_path / "_dump_0"))):
+        done = subprocess.run(
+            ["sh", launcher, *arguments],
+            cwd=theirs,
+            env={**os.environ, **places},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode in {0, 2}, done.stderr
+        assert not (theirs / "ran").exists()
 
 
 @pytest.mark.parametrize("name", ["dshealthd.sh", "postinst.sh", "prerm.sh", "postrm.sh"])

@@ -91,9 +91,15 @@ def environment() -> dict[str, str]:
 def python(module: str) -> tuple[str, ...]:
     """Return the command that runs one of our modules in a child process.
 
-    With `-P` nothing is imported from the current directory, which others may be able to write.
+    The child is isolated from the environment if this process is (`-I`). With `-P` at least nothing
+    is imported from the current directory, which others may be able to write.
     """
-    return (sys.executable, "-P", "-m", module)
+    options = ["-I" if sys.flags.isolated else "-P"]
+    if sys.flags.dont_write_bytecode:
+        options.append("-B")
+    if sys.pycache_prefix is not None:
+        options += ["-X", f"pycache_prefix={sys.pycache_prefix}"]
+    return (sys.executable, *options, "-m", module)
 
 
 def how_ended(code: int) -> str:

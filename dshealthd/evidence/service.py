@@ -11,11 +11,10 @@ import dataclasses
 import functools
 import logging
 import socket
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd.core import background, state_file, wire
+from dshealthd.core import background, child, state_file, wire
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.deadline import time_limit
 from dshealthd.core.options import encode
@@ -61,7 +60,7 @@ RUNNING = gauge("dshealthd_evidence_running", "1 while evidence is being taken."
 METRICS = (BUNDLES, LAST, KEPT, BYTES, INFO, RUNNING)
 OUTCOMES = ("complete", "partial", "killed", "refused", "failed")
 
-COMMAND = (sys.executable, "-P", "-m", "dshealthd.evidence")
+COMMAND = child.python("dshealthd.evidence")
 DIRECTORY = "evidence"
 INTERVAL = 10.0
 """Seconds from the first exposition to the second."""

@@ -41,12 +41,15 @@ def rank_of(name: str) -> int | None:
 
 def digest(name: str) -> dict[str, Any]:
     """Return the digest of a flight recorder's dump; UnreadableDump if it is not one or too large."""
-    import subprocess  # only for dumps, which are rare and take 0.1 s to read
+    # Only for dumps, which are rare and take 0.1 s to read.
+    import subprocess
+
+    from dshealthd.core import child
 
     with open_file(name) as file:
         try:
-            done = subprocess.run(
-                [sys.executable, "-m", "dshealthd.explain.dumps"],
+            done = subprocess.run(  # noqa: S603 - our own module
+                child.python("dshealthd.explain.dumps"),
                 stdin=file, capture_output=True, check=False, timeout=2 * SECONDS,
             )  # fmt: skip
         except subprocess.TimeoutExpired as error:

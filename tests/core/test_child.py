@@ -9,6 +9,7 @@ import gc
 import os
 import resource
 import signal
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -189,3 +190,19 @@ def test_a_child_outlives_its_loop() -> None:
     asyncio.run(start_another())
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
+
+
+@pytest.mark.parametrize("options", [("-P",), ("-I", "-B"), ("-I", "-X", "pycache_prefix=/x")])
+def test_a_module_in_a_child_is_as_isolated_as_its_parent(options: tuple[str, ...]) -> None:
+    """Options by which a launcher keeps others' modules away reach the workers."""
+    program = "from dshealthd.core import child; print(*child.python('m')[1:])"
+    environment = {**os.environ}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    printed = subprocess.run(
+        [sys.executable, *options, "-c", program],
+        stdout=subprocess.PIPE,
+        env=environment,
+        check=True,
+        text=True,
+    ).stdout
+    assert printed.split() == [*options, "-m", "m"]
