@@ -138,6 +138,14 @@ value_of: Callable[[Sample], float] = operator.itemgetter(2)
 """Returns a sample's value."""
 
 
+_OF_JOBS = ("job ", "process ", "checkpoints of ", "master of ", "inspector ")
+
+
+def is_of_job(part: str) -> bool:
+    """Return whether a part of a source is a job's own, by its name."""
+    return part.startswith(_OF_JOBS)
+
+
 class Fault(NamedTuple):
     """The failure of one part of a source.
 
@@ -147,6 +155,11 @@ class Fault(NamedTuple):
     part: str
     reason: Reason
     detail: str
+
+    @property
+    def of_job(self) -> bool:
+        """Whether the part is a job's own: what its user's files cause is no fault of the node."""
+        return is_of_job(self.part)
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # compared by identity: samples are grouped by it

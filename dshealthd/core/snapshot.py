@@ -31,7 +31,7 @@ UP = gauge(
 )
 FAILING = gauge(
     "dshealthd_collector_failing",
-    "1 while the collection, or one part of it, fails for this reason.",
+    "1 while the collection, or one part of it that is not a job's own, fails for this reason.",
     "collector",
     "reason",
 )
@@ -92,6 +92,7 @@ class Latest:
         """Return why the last collection or parts of it failed.
 
         The value is the first fault with that reason, or None if the whole collection failed.
+        Parts that are a job's own are left out: its user could keep the collector failing.
         """
         reasons: dict[Reason, Fault | None] = {}
         if self.expired(now):
@@ -99,7 +100,8 @@ class Latest:
         if self.result.reason is not None:
             reasons[self.result.reason] = None
         for fault in self.result.faults:
-            reasons.setdefault(fault.reason, fault)
+            if not fault.of_job:
+                reasons.setdefault(fault.reason, fault)
         return reasons
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.collector import is_of_job
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.findings.judge import OF_JOBS, words
@@ -143,6 +144,8 @@ def _unread(
                 component=name,
             )
         for fault in () if name in OF_JOBS else state["faults"]:
+            if is_of_job(fault["part"]):
+                continue
             if (part := component(fault["part"])).lower() not in told:
                 yield Result(
                     Outcome.UNKNOWN,

@@ -113,7 +113,7 @@ def _unread(
         return
     for fault in result.faults:
         told = fault.reason in gpus.HUNG and latest.name in gpus.NVML and _NVML_HUNG in alerts
-        if not told and fault.part.lower() not in parts:
+        if not told and not fault.of_job and fault.part.lower() not in parts:
             detail = f"{words(fault.reason)}: {fault.detail}"
             yield unread(latest.name, fault.part, fault.reason, detail, node)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dshealthd.core.collector import Fault, Metric, MetricKind, Reason, Sample
 from dshealthd.core.exposition import Format
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
@@ -91,6 +93,20 @@ def test_absence_is_neither_up_nor_down() -> None:
     snapshot, _ = make()
     snapshot.put("c", not_available("no such hardware"))
     assert lines(snapshot) == {'dshealthd_collector_available{collector="c"}': 0.0}
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["job slurm-7", "process 12", "checkpoints of run-1", "master of run-1", "inspector /home/x"],
+)
+def test_a_job_s_own_part_is_no_fault_of_the_collector(part: str) -> None:
+    """What a user's files cause is counted, and is not the collector's state on this node."""
+    snapshot, _ = make()
+    snapshot.put("c", ok(7.0, Fault(part, Reason.IO_ERROR, "a FIFO")))
+    shown = lines(snapshot)
+    assert shown['dshealthd_collector_up{collector="c"}'] == 1.0
+    assert shown['dshealthd_collector_errors_total{collector="c",reason="io_error"}'] == 1.0
+    assert not [name for name in shown if name.startswith("dshealthd_collector_failing")]
 
 
 def test_faults_of_parts_are_counted() -> None:

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from dshealthd.collectors.gpu import FAULT, INFO, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.kernel_log import LAST_XID
@@ -116,10 +118,14 @@ def test_the_worst_comes_first() -> None:
     assert found.state == "critical"
 
 
-def test_users_parts_leave_the_node_known() -> None:
+@pytest.mark.parametrize(
+    ("collector", "part"),
+    [("nccl_ras", "job x"), ("job_threads", "job x"), ("job_checkpoint", "checkpoints of x")],
+)
+def test_users_parts_leave_the_node_known(collector: str, part: str) -> None:
     """A part of a user's job that cannot be read does not make the node unknown."""
-    fault = Fault("job x", Reason.MALFORMED, "odd")
-    assert verdict({**gpus(), "nccl_ras": Result(CollectionOutcome.OK, (), (fault,))}).state == "ok"
+    result = Result(CollectionOutcome.OK, (), (Fault(part, Reason.MALFORMED, "odd"),))
+    assert verdict({**gpus(), collector: result}).state == "ok"
 
 
 def test_a_part_is_named_once() -> None:
