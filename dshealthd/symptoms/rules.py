@@ -42,6 +42,8 @@ URGENT = "5s"
 AT_ONCE = frozenset({"none"})
 """Severities of alerts that do not keep firing."""
 FILE = "alerts.yml"
+THRESHOLDS = "thresholds.yml"
+"""Hand-written, beside the rules."""
 HEADER = """\
 # Alerts, generated from dshealthd/symptoms/*.md by `./dev generate`; do not edit.
 # Their thresholds are in thresholds.yml; change them there.
@@ -61,15 +63,17 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def rules(symptoms: Iterable[Symptom], runbooks: str = RUNBOOKS) -> str:
+def rules(symptoms: Iterable[Symptom], thresholds: int, runbooks: str = RUNBOOKS) -> str:
     """Return the content of the alert rules' file: one group per component and interval, in the
     order of COMPONENTS and of the symptoms.
+
+    `thresholds` is the number of thresholds that are shipped with the rules.
     """
     groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for symptom in symptoms:
         for alert in symptom.alerts:
             groups.setdefault((COMPONENTS.index(alert.component), alert.every), []).append(
-                _rule(symptom, alert, runbooks)
+                _rule(symptom, alert, thresholds, runbooks)
             )
     document = {"groups": list(_groups(groups))}
     return HEADER + yaml.dump(
@@ -83,10 +87,10 @@ def _groups(groups: dict[tuple[int, str], list[dict[str, Any]]]) -> Iterator[dic
         yield {"name": name, "interval": every or URGENT, "rules": found}
 
 
-def _rule(symptom: Symptom, alert: Alert, runbooks: str) -> dict[str, Any]:
+def _rule(symptom: Symptom, alert: Alert, thresholds: int, runbooks: str) -> dict[str, Any]:
     return {
         "alert": alert.name,
-        "expr": alert.expr,
+        "expr": alert.expr.replace("THRESHOLDS", str(thresholds)),
         **({"for": alert.hold} if alert.hold else {}),
         **({"keep_firing_for": alert.keep or KEEP_FIRING} if alert.severity not in AT_ONCE else {}),
         "labels": {
@@ -122,7 +126,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        text = rules(all_symptoms().values(), options.runbooks)
+        shipped = (options.directory / THRESHOLDS).read_text(encoding="utf-8")
+        number = shipped.count(" record: dshealthd:threshold:")
+        text = rules(all_symptoms().values(), number, options.runbooks)
     except EntryError as error:
         print(error, file=sys.stderr)
         return 1

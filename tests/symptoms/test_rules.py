@@ -42,6 +42,7 @@ OF_PROMETHEUS = frozenset(
     {
         "up",
         "ALERTS",
+        "THRESHOLDS",  # how many there are, in the generated file
         "kube_node_spec_taint",  # of kube-state-metrics, where there is one
         "prometheus_rule_evaluation_failures_total",
         "prometheus_rule_group_last_duration_seconds",
@@ -265,7 +266,22 @@ def test_thresholds() -> None:
 def test_the_count_of_thresholds_is_the_rules() -> None:
     """DshealthdThresholdsMissing expects as many thresholds as there are."""
     thresholds = [name for name in RECORDED if name.startswith("dshealthd:threshold:")]
-    assert ALERTS["DshealthdThresholdsMissing"].expr.split()[-1] == str(len(thresholds))
+    (shipped,) = (
+        rule["expr"]
+        for _, rule in rule_groups()
+        if rule.get("alert") == "DshealthdThresholdsMissing"
+    )
+    assert shipped.split()[-1] == str(len(thresholds))
+
+
+def test_a_new_threshold_is_counted(tmp_path: Path) -> None:
+    """Whoever adds one to thresholds.yml edits nothing else."""
+    text = RULES[0].read_text(encoding="utf-8")
+    new = "      - record: dshealthd:threshold:new\n        expr: vector(1)\n"
+    (tmp_path / "thresholds.yml").write_text(text + new, encoding="utf-8")
+    assert rules.main([str(tmp_path)]) == 0
+    count = text.count("record: dshealthd:threshold:") + 1
+    assert f" < {count}\n" in (tmp_path / "alerts.yml").read_text(encoding="utf-8")
 
 
 def test_application_xids() -> None:
