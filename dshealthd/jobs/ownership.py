@@ -3,6 +3,11 @@
 Any process can claim any job name. The name belongs to the user whose process the scheduler has put
 into that job's cgroup, or else to the user of the oldest process that claims it. Other users'
 processes get a name of their own, which ends in their uid and which no environment can claim.
+
+Without the scheduler's cgroup, who claims a name before its job has it. The name is not taken from
+both then: a later claim would rename a job that runs, which starts its hang detection anew, and
+whoever repeats that keeps a hang from being seen. Nor do only confirmed jobs have the plain name:
+ranks that are started over SSH have no cgroup, and would be another job than those beside srun.
 """
 
 from __future__ import annotations
