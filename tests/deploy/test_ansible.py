@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 
 ROOT = Path(__file__).parents[2]
 ANSIBLE = ROOT / "deploy" / "ansible"
+COMMAND = Path(sys.executable).with_name("dshealthd")
 NUMBERS = (1, 2, 3)
 FAST = {"probe": {"period": "2s"}}
 HASH = "$2b$04$Qr8lJbjcpkx7oI.kYaEbmeyEP7COqSfkzfeF0apQ6y2wQbG5lvWy2"
@@ -49,15 +50,14 @@ class Nodes:
         self._variables: dict[str, Any] = {
             "dshealthd_package": str(package),
             "dshealthd_config": FAST,
-            "dshealthd_probe_key_file": str(directory / "peer.key"),
+            "dshealthd_probe_key_file": str(self.key),
         }
-        self.new_key("peer.key")
+        subprocess.run([COMMAND, "keys", "new", "--file", self.key], check=True, timeout=60)
 
-    def new_key(self, name: str) -> str:
-        """Write a file with a fresh key, and return the key."""
-        key = secrets.token_hex(32)
-        (self.directory / name).write_text(f"{key}\n", encoding="utf-8")
-        return key
+    @property
+    def key(self) -> Path:
+        """The key of the probes on the controller."""
+        return self.directory / "probe.key"
 
     def play(
         self, playbook: str = "site.yml", *flags: str, check: bool = True, **variables: Any
@@ -91,7 +91,7 @@ class Nodes:
             timeout=1800,
             cwd=ANSIBLE,
             env={
-                "PATH": os.environ["PATH"],
+                "PATH": f"{COMMAND.parent}:{os.environ['PATH']}",
                 "HOME": str(self.directory),
                 "LANG": "C.UTF-8",
                 "ANSIBLE_CONNECTION_PLUGINS": str(here / "connection_plugins"),
@@ -199,7 +199,7 @@ def test_install_and_once_more(nodes: Nodes) -> None:
         assert machine.property("ActiveState") == "active"
         assert machine.property("UnitFileState") == "enabled"
         machine.wait(lambda m=machine: m.get("/-/healthy"))  # type: ignore[misc] # bound here
-        assert machine.sh("stat -c '%a %U' /etc/dshealthd/peer.key") == "600 root\n"
+        assert machine.sh("stat -c '%a %U' /etc/dshealthd/probe.key") == "600 root\n"
         assert "gpu-3 slots=1" in machine.sh("cat /etc/dshealthd/hostfile")
     pids = [machine.property("MainPID") for machine in nodes.machines]
     assert nodes.changed() == set()
@@ -213,22 +213,44 @@ def test_nodes_probe_each_other_and_the_key_is_rotated(nodes: Nodes) -> None:
     for machine in nodes.machines:
         machine.wait(lambda: min(nodes.rounds("ok")) >= 3, "three good rounds")
     before = nodes.rounds("other")
-    key = nodes.new_key("new.key")
-    nodes.play(
-        "rotate-key.yml",
-        dshealthd_old_key=str(nodes.directory / "peer.key"),
-        dshealthd_new_key=str(nodes.directory / "new.key"),
-    )
+    old = nodes.key.read_text(encoding="utf-8")
+    nodes.play("rotate-key.yml")
+    key = nodes.key.read_text(encoding="utf-8")
+    assert key != old
+    assert "rotation" not in key
     for machine in nodes.machines:
-        assert machine.sh("cat /etc/dshealthd/peer.key") == f"{key}\n"
+        assert machine.sh("cat /etc/dshealthd/probe.key") == key
     good = nodes.rounds("ok")
     nodes.machines[0].wait(
         lambda: min(new - old for new, old in zip(nodes.rounds("ok"), good, strict=True)) >= 3,
         "rounds with the new key",
     )
     assert nodes.rounds("other") == before
-    shutil.copy(nodes.directory / "new.key", nodes.directory / "peer.key")
     assert nodes.changed() == set()
+
+
+def test_a_changed_configuration_is_reloaded(nodes: Nodes) -> None:
+    """The agents keep their processes and what they know, unless only a restart takes it over."""
+    nodes.play()
+    pids = [machine.property("MainPID") for machine in nodes.machines]
+    nodes.play(dshealthd_config={"probe": {"period": "3s"}})
+    assert [machine.property("MainPID") for machine in nodes.machines] == pids
+    for machine in nodes.machines:
+        assert "configuration reloaded" in machine.sh("journalctl -u dshealthd --no-pager")
+    nodes.play(dshealthd_config={**FAST, "log": {"level": "debug"}})
+    assert not {machine.property("MainPID") for machine in nodes.machines} & set(pids)
+    nodes.play()
+
+
+def test_key_of_agents_without_the_rights_of_root(nodes: Nodes) -> None:
+    """Installed and rotated, the key belongs to the user that reads it, and rounds go on."""
+    nodes.play(dshealthd_unprivileged=True)
+    nodes.play("rotate-key.yml", dshealthd_unprivileged=True)
+    for machine in nodes.machines:
+        mode = machine.sh("stat -c '%a %U' /etc/dshealthd/probe.key")
+        assert mode == "600 dshealthd\n"
+        assert machine.scrape().value("dshealthd_probe_peer_credentials_last_reload_successful")
+    nodes.play()
 
 
 def test_certificates_of_the_probes(nodes: Nodes) -> None:
@@ -257,7 +279,7 @@ def test_certificates_of_the_probes(nodes: Nodes) -> None:
     issue()
     nodes.play(**variables)
     for machine in nodes.machines:
-        assert 'key_file = "/etc/dshealthd/peer.key"' not in machine.sh(
+        assert 'key_file = "/etc/dshealthd/probe.key"' not in machine.sh(
             "cat /etc/dshealthd/dshealthd.toml"
         )
         mode = machine.sh("stat -c '%a %U' /etc/dshealthd/peer-tls.key")
