@@ -21,9 +21,8 @@ from dshealthd.core.exposition import Format
 from dshealthd.core.options import ConfigError
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.evidence.service import Evidence
-from dshealthd.findings.catalogue import catalogue
-from dshealthd.findings.history import FirstSeen, ReturnedGpus
-from dshealthd.findings.judge import judge, series_of
+from dshealthd.findings.judge import series_of
+from dshealthd.findings.service import Judge
 from dshealthd.jobs.overview import overview
 from dshealthd.jobs.service import Jobs
 from dshealthd.notify import ServiceManager
@@ -40,20 +39,11 @@ if TYPE_CHECKING:
 
     from dshealthd.config import Config
     from dshealthd.core.collector import Sample
-    from dshealthd.findings.finding import Verdict
-    from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.hang import Hang
     from dshealthd.nvrx.fitness import Fitness
     from dshealthd.service import Service
 
 log = logging.getLogger(__name__)
-
-JUDGE_EVERY = 10.0
-"""Seconds between judgements, and so the largest error of a finding's `since`.
-
-A judgement takes 2 ms with eight GPUs; one per collection was a quarter of the agent's CPU.
-"""
-
 
 STATE_DEADLINE = 2.0
 """Seconds to create `path.state`; a hung disk must not keep the agent from serving."""
@@ -76,13 +66,19 @@ class Agent:
         self._flags = flags
         self._snapshot = Snapshot(time.monotonic, time.time)
         self._telemetry = SelfMetrics(time.time())
-        catalogue()  # reads files, which the loop must not
-        self._history, self._returned = FirstSeen(), ReturnedGpus()
+        self._judge = Judge(
+            self._snapshot,
+            self._samples_to_judge,
+            lambda: (socket.gethostname(), self._probes.status().get("name", "")),
+            config.path.state,
+            time.monotonic,
+            time.time,
+        )
         self._problems: dict[str, str] = {}
         """Problems of the agent itself, one line each, by their subject."""
         self._probes = Probes(
             self._snapshot,
-            lambda: self._verdict(series_of(self._snapshot, self._own_samples())),
+            lambda: self._judge.verdict,
             lambda: overview(series_of(self._snapshot, self._own_samples()), ""),
             self._packed_status,
             time.monotonic,
@@ -113,6 +109,7 @@ class Agent:
             self._probes,
             HealthCheck(config.nvrx, self._fitness, time.monotonic),
             self._evidence,
+            self._judge,
         )
         """In start order: services that collectors read come before the scheduler."""
         self._server = Server(
@@ -154,7 +151,6 @@ class Agent:
             asyncio.create_task(stop.wait(), name="waiting for a signal"),
         ]
         beside = [
-            asyncio.create_task(self._keep_judging(), name="dating findings"),
             asyncio.create_task(_keep_freeing(cycles), name="freeing cycles"),
             asyncio.create_task(manager.keep_status(self._status_line), name="status line"),
         ]
@@ -219,12 +215,6 @@ class Agent:
         for service in self._services:
             await service.apply(self._config)
 
-    async def _keep_judging(self) -> None:
-        """Judge regularly even without requests, so that findings are dated correctly."""
-        while True:
-            await asyncio.sleep(JUDGE_EVERY)
-            self._verdict(series_of(self._snapshot, self._own_samples()))
-
     async def _keep_reloading(self, reload: asyncio.Event, manager: ServiceManager) -> None:
         while True:
             await reload.wait()
@@ -264,29 +254,21 @@ class Agent:
 
     def _fitness(self) -> Fitness:
         """Return this node's current fitness to train."""
-        return fitness(self._verdict(series_of(self._snapshot, self._own_samples())))
-
-    def _verdict(self, series: Series) -> Verdict:
-        """Return the current verdict on this node."""
-        wall = time.time()
-        self._returned.settle(series, wall)
-        verdict = judge(
-            self._snapshot,
-            series,
-            node=socket.gethostname(),
-            name=self._probes.status().get("name", ""),
-            monotonic=time.monotonic(),
-            wall=wall,
-        )
-        return self._history.update(verdict, wall)
+        return fitness(self._judge.verdict)
 
     def _own_samples(self) -> Iterator[Sample]:
+        yield from self._samples_to_judge()
+        yield from self._judge.samples()
+
+    def _samples_to_judge(self) -> Iterator[Sample]:
+        """Yield the agent's own samples, without the findings that are judged from them."""
         yield from self._telemetry.samples()
         yield from logs.samples()
         yield from state_writer.samples()
         yield from self._server.samples()
         for service in self._services:
-            yield from service.samples()
+            if service is not self._judge:
+                yield from service.samples()
 
     def _packed_status(self) -> bytes:
         """Return the status document, gzip-compressed, for other members."""
@@ -305,7 +287,7 @@ class Agent:
         """Return the parts of the status document that do not come from collectors."""
         series = series_of(self._snapshot, self._own_samples())
         return {
-            **self._verdict(series).document(),
+            **self._judge.verdict.document(),
             "jobs": overview(series, str(self._evidence.directory)),
             "probe": self._probes.status(),
             "evidence": self._evidence.status(),

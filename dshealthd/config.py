@@ -29,6 +29,7 @@ from dshealthd.core.options import (
 )
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.evidence.options import EvidenceOptions
+from dshealthd.findings.limits import FindingsOptions
 from dshealthd.nvrx.options import NvrxOptions
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.slurm.options import SlurmOptions
@@ -107,6 +108,7 @@ class Config:
     web: Web = field(default_factory=Web)
     path: Paths = field(default_factory=Paths)
     log: Log = field(default_factory=Log)
+    findings: FindingsOptions = field(default_factory=FindingsOptions)
     probe: ProbeOptions = field(default_factory=ProbeOptions)
     nvrx: NvrxOptions = field(default_factory=NvrxOptions)
     slurm: SlurmOptions = field(default_factory=SlurmOptions)
@@ -119,6 +121,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "web": Web,
     "path": Paths,
     "log": Log,
+    "findings": FindingsOptions,
     "probe": ProbeOptions,
     "nvrx": NvrxOptions,
     "slurm": SlurmOptions,

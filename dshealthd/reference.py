@@ -25,6 +25,7 @@ from dshealthd.core.options import Bytes, Duration
 from dshealthd.doctor import job, node
 from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.evidence import service as evidence
+from dshealthd.findings import service as findings
 from dshealthd.nvrx import service as nvrx
 from dshealthd.probe import hung_jobs, service
 from dshealthd.probe import metrics as tally
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from dshealthd.doctor.check import Check
 
 WIDTH = 120
-AGENT = (snapshot, supervisor, telemetry, logs, state_writer, server)
+AGENT = (snapshot, supervisor, telemetry, logs, state_writer, server, findings)
 PROBES = (
     service,
     roll,

@@ -175,7 +175,6 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
             unit="percentunit",
             steps=(
                 (limits["open_files_ratio"], ORANGE),
-                (limits["open_files_critical_ratio"], RED),
             ),
         ),
         graph(

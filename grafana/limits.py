@@ -1,12 +1,15 @@
-"""The thresholds of the alert rules, so that colours change where alerts fire."""
+"""The limits of findings and the thresholds of the alert rules, so that colors change there."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
+
+from dshealthd.findings import limits as findings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +40,7 @@ class Limits:
 
 
 def read(file: Path = FILE) -> Limits:
-    """Return the thresholds of a rule file.
+    """Return the shipped limits of findings and the thresholds of a rule file.
 
     Raises ValueError, which names the rule, if one is not a plain `vector(NUMBER)`.
     """
@@ -49,4 +52,7 @@ def read(file: Path = FILE) -> Limits:
                 message = f"{file}: {rule['record']} is not a threshold of the form vector(NUMBER)"
                 raise ValueError(message)
             values[rule["record"].removeprefix(PREFIX)] = float(match["number"])
+    values |= {
+        name: float(value) for name, value in dataclasses.asdict(findings.Limits()).items()
+    }
     return Limits(values, str(file))

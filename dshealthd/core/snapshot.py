@@ -120,6 +120,8 @@ class Snapshot:
         self._renderers: dict[Format, Renderer] = {}
         self._body: dict[Format, bytes] = {}
         self._fresh_until = 0.0
+        self.version = 0
+        """Number of results so far: what was derived from an older one may have changed."""
 
     def __iter__(self) -> Iterator[Latest]:
         """Iterate over the collectors by name."""
@@ -128,6 +130,10 @@ class Snapshot:
     def __getitem__(self, name: str) -> Latest:
         """Return one collector's latest result."""
         return self._latest[name]
+
+    def get(self, name: str) -> Latest | None:
+        """Return a collector's latest result; None if it does not run."""
+        return self._latest.get(name)
 
     def expect(self, name: str, expires_after: float) -> None:
         """Add a collector; one that is already known keeps its history."""
@@ -142,6 +148,7 @@ class Snapshot:
 
     def put(self, name: str, result: Result) -> None:
         """Replace a collector's result, and count its failures."""
+        self.version += 1
         latest = self._latest[name]
         latest.result = result
         latest.texts.clear()

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.findings.limits import LIMITS, PREFIX
+from dshealthd.findings import limits
 from dshealthd.linux.credentials import assumed
 from dshealthd.linux.process_files import Root
 
@@ -46,7 +46,7 @@ def path_check(path: str) -> Check[NodeContext]:
                 component=path,
             )
             return
-        yield from _judge(path, status, seconds)
+        yield from _judge(path, status, seconds, context.config.findings.limits)
 
     return Check("checkpoint-path", f"path {path}", f"{path} is writable", run, DEADLINE)
 
@@ -66,9 +66,10 @@ def _write(directory: int) -> float:
     return time.monotonic() - started
 
 
-def _judge(path: str, status: os.statvfs_result, seconds: float) -> Iterator[Result]:
-    slow = LIMITS["path_write_seconds"]
-    full = LIMITS["filesystem_used_critical_ratio"]
+def _judge(
+    path: str, status: os.statvfs_result, seconds: float, limit: limits.Limits
+) -> Iterator[Result]:
+    slow, full = limit.path_write_seconds, limit.filesystem_used_critical_ratio
     used = 1 - status.f_bavail / status.f_blocks if status.f_blocks else 0.0
     free = status.f_bavail * status.f_frsize
     well = True
@@ -80,7 +81,7 @@ def _judge(path: str, status: os.statvfs_result, seconds: float) -> Iterator[Res
             remedy=f"nfsiostat 1 5 {path}; iostat -x 1 5",
             value=f"{seconds:.2g} s",
             limit=f"{slow:g} s",
-            source=f"{PREFIX}path_write_seconds",
+            source=limits.source("path_write_seconds"),
             component=path,
         )
     if used > full:
@@ -91,7 +92,7 @@ def _judge(path: str, status: os.statvfs_result, seconds: float) -> Iterator[Res
             remedy=f"df -h {path}; ls -dt {path}/*  # then delete old checkpoints",
             value=f"{used:.1%}",
             limit=f"{full:.0%}",
-            source=f"{PREFIX}filesystem_used_critical_ratio",
+            source=limits.source("filesystem_used_critical_ratio"),
             component=path,
         )
     if well:

@@ -67,9 +67,8 @@ async def _collect(config: Config) -> dict[str, Any]:
     own = list(scheduler.samples())
     wall, monotonic = time.time(), time.monotonic()
     node = os.uname().nodename
-    verdict = judge(
-        snapshot, series_of(snapshot, own), node=node, name="", monotonic=monotonic, wall=wall
-    )
+    series = series_of(snapshot, own, config.findings.limits)
+    verdict = judge(snapshot, series, node=node, name="", monotonic=monotonic, wall=wall)
     body = render(
         snapshot,
         own,

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.limits import LIMITS, PREFIX
+from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,25 +52,25 @@ def workings(series: Series, wall: float) -> Iterator[Sign]:
     started = series.value("process_start_time_seconds")
     last = max((point.value for point in series(name)), default=started)
     members = series.value("members")
-    silent = LIMITS["probe_silent_seconds"]
+    silent = series.limits.probe_silent_seconds
     alone = members is None or members <= 1
     if up == 1 and not alone and last is not None and wall - last > silent:
         yield Sign(
             alert="DshealthdProbesSilent",
             value=wall - last,
             limit=silent,
-            limit_source=f"{PREFIX}probe_silent_seconds",
+            limit_source=limit_source("probe_silent_seconds"),
             source=f"dshealthd_{name}",
             since=last,
         )
     name = "probe_peer_certificate_expiry_timestamp_seconds"
     end = series.value(name)
-    if end is not None and end - wall < LIMITS["certificate_seconds"]:
+    if end is not None and end - wall < series.limits.certificate_seconds:
         yield Sign(
             alert="DshealthdPeerCertificateEnds",
             value=end - wall,
-            limit=LIMITS["certificate_seconds"],
-            limit_source=f"{PREFIX}certificate_seconds",
+            limit=series.limits.certificate_seconds,
+            limit_source=limit_source("certificate_seconds"),
             source=f"dshealthd_{name}",
         )
 

@@ -1,4 +1,4 @@
-"""Turns signs into findings, with the severity, wording and first step of their alert."""
+"""Turns signs into findings, with the severity, wording and first step of their symptom."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.findings.finding import Finding, State
-from dshealthd.symptoms import all_symptoms
-from dshealthd.symptoms.entry import FIRST_STEP
+from dshealthd.symptoms import all_symptoms, sentence
+from dshealthd.symptoms.entry import FIRST_STEP, FindingType
 from dshealthd.symptoms.template import TemplateError, render
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ class CatalogueEntry(NamedTuple):
     """The parts of an alert and its symptom that findings use."""
 
     slug: str
-    alert: Alert
+    alert: Alert | FindingType
     hold_seconds: float
+    keep_seconds: float
     remedy: str
     """The first item of the runbook's remedy, for descriptions without a first step."""
 
@@ -42,10 +43,10 @@ def catalogue() -> Mapping[str, CatalogueEntry]:
     """
     return {
         alert.name: CatalogueEntry(
-            symptom.slug, alert, _hold(alert.hold), _remedy(symptom.sections)
+            symptom.slug, alert, _hold(alert.hold), _hold(alert.keep), _remedy(symptom.sections)
         )
         for symptom in all_symptoms().values()
-        for alert in symptom.alerts
+        for alert in symptom.entries
     }
 
 
@@ -55,14 +56,27 @@ def found(sign: Sign, common: Mapping[str, str], query: Query) -> Finding:
     `common` are labels that all alerts of this node have; `query` runs the queries in their texts.
     """
     entry = catalogue()[sign.alert]
-    labels = {**common, **sign.labels}
-    detail, first_step = _texts(entry, labels, sign.value, query)
+    named = sign.part or part(sign.labels, entry.alert.component)
+    job = sign.job or sign.labels.get("exported_job", "")
+    if isinstance(entry.alert, FindingType):
+        labels = {
+            "node": common["node"],
+            "part": named,
+            "reason": sign.labels.get("reason", ""),
+            "training_job": job,
+        }
+        detail = sentence.text(entry.alert.says, labels, sign.value)
+        first_step = sentence.text(entry.alert.step, labels, sign.value)
+    else:
+        detail, first_step = _texts(
+            entry, entry.alert.description, {**common, **sign.labels}, sign.value, query
+        )
     return Finding(
         slug=entry.slug,
         alert=sign.alert,
         severity=State(entry.alert.severity),
         component=entry.alert.component,
-        part=part(sign.labels, entry.alert.component),
+        part=named,
         summary=entry.alert.summary,
         detail=detail,
         first_step=first_step,
@@ -74,6 +88,8 @@ def found(sign: Sign, common: Mapping[str, str], query: Query) -> Finding:
         limit_source=sign.limit_source,
         since=sign.since,
         hold_seconds=entry.hold_seconds,
+        keep_seconds=entry.keep_seconds,
+        training_job=job,
     )
 
 
@@ -131,11 +147,15 @@ def part(labels: Mapping[str, str], component: str) -> str:
 
 
 def _texts(
-    entry: CatalogueEntry, labels: Mapping[str, str], value: float | None, query: Query
+    entry: CatalogueEntry,
+    description: str,
+    labels: Mapping[str, str],
+    value: float | None,
+    query: Query,
 ) -> tuple[str, str]:
     """Return an alert's description without its first step, and the first step."""
     try:
-        text = " ".join(render(entry.alert.description, labels, value, query).split())
+        text = " ".join(render(description, labels, value, query).split())
     except (TemplateError, TypeError, ValueError, KeyError, IndexError):
         return entry.alert.summary, entry.remedy
     detail, _, step = text.partition(FIRST_STEP)

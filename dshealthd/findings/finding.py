@@ -6,7 +6,10 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 SCHEMA = 1
 """Version of `findings` and `verdict` in `/api/v1/status`; see docs/status-api.md."""
@@ -34,8 +37,12 @@ class Sign:
     """What a rule saw: an alert that would fire for these labels if the condition lasted."""
 
     alert: str
+    part: str = ""
+    """The affected part, as people call it; empty to derive it from the labels."""
+    job: str = ""
+    """The training job that it is about."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels that the alert would have, without those of the node."""
+    """Labels of the series that shows it: the GPU and the reason are read from them."""
     value: float | None = None
     limit: float | None = None
     limit_source: str = ""
@@ -78,10 +85,19 @@ class Finding:
     since: float | None = None
     """Unix time in seconds at which it began.
 
-    None where the source does not give it, until `FirstSeen` fills it in.
+    None where the source does not give it, until `Episodes` fills it in.
     """
     hold_seconds: float = 0.0
-    """How long it must last before the alert fires."""
+    """How long its sign must last before it is a finding."""
+    keep_seconds: float = 0.0
+    """How long it remains one after its sign is gone."""
+    training_job: str = ""
+    """The training job that the finding is about, or that used the part when it began."""
+
+    @property
+    def name(self) -> str:
+        """The value of the label `finding`: the alert's name, without the prefix of all alerts."""
+        return (self.alert or "DshealthdCollectorFailing").removeprefix("Dshealthd")
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -107,7 +123,35 @@ class Finding:
             "limit_source": self.limit_source,
             "since": None if self.since is None else round(self.since, 3),
             "hold_seconds": self.hold_seconds,
+            "training_job": self.training_job,
         }
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any], keep_seconds: float) -> Finding:
+        """Return the finding in a document. Raise KeyError, TypeError or ValueError if it is none."""
+        texts = {
+            name: document[name]
+            for name in (
+                *("slug", "alert", "component", "part", "summary", "detail", "first_step"),
+                *("runbook", "reason", "source", "limit_source", "training_job"),
+            )
+        }
+        if not all(isinstance(text, str) for text in texts.values()):
+            message = f"a finding has other than texts: {texts}"
+            raise TypeError(message)
+        value, limit, since = (
+            None if document[name] is None else float(document[name])
+            for name in ("value", "limit", "since")
+        )
+        return cls(
+            **texts,
+            value=value,
+            limit=limit,
+            since=since,
+            severity=State(document["severity"]),
+            hold_seconds=float(document["hold_seconds"]),
+            keep_seconds=keep_seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +159,11 @@ class Verdict:
     """All findings of one moment, worst first."""
 
     findings: tuple[Finding, ...]
+
+    @classmethod
+    def of(cls, findings: Iterable[Finding]) -> Verdict:
+        """Return the verdict over these findings."""
+        return cls(tuple(sorted(findings, key=lambda one: -ORDER.index(one.severity))))
 
     @property
     def state(self) -> State:

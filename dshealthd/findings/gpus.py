@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.limits import LIMITS, PREFIX
+from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ def recent(
 ) -> Iterator[tuple[Mapping[str, str], float]]:
     """Yield the GPUs' Xids that are recent at Unix time `wall`, and when each was last logged."""
     for labels, at in series(_XID, xid=xids):
-        if at > wall - LIMITS["xid_recent_seconds"]:
+        if at > wall - series.limits.xid_recent_seconds:
             yield labels, at
 
 
@@ -45,7 +45,7 @@ def off_bus(series: Series, wall: float) -> Iterator[tuple[Mapping[str, str], fl
     expected, visible = series.value("gpus_expected"), series.value("gpus_visible")
     fewer = expected is not None and visible is not None and visible < expected
     for labels, at in series(_XID, xid="79"):
-        recently = at > wall - LIMITS["xid_recent_seconds"]
+        recently = at > wall - series.limits.xid_recent_seconds
         if recently or ((fewer or (labels["gpu"],) in down) and labels["gpu"] not in well):
             yield labels, at
 
@@ -155,13 +155,13 @@ def memory(series: Series, wall: float) -> Iterator[Sign]:
     worn = series.parts("gpu_sram_threshold_exceeded", "gpu")
     name, limit = "gpu_ecc_location_errors_total", "sram_uncorrected_aggregate"
     for labels, value in series(name, location="sram", type="uncorrected", counter="aggregate"):
-        if value > LIMITS[limit] and (labels["gpu"],) not in worn:
+        if value > series.limit(limit) and (labels["gpu"],) not in worn:
             yield Sign(
                 alert="DshealthdGpuSramErrors",
                 labels=labels,
                 value=value,
-                limit=LIMITS[limit],
-                limit_source=PREFIX + limit,
+                limit=series.limit(limit),
+                limit_source=limit_source(limit),
                 source=f"dshealthd_{name}",
             )
 
@@ -199,7 +199,7 @@ def _reset(series: Series, wall: float, broken: set[tuple[str, ...]]) -> Iterato
         for point in series("xid_nvlink_last_timestamp_seconds", severity="fatal")
     }
     for labels, at in series(_XID):
-        new = at > wall - LIMITS["xid_recent_seconds"] and labels["xid"] not in told
+        new = at > wall - series.limits.xid_recent_seconds and labels["xid"] not in told
         link = labels["xid"] in XIDS_NVLINK and at <= fatal.get(labels["pci"], 0.0)
         if new and not link:
             yield Sign(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.limits import LIMITS, PREFIX
+from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,10 +50,10 @@ def _too_hot(series: Series) -> Iterator[Sign]:
         critical, hot = (slow, own), (most, own)
         if core and slow is None:
             text = "gpu_temperature_critical_celsius"
-            critical = LIMITS[text], PREFIX + text
+            critical = series.limit(text), limit_source(text)
         if core and most is None and gpu not in margins:
             text = "gpu_temperature_celsius"
-            hot = LIMITS[text], PREFIX + text
+            hot = series.limit(text), limit_source(text)
         for alert, (limit, source), over in (
             ("DshealthdGpuTemperatureCritical", critical, value >= (critical[0] or 1e9)),
             ("DshealthdGpuHot", hot, _hotter(value, hot[0], strict=most is not None)),

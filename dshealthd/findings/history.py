@@ -1,49 +1,22 @@
-"""The history of findings: when each began, and which GPUs have returned."""
+"""The GPUs that have returned to the bus since they fell off it."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
-from dshealthd.findings.finding import Finding, Verdict
-from dshealthd.findings.limits import LIMITS
-
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from dshealthd.findings.series import Series
 
 _XID = "xid_last_timestamp_seconds"
-
-
-class FirstSeen:
-    """Remembers when each finding was first seen, until a judgement does not repeat it.
-
-    Judgements come every ten seconds, which is its resolution.
-    """
-
-    def __init__(self) -> None:
-        """Know of none."""
-        self._first: dict[tuple[str, str, str], float] = {}
-
-    def update(self, verdict: Verdict, wall: float) -> Verdict:
-        """Return the verdict with `since` filled in; `wall` is the Unix time in seconds."""
-        self._first = {
-            finding.key: self._first.get(finding.key, wall) for finding in verdict.findings
-        }
-        return Verdict(tuple(map(self._dated, verdict.findings)))
-
-    def _dated(self, finding: Finding) -> Finding:
-        if finding.since is not None:
-            return finding
-        return dataclasses.replace(finding, since=self._first[finding.key])
 
 
 class ReturnedGpus:
     """Remembers GPUs that NVML has read again since they fell off the bus.
 
     The kernel log keeps their Xid 79 until the next boot. Without this memory, a GPU that hangs in
-    NVML days later would be reported as lost because of that Xid. The alert gets the same from
-    Prometheus (`dshealthd:gpu:returned_timestamp_seconds`), where it survives a restart of the
-    agent.
+    NVML days later would be reported as lost because of that Xid.
     """
 
     def __init__(self) -> None:
@@ -63,7 +36,7 @@ class ReturnedGpus:
             if (point.labels["gpu"], point.labels["uuid"]) in read
         }
         for labels, at in series(_XID, xid="79"):
-            if labels["pci"] in back and at <= wall - LIMITS["xid_recent_seconds"]:
+            if labels["pci"] in back and at <= wall - series.limits.xid_recent_seconds:
                 self._until[labels["pci"]] = at
         series.drop(
             _XID,
@@ -72,3 +45,11 @@ class ReturnedGpus:
                 and point.value <= self._until.get(point.labels["pci"], 0.0)
             ),
         )
+
+    def document(self) -> Mapping[str, float]:
+        """Return what it remembers, for JSON."""
+        return self._until
+
+    def restore(self, document: Mapping[str, float]) -> None:
+        """Restore what `document` returned. Raise TypeError or ValueError if it is not that."""
+        self._until = {str(pci): float(at) for pci, at in dict(document).items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.limits import LIMITS, PREFIX
+from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,13 +40,13 @@ def hangs(series: Series, wall: float) -> Iterator[Sign]:
             point.value > 0 for point in series("job_nccl_rank_operations_behind", job=job)
         )
         named = behind or any(series("job_nccl_rank_trouble_info", job=job))
-        if value >= LIMITS[limit] and named and job not in hung:
+        if value >= series.limit(limit) and named and job not in hung:
             yield Sign(
                 alert="DshealthdCollectiveStuck",
                 labels={**labels, "exported_job": job},
                 value=value,
-                limit=LIMITS[limit],
-                limit_source=PREFIX + limit,
+                limit=series.limit(limit),
+                limit_source=limit_source(limit),
                 source=f"dshealthd_{name}",
             )
 

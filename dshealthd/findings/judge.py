@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome
-from dshealthd.findings import agent, gpus, heat, host, jobs, links
-from dshealthd.findings.catalogue import found, starting, unread
-from dshealthd.findings.finding import ORDER, Verdict
-from dshealthd.findings.series import Series
+from dshealthd.findings import agent, catalogue, gpus, heat, host, jobs, links
+from dshealthd.findings.catalogue import starting, unread
+from dshealthd.findings.finding import State, Verdict
+from dshealthd.findings.series import DEFAULTS, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Latest, Snapshot
     from dshealthd.findings.finding import Finding, Sign
+    from dshealthd.findings.limits import Limits
+    from dshealthd.findings.past import Past
+
+    Key = tuple[str, str, str]
 
 RULES = (*gpus.RULES, *heat.RULES, *links.RULES, *host.RULES, *jobs.RULES, *agent.RULES)
 OF_JOBS = frozenset(
@@ -50,46 +56,96 @@ def signs(series: Series, name: str, wall: float) -> Iterator[Sign]:
     yield from agent.accused(series, name)
 
 
-def series_of(snapshot: Snapshot, own: Iterable[Sample]) -> Series:
-    """Return all samples of this moment for judgement.
+def seen(series: Series, *, node: str, name: str, wall: float) -> dict[Key, Finding]:
+    """Return what `series` shows to be wrong, by key.
 
-    `own` are the agent's own samples, including those of the probes.
-    """
-    return Series(
-        itertools.chain(*(snapshot.samples(latest) for latest in snapshot), snapshot.health(), own)
-    )
-
-
-def judge(
-    snapshot: Snapshot,
-    series: Series,
-    *,
-    node: str,
-    name: str,
-    monotonic: float,
-    wall: float,
-) -> Verdict:
-    """Return what is wrong with this node, and what could not be checked.
-
-    `series` comes from `series_of`; `node` is the host's name, `name` the probes' name for it
-    (empty where they do not run). `monotonic` is the snapshot's clock and `wall` the Unix time,
-    both in seconds.
+    `node` is the host's name, `name` the probes' name for it (empty where they do not run), `wall`
+    the Unix time in seconds.
     """
     common = {"node": node, "instance": node}
     query = functools.partial(series.query, wall=wall)
-    seen: dict[tuple[str, str, str], Finding] = {}
+    users = Users(series)
+    found: dict[Key, Finding] = {}
     for sign in signs(series, name, wall):
-        finding = found(sign, common, query)
-        seen.setdefault(finding.key, finding)
-    parts = {finding.part.lower() for finding in seen.values()}
-    alerts = {finding.alert for finding in seen.values()}
+        finding = catalogue.found(sign, common, query)
+        if finding.severity is State.CRITICAL and not finding.training_job:
+            finding = dataclasses.replace(finding, training_job=users.of(sign))
+        found.setdefault(finding.key, finding)
+    return found
+
+
+def signs_of(
+    snapshot: Snapshot, series: Series, *, node: str, name: str, monotonic: float, wall: float
+) -> Collection[Finding]:
+    """Return what is wrong with this node at this moment, and what cannot be checked.
+
+    `series` has all samples; `monotonic` is the snapshot's clock in seconds; the others are as
+    `seen` takes them.
+    """
+    found = seen(series, node=node, name=name, wall=wall)
+    parts = {finding.part.lower() for finding in found.values()}
+    alerts = {finding.alert for finding in found.values()}
     if pending := tuple(latest.name for latest in snapshot if latest.sampled is None):
         late = starting(pending, node)
-        seen[late.key] = late
+        found[late.key] = late
     for latest in snapshot:
         for finding in _unread(latest, monotonic, node, parts, alerts):
-            seen.setdefault(finding.key, finding)
-    return Verdict(tuple(sorted(seen.values(), key=lambda one: -ORDER.index(one.severity))))
+            found.setdefault(finding.key, finding)
+    return found.values()
+
+
+def series_of(
+    snapshot: Snapshot,
+    own: Iterable[Sample],
+    limits: Limits = DEFAULTS,
+    past: Past | None = None,
+    now: float = 0.0,
+) -> Series:
+    """Return all samples of this moment for judgement.
+
+    `own` are the agent's own samples, including those of the probes; `limits`, `past` and `now` as
+    `Series` takes them.
+    """
+    return Series(
+        itertools.chain(*(snapshot.samples(latest) for latest in snapshot), snapshot.health(), own),
+        limits,
+        past,
+        now,
+    )
+
+
+class Users:
+    """The training jobs that use this node's parts."""
+
+    def __init__(self, series: Series) -> None:
+        """Read them from `series`."""
+        self._by_gpu: dict[str, Counter[str]] = {}
+        for point in series("job_gpu_info"):
+            self._by_gpu.setdefault(point.labels["gpu"], Counter())[point.labels["job"]] += 1
+        self._here: Counter[str] = Counter()
+        for name in ("job_ranks", "job_step"):
+            for point in series(name):
+                self._here[point.labels["job"]] += (
+                    max(1, int(point.value)) if name == "job_ranks" else 1
+                )
+
+    def of(self, sign: Sign) -> str:
+        """Return the job with most ranks on the sign's GPU, or on the node; empty if there is none.
+
+        Where a GPU's processes are not known, those of the node count: a page too many is better
+        than one too few.
+        """
+        jobs = self._by_gpu.get(sign.labels.get("gpu", "")) or self._here
+        return min(jobs, key=lambda job: (-jobs[job], job), default="")
+
+
+def judge(
+    snapshot: Snapshot, series: Series, *, node: str, name: str, monotonic: float, wall: float
+) -> Verdict:
+    """Return what a single look at this node shows, without a memory: holds do not count."""
+    return Verdict.of(
+        signs_of(snapshot, series, node=node, name=name, monotonic=monotonic, wall=wall)
+    )
 
 
 def _unread(

@@ -1,49 +1,126 @@
-"""The thresholds that findings compare with.
+"""The limits that findings compare with: the table `[findings.limits]` of the configuration.
 
-They mirror `deploy/prometheus/thresholds.yml`, keyed by the name after `dshealthd:threshold:`; that
-file gives units and sources. A test keeps the two in sync. If Prometheus loads an edited copy of
-that file, findings still use the shipped values.
+Sources: [R] read in the named source, [S] second-hand, [O] our own judgement.
 """
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from dshealthd.core.options import Bytes, Duration, option
 
-PREFIX = "dshealthd:threshold:"
-LIMITS: Mapping[str, float] = MappingProxyType(
-    {
-        "rendezvous_time_wait_sockets": 100,
-        "rendezvous_ports_ratio": 0.5,
-        "time_wait_ratio": 0.8,
-        "ephemeral_ports_ratio": 0.8,
-        "ephemeral_ports_critical_ratio": 0.97,
-        "orphan_listener_seconds": 60,
-        "loopback_connect_seconds": 0.02,
-        "memory_pressure_ratio": 0.1,
-        "memory_available_ratio": 0.05,
-        "open_files_ratio": 0.8,
-        "open_files_critical_ratio": 0.95,
-        "locked_memory_ratio": 0.9,
-        "filesystem_used_ratio": 0.9,
-        "filesystem_used_critical_ratio": 0.97,
-        "path_write_seconds": 1,
-        "shared_memory_bytes": 1e9,
-        "aio_requests_ratio": 0.9,
-        "clock_offset_seconds": 1,
-        "gpu_temperature_celsius": 83,
-        "gpu_temperature_critical_celsius": 90,
-        "xid_recent_seconds": 600,
-        "sram_uncorrected_aggregate": 4,
-        "ras_idle_answers": 4,
-        "nvlink_settle_seconds": 600,
-        "nvlink_bit_error_ratio": 1e-12,
-        "gpu_busy_ratio": 0.5,
-        "roce_fabric_bytes": 1e9,
-        "probe_silent_seconds": 300,
-        "certificate_seconds": 1209600,
-    }
-)
+SECTION = "findings.limits"
+
+
+def _ratio(default: float, doc: str) -> Any:
+    """Declare a limit that is a share, from 0 to 1."""
+    return option(default, doc, minimum=0, maximum=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When a reading becomes a finding. A reload applies them to the next judgement."""
+
+    rendezvous_time_wait_sockets: float = option(
+        100.0,
+        "Sockets of rendezvous ports in TIME_WAIT; each job that ends leaves some for a minute. [O]",
+        minimum=1,
+    )
+    rendezvous_ports_ratio: float = _ratio(0.5, "Share of the rendezvous ports in use. [O]")
+    time_wait_ratio: float = _ratio(0.8, "Share of tcp_max_tw_buckets in use. [O]")
+    ephemeral_ports_ratio: float = _ratio(0.8, "Share of the ephemeral ports in use: ticket. [O]")
+    ephemeral_ports_critical_ratio: float = _ratio(0.97, "The same, nearly used up. [O]")
+    orphan_listener_seconds: Duration = option(
+        "60s",
+        "Age from which a listener on a rendezvous port whose launcher is gone counts as left "
+        "over. [O]",
+        minimum="1s",
+    )
+    loopback_connect_seconds: Duration = option(
+        "20ms",
+        "Time to connect to 127.0.0.1, which takes tens of microseconds; the agent gives up after "
+        "0.1 s. [O]",
+        minimum="1ms",
+    )
+    memory_pressure_ratio: float = _ratio(
+        0.1, "Share of time in which all tasks wait for memory. [O]"
+    )
+    memory_available_ratio: float = _ratio(
+        0.05, "Share of the host's memory that must be available. [O]"
+    )
+    open_files_ratio: float = _ratio(0.8, "Share of a limit on open files in use. [O]")
+    threads_ratio: float = _ratio(0.9, "Share of the system's or a job's threads in use. [O]")
+    locked_memory_ratio: float = _ratio(0.9, "Share of the limit on locked memory in use. [O]")
+    filesystem_used_ratio: float = _ratio(0.9, "Share of space or inodes in use: ticket. [O]")
+    filesystem_used_critical_ratio: float = _ratio(0.97, "The same: page. [O]")
+    path_write_seconds: Duration = option(
+        "1s",
+        "Time to write and sync 4 KiB; the agent gives up after 5 s. [O]",
+        minimum="1ms",
+    )
+    shared_memory_bytes: Bytes = option(
+        Bytes(10**9), "Size of /dev/shm; Docker's default is 64 MiB. [O]", minimum=0
+    )
+    aio_requests_ratio: float = _ratio(0.9, "Share of fs.aio-max-nr in use. [O]")
+    clock_offset_seconds: Duration = option(
+        "1s",
+        "Offset of the clock from its peers' clocks; credentials of the peer API are valid for "
+        "10 s. [O]",
+        minimum="1ms",
+    )
+    gpu_temperature_celsius: float = option(
+        83.0,
+        "Core temperature of a GPU that reports no limits: ticket. NVSentinel, Azure [R]",
+        minimum=40,
+        maximum=120,
+    )
+    gpu_temperature_critical_celsius: float = option(
+        90.0, "The same, critical. NVSentinel, Azure [R]", minimum=40, maximum=120
+    )
+    xid_recent_seconds: Duration = option(
+        "10m", "Time for which an Xid counts as recent. [O]", minimum="1m"
+    )
+    sram_uncorrected_aggregate: float = option(
+        4.0,
+        "Uncorrected SRAM errors over the life of the part. NVML, ml-engineering [R]",
+        minimum=0,
+    )
+    ras_idle_answers: float = option(
+        4.0,
+        "Consecutive answers of NCCL RAS without progress, four a minute, with a dead or failed "
+        "rank as evidence. [O]",
+        minimum=2,
+    )
+    nvlink_settle_seconds: Duration = option(
+        "10m", "Time after a boot or a GPU reset in which NVLinks may still train. [O]"
+    )
+    nvlink_bit_error_ratio: float = _ratio(
+        1e-12, "NVLink 5: bit errors per bit after correction. DCGM [R]"
+    )
+    gpu_busy_ratio: float = _ratio(
+        0.5, "Utilization from which values count that an idle GPU lowers to save power. [O]"
+    )
+    roce_fabric_bytes: Bytes = option(
+        Bytes(10**9),
+        "RDMA bytes that an Ethernet port must have moved to count as part of the fabric. [O]",
+        minimum=0,
+    )
+    probe_silent_seconds: Duration = option(
+        "5m", "Time without a round while probes run. [O]", minimum="30s"
+    )
+    certificate_seconds: Duration = option(
+        "336h", "Time before the peer certificate expires. [O]", minimum="1m"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingsOptions:
+    """What counts as a finding."""
+
+    limits: Limits = field(default_factory=Limits)
+
+
+def source(name: str) -> str:
+    """Return the configuration key of a limit, as findings name it."""
+    return f"{SECTION}.{name}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.gpus import recent
-from dshealthd.findings.limits import LIMITS, PREFIX
+from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ def nvlink(series: Series, wall: float) -> Iterator[Sign]:
     """Yield findings about GPUs with fewer NVLinks than usual here, and links with errors."""
     down = {point.labels["gpu"] for point in series("gpu_up") if not point.value}
     uptime = series.value("uptime_seconds")
-    settled = uptime is not None and uptime > LIMITS["nvlink_settle_seconds"]
+    settled = uptime is not None and uptime > series.limits.nvlink_settle_seconds
     up = {point.labels["gpu"]: point for point in series("nvlinks_up")}
     most = max((point.value for point in up.values()), default=0)
     switch = {point.labels["gpu"]: point.value for point in series("nvlinks", remote="switch")}
@@ -40,7 +40,7 @@ def nvlink(series: Series, wall: float) -> Iterator[Sign]:
                 limit_source="dshealthd_nvlinks" if gpu in switch else "dshealthd_nvlinks_up",
                 source="dshealthd_nvlinks_up",
             )
-    since = wall - LIMITS["xid_recent_seconds"]
+    since = wall - series.limits.xid_recent_seconds
     fatal = (
         (point.labels, point.value)
         for point in series("xid_nvlink_last_timestamp_seconds", severity="fatal")
@@ -72,13 +72,13 @@ def nvlink(series: Series, wall: float) -> Iterator[Sign]:
         )
     name, limit = "nvlink_effective_bit_error_ratio", "nvlink_bit_error_ratio"
     for labels, value in series(name):
-        if value > LIMITS[limit]:
+        if value > series.limit(limit):
             yield Sign(
                 alert="DshealthdNvlinkBitErrors",
                 labels=labels,
                 value=value,
-                limit=LIMITS[limit],
-                limit_source=PREFIX + limit,
+                limit=series.limit(limit),
+                limit_source=limit_source(limit),
                 source=f"dshealthd_{name}",
             )
     for labels, value in series("sxid_errors_total", severity="fatal"):
@@ -95,7 +95,7 @@ def nvlink(series: Series, wall: float) -> Iterator[Sign]:
 def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about GPUs outside the node's NVLink domain, and IMEX that is down."""
     uptime = series.value("uptime_seconds")
-    if uptime is None or uptime <= LIMITS["nvlink_settle_seconds"]:
+    if uptime is None or uptime <= series.limits.nvlink_settle_seconds:
         return
     cliques = {
         point.labels["gpu"]: (point.labels["domain"], point.labels["clique"])
@@ -127,7 +127,7 @@ def pcie(series: Series, _wall: float) -> Iterator[Sign]:
     busy = {
         point.labels["gpu"]
         for point in series("gpu_utilization_ratio")
-        if point.value > LIMITS["gpu_busy_ratio"]
+        if point.value > series.limits.gpu_busy_ratio
     }
     for name in ("pcie_link_width", "pcie_link_generation"):
         most = {point.labels["gpu"]: point.value for point in series(f"{name}_max")}
@@ -154,7 +154,7 @@ def infiniband(series: Series, _wall: float) -> Iterator[Sign]:
     moved = {
         (point.labels["device"], point.labels["port"])
         for point in series("infiniband_port_transmit_bytes_total")
-        if point.value > LIMITS["roce_fabric_bytes"]
+        if point.value > series.limits.roce_fabric_bytes
     }
     apart = series.parts("infiniband_port_info", "device", "port", link_layer="Ethernet") - moved
     apart |= series.parts("infiniband_port_physical_state", "device", "port", state="disabled")

@@ -8,11 +8,19 @@ from collections import defaultdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from dshealthd.findings.limits import Limits
+from dshealthd.findings.past import Kind
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from dshealthd.core.collector import Metric, Sample
+    from dshealthd.findings.past import Past
 
+    Wanted = str | Collection[str]
+    """A label's value, or a set of values of which any will do."""
+
+DEFAULTS = Limits()
 
 _QUERY = re.compile(
     r"dshealthd_(?P<name>\w+)(?:{(?P<matchers>.*)})?"
@@ -45,9 +53,20 @@ class Series:
     series, nearly all of them healthy.
     """
 
-    def __init__(self, samples: Iterable[Sample]) -> None:
-        """Index `samples` by metric name without `dshealthd_`."""
+    def __init__(
+        self,
+        samples: Iterable[Sample],
+        limits: Limits = DEFAULTS,
+        past: Past | None = None,
+        now: float = 0.0,
+    ) -> None:
+        """Index `samples` by metric name without `dshealthd_`.
+
+        `past` has what earlier moments showed; None where this is the only one. `now` is its clock,
+        monotonic seconds.
+        """
         _names.turn()
+        self.limits, self._past, self._now = limits, past, now
         by_metric: defaultdict[Metric, list[Sample]] = defaultdict(list)
         for sample in samples:
             by_metric[sample[0]].append(sample)
@@ -55,7 +74,7 @@ class Series:
         for metric, found in by_metric.items():
             self._samples.setdefault(metric.name.removeprefix("dshealthd_"), []).extend(found)
 
-    def __call__(self, name: str, **labels: str | Collection[str]) -> Iterator[Point]:
+    def __call__(self, name: str, **labels: Wanted) -> Iterator[Point]:
         """Yield the series of `dshealthd_NAME` with these labels, each a value or a set of values.
 
         Names that begin with `process_` are the agent's own and have no prefix.
@@ -63,7 +82,7 @@ class Series:
         for metric, values, value in self._with(name, labels):
             yield Point(_names.of(metric.dimensions, values), value)
 
-    def _with(self, name: str, labels: Mapping[str, str | Collection[str]]) -> list[Sample]:
+    def _with(self, name: str, labels: Mapping[str, Wanted]) -> list[Sample]:
         """Return the samples of `dshealthd_NAME` with these labels, without label mappings."""
         samples = self._samples.get(name, [])
         dimensions = samples[0].metric.dimensions if samples else ()
@@ -75,6 +94,52 @@ class Series:
             samples = [sample for sample in samples if sample.labels[position] in values]
         return samples
 
+    def limit(self, name: str) -> float:
+        """Return the limit of this name."""
+        return float(getattr(self.limits, name))
+
+    def rise(
+        self, name: str, seconds: float, *, from_zero: bool = False, **labels: Wanted
+    ) -> Iterator[Point]:
+        """Yield by how much matching counters rose within the last `seconds`; none without a past.
+
+        Resets are accounted for. A counter that appears beside others of its name began at 0; the
+        first ones of a name did not, unless `from_zero`, for counters that exist from their first
+        event on.
+        """
+        return self._over_time(Kind.RISE, name, seconds, labels, from_zero=from_zero)
+
+    def highest(self, name: str, seconds: float, **labels: Wanted) -> Iterator[Point]:
+        """Yield the highest values within the last `seconds`, also of series that are gone."""
+        return self._over_time(Kind.HIGHEST, name, seconds, labels)
+
+    def lowest(self, name: str, seconds: float, **labels: Wanted) -> Iterator[Point]:
+        """Yield the lowest values within the last `seconds`, also of series that are gone."""
+        return self._over_time(Kind.LOWEST, name, seconds, labels)
+
+    def mean(self, name: str, seconds: float, **labels: Wanted) -> Iterator[Point]:
+        """Yield the means of the last `seconds`, also of series that are gone."""
+        return self._over_time(Kind.MEAN, name, seconds, labels)
+
+    def _over_time(
+        self,
+        kind: Kind,
+        name: str,
+        seconds: float,
+        labels: Mapping[str, Wanted],
+        *,
+        from_zero: bool = False,
+    ) -> Iterator[Point]:
+        if self._past is None:
+            return
+        samples = self._with(name, labels)
+        window = self._past.window(kind, name, seconds, labels, from_zero=from_zero)
+        if samples:
+            window.dimensions = samples[0].metric.dimensions
+        window.add(self._now, ((sample.labels, sample.value) for sample in samples))
+        for values, value in window.values():
+            yield Point(_names.of(window.dimensions, values), value)
+
     def drop(self, name: str, over: Callable[[Point], bool]) -> None:
         """Drop the series of `dshealthd_NAME` for which `over` is true."""
         self._samples[name] = [
@@ -83,11 +148,11 @@ class Series:
             if not over(point)
         ]
 
-    def value(self, name: str, **labels: str | Collection[str]) -> float | None:
+    def value(self, name: str, **labels: Wanted) -> float | None:
         """Return the value of the first matching series; None if there is none."""
         return next((sample.value for sample in self._with(name, labels)), None)
 
-    def parts(self, name: str, *keys: str, **labels: str | Collection[str]) -> set[tuple[str, ...]]:
+    def parts(self, name: str, *keys: str, **labels: Wanted) -> set[tuple[str, ...]]:
         """Return the values of the labels `keys` for matching series that are not 0."""
         return {
             tuple(sample.labels[sample.metric.dimensions.index(key)] for key in keys)

@@ -1,4 +1,4 @@
-"""One symptom: its alerts and its runbook, from TOML front matter and Markdown.
+"""One symptom: its findings, its alerts and its runbook, from TOML front matter and Markdown.
 
 A file is `+++`, TOML, `+++`, and the runbook in sections `## Meaning`, `## Confirm`, `## Remedy`
 and, if common advice is wrong or incomplete, `## Common advice, checked`.
@@ -12,6 +12,8 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from dshealthd.symptoms import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,9 +95,42 @@ class Alert:
     """
 
 
+PAGES = ("always", "job", "never")
+"""When a finding is a page rather than a ticket: always, where a training job uses the part, never."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingType:
+    """One finding of a symptom, which the agent judges; an alert of the same name reports it."""
+
+    name: str
+    """The alert's name; the label `finding` is the same without `Dshealthd`."""
+    component: str
+    """The kind of part it concerns, one of COMPONENTS."""
+    page: str
+    """One of PAGES."""
+    summary: str
+    """What is broken, as a title."""
+    says: str
+    """Which part, why and what follows, as a sentence (`sentence.py`)."""
+    step: str
+    """What to do first, as a sentence."""
+    hold: str = ""
+    """How long its sign must last, as a duration."""
+    keep: str = ""
+    """How long it remains after its sign is gone."""
+    audience: str = "operator"
+    """Who can fix it, one of AUDIENCES."""
+
+    @property
+    def severity(self) -> str:
+        """`critical` if it stops or corrupts training, so that it may be a page."""
+        return "warning" if self.page == "never" else "critical"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Symptom:
-    """A symptom: its alerts and its runbook."""
+    """A symptom: its findings, its alerts and its runbook."""
 
     slug: str
     title: str
@@ -106,9 +141,17 @@ class Symptom:
     """Signals that do not exist yet, without which the alert is missing or incomplete."""
     covered_by: tuple[str, ...] = ()
     """Slugs of the symptoms whose alerts also cover this one."""
+    findings: tuple[FindingType, ...] = ()
+    """What the agent judges."""
     alerts: tuple[Alert, ...] = ()
+    """What several nodes show together."""
     sections: Mapping[str, str]
     """The runbook by heading, in order."""
+
+    @property
+    def entries(self) -> tuple[FindingType | Alert, ...]:
+        """All that alerts come from."""
+        return (*self.findings, *self.alerts)
 
 
 def parse(slug: str, text: str) -> Symptom:
@@ -122,21 +165,34 @@ def parse(slug: str, text: str) -> Symptom:
     except tomllib.TOMLDecodeError as error:
         message = f"{slug}.md: is not TOML: {error}"
         raise EntryError(message) from error
-    rows = table.pop("alerts", [])
-    if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
-        message = f"{slug}.md: alerts: must be [[alerts]] tables"
-        raise EntryError(message)
-    errors = [f"{slug}.md: {error}" for error in _wrong(table, rows, match[2])]
+    rows, found = _tables(slug, table, "alerts"), _tables(slug, table, "findings")
+    errors = [f"{slug}.md: {error}" for error in _wrong(table, rows, found, match[2])]
     if errors:
         raise EntryError("\n".join(errors))
     alerts = (
         _naming_jobs(slug, Alert(**{_field(key): value.strip() for key, value in row.items()}))
         for row in rows
     )
+    findings = (FindingType(**{key: value.strip() for key, value in row.items()}) for row in found)
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
     }
-    return Symptom(slug=slug, alerts=tuple(alerts), sections=_sections(match[2]), **values)
+    return Symptom(
+        slug=slug,
+        findings=tuple(findings),
+        alerts=tuple(alerts),
+        sections=_sections(match[2]),
+        **values,
+    )
+
+
+def _tables(slug: str, table: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    """Take an array of tables out of a symptom's table."""
+    rows = table.pop(key, [])
+    if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
+        message = f"{slug}.md: {key}: must be [[{key}]] tables"
+        raise EntryError(message)
+    return rows
 
 
 def _naming_jobs(slug: str, alert: Alert) -> Alert:
@@ -171,9 +227,18 @@ _OF_ALERT = {
     for field in dataclasses.fields(Alert)
 }
 """Keys of an alert, and whether they are required."""
+_OF_FINDING = {
+    field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(FindingType)
+}
+"""The same of a finding."""
 
 
-def _wrong(table: Mapping[str, Any], rows: list[dict[str, Any]], body: str) -> Iterator[str]:
+def _wrong(
+    table: Mapping[str, Any],
+    rows: list[dict[str, Any]],
+    findings: list[dict[str, Any]],
+    body: str,
+) -> Iterator[str]:
     for key, value in table.items():
         if key not in _OF_SYMPTOM:
             yield _unknown(key, _OF_SYMPTOM)
@@ -191,7 +256,9 @@ def _wrong(table: Mapping[str, Any], rows: list[dict[str, Any]], body: str) -> I
     if not table.get("title"):
         yield "title: is missing"
     for place, row in enumerate(rows):
-        yield from (f"alerts[{place}].{error}" for error in _wrong_alert(row))
+        yield from (f"alerts[{place}].{error}" for error in _wrong_alert(row, _OF_ALERT))
+    for place, row in enumerate(findings):
+        yield from (f"findings[{place}].{error}" for error in _wrong_alert(row, _OF_FINDING))
     sections = _sections(body)
     yield from (f"section ## {name} is missing" for name in SECTIONS if not sections.get(name))
     yield from (
@@ -199,13 +266,16 @@ def _wrong(table: Mapping[str, Any], rows: list[dict[str, Any]], body: str) -> I
     )
 
 
-def _wrong_alert(row: Mapping[str, Any]) -> Iterator[str]:
+def _wrong_alert(row: Mapping[str, Any], keys: Mapping[str, bool]) -> Iterator[str]:
+    """Yield the mistakes in an alert or a finding, which have these keys, required or not."""
     for key, value in row.items():
-        if key not in _OF_ALERT:
-            yield _unknown(key, _OF_ALERT)
+        if key not in keys:
+            yield _unknown(key, keys)
         elif not isinstance(value, str) or not value.strip():
             yield f"{key}: must be a string that is not empty"
-        elif key in {"for", "keep_firing_for", "every"} and not _DURATION.fullmatch(value):
+        elif key in {"for", "keep_firing_for", "every", "hold", "keep"} and not _DURATION.fullmatch(
+            value
+        ):
             yield f'{key}: "{value}" is not a duration such as "5s", "10m" or "1h"'
         elif key == "name" and not _ALERT_NAME.fullmatch(value):
             yield f'name: "{value}" is not Dshealthd and words in CamelCase'
@@ -215,11 +285,16 @@ def _wrong_alert(row: Mapping[str, Any]) -> Iterator[str]:
             yield f'component: "{value}" is not one of {", ".join(COMPONENTS)}'
         elif key == "audience" and value not in AUDIENCES:
             yield f'audience: "{value}" is not one of {", ".join(AUDIENCES)}'
-        elif key == "summary" and "{{" in value:
+        elif key == "page" and value not in PAGES:
+            yield f'page: "{value}" is not one of {", ".join(PAGES)}'
+        elif key == "summary" and "{" in value:
             yield "summary: must hold no template"
-    yield from (
-        f"{key}: is missing" for key, needed in _OF_ALERT.items() if needed and key not in row
-    )
+        elif key in {"says", "step"}:
+            try:
+                sentence.template(value)
+            except sentence.SentenceError as error:
+                yield f"{key}: {error}"
+    yield from (f"{key}: is missing" for key, needed in keys.items() if needed and key not in row)
 
 
 def _unknown(key: str, known: Mapping[str, object]) -> str:

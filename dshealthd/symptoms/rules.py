@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dshealthd.symptoms import all_symptoms
-from dshealthd.symptoms.entry import COMPONENTS, EntryError
+from dshealthd.symptoms.entry import COMPONENTS, FIRST_STEP, EntryError
 from dshealthd.symptoms.runbooks import anchor, url
+from dshealthd.symptoms.sentence import has_value, template
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from dshealthd.symptoms.entry import Alert, Symptom
+    from dshealthd.symptoms.entry import Alert, FindingType, Symptom
 
 RUNBOOKS = "https://github.com/dshealthd/dshealthd/blob/main/docs/runbooks"
 """Base URL of the runbooks, without a trailing slash."""
@@ -41,6 +42,8 @@ URGENT = "5s"
 """Evaluation interval of alerts that set none, whatever is global in a Prometheus."""
 AT_ONCE = frozenset({"none"})
 """Severities of alerts that do not keep firing."""
+PREFIX = "Dshealthd"
+"""What an alert's name has before that of its finding."""
 FILE = "alerts.yml"
 THRESHOLDS = "thresholds.yml"
 """Hand-written, beside the rules."""
@@ -71,6 +74,10 @@ def rules(symptoms: Iterable[Symptom], thresholds: int, runbooks: str = RUNBOOKS
     """
     groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for symptom in symptoms:
+        for finding in symptom.findings:
+            groups.setdefault((COMPONENTS.index(finding.component), ""), []).extend(
+                _finding_rules(symptom, finding, runbooks)
+            )
         for alert in symptom.alerts:
             groups.setdefault((COMPONENTS.index(alert.component), alert.every), []).append(
                 _rule(symptom, alert, thresholds, runbooks)
@@ -85,6 +92,50 @@ def _groups(groups: dict[tuple[int, str], list[dict[str, Any]]]) -> Iterator[dic
     for (component, every), found in sorted(groups.items()):
         name = "-".join(filter(None, ("dshealthd", COMPONENTS[component], every)))
         yield {"name": name, "interval": every or URGENT, "rules": found}
+
+
+def _finding_rules(
+    symptom: Symptom, finding: FindingType, runbooks: str
+) -> Iterator[dict[str, Any]]:
+    """Yield the alert that reports what agents find: one rule for each severity that it may have.
+
+    The agent has judged it, holds included.
+    """
+    label = finding.name.removeprefix(PREFIX)
+    metric = (
+        "dshealthd_finding_value" if has_value(finding.says + finding.step) else "dshealthd_finding"
+    )
+    told = f"{template(finding.says)} "
+    step = FIRST_STEP + template(finding.step)
+    in_job = f"{told}Training job: {{{{ $labels.training_job }}}}. {step}"
+    about_job = finding.component == "job"
+    variants = {
+        "always": (("critical", "", told + step),),
+        "job": (
+            ("critical", '!=""', told + step if about_job else in_job),
+            ("warning", '=""', told + step),
+        ),
+        "never": (("warning", "", told + step),),
+    }
+    for severity, jobs, description in variants[finding.page]:
+        selector = f'finding="{label}"' + (f", training_job{jobs}" if jobs else "")
+        yield {
+            "alert": finding.name,
+            "expr": f"{metric}{{{selector}}}",
+            "keep_firing_for": KEEP_FIRING,
+            "labels": {
+                **LABELS,
+                "severity": severity,
+                "component": finding.component,
+                "symptom": symptom.slug,
+                **({"audience": finding.audience} if finding.audience != "operator" else {}),
+            },
+            "annotations": {
+                "summary": finding.summary,
+                "description": description,
+                "runbook_url": f"{url(runbooks, symptom.slug)}#{finding.name.lower()}",
+            },
+        }
 
 
 def _rule(symptom: Symptom, alert: Alert, thresholds: int, runbooks: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from dshealthd.symptoms.entry import ADVICE, FIRST_STEP
+from dshealthd.symptoms.entry import ADVICE, FIRST_STEP, FindingType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,13 +20,26 @@ PLACE = "SLUG"
 """Placeholder for the symptom in the URL of the runbooks."""
 _TEMPLATE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _LABEL = re.compile(r"\s*\$labels\.(\w+)\s*")
-_PLACES = {"exported_job": "JOB", "instance": "NODE:10061", "mig_uuid": "MIG"}
+_FIELD = re.compile(r"\{(\w+)(?::[^{}]+)?\}")
+_PLACES = {
+    "exported_job": "JOB",
+    "training_job": "JOB",
+    "instance": "NODE:10061",
+    "mig_uuid": "MIG",
+}
 """Placeholders for label values that differ from the label in capitals."""
 _SEVERITIES = {
     "critical": "page",
     "warning": "ticket",
     "info": "dashboard only",
     "none": "always firing",
+}
+
+
+_PAGES = {
+    "always": "page",
+    "job": "page where a training job uses the part, otherwise ticket",
+    "never": "ticket",
 }
 
 
@@ -57,6 +70,14 @@ def first_step(alert: Alert) -> str:
     return plain[0].upper() + plain[1:] if plain[0] != "`" else plain
 
 
+def step(finding: FindingType) -> str:
+    """Return the runbook's first step for a finding, with NODE, PART and so on in place of labels."""
+    plain = _FIELD.sub(
+        lambda match: _PLACES.get(match[1], match[1].upper()), finding.step.replace("\\\n", "")
+    )
+    return plain[0].upper() + plain[1:] if plain[0] != "`" else plain
+
+
 def _placeholder(template: re.Match[str]) -> str:
     label = _LABEL.fullmatch(template[1])
     return template[0] if label is None else _PLACES.get(label[1], label[1].upper())
@@ -71,22 +92,27 @@ def _lines(symptom: Symptom) -> Iterator[str]:
     yield f"<!-- Generated from dshealthd/symptoms/{symptom.slug}.md by `./dev generate`; do not edit. -->"
     yield f"# {symptom.title}"
     yield ""
-    if symptom.alerts:
+    steps = {**{each.name: step(each) for each in symptom.findings}}
+    steps |= {alert.name: first_step(alert) for alert in symptom.alerts}
+    if steps:
         yield "## What to do now"
         yield ""
-        for alert in symptom.alerts:
+        for alert in symptom.entries:
+            told = (
+                _PAGES[alert.page]
+                if isinstance(alert, FindingType)
+                else _SEVERITIES[alert.severity]
+            )
             owner = ", the job's owner" if alert.audience == "owner" else ""
             yield f"### {alert.name}"
-            yield f"{alert.summary} ({_SEVERITIES[alert.severity]}{owner})."
+            yield f"{alert.summary} ({told}{owner})."
             yield ""
-            yield first_step(alert)
+            yield steps[alert.name]
             yield ""
         if any(
-            place in first_step(alert)
-            for alert in symptom.alerts
-            for place in ("NODE", "GPU", "JOB")
+            place in text for text in steps.values() for place in ("NODE", "GPU", "JOB", "PART")
         ):
-            yield "Words in capitals are the labels of the alert: `NODE`, `GPU`, `JOB`."
+            yield "Words in capitals are the labels of the alert: `NODE`, `GPU`, `JOB`, `PART`."
             yield ""
     yield from _section("Remedy", symptom)
     yield from _section("Confirm", symptom)

@@ -27,7 +27,7 @@ def runbooks() -> Mapping[str, bytes]:
 def _text(symptom: Symptom) -> str:
     """Return the text of a runbook: its alerts, then its sections in order."""
     alerts = "".join(
-        f"- {alert.name} ({alert.severity}): {alert.summary}\n" for alert in symptom.alerts
+        f"- {alert.name} ({alert.severity}): {alert.summary}\n" for alert in symptom.entries
     )
     parts = [f"# {symptom.title}\n"]
     if alerts:

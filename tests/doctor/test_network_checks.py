@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.config import load
 from dshealthd.core.host import Host
 from dshealthd.doctor.node import (
     firewall,
@@ -25,8 +26,6 @@ from dshealthd.doctor.node import (
     ports,
     rendezvous_connections,
 )
-from dshealthd.findings import host as host_rules
-from dshealthd.findings.limits import LIMITS
 from tests.doctor.looks import apply, look, outcomes, results
 from tests.netns import leave_time_wait, listener, network_namespace, ss
 
@@ -84,13 +83,15 @@ def test_rendezvous_ports_inside_the_ephemeral_range() -> None:
 
 
 @pytest.mark.usefixtures("_namespace")
-def test_orphan_on_a_rendezvous_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orphan_on_a_rendezvous_port(tmp_path: Path) -> None:
     """A listener whose parent has ended is found; one that is somebody's child is not. This process
     stands for the systemd that takes orphans in.
     """
-    monkeypatch.setattr(host_rules, "LIMITS", {**LIMITS, "orphan_listener_seconds": 0.1})
+    file = tmp_path / "dshealthd.toml"
+    file.write_text('[findings.limits]\norphan_listener_seconds = "1s"')
+    config = load(file)
     with listener("127.0.0.1", PORT):
-        assert outcomes(listeners.CHECK, look("rendezvous")) == ["ok"]
+        assert outcomes(listeners.CHECK, look("rendezvous", config=config)) == ["ok"]
     serve = f"import socket,time; s=socket.create_server(('127.0.0.1',{PORT})); time.sleep(600)"
     launcher = (
         "import subprocess,sys; "
@@ -106,7 +107,9 @@ def test_orphan_on_a_rendezvous_port(monkeypatch: pytest.MonkeyPatch) -> None:
     orphan = int(done.stdout)
     try:
         end = time.monotonic() + 60
-        while (found := results(listeners.CHECK, look("rendezvous"))[0]).outcome.value == "ok":
+        while (
+            found := results(listeners.CHECK, look("rendezvous", config=config))[0]
+        ).outcome.value == "ok":
             assert time.monotonic() < end
             time.sleep(0.1)
         assert (listeners.CHECK.slug, found.outcome.value) == ("address-in-use", "warning")
@@ -117,7 +120,7 @@ def test_orphan_on_a_rendezvous_port(monkeypatch: pytest.MonkeyPatch) -> None:
         os.kill(orphan, 9)
         os.waitpid(orphan, 0)
     end = time.monotonic() + 60
-    while outcomes(listeners.CHECK, look("rendezvous")) != ["ok"]:
+    while outcomes(listeners.CHECK, look("rendezvous", config=config)) != ["ok"]:
         assert time.monotonic() < end
         time.sleep(0.1)
 

@@ -12,10 +12,10 @@ import pytest
 from dshealthd import findings
 from dshealthd.findings.catalogue import catalogue, found, part
 from dshealthd.findings.judge import signs
-from dshealthd.findings.limits import LIMITS, PREFIX
-from dshealthd.symptoms.expression import selectors
+from dshealthd.symptoms.entry import Alert
 from dshealthd.symptoms.template import render
-from tests.findings.scenes import Moment, moments, scenes, thresholds, values
+from tests.findings.player import values
+from tests.findings.promtool_scenes import Moment, moments, scenes
 
 if TYPE_CHECKING:
     from dshealthd.findings.finding import Finding
@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 SOURCES = "".join(
     file.read_text(encoding="utf-8") for file in Path(findings.__file__).parent.glob("*.py")
 )
-FOUND = frozenset(re.findall(r'"(Dshealthd\w+)"', SOURCES))
-"""The alerts that findings stand for."""
+FOUND = frozenset(
+    name
+    for name in re.findall(r'"(Dshealthd\w+)"', SOURCES)
+    if isinstance(catalogue()[name].alert, Alert)
+)
+"""The alerts that are rules of their own, and that findings stand for besides."""
 UNKNOWN = "DshealthdCollectorFailing"
 """It makes the node unknown; its alert, five minutes later, is a warning."""
 
@@ -100,31 +104,17 @@ def test_every_finding_has_its_alert() -> None:
 
 def test_every_critical_alert_has_its_finding() -> None:
     """An alert that wakes somebody is a finding on its node, or it is said why it cannot be."""
-    critical = {name for name, entry in catalogue().items() if entry.alert.severity == "critical"}
+    critical = {
+        name
+        for name, entry in catalogue().items()
+        if isinstance(entry.alert, Alert) and entry.alert.severity == "critical"
+    }
     assert critical - FOUND == LEFT_TO_PROMETHEUS.keys()
     assert all(
         entry.alert.severity in {"critical", "warning"}
         for name, entry in catalogue().items()
         if name in FOUND
     )
-
-
-def test_limits_are_the_thresholds() -> None:
-    """Findings compare with what the rules compare with, and with nothing else."""
-    known = thresholds()
-    assert {PREFIX + name: value for name, value in LIMITS.items()} == {
-        PREFIX + name: known[PREFIX + name] for name in LIMITS
-    }
-
-
-@pytest.mark.parametrize("name", sorted(LIMITS))
-def test_every_limit_is_read_on_both_sides(name: str) -> None:
-    """Each limit is used by a rule of findings, and by the alert of a finding."""
-    assert SOURCES.count(name) > 1
-    read = {
-        selector.metric for alert in FOUND for selector in selectors(catalogue()[alert].alert.expr)
-    }
-    assert PREFIX + name in read or name == "roce_fabric_bytes"  # in a recording rule
 
 
 @pytest.mark.parametrize("name", sorted(FOUND - {UNKNOWN}))
@@ -195,6 +185,7 @@ def test_words_are_the_alerts() -> None:
     compared = set()
     for moment in everything():
         alert = catalogue()[moment.alert].alert
+        assert isinstance(alert, Alert)
         for labels, texts in zip(moment.fires, moment.texts, strict=True):
             node = labels.get("node", "")
             words = alert.description
@@ -212,10 +203,14 @@ def test_words_are_the_alerts() -> None:
     assert {"DshealthdGpuLost", "DshealthdJobHang"} <= compared
 
 
-@pytest.mark.parametrize("name", sorted(catalogue()))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, one in catalogue().items() if isinstance(one.alert, Alert))
+)
 def test_every_alert_can_be_rendered(name: str) -> None:
     """The words of every alert are known to the renderer, and end with something to do."""
-    text = render(catalogue()[name].alert.description, {"node": "n1", "gpu": "3"}, 1.5)
+    alert = catalogue()[name].alert
+    assert isinstance(alert, Alert)
+    text = render(alert.description, {"node": "n1", "gpu": "3"}, 1.5)
     assert "{{" not in text
     assert catalogue()[name].remedy
 

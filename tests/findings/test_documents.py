@@ -15,7 +15,8 @@ from dshealthd.collectors.kernel_log import LAST_XID
 from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.findings.history import FirstSeen, ReturnedGpus
+from dshealthd.findings.episodes import Episodes
+from dshealthd.findings.history import ReturnedGpus
 from dshealthd.findings.judge import judge, series_of
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def test_the_example_is_real() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     (example,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     judged = verdict(gpus(FAULT(1, "3", "GPU-d", "gpu_lost")))
-    found = FirstSeen().update(judged, WALL).document()
+    found = Episodes().update(judged.findings, NOW, WALL).document()
     assert json.loads(example) == found
     (table,) = re.findall(r"A finding:\n\n(.*?)\n\n", text, re.DOTALL)
     assert set(
@@ -92,16 +93,17 @@ def test_starting_is_one_finding() -> None:
 
 
 def test_since() -> None:
-    """A finding is dated by its source, or by when it was seen first; a return is new."""
-    history = FirstSeen()
+    """A finding is dated by its source, or by when it was seen first."""
+    history = Episodes()
     lost = verdict(gpus(FAULT(1, "1", "GPU-b", "gpu_lost")))
     logged = verdict(gpus(LAST_XID(WALL - 60, "1", "0000:02:00", "79")))
-    assert [history.update(logged, WALL).findings[0].since for _ in "ab"] == [WALL - 60] * 2
-    history.update(verdict(gpus()), WALL)
-    assert history.update(lost, WALL + 5).findings[0].since == WALL + 5
-    assert history.update(lost, WALL + 50).findings[0].since == WALL + 5
-    history.update(verdict(gpus()), WALL + 60)
-    assert history.update(lost, WALL + 70).findings[0].since == WALL + 70
+    for later in (0, 5):
+        dated = history.update(logged.findings, NOW + later, WALL + later)
+        assert dated.findings[0].since == WALL - 60
+    history = Episodes()
+    for later in (5, 50):
+        dated = history.update(lost.findings, NOW + later, WALL + later)
+        assert dated.findings[0].since == WALL + 5
 
 
 def test_what_is_not_there_is_well() -> None:

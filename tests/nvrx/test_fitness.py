@@ -13,7 +13,7 @@ from dshealthd.core.result import CollectionOutcome, Result, failed, not_availab
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judge import judge as findings
 from dshealthd.findings.judge import series_of
-from dshealthd.findings.limits import LIMITS
+from dshealthd.findings.limits import Limits
 from dshealthd.nvrx.fitness import Fitness, FitnessCheck, fitness
 from dshealthd.probe.metrics import SUSPECT
 
@@ -34,7 +34,7 @@ reason.
 """
 
 
-RECENT = LIMITS["xid_recent_seconds"]
+RECENT = Limits().xid_recent_seconds
 
 
 def of(snapshot: Snapshot, own: tuple[Sample, ...] = (), *, now: float = 100.0) -> Fitness:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -100,6 +101,10 @@ def pruned(file: Path, directory: Path) -> Path:
             ]
         names.append(directory / Path(source).name)
         names[-1].write_text(json.dumps(content), encoding="utf-8")
+    from tests.findings.promtool_scenes import finding_series  # which reads these files, too
+
+    for test in document["tests"]:
+        test["input_series"] += finding_series(test)
     copy = directory / file.name
     copy.write_text(
         json.dumps(
@@ -108,6 +113,49 @@ def pruned(file: Path, directory: Path) -> Path:
         encoding="utf-8",
     )
     return copy
+
+
+def rendered(cases: list[tuple[str, float]]) -> list[str]:
+    """Return what Prometheus' templates make of values: each template is that of an alert."""
+    rules = [
+        {"alert": f"A{place}", "expr": f"vector({value!r})", "annotations": {"text": template}}
+        for place, (template, value) in enumerate(cases)
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "rules.yml").write_text(
+            json.dumps({"groups": [{"name": "g", "rules": rules}]}), encoding="utf-8"
+        )
+        test = {
+            "interval": "1m",
+            "alert_rule_test": [
+                {
+                    "eval_time": "0s",
+                    "alertname": rule["alert"],
+                    "exp_alerts": [{"exp_annotations": {"text": "-"}}],
+                }
+                for rule in rules
+            ],
+        }
+        file = Path(directory) / "test.yml"
+        file.write_text(
+            json.dumps({"rule_files": ["rules.yml"], "tests": [test]}), encoding="utf-8"
+        )
+        done = subprocess.run(
+            ["promtool", "test", "rules", file],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=280,
+        )
+    # Each test fails, and shows what it got.
+    got = dict(
+        re.findall(
+            r'alertname: A(\d+),.*?got:\[.*?Annotations:{text="((?:[^"\\]|\\.)*)"}',
+            done.stdout + done.stderr,
+            re.DOTALL,
+        )
+    )
+    return [got[str(place)] for place in range(len(cases))]
 
 
 def scenes() -> Iterator[list[Expectation]]:

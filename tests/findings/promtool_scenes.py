@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from dshealthd import reference
 from dshealthd.findings.series import Series
+from dshealthd.findings.service import exported
+from tests.findings.player import METRICS, Scene, seconds
 from tests.symptoms.promtool import FILES, rule_groups
 
 if TYPE_CHECKING:
@@ -16,25 +17,16 @@ if TYPE_CHECKING:
 
     from dshealthd.core.collector import Sample
 
-LOOKBACK = 300.0
-"""Seconds for which Prometheus goes on with the last sample of a series."""
-METRICS = reference.all_metrics()
-_UNIT = {"h": 3600, "m": 60, "s": 1, "d": 86400}
-_SERIES = re.compile(r"([\w:]+)(?:{(.*)})?")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_RUN = re.compile(
-    r"(?P<start>[-+]?(?:Inf|NaN|[\d.]+(?:e[-+]?\d+)?)|_)"
-    r"(?P<step>[-+][\d.]+(?:e[-+]?\d+)?)?x(?P<times>\d+)"
-)
 _ALERT = re.compile(r'alertname="(\w+)"')
 Labels = tuple[dict[str, str], ...]
-STALE, MISSING = "stale", "_"
+OF_TARGETS = ("job", "instance", "node", "cluster", "leaf")
 
 
 class Moment(NamedTuple):
     """A time at which a scene says whether an alert fires."""
 
-    scene: Scene
+    scene: PromtoolScene
     alert: str
     at: float
     """Seconds from the scene's start, at the last evaluation of the rule before it was asked."""
@@ -44,46 +36,30 @@ class Moment(NamedTuple):
     """Their annotations."""
 
 
-class Scene:
+class PromtoolScene(Scene):
     """The series of one test of promtool."""
 
     def __init__(self, name: str, document: dict[str, Any]) -> None:
         """Read a scene of a file of that name."""
+        super().__init__(
+            seconds(str(document["interval"])),
+            [(row["series"], str(row["values"])) for row in document["input_series"]],
+        )
         self.name = f"{name}: {document.get('name', '')}"
-        self.interval = seconds(str(document["interval"]))
-        self.series = [
-            (*_identity(row["series"]), list(values(str(row["values"]))))
-            for row in document["input_series"]
-        ]
-
-    def nodes(self) -> set[str]:
-        """Return the nodes that have samples."""
-        return {labels["node"] for _, labels, _ in self.series if labels.get("node")}
 
     def samples(self, node: str, at: float) -> Iterator[Sample]:
         """Yield what the agent of a node has at a time.
 
         What other agents say of suspects is among it, as if this one had found it too.
         """
-        for name, labels, history in self.series:
-            metric = METRICS.get(name)
-            mine = labels.get("node") == node or name == "dshealthd_suspect"
-            if metric is None or not mine:
-                continue
-            value = self._value(history, at)
-            own = {**labels, "job": labels.get("exported_job", "")}
-            if value is not None and "le" not in metric.dimensions:
-                yield metric(value, *(own.get(label, "") for label in metric.dimensions))
-
-    def _value(self, history: list[float | str], at: float) -> float | None:
-        place = int(at // self.interval)
-        for index in range(min(place, len(history) - 1), -1, -1):
-            if at - index * self.interval > LOOKBACK or history[index] == STALE:
-                return None
-            found = history[index]
-            if not isinstance(found, str):
-                return found
-        return None
+        yield from super().samples(node, at)
+        for other in self.nodes():
+            if other != node:
+                yield from (
+                    sample
+                    for sample in super().samples(other, at)
+                    if sample.metric.name == "dshealthd_suspect"
+                )
 
     def look(self, node: str, at: float) -> Series:
         """Return the samples of a node at a time, as rules read them."""
@@ -97,17 +73,17 @@ def moments() -> Iterator[Moment]:
         document = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)
         pace = seconds(str(document.get("evaluation_interval", "1m")))
         for test in document["tests"]:
-            scene = Scene(file.name, test)
+            scene = PromtoolScene(file.name, test)
             for alert, at, fires, texts in _expected(test):
                 step = paces.get(alert) or pace
                 yield Moment(scene, alert, seconds(at) // step * step, fires, texts)
 
 
-def scenes(name: str) -> Iterator[Scene]:
+def scenes(name: str) -> Iterator[PromtoolScene]:
     """Yield the scenes of one file."""
     file = next(file for file in FILES if file.name == name)
     document = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)
-    yield from (Scene(file.name, test) for test in document["tests"])
+    yield from (PromtoolScene(file.name, test) for test in document["tests"])
 
 
 def _expected(test: dict[str, Any]) -> Iterator[tuple[str, str, Labels, Labels]]:
@@ -146,30 +122,30 @@ def thresholds() -> dict[str, float]:
     }
 
 
-def seconds(text: str) -> float:
-    """Return a duration of Prometheus in seconds."""
-    return float(sum(float(n) * _UNIT[unit] for n, unit in re.findall(r"([\d.]+)([dhms])", text)))
-
-
-def _identity(text: str) -> tuple[str, dict[str, str]]:
-    match = _SERIES.fullmatch(text.strip())
-    assert match is not None, text
-    return match[1], {
-        key: value.replace('\\"', '"').replace("\\\\", "\\")
-        for key, value in _LABEL.findall(match[2] or "")
+def finding_series(document: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """Yield the series that the judges of a promtool test's nodes export, in its notation."""
+    scene = PromtoolScene("", document)
+    entries = (*document.get("alert_rule_test", ()), *document.get("promql_expr_test", ()))
+    until = max(seconds(str(entry["eval_time"])) for entry in entries)
+    targets = {
+        labels["node"]: {key: labels[key] for key in OF_TARGETS if key in labels}
+        for _, labels, _ in scene.series
+        if labels.get("node")
     }
+    for node, target in targets.items():
+        history: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for step, (_, findings) in enumerate(scene.play(node, until)):
+            for sample in exported(findings):
+                row = history.setdefault((sample.metric.name, sample.labels), ["_"] * step)
+                row.append(f"{sample.value!r}")
+            for row in history.values():
+                if len(row) == step:
+                    row.append("stale")
+        for (name, values), row in history.items():
+            labels = dict(zip(METRICS[name].dimensions, values, strict=True)) | target
+            text = ", ".join(f'{key}="{_escaped(value)}"' for key, value in labels.items() if value)
+            yield {"series": f"{name}{{{text}}}", "values": " ".join(row)}
 
 
-def values(text: str) -> Iterator[float | str]:
-    """Yield the values of promtool's notation: `1x6` is seven ones, `_x6` six gaps."""
-    for word in text.split():
-        run = _RUN.fullmatch(word)
-        if word in (STALE, MISSING):
-            yield word
-        elif run is None:
-            yield float(word)
-        elif run["start"] == MISSING:
-            yield from [MISSING] * int(run["times"])
-        else:
-            start, step = float(run["start"]), float(run["step"] or 0)
-            yield from (start + step * number for number in range(int(run["times"]) + 1))
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,137 @@
+"""The time that findings take: from when a sign lasts long enough, until it is gone for long enough."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.findings.finding import Finding, State, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    Key = tuple[str, str, str]
+
+
+@dataclass(slots=True)
+class Episode:
+    """One sign over time. It is a finding from `opened` on."""
+
+    finding: Finding
+    began: float
+    """Monotonic time in seconds of the first judgement that saw it."""
+    seen: float
+    """Monotonic time of the last one."""
+    opened: bool = False
+
+
+class Episodes:
+    """What is wrong and for how long.
+
+    A sign becomes a finding once every judgement has seen it for its hold, and stays one for its
+    keep after the last that did, or for as long as its source cannot be read: what cannot be read
+    has not healed.
+    """
+
+    def __init__(self) -> None:
+        """Know of none."""
+        self._episodes: dict[Key, Episode] = {}
+        self.changed = False
+        """Whether a finding has begun or ended since `document` was called."""
+
+    def update(
+        self,
+        signs: Iterable[Finding],
+        now: float,
+        wall: float,
+        readable: Callable[[Finding], bool] = lambda _finding: True,
+    ) -> Verdict:
+        """Return the findings of this moment, worst first.
+
+        `signs` are what rules see now, `now` is monotonic and `wall` Unix time in seconds;
+        `readable` says whether the source of a finding that is not seen any more was read.
+        """
+        seen = set()
+        for sign in signs:
+            seen.add(sign.key)
+            episode = self._episodes.get(sign.key)
+            if episode is None:
+                since = wall if sign.since is None else sign.since
+                sign = dataclasses.replace(sign, since=since)  # noqa: PLW2901 - the dated one
+                episode = self._episodes[sign.key] = Episode(sign, now, now)
+            else:
+                episode.finding = _continued(episode.finding, sign)
+            episode.seen = now
+        for key, episode in list(self._episodes.items()):
+            finding = episode.finding
+            # An unknown is shown at once: a node that cannot be read is not healthy meanwhile.
+            due = now - episode.began >= finding.hold_seconds or finding.severity is State.UNKNOWN
+            if key in seen:
+                if due and not episode.opened:
+                    episode.opened = self.changed = True
+            elif not episode.opened:
+                del self._episodes[key]
+            elif now - episode.seen >= finding.keep_seconds and readable(finding):
+                del self._episodes[key]
+                self.changed = True
+        return self.verdict()
+
+    def verdict(self) -> Verdict:
+        """Return the findings as the last judgement left them."""
+        return Verdict.of(episode.finding for episode in self._episodes.values() if episode.opened)
+
+    def firing(self, now: float) -> list[Finding]:
+        """Return the findings that have lasted for their hold, worst first."""
+        return list(
+            Verdict.of(
+                episode.finding
+                for episode in self._episodes.values()
+                if episode.opened and now - episode.began >= episode.finding.hold_seconds
+            ).findings
+        )
+
+    def due(self, now: float) -> bool:
+        """Return whether time alone may open or close a finding at monotonic time `now`."""
+        return any(episode.seen < now or not episode.opened for episode in self._episodes.values())
+
+    def document(self, now: float) -> list[Any]:
+        """Return the episodes for JSON, with ages in place of times."""
+        self.changed = False
+        return [
+            {
+                "finding": episode.finding.document(),
+                "keep": episode.finding.keep_seconds,
+                "age": round(now - episode.began, 3),
+                "unseen": round(now - episode.seen, 3),
+            }
+            for episode in self._episodes.values()
+            if episode.opened
+        ]
+
+    def restore(self, document: Iterable[Any], now: float, known: Callable[[str], bool]) -> None:
+        """Restore what `document` returned, for findings that this release still knows.
+
+        Raise KeyError, TypeError or ValueError if it is not that, and restore nothing.
+        """
+        restored = {}
+        for row in document:
+            finding = Finding.parse(row["finding"], float(row["keep"]))
+            if known(finding.alert):
+                ages = float(row["age"]), float(row["unseen"])
+                restored[finding.key] = Episode(finding, now - ages[0], now - ages[1], opened=True)
+        self._episodes = {**restored, **self._episodes}
+
+
+def _continued(before: Finding, sign: Finding) -> Finding:
+    """Return the sign of now as the same finding: since when, and the job that it struck.
+
+    A lost GPU ends its job within seconds, and remains what ended it.
+    """
+    return dataclasses.replace(
+        sign,
+        # Its labels stay, or the alert of one fault would end and begin anew.
+        reason=before.reason,
+        since=before.since if sign.since is None else sign.since,
+        training_job=before.training_job or sign.training_job,
+    )

@@ -1,0 +1,181 @@
+"""The past of the series that findings compare with: coarse, bounded, kept over restarts."""
+
+from __future__ import annotations
+
+import enum
+import math
+from array import array
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    Labels = tuple[str, ...]
+
+STEPS = 30
+"""Steps of a window: where it begins is exact to a thirtieth of its length."""
+MAX_SERIES = 2048
+"""Most series of one window; further ones are not kept. 16 GPUs with 18 links have 288 of a type."""
+
+
+class Kind(enum.StrEnum):
+    """What a window says of its series."""
+
+    RISE = "rise"
+    HIGHEST = "highest"
+    LOWEST = "lowest"
+    MEAN = "mean"
+
+
+class Window:
+    """The last `seconds` of the series that one rule asks for.
+
+    A series is a flat array of steps: the time at which the step began, then its figures: the
+    counter's total at its end, the highest or lowest value in it, or sum and number of its values.
+    """
+
+    def __init__(self, kind: Kind, seconds: float, *, from_zero: bool = False) -> None:
+        """Start empty. `from_zero`: an absent counter has the value 0."""
+        self.kind, self.seconds, self.step = kind, seconds, seconds / STEPS
+        self.dimensions: tuple[str, ...] = ()
+        """Names of the series' labels."""
+        self._from_zero = from_zero
+        self._added = self._began = -math.inf
+        self._series: dict[Labels, array[float]] = {}
+        self._raw: dict[Labels, float] = {}
+        """Each counter's last value: what it rose by is added up, so that a reset loses nothing."""
+        self._width = 3 if kind is Kind.MEAN else 2
+
+    def add(self, now: float, samples: Iterable[tuple[Labels, float]]) -> None:
+        """Record the values of monotonic time `now`, once."""
+        if now <= self._added:
+            return
+        if math.isinf(self._began):
+            self._began = now
+        # The first series of a name may have counted for years. Later ones, as of a type of error
+        # that is new, began at 0.
+        begins_at_zero = bool(self._raw) or (self._from_zero and now - self._began > self.step)
+        for labels, value in samples:
+            if not math.isfinite(value) or (
+                labels not in self._raw and len(self._raw) >= MAX_SERIES
+            ):
+                continue
+            if self.kind is Kind.RISE:
+                before = self._raw.get(labels, 0.0 if begins_at_zero else value)
+                if labels not in self._series:
+                    self._series[labels] = array("d", (now - self.step, 0.0))
+                total = self._series[labels][-1] + (value - before if value >= before else value)
+                self._put(labels, now, total)
+            elif self.kind is Kind.MEAN:
+                self._put(labels, now, value, 1.0)
+            else:
+                self._put(labels, now, value)
+            self._raw[labels] = value
+        self._added = now
+        self._forget(now)
+
+    def _put(self, labels: Labels, now: float, *figures: float) -> None:
+        """Add figures to the current step of a series, or begin its next one."""
+        kept = self._series.setdefault(labels, array("d"))
+        if not kept or now - kept[-self._width] >= self.step:
+            kept.extend((now, *figures))
+        elif self.kind is Kind.MEAN:
+            kept[-2] += figures[0]
+            kept[-1] += figures[1]
+        elif self.kind is Kind.RISE:
+            kept[-1] = figures[0]
+        else:
+            kept[-1] = (max if self.kind is Kind.HIGHEST else min)(kept[-1], figures[0])
+
+    def _forget(self, now: float) -> None:
+        """Drop the steps that ended before the window, and the series without any other."""
+        start, width = now - self.seconds, self._width
+        # Of a counter, one ended step stays: the window's rise begins at its total.
+        spare = width if self.kind is Kind.RISE else 0
+        for labels, kept in list(self._series.items()):
+            while len(kept) > width + spare and kept[width + spare] <= start:
+                del kept[:width]
+            if kept[-width] + self.step <= start:
+                del self._series[labels], self._raw[labels]
+
+    def values(self) -> Iterator[tuple[Labels, float]]:
+        """Yield each series' labels, and its rise, highest, lowest or mean value."""
+        for labels, kept in self._series.items():
+            figures = kept[1 :: self._width]
+            if self.kind is Kind.RISE:
+                yield labels, figures[-1] - figures[0]
+            elif self.kind is Kind.MEAN:
+                yield labels, sum(figures) / sum(kept[2 :: self._width])
+            else:
+                yield labels, (max if self.kind is Kind.HIGHEST else min)(figures)
+
+    def document(self, now: float) -> list[Any]:
+        """Return the window for JSON, with ages in place of times."""
+        return [
+            [labels, self._raw[labels], list(self._aged(kept, now))]
+            for labels, kept in self._series.items()
+        ]
+
+    def restore(self, document: Any, now: float) -> None:
+        """Restore what `document` returned. Raise ValueError or TypeError if it is not that."""
+        for names, raw, aged in document:
+            figures = [float(value) for value in aged]
+            labels = tuple(map(str, names))
+            if not all(map(math.isfinite, (raw, *figures))) or len(figures) % self._width:
+                message = f"a series of a window has the figures {figures[:6]}"
+                raise ValueError(message)
+            if figures:
+                self._raw[labels] = float(raw)
+                self._series[labels] = array("d", self._aged(figures, now))
+                self._began = min(now, max(self._began, self._series[labels][0]))
+
+    def _aged(self, kept: Collection[float], now: float) -> Iterator[float]:
+        """Yield steps with the age in place of the time, or the other way round."""
+        for place, value in enumerate(kept):
+            yield round(now - value, 3) if place % self._width == 0 else value
+
+
+class Past:
+    """The windows that rules ask for, by what they ask."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._windows: dict[str, Window] = {}
+        self._kept: dict[str, Any] = {}
+        """Windows of an earlier agent that no rule has asked for yet."""
+        self._restored = 0.0
+
+    def window(
+        self,
+        kind: Kind,
+        name: str,
+        seconds: float,
+        labels: Mapping[str, str | Collection[str]],
+        *,
+        from_zero: bool = False,
+    ) -> Window:
+        """Return the window of a query; the first call makes it."""
+        wanted = ",".join(
+            f"{key}={value if isinstance(value, str) else '|'.join(sorted(value))}"
+            for key, value in sorted(labels.items())
+        )
+        key = f"{kind} {name} {seconds:g} {wanted}"
+        window = self._windows.get(key)
+        if window is None:
+            window = self._windows[key] = Window(kind, seconds, from_zero=from_zero)
+            window.restore(self._kept.pop(key, ()), self._restored)
+        return window
+
+    def document(self, now: float) -> dict[str, Any]:
+        """Return all windows for JSON; `now` is monotonic time in seconds."""
+        return {key: window.document(now) for key, window in self._windows.items()}
+
+    def restore(self, document: Mapping[str, Any], now: float) -> None:
+        """Restore what `document` returned, for monotonic time `now`.
+
+        Raise ValueError or TypeError if it is not that, and keep nothing of it.
+        """
+        for key, rows in document.items():
+            kind, _, seconds, *_ = key.split(" ")
+            Window(Kind(kind), float(seconds)).restore(rows, now)
+        self._kept, self._restored = dict(document), now

@@ -1,0 +1,252 @@
+"""The judge: turns each new sample into findings, and is the only one that does.
+
+The node's page, `dshealthd status`, Slurm, Kubernetes, NVRx, evidence and the alerts show its
+findings.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dshealthd.core import background, state_file, state_writer
+from dshealthd.core.child import StartError
+from dshealthd.core.collector import gauge
+from dshealthd.core.periodic import Periodic
+from dshealthd.core.result import CollectionOutcome
+from dshealthd.core.state_writer import LatestWriter
+from dshealthd.findings.catalogue import catalogue
+from dshealthd.findings.episodes import Episodes
+from dshealthd.findings.finding import State
+from dshealthd.findings.history import ReturnedGpus
+from dshealthd.findings.judge import series_of, signs_of
+from dshealthd.findings.limits import Limits
+from dshealthd.findings.past import Past
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from dshealthd.config import Config
+    from dshealthd.core.collector import Sample
+    from dshealthd.core.snapshot import Snapshot
+    from dshealthd.findings.finding import Finding, Verdict
+
+log = logging.getLogger(__name__)
+
+FINDING = gauge(
+    "dshealthd_finding",
+    "1 while the node has this finding, judged here with its hold; no series where all is well. "
+    "`training_job` is the job that it struck, empty where none used the part. A critical finding "
+    "with a job is a page, one without is a ticket.",
+    *("finding", "symptom", "component", "part", "reason", "severity", "training_job"),
+)
+VALUE = gauge(
+    "dshealthd_finding_value",
+    "What a finding measured, in the unit of its sentence; absent for findings without a figure.",
+    *FINDING.dimensions,
+)
+JUDGED = gauge(
+    "dshealthd_findings_judged_timestamp_seconds",
+    "Unix time of the last judgement; the findings are those of this moment.",
+)
+LEFT_OUT = gauge(
+    "dshealthd_findings_left_out",
+    "Findings beyond those exported, which are the worst ones.",
+)
+METRICS = (FINDING, VALUE, JUDGED, LEFT_OUT)
+
+TICK = 1.0
+"""Seconds between looks for new samples: the longest that one waits for its judgement."""
+AT_LEAST_EVERY = 10.0
+"""Seconds after which the node is judged without new samples: Xids and certificates age."""
+SAVE_EVERY = 60.0
+"""Seconds between two writes of the past; a finding that begins or ends is written at once."""
+MAX_EXPORTED = 100
+"""Most findings exported; a node has as many only if something is wrong with the judge."""
+FILE = "findings.json"
+MAX_FILE = 8 << 20
+"""Most bytes of the state file; it has some 100 KiB."""
+LOAD_DEADLINE = 2.0
+"""Seconds to read the state file; a hung disk must not keep the node from being judged."""
+SAVE_DEADLINE = 2.0
+"""Seconds for the last write at shutdown."""
+VERSION = 1
+
+
+class Judge:
+    """The service that judges this node."""
+
+    name = "findings"
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        own: Callable[[], Iterable[Sample]],
+        names: Callable[[], tuple[str, str]],
+        state: Path | None,
+        monotonic: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        """Prepare; `apply` starts it.
+
+        `own` returns the agent's own samples, without these; `names` the host's name and the
+        probes' name for this node. `state` is the directory of the file that outlives the agent.
+        """
+        catalogue()  # reads files, which the loop must not
+        self._snapshot, self._own, self._names = snapshot, own, names
+        self._monotonic, self._wall = monotonic, wall
+        self._limits = Limits()
+        self._episodes, self._past, self._returned = Episodes(), Past(), ReturnedGpus()
+        self._judged: float | None = None
+        """Monotonic time of the last judgement."""
+        self._version = -1
+        self._saved = 0.0
+        self._problem = ""
+        self._file = None if state is None else str(state / FILE)
+        self._writer: LatestWriter | None = None
+        if self._file is not None:
+            write = functools.partial(state_file.replace_in_child, self._file)
+            self._writer = LatestWriter(write, self.name)
+        self._ticking: Periodic | None = None
+
+    async def apply(self, config: Config) -> None:
+        """Judge with the configuration's limits from now on."""
+        self._limits = config.findings.limits
+        self._version = -1  # judge again, as the limits may have changed
+        if self._ticking is None:
+            await self._load()
+            self._ticking = Periodic(self._tick, TICK)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The findings of the last judgement."""
+        if self._judged is None:
+            self.judge()
+        return self._episodes.verdict()
+
+    def judge(self) -> None:
+        """Judge the samples of this moment."""
+        now, wall = self._monotonic(), self._wall()
+        self._version, self._judged = self._snapshot.version, now
+        series = series_of(self._snapshot, self._own(), self._limits, self._past, now)
+        self._returned.settle(series, wall)
+        node, name = self._names()
+        found = signs_of(self._snapshot, series, node=node, name=name, monotonic=now, wall=wall)
+        self._episodes.update(found, now, wall, self._readable)
+        if self._episodes.changed or now - self._saved >= SAVE_EVERY:
+            self._save(now, wall)
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the findings, and when they were judged."""
+        if self._judged is None:
+            return
+        now = self._monotonic()
+        yield from exported(self._episodes.firing(now))
+        yield JUDGED(self._wall() - (now - self._judged))
+
+    def status(self) -> Mapping[str, Any]:
+        """Return whether the judge runs and remembers."""
+        if self._ticking is None:
+            return {"state": "off"}
+        if self._ticking.failed:
+            return {"state": "failing", "detail": "the last judgement failed"}
+        return {"state": "ok", **({"detail": self._problem} if self._problem else {})}
+
+    async def close(self) -> None:
+        """Stop judging, and write what outlives the agent."""
+        if self._ticking is not None:
+            self._ticking.close()
+            self._save(self._monotonic(), self._wall())
+            await state_writer.settled(SAVE_DEADLINE)
+
+    def _tick(self) -> None:
+        now = self._monotonic()
+        stale = self._judged is None or now - self._judged >= AT_LEAST_EVERY
+        if stale or self._version != self._snapshot.version or self._episodes.due(now):
+            self.judge()
+
+    def _readable(self, finding: Finding) -> bool:
+        """Return whether the source of a finding can be read, so that its absence means health."""
+        collector = collectors_by_metric().get(finding.source)
+        latest = None if collector is None else self._snapshot.get(collector)
+        if latest is None or finding.severity is State.UNKNOWN:
+            return True
+        failed = latest.sampled is None or latest.result.outcome is CollectionOutcome.ERROR
+        part = finding.part.lower()
+        return not failed and all(fault.part.lower() != part for fault in latest.result.faults)
+
+    async def _load(self) -> None:
+        """Restore what an earlier agent of this node left."""
+        if self._file is None:
+            return
+        read = functools.partial(state_file.read_in_child, self._file, MAX_FILE)
+        try:
+            content = await background.call(read, f"state of {self.name}", LOAD_DEADLINE, OSError)
+            self._restore(json.loads(content))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            why = str(error) or f"the disk does not answer within {LOAD_DEADLINE:g} s"
+            self._problem = f"begins without a past: {self._file}: {why}"
+            log.warning("findings: %s", self._problem)
+
+    def _restore(self, document: Any) -> None:
+        if document["version"] != VERSION:
+            message = f"version {document['version']!r} is not {VERSION}"
+            raise ValueError(message)
+        age = max(0.0, self._wall() - float(document["time"]))
+        then = self._monotonic() - age
+        past = Past()
+        past.restore(document["past"], then)
+        self._episodes.restore(document["findings"], then, catalogue().__contains__)
+        self._past = past
+        self._returned.restore(document["returned"])
+
+    def _save(self, now: float, wall: float) -> None:
+        self._saved = now
+        document = {
+            "version": VERSION,
+            "time": wall,
+            "findings": self._episodes.document(now),
+            "past": self._past.document(now),
+            "returned": self._returned.document(),
+        }
+        if self._writer is None:
+            return
+        try:
+            self._writer.put(json.dumps(document, separators=(",", ":")).encode())
+        except StartError as error:
+            log.warning("findings: not written: %s", error)
+
+
+def exported(findings: Sequence[Finding]) -> Iterator[Sample]:
+    """Yield the samples of findings, worst first."""
+    for finding in findings[:MAX_EXPORTED]:
+        labels = (
+            finding.name,
+            finding.slug,
+            finding.component,
+            finding.part,
+            finding.reason,
+            str(finding.severity),
+            finding.training_job,
+        )
+        yield FINDING(1.0, *labels)
+        if finding.value is not None:
+            yield VALUE(finding.value, *labels)
+    yield LEFT_OUT(float(max(0, len(findings) - MAX_EXPORTED)))
+
+
+@functools.cache
+def collectors_by_metric() -> Mapping[str, str]:
+    """Return the collector of each metric, by name."""
+    from dshealthd.collection import registry
+
+    return {
+        name: collector
+        for collector, kind in registry.all_collectors().items()
+        for name in registry.metrics(kind)
+    }

@@ -1,0 +1,172 @@
+"""Plays scenes through the judge: samples in, findings over time out.
+
+A scene is what the agents of some nodes read, in promtool's notation, and what is found when:
+
+    - name: a job's process comes to its limit
+      every: 5s
+      samples:
+        - dshealthd_open_files{scope="job", job="run-1"} 200x4 900x12 1020x52
+        - dshealthd_open_files_limit{scope="job", job="run-1"} 1024x68
+      found:
+        20s: []
+        1m15s: [OpenFilesNearLimit job run-1]
+
+Samples without a label `node` are those of the only one; where there are several, what is found
+begins with the node: `a: GpuLost GPU 3`. All findings of a moment are listed; a critical one ends
+with the job that it struck: `GpuLost GPU 3, job llama`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from dshealthd import reference
+from dshealthd.findings.episodes import Episodes
+from dshealthd.findings.finding import State
+from dshealthd.findings.history import ReturnedGpus
+from dshealthd.findings.judge import seen
+from dshealthd.findings.limits import Limits
+from dshealthd.findings.past import Past
+from dshealthd.findings.series import Series
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dshealthd.core.collector import Sample
+    from dshealthd.findings.finding import Finding
+
+FILES = sorted((Path(__file__).parent / "scenes").glob("*.yml"))
+METRICS = reference.all_metrics()
+LOOKBACK = 300.0
+"""Seconds for which a series lasts after its last value, unless it is `stale`."""
+STALE, MISSING = "stale", "_"
+ONLY = "n1"
+"""Name of a scene's node where it has only one."""
+_UNIT = {"h": 3600, "m": 60, "s": 1, "d": 86400}
+_SERIES = re.compile(r"([\w:]+)(?:{(.*)})?")
+_ROW = re.compile(r"(\w+(?:{.*})?) (.*)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_RUN = re.compile(
+    r"(?P<start>[-+]?(?:Inf|NaN|[\d.]+(?:e[-+]?\d+)?)|_)"
+    r"(?P<step>[-+][\d.]+(?:e[-+]?\d+)?)?x(?P<times>\d+)"
+)
+
+
+class Scene:
+    """What the agents of some nodes read over time."""
+
+    def __init__(self, interval: float, rows: list[tuple[str, str]]) -> None:
+        """`interval` is the time between two samples in seconds; a row is a series and its values."""
+        self.interval = interval
+        self.series = [(*identity(series), list(values(text))) for series, text in rows]
+
+    def nodes(self) -> list[str]:
+        """Return the nodes that have samples."""
+        return sorted({labels.get("node", ONLY) for _, labels, _ in self.series})
+
+    def samples(self, node: str, at: float) -> Iterator[Sample]:
+        """Yield what the agent of a node has at a time."""
+        for name, labels, history in self.series:
+            metric = METRICS.get(name)
+            if metric is None or labels.get("node", ONLY) != node:
+                continue
+            value = self._value(history, at)
+            own = {**labels, "job": labels["exported_job"]} if "exported_job" in labels else labels
+            if value is not None and "le" not in metric.dimensions:
+                yield metric(value, *(own.get(label, "") for label in metric.dimensions))
+
+    def _value(self, history: list[float | str], at: float) -> float | None:
+        place = int(at // self.interval)
+        for index in range(min(place, len(history) - 1), -1, -1):
+            if at - index * self.interval > LOOKBACK or history[index] == STALE:
+                return None
+            found = history[index]
+            if not isinstance(found, str):
+                return found
+        return None
+
+    def play(self, node: str, until: float) -> Iterator[tuple[float, list[Finding]]]:
+        """Yield a node's findings at each moment up to a time, in seconds; none without an agent."""
+        past, episodes, returned = Past(), Episodes(), ReturnedGpus()
+        for step in range(int(until // self.interval) + 1):
+            at = step * self.interval
+            own = list(self.samples(node, at))
+            if own:
+                series = Series(own, Limits(), past, at)
+                returned.settle(series, at)
+                episodes.update(seen(series, node=node, name=node, wall=at).values(), at, at)
+            yield at, episodes.firing(at) if own else []
+
+
+def scene(document: Mapping[str, Any]) -> Scene:
+    """Return the scene of a document in the form above."""
+    rows = []
+    for row in document["samples"]:
+        match = _ROW.fullmatch(row)
+        assert match is not None, row
+        rows.append((match[1], match[2]))
+    return Scene(seconds(document["every"]), rows)
+
+
+def found(played: Scene, times: list[float]) -> dict[float, list[str]]:
+    """Return what all nodes of a scene find at some times, in seconds, as its document lists it."""
+    nodes = played.nodes()
+    lists: dict[float, list[str]] = {at: [] for at in times}
+    for node in nodes:
+        prefix = f"{node}: " if len(nodes) > 1 else ""
+        for at, findings in played.play(node, max(times)):
+            for time in times:
+                if at <= time < at + played.interval:
+                    lists[time] = [
+                        *lists[time],
+                        *(prefix + _written(finding) for finding in findings),
+                    ]
+    return lists
+
+
+def _written(finding: Finding) -> str:
+    """Write a finding as `NAME PART`, and the job that makes it a page: `NAME PART, job JOB`."""
+    job = finding.training_job if finding.severity is State.CRITICAL else ""
+    text = f"{finding.name} {finding.part}".strip()
+    return f"{text}, job {job}" if job and job != finding.part else text
+
+
+def documents(file: Path) -> list[dict[str, Any]]:
+    """Return the scenes of a file."""
+    return list(yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader))
+
+
+def seconds(text: str) -> float:
+    """Return a duration of Prometheus in seconds."""
+    return float(
+        sum(float(number) * _UNIT[unit] for number, unit in re.findall(r"([\d.]+)([dhms])", text))
+    )
+
+
+def identity(text: str) -> tuple[str, dict[str, str]]:
+    """Return the name and the labels of a series."""
+    match = _SERIES.fullmatch(text.strip())
+    assert match is not None, text
+    return match[1], {
+        key: value.replace('\\"', '"').replace("\\\\", "\\")
+        for key, value in _LABEL.findall(match[2] or "")
+    }
+
+
+def values(text: str) -> Iterator[float | str]:
+    """Yield the values of promtool's notation: `1x6` is seven ones, `_x6` six gaps."""
+    for word in text.split():
+        run = _RUN.fullmatch(word)
+        if word in (STALE, MISSING):
+            yield word
+        elif run is None:
+            yield float(word)
+        elif run["start"] == MISSING:
+            yield from [MISSING] * int(run["times"])
+        else:
+            start, step = float(run["start"]), float(run["step"] or 0)
+            yield from (start + step * number for number in range(int(run["times"]) + 1))

@@ -1,0 +1,162 @@
+"""When a sign becomes a finding, and when it ends."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dshealthd.findings.episodes import Episodes
+from dshealthd.findings.finding import Finding, State
+
+
+def sign(
+    part: str = "GPU 3", *, hold: float = 10.0, keep: float = 0.0, **fields: object
+) -> Finding:
+    """Return what a rule sees of a part."""
+    return Finding(
+        **{
+            "slug": "gpu-lost",
+            "alert": "DshealthdGpuLost",
+            "severity": State.CRITICAL,
+            "component": "gpu",
+            "part": part,
+            "summary": "A GPU fell off the bus",
+            "detail": "it is lost",
+            "first_step": "drain it",
+            "runbook": "/runbooks/gpu-lost",
+            "hold_seconds": hold,
+            "keep_seconds": keep,
+            **fields,  # type: ignore[arg-type] # as the test gives them
+        }
+    )
+
+
+def parts(episodes: Episodes) -> list[str]:
+    """Return the parts with findings."""
+    return [finding.part for finding in episodes.verdict().findings]
+
+
+def test_sign_must_last_for_its_hold() -> None:
+    """A sign that every judgement sees is a finding once its hold is over."""
+    episodes = Episodes()
+    for now in (0.0, 5.0, 9.0):
+        episodes.update([sign()], now, 1000 + now)
+        assert parts(episodes) == []
+    episodes.update([sign()], 10.0, 1010.0)
+    assert parts(episodes) == ["GPU 3"]
+    assert episodes.verdict().findings[0].since == 1000.0
+
+
+def test_interrupted_sign_begins_anew() -> None:
+    """A judgement without the sign restarts its hold, and the time since when it lasts."""
+    episodes = Episodes()
+    episodes.update([sign()], 0.0, 1000.0)
+    episodes.update([], 5.0, 1005.0)
+    episodes.update([sign()], 8.0, 1008.0)
+    episodes.update([sign()], 17.0, 1017.0)
+    assert parts(episodes) == []
+    episodes.update([sign()], 18.0, 1018.0)
+    assert episodes.verdict().findings[0].since == 1008.0
+
+
+def test_finding_remains_for_its_keep() -> None:
+    """A finding ends when its sign has been gone for its keep; a gap in between does not end it."""
+    episodes = Episodes()
+    episodes.update([sign(hold=0, keep=30)], 0.0, 1000.0)
+    episodes.update([], 29.0, 1029.0)
+    assert parts(episodes) == ["GPU 3"]
+    episodes.update([sign(hold=0, keep=30)], 29.5, 1029.5)
+    episodes.update([], 59.0, 1059.0)
+    assert episodes.verdict().findings[0].since == 1000.0
+    episodes.update([], 59.5, 1059.5)
+    assert parts(episodes) == []
+
+
+def test_what_cannot_be_read_has_not_healed() -> None:
+    """A finding whose source fails lasts until the source is read again and does not show it."""
+    episodes = Episodes()
+    episodes.update([sign(hold=0)], 0.0, 1000.0)
+    episodes.update([], 100.0, 1100.0, lambda _finding: False)
+    assert parts(episodes) == ["GPU 3"]
+    episodes.update([], 101.0, 1101.0)
+    assert parts(episodes) == []
+
+
+def test_unknown_is_shown_at_once_and_reported_after_its_hold() -> None:
+    """A node that cannot be read is not healthy while the hold of the ticket runs."""
+    episodes = Episodes()
+    episodes.update([sign(severity=State.UNKNOWN, hold=300)], 0.0, 1000.0)
+    assert episodes.verdict().state is State.UNKNOWN
+    assert episodes.firing(299.0) == []
+    assert len(episodes.firing(300.0)) == 1
+
+
+def test_job_and_reason_stay_with_the_finding() -> None:
+    """A lost GPU ends its job and may change its reason; the page stays one, with that job."""
+    episodes = Episodes()
+    first = sign(hold=0, training_job="llama", reason="gpu_lost")
+    episodes.update([first], 0.0, 1000.0)
+    episodes.update([sign(hold=0, reason="not_found", detail="still lost")], 5.0, 1005.0)
+    (finding,) = episodes.verdict().findings
+    assert (finding.training_job, finding.reason, finding.detail) == (
+        "llama",
+        "gpu_lost",
+        "still lost",
+    )
+
+
+def test_job_that_starts_on_a_broken_part_is_named() -> None:
+    """A ticket becomes a page when a job begins to use the part."""
+    episodes = Episodes()
+    episodes.update([sign(hold=0)], 0.0, 1000.0)
+    episodes.update([sign(hold=0, training_job="llama")], 5.0, 1005.0)
+    assert episodes.verdict().findings[0].training_job == "llama"
+
+
+def test_findings_outlive_the_agent() -> None:
+    """A restart ends no finding, begins none anew, and loses no time of its keep."""
+    episodes, later = Episodes(), Episodes()
+    episodes.update([sign(hold=0, keep=30, value=2.0, since=990.0), sign("GPU 4")], 5.0, 1005.0)
+    document = json.loads(json.dumps(episodes.document(8.0)))
+    later.restore(document, 100.0, lambda _alert: True)
+    assert parts(later) == ["GPU 3"]
+    later.update([], 101.0, 1101.0, lambda _finding: False)
+    later.update([sign(hold=0, keep=30)], 102.0, 1102.0)
+    assert later.verdict().findings[0].since == 990.0
+    later.update([], 131.0, 1131.0)
+    assert parts(later) == ["GPU 3"]
+    later.update([], 132.0, 1132.0)
+    assert parts(later) == []
+
+
+def test_findings_that_a_release_does_not_know_are_forgotten() -> None:
+    """After an upgrade that renames a finding, its old name does not last for ever."""
+    episodes, later = Episodes(), Episodes()
+    episodes.update([sign(hold=0)], 0.0, 1000.0)
+    later.restore(episodes.document(0.0), 0.0, lambda _alert: False)
+    assert parts(later) == []
+
+
+@pytest.mark.parametrize(
+    "document", [[{}], [{"finding": {}}], ["x"], [None], [{"finding": {"slug": 1}, "keep": 0}]]
+)
+def test_invalid_document_restores_nothing(document: list[object]) -> None:
+    """A state file with other content is refused as a whole."""
+    episodes = Episodes()
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        episodes.restore(document, 0.0, lambda _alert: True)
+    assert parts(episodes) == []
+
+
+def test_changes_are_told_once() -> None:
+    """The state is written when a finding begins or ends, not at each judgement."""
+    episodes = Episodes()
+    episodes.update([sign(hold=0)], 0.0, 1000.0)
+    assert episodes.changed
+    episodes.document(0.0)
+    changes = []
+    for now, signs in enumerate(([sign(hold=0)], [])):
+        episodes.update(signs, now + 1.0, 1001.0 + now)
+        changes.append(episodes.changed)
+    assert changes == [False, True]

@@ -1,0 +1,131 @@
+"""The past of series: rises, extremes and means of windows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dshealthd.findings.past import MAX_SERIES, Kind, Past, Window
+
+A, B = ("a",), ("b",)
+
+
+def test_rise_adds_up_over_resets() -> None:
+    """A counter that restarts at 0 loses nothing of what it had counted."""
+    window = Window(Kind.RISE, 60.0)
+    for now, value in enumerate((100.0, 103.0, 1.0, 2.0)):
+        window.add(float(now), [(A, value)])
+    assert dict(window.values()) == {A: 5.0}
+
+
+def test_first_series_of_a_name_may_have_counted_for_years() -> None:
+    """What stood there at the first look did not rise; a type of error that is new later did."""
+    window = Window(Kind.RISE, 60.0)
+    window.add(0.0, [(A, 13_312.0)])
+    window.add(5.0, [(A, 13_312.0), (B, 2.0)])
+    assert dict(window.values()) == {A: 0.0, B: 2.0}
+
+
+def test_counter_that_exists_from_its_first_event_on() -> None:
+    """Such a counter rose from 0, but not one that an agent finds right after its start."""
+    window = Window(Kind.RISE, 60.0, from_zero=True)
+    window.add(0.0, [])
+    window.add(1.0, [(A, 7.0)])
+    assert dict(window.values()) == {A: 0.0}
+    later = Window(Kind.RISE, 60.0, from_zero=True)
+    later.add(0.0, [])
+    later.add(30.0, [(A, 7.0)])
+    assert dict(later.values()) == {A: 7.0}
+
+
+def test_rise_leaves_the_window() -> None:
+    """A rise is forgotten when the window has passed it, to within a step."""
+    window = Window(Kind.RISE, 300.0)
+    window.add(0.0, [(A, 0.0)])
+    for now in range(5, 700, 5):
+        window.add(float(now), [(A, 4.0)])
+        (rise,) = dict(window.values()).values()
+        assert rise == 4.0 if now <= 300 else True
+        assert rise == 0.0 if now > 320 else True
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=200))
+def test_rise_is_that_of_all_values_within_a_step(steps: list[int]) -> None:
+    """The rise of a window is at least that of its length, at most that of a step more."""
+    window, total, history = Window(Kind.RISE, 60.0), 0.0, []
+    for place, step in enumerate(steps):
+        total += step
+        history.append(total)
+        window.add(5.0 * place, [(A, total)])
+    (rise,) = dict(window.values()).values()
+    within = history[max(0, len(steps) - 1 - 12)]
+    beyond = history[max(0, len(steps) - 1 - 14)]
+    assert total - within <= rise <= total - beyond
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [(Kind.HIGHEST, 9.0), (Kind.LOWEST, 1.0), (Kind.MEAN, 4.0)]
+)
+def test_extremes_and_means(kind: Kind, value: float) -> None:
+    """A window has the highest, lowest or mean value, also of a series that is gone."""
+    window = Window(kind, 60.0)
+    for now, seen in enumerate((3.0, 9.0, 1.0, 3.0)):
+        window.add(float(now), [(A, seen)])
+    window.add(4.0, [])
+    assert dict(window.values()) == {A: value}
+    window.add(70.0, [])
+    assert dict(window.values()) == {}
+
+
+def test_moment_counts_once() -> None:
+    """Two rules that ask for the same window at one moment do not count its values twice."""
+    window = Window(Kind.MEAN, 60.0)
+    window.add(0.0, [(A, 1.0)])
+    window.add(1.0, [(A, 4.0)])
+    window.add(1.0, [(A, 400.0)])
+    assert dict(window.values()) == {A: 2.5}
+
+
+def test_series_are_bounded() -> None:
+    """Labels that somebody multiplies take no memory without end."""
+    window = Window(Kind.RISE, 60.0)
+    window.add(0.0, [((str(number),), 1.0) for number in range(MAX_SERIES + 50)])
+    assert len(dict(window.values())) == MAX_SERIES
+
+
+def test_unknown_is_no_value() -> None:
+    """A value that is not a number is left out."""
+    window = Window(Kind.HIGHEST, 60.0)
+    window.add(0.0, [(A, float("nan")), (B, float("inf"))])
+    assert dict(window.values()) == {}
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_past_outlives_the_agent(kind: Kind) -> None:
+    """A restarted agent goes on with the windows, whose ages grow meanwhile."""
+    past, later, whole = Past(), Past(), Past()
+    for now, value in enumerate((1.0, 5.0, 3.0)):
+        for each in (past, whole):
+            each.window(kind, "x_total", 60.0, {"type": ("b", "a")}).add(float(now), [(A, value)])
+    document = json.loads(json.dumps(past.document(2.0)))
+    later.restore(document, 1002.0)
+    mine = later.window(kind, "x_total", 60.0, {"type": ("a", "b")})
+    mine.add(1010.0, [(A, 4.0)])
+    other = whole.window(kind, "x_total", 60.0, {"type": ("a", "b")})
+    other.add(10.0, [(A, 4.0)])
+    assert dict(mine.values()) == dict(other.values())
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [[["a"]], [[["a"], "x", []]], [[["a"], 1.0, [1.0]]], [[["a"], 1.0, [float("nan"), 1.0]]], 5],
+)
+def test_invalid_past_is_refused(rows: object) -> None:
+    """A state file with other content restores nothing of the past."""
+    past = Past()
+    with pytest.raises((ValueError, TypeError)):
+        past.restore({"rise x_total 60 ": rows}, 0.0)
+    assert past.document(0.0) == {}

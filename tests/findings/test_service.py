@@ -1,0 +1,229 @@
+"""The judge as a service: when it judges, what it exports, what outlives it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd import config as configuration
+from dshealthd.collectors.open_files import LIMIT, OPEN
+from dshealthd.core.collector import Reason
+from dshealthd.core.options import ConfigError
+from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.snapshot import Snapshot
+from dshealthd.findings.finding import State
+from dshealthd.findings.limits import Limits
+from dshealthd.findings.service import FINDING, JUDGED, MAX_EXPORTED, Judge, exported
+from tests.findings.test_episodes import sign
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+SOURCE = "open_files"
+
+
+class Node:
+    """A node with one source and a clock of the test's own."""
+
+    def __init__(self, state: Path | None = None) -> None:
+        """Begin with nothing read."""
+        self.now = 1000.0
+        self.snapshot = Snapshot(lambda: self.now, lambda: self.now + 1e9)
+        self.snapshot.expect(SOURCE, 60.0)
+        self.judge = Judge(
+            self.snapshot,
+            lambda: (),
+            lambda: ("n1", ""),
+            state,
+            lambda: self.now,
+            lambda: self.now + 1e9,
+        )
+
+    def read(self, used: float) -> None:
+        """Put a result in which a share of the system's open files is in use."""
+        labels = ("system", "")
+        samples = (OPEN(used * 1000, *labels), LIMIT(1000.0, *labels))
+        self.snapshot.put(SOURCE, Result(CollectionOutcome.OK, samples, duration=0.0))
+
+    def fail(self) -> None:
+        """Put a result that could not read its source."""
+        result = Result(
+            CollectionOutcome.ERROR, (), duration=0.0, reason=Reason.IO_ERROR, detail="broken"
+        )
+        self.snapshot.put(SOURCE, result)
+
+    def over(self, used: float, seconds: float = 40.0) -> None:
+        """Read the same for some seconds, and judge each time."""
+        for _ in range(int(seconds / 5) + 1):
+            self.read(used)
+            self.judge.judge()
+            self.now += 5
+
+    def found(self) -> list[str]:
+        """Return the findings' names."""
+        return [finding.name for finding in self.judge.verdict.findings]
+
+
+def loaded(text: str, tmp_path: Path) -> configuration.Config:
+    """Return the configuration in a file with this text."""
+    file = tmp_path / "dshealthd.toml"
+    file.write_text(text)
+    return configuration.load(file)
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run a test in a loop of its own."""
+
+    @functools.wraps(test)
+    def run(*arguments: object, **named: object) -> None:
+        async def body() -> None:
+            await test(*arguments, **named)
+
+        asyncio.run(body())
+
+    return run
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+def test_finding_is_exported_while_it_lasts() -> None:
+    """The series has all that the alert and its routes need, and ends with the finding."""
+    node = Node()
+    node.over(0.9)
+    (finding, *_), judged = list(node.judge.samples()), list(node.judge.samples())[-1]
+    assert finding.metric is FINDING
+    assert dict(zip(FINDING.dimensions, finding.labels, strict=True)) == {
+        "finding": "OpenFilesNearLimit",
+        "symptom": "open-files",
+        "component": "node",
+        "part": "the system",
+        "reason": "",
+        "severity": "warning",
+        "training_job": "",
+    }
+    assert (judged.metric, judged.value) == (JUDGED, node.now - 5 + 1e9)
+    node.over(0.1, 0)
+    assert FINDING not in {sample.metric for sample in node.judge.samples()}
+
+
+def test_nothing_is_exported_before_the_first_judgement() -> None:
+    """An agent that has judged nothing claims no health."""
+    assert list(Node().judge.samples()) == []
+
+
+def test_unreadable_source_ends_no_finding() -> None:
+    """A limit that was nearly reached is not far away because it cannot be read any more."""
+    node = Node()
+    node.over(0.9)
+    node.fail()
+    node.judge.judge()
+    assert "OpenFilesNearLimit" in node.found()
+    assert node.judge.verdict.state is State.UNKNOWN
+    node.over(0.1, 0)
+    assert node.found() == []
+
+
+def test_exported_findings_are_bounded() -> None:
+    """The worst are exported, and the others counted."""
+    worst = sign("the worst")
+    findings = [worst, *(sign(f"GPU {n}", severity=State.WARNING) for n in range(MAX_EXPORTED + 4))]
+    samples = list(exported(findings))
+    assert sum(sample.metric is FINDING for sample in samples) == MAX_EXPORTED
+    assert samples[0].labels[3] == "the worst"
+    assert samples[-1].value == 5.0
+
+
+@in_loop
+async def test_new_sample_is_judged_within_a_second(tmp_path: Path) -> None:
+    """The judge looks for new samples by itself; no request is needed."""
+    node = Node()
+    await node.judge.apply(loaded("", tmp_path))
+    node.over(0.9, 35)
+    node.read(0.1)
+    await until(lambda: node.found() == [])
+    await node.judge.close()
+
+
+@in_loop
+async def test_reload_changes_limits(tmp_path: Path) -> None:
+    """A limit that is lowered applies to the samples that are there."""
+    node = Node()
+    await node.judge.apply(loaded("", tmp_path))
+    node.over(0.6)
+    assert node.found() == []
+    await node.judge.apply(loaded("[findings.limits]\nopen_files_ratio = 0.5", tmp_path))
+    node.over(0.6)
+    assert node.found() == ["OpenFilesNearLimit"]
+    (finding,) = node.judge.verdict.findings
+    assert (finding.limit, finding.limit_source) == (0.5, "findings.limits.open_files_ratio")
+    await node.judge.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("open_files_ratoi = 0.5", "open_files_ratoi: unknown key; did you mean open_files_ratio?"),
+        ("open_files_ratio = 1.5", "open_files_ratio: must be at most 1, not 1.5"),
+        ('open_files_ratio = "80%"', "open_files_ratio: must be a number, not a string (80%)"),
+        ("path_write_seconds = 2", "path_write_seconds: must be a duration"),
+        ('shared_memory_bytes = "1s"', 'shared_memory_bytes: "1s" is not a size'),
+        ("xid_recent_seconds = '1s'", "xid_recent_seconds: must be at least"),
+    ],
+)
+def test_wrong_limit_is_refused(line: str, error: str, tmp_path: Path) -> None:
+    """A limit that is unknown, of another unit or out of bounds is named, with what would fit."""
+    with pytest.raises(ConfigError) as refusal:
+        loaded(f"[findings.limits]\n{line}", tmp_path)
+    assert f"findings.limits.{error}" in str(refusal.value)
+
+
+@in_loop
+async def test_findings_outlive_a_restart(tmp_path: Path) -> None:
+    """The next agent has the findings before its collectors have run, with the time they began."""
+    node = Node(tmp_path)
+    await node.judge.apply(loaded("", tmp_path))
+    node.over(0.9)
+    (before,) = node.judge.verdict.findings
+    await node.judge.close()
+    later = Node(tmp_path)
+    later.now = node.now + 3
+    await later.judge.apply(loaded("", tmp_path))
+    later.judge.judge()
+    after = next(one for one in later.judge.verdict.findings if one.alert == before.alert)
+    assert after.since == before.since
+    later.over(0.1, 0)
+    assert later.found() == []
+    await later.judge.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "[" * 100_000, '{"version": 0}', json.dumps({"version": 1, "time": "x"})],
+)
+@in_loop
+async def test_invalid_file_begins_anew_and_says_so(content: str, tmp_path: Path) -> None:
+    """A state file that is corrupt costs the past, not the judgement, and the status tells."""
+    (tmp_path / "findings.json").write_text(content)
+    node = Node(tmp_path)
+    await node.judge.apply(loaded("", tmp_path))
+    assert "begins without a past" in node.judge.status()["detail"]
+    node.over(0.9)
+    assert node.found() == ["OpenFilesNearLimit"]
+    await node.judge.close()
+
+
+def test_limits_have_sources() -> None:
+    """Each limit says where it comes from, and has bounds."""
+    for field in dataclasses.fields(Limits):
+        assert any(mark in field.metadata["doc"] for mark in ("[R]", "[S]", "[O]")), field.name
