@@ -1,11 +1,10 @@
-"""Findings about the host: memory, files, sockets, storage, clock."""
+"""Findings about the host: memory, files, threads, sockets, rendezvous, clock."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.gpus import HUNG
 from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
@@ -13,8 +12,15 @@ if TYPE_CHECKING:
 
     from dshealthd.findings.series import Point, Series
 
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's name for it
-NO_SPACE = frozenset(("no_space", "quota_exceeded"))
+RECENT = 600.0
+"""Seconds for which a line of the kernel log counts as current."""
+OUTCOMES = {
+    "timed_out": "no answer, as when a firewall drops packets",
+    "unreachable": "no route, or a firewall that rejects",
+    "name_unknown": "the name does not resolve there",
+    "failed": "the connection fails",
+}
+"""Why ranks cannot reach their master, by the outcome of the agent's own attempt."""
 
 
 def over(
@@ -28,7 +34,7 @@ def over(
     part: str = "",
     job: str = "",
 ) -> Iterator[Sign]:
-    """Yield a sign about the host if `value` is above the limit of this name."""
+    """Yield a sign if `value` is above the limit of this name."""
     if value is not None and value > series.limit(limit):
         yield Sign(
             alert=alert,
@@ -47,20 +53,36 @@ def share(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
+def logged(series: Series, alert: str, *events: str, at_least: float = 1.0) -> Iterator[Sign]:
+    """Yield a sign if the kernel logged such events within ten minutes, with their number."""
+    name = "kernel_events_total"
+    lines = sum(point.value for point in series.rise(name, RECENT, event=events))
+    if lines >= at_least:
+        yield Sign(alert=alert, value=lines, source=f"dshealthd_{name}")
+
+
 def memory(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about pressure on the host's memory."""
+    for _, kills in series.rise("oom_kills_total", 300.0):
+        if kills > 0:
+            yield Sign(
+                alert="DshealthdOutOfMemoryKill", value=kills, source="dshealthd_oom_kills_total"
+            )
+    low = "DshealthdHostMemoryLow"
     stalled = series.value("pressure_stalled_ratio", resource="memory", tasks="full")
     yield from over(
         series,
-        "DshealthdHostMemoryStalls",
+        low,
         stalled,
         "memory_pressure_ratio",
         "pressure_stalled_ratio",
+        {"reason": "all tasks wait for it"},
     )
     available = share(series.value("memory_available_bytes"), series.value("memory_total_bytes"))
     if available is not None and available < series.limits.memory_available_ratio:
         yield Sign(
-            alert="DshealthdHostMemoryLow",
+            alert=low,
+            labels={"reason": "little is available"},
             value=available,
             limit=series.limits.memory_available_ratio,
             limit_source=limit_source("memory_available_ratio"),
@@ -68,17 +90,19 @@ def memory(series: Series, _wall: float) -> Iterator[Sign]:
         )
     requests = share(series.value("aio_requests"), series.value("aio_requests_limit"))
     yield from over(
-        series, "DshealthdAioRequestsUsedUp", requests, "aio_requests_ratio", "aio_requests"
+        series, "DshealthdAioRequestsNearLimit", requests, "aio_requests_ratio", "aio_requests"
     )
     for labels, limit in series("job_locked_memory_limit_bytes"):
-        locked = [point.value for point in series("job_locked_memory_bytes", job=labels["job"])]
+        job = labels["job"]
+        locked = [point.value for point in series("job_locked_memory_bytes", job=job)]
         yield from over(
             series,
-            "DshealthdLockedMemoryHigh",
+            "DshealthdLockedMemoryNearLimit",
             share(max(locked, default=None), limit),
             "locked_memory_ratio",
             "job_locked_memory_bytes",
-            {**labels, "exported_job": labels["job"]},
+            part=f"job {job}",
+            job=job,
         )
 
 
@@ -125,150 +149,122 @@ def _limited(series: Series, name: str, **labels: str) -> Iterator[tuple[str, Po
 
 
 def sockets(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings about ports and sockets that run out, and about a broken loopback."""
-    if series.value("loopback_up") == 0:
-        yield Sign(alert="DshealthdLoopbackRefused", value=0, source="dshealthd_loopback_up")
-    seconds = series.value("loopback_connect_seconds")
-    yield from over(
-        series,
-        "DshealthdLoopbackSlow",
-        seconds,
-        "loopback_connect_seconds",
-        "loopback_connect_seconds",
+    """Yield findings about sockets that run out, and about a broken loopback."""
+    # Where no local port was free, the loopback is not what is broken.
+    no_port = any(
+        point.value > 0
+        for point in series.rise("loopback_connections_total", 300.0, outcome="no_port")
     )
+    if series.value("loopback_up") == 0 and not no_port:
+        yield Sign(alert="DshealthdLoopbackRefused", source="dshealthd_loopback_up")
+    for _, seconds in series.lowest("loopback_connect_seconds", 60.0):
+        yield from over(
+            series,
+            "DshealthdLoopbackSlow",
+            seconds,
+            "loopback_connect_seconds",
+            "loopback_connect_seconds",
+        )
+    for part, name, value, limit in (
+        (
+            "ephemeral ports",
+            "tcp_ephemeral_ports_used",
+            share(series.value("tcp_ephemeral_ports_used"), series.value("tcp_ephemeral_ports")),
+            "ephemeral_ports_ratio",
+        ),
+        (
+            "sockets in TIME_WAIT",
+            "tcp_sockets",
+            share(
+                series.value("tcp_sockets", state="time_wait"), series.value("tcp_time_wait_limit")
+            ),
+            "time_wait_ratio",
+        ),
+    ):
+        yield from over(series, "DshealthdSocketsNearLimit", value, limit, name, part=part)
+    table = "DshealthdConnectionTableFull"
+    tracked = share(series.value("conntrack_entries"), series.value("conntrack_entries_limit"))
+    yield from over(series, table, tracked, "conntrack_ratio", "conntrack_entries")
+    for sign in logged(series, table, "conntrack_full"):
+        yield Sign(alert=table, value=tracked, source=sign.source)
+
+
+def rendezvous(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about rendezvous ports, and about ranks that cannot reach their master."""
+    busy = "DshealthdRendezvousPortsBusy"
     waiting = series.value("rendezvous_sockets", state="time_wait")
     yield from over(
         series,
-        "DshealthdRendezvousPortsInTimeWait",
+        busy,
         waiting,
         "rendezvous_time_wait_sockets",
         "rendezvous_sockets",
+        part="held by sockets in TIME_WAIT",
     )
     used = share(series.value("rendezvous_ports_used"), series.value("rendezvous_ports"))
     yield from over(
-        series,
-        "DshealthdRendezvousPortsUsedUp",
-        used,
-        "rendezvous_ports_ratio",
-        "rendezvous_ports_used",
+        series, busy, used, "rendezvous_ports_ratio", "rendezvous_ports_used", part="mostly in use"
     )
     for labels, age in series("rendezvous_orphan_age_seconds"):
-        if not series.value("rendezvous_orphan_connections", **labels):
+        connections = series.value("rendezvous_orphan_connections", **labels) or 0
+        # Rank 0 is connected to itself: that one is no use if it has lost its launcher and has no
+        # other rank, as in a run whose other ranks have ended.
+        if not connections or (connections == 1 and _rank_alone(series)):
             yield from over(
                 series,
                 "DshealthdRendezvousPortOrphaned",
                 age,
                 "orphan_listener_seconds",
                 "rendezvous_orphan_age_seconds",
-                labels,
+                part=f"port {labels['port']}",
             )
-    name = "tcp_ephemeral_ports_used"
-    used = share(series.value(name), series.value("tcp_ephemeral_ports"))
-    critical = [
-        *over(series, "DshealthdEphemeralPortsUsedUp", used, "ephemeral_ports_critical_ratio", name)
-    ]
-    yield from critical or over(
-        series, "DshealthdEphemeralPortsLow", used, "ephemeral_ports_ratio", name
-    )
-    kept = share(
-        series.value("tcp_sockets", state="time_wait"), series.value("tcp_time_wait_limit")
-    )
-    yield from over(series, "DshealthdTimeWaitLimitNear", kept, "time_wait_ratio", "tcp_sockets")
-
-
-def storage(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings about paths that hang, fail, are slow or full."""
-    yield from _shared_memory(series)
-    read_only = series.parts("filesystem_read_only", "path")
-    full = set()
-    for labels, value in series("path_failing"):
-        reason = labels["reason"]
-        if value != 1:
-            continue
-        if reason in NO_SPACE:
-            if labels["path"] != SHARED_MEMORY and (labels["path"],) not in read_only:
-                full.add(labels["path"])
-                yield Sign(
-                    alert="DshealthdFilesystemFull",
-                    labels=labels,
-                    source="dshealthd_path_failing",
-                )
-            continue
-        alert = "DshealthdPathHangs" if reason in HUNG else "DshealthdPathFailing"
-        yield Sign(alert=alert, labels=labels, source="dshealthd_path_failing")
-    for labels, seconds in series("path_write_seconds"):
-        yield from over(
-            series, "DshealthdPathSlow", seconds, "path_write_seconds", "path_write_seconds", labels
-        )
-    for free, total in (
-        ("filesystem_free_bytes", "filesystem_size_bytes"),
-        ("filesystem_files_free", "filesystem_files"),
-    ):
-        for labels, value in series(free):
-            left = share(value, series.value(total, **labels))
-            used = None if left is None else 1 - left
-            if labels["path"] == SHARED_MEMORY or labels["path"] in full:
-                continue
-            if (labels["path"],) in read_only:
-                continue
-            critical = [
-                *over(
-                    series,
-                    "DshealthdFilesystemFull",
-                    used,
-                    "filesystem_used_critical_ratio",
-                    free,
-                    labels,
-                )
-            ]
-            yield from critical or over(
-                series, "DshealthdFilesystemFilling", used, "filesystem_used_ratio", free, labels
-            )
-
-
-def _shared_memory(series: Series) -> Iterator[Sign]:
-    """Yield findings about shared memory that is full, or too small for a node with GPUs."""
-    path = {"path": SHARED_MEMORY}
-    size = series.value("filesystem_size_bytes", **path)
-    left = share(series.value("filesystem_free_bytes", **path), size)
-    yield from over(
-        series,
-        "DshealthdSharedMemoryFull",
-        None if left is None else 1 - left,
-        "filesystem_used_ratio",
-        "filesystem_free_bytes",
-        path,
-    )
-    if (
-        size is not None
-        and size < series.limits.shared_memory_bytes
-        and series.value("gpus_expected")
-    ):
+    name = "rendezvous_client_sockets"
+    unanswered = series.value(name, state="syn_sent")
+    if unanswered:
         yield Sign(
-            alert="DshealthdSharedMemorySmall",
-            labels=path,
-            value=size,
-            limit=series.limits.shared_memory_bytes,
-            limit_source=limit_source("shared_memory_bytes"),
-            source="dshealthd_filesystem_size_bytes",
+            alert="DshealthdRendezvousUnanswered", value=unanswered, source=f"dshealthd_{name}"
         )
+    name = "job_master_connection"
+    for labels, value in series(name):
+        outcome = labels["outcome"]
+        if value == 1 and outcome in {*OUTCOMES, "refused"}:
+            refused = outcome == "refused"
+            yield Sign(
+                alert="DshealthdMasterRefuses" if refused else "DshealthdMasterUnreachable",
+                part=labels["job"],
+                job=labels["job"],
+                labels={"reason": "" if refused else OUTCOMES[outcome]},
+                source=f"dshealthd_{name}",
+            )
+
+
+def _rank_alone(series: Series) -> bool:
+    """Return whether a run here has only ranks without a launcher, and fewer than it began with."""
+    for labels, orphaned in series("job_orphaned_ranks"):
+        world = series.value("job_world_size", **labels)
+        here = series.value("job_ranks", **labels)
+        if world and here is not None and orphaned == here < world:
+            return True
+    return False
 
 
 def clock(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings about a clock that is not synchronised, or that differs from the peers'."""
+    """Yield the finding that the clock is not synchronized, or differs from the peers'."""
     if series.value("clock_synchronized") == 0:
         yield Sign(
-            alert="DshealthdClockUnsynchronized", value=0, source="dshealthd_clock_synchronized"
+            alert="DshealthdClockWrong",
+            labels={"reason": "not synchronized by any time daemon"},
+            source="dshealthd_clock_synchronized",
         )
     offset = series.value("probe_clock_offset_seconds", statistic="median")
-    if offset is not None and abs(offset) > series.limits.clock_offset_seconds:
-        yield Sign(
-            alert="DshealthdClockOff",
-            value=abs(offset),
-            limit=series.limits.clock_offset_seconds,
-            limit_source=limit_source("clock_offset_seconds"),
-            source="dshealthd_probe_clock_offset_seconds",
-        )
+    yield from over(
+        series,
+        "DshealthdClockWrong",
+        None if offset is None else abs(offset),
+        "clock_offset_seconds",
+        "probe_clock_offset_seconds",
+        {"reason": "off from the median of its peers' clocks"},
+    )
 
 
-RULES = (memory, files, sockets, storage, clock)
+RULES = (memory, files, sockets, rendezvous, clock)

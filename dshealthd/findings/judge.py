@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome
-from dshealthd.findings import agent, catalogue, gpus, heat, host, jobs, links
+from dshealthd.findings import agent, catalogue, gpus, heat, host, jobs, links, storage
 from dshealthd.findings.catalogue import starting, unread
 from dshealthd.findings.finding import State, Verdict
 from dshealthd.findings.series import DEFAULTS, Series
@@ -26,7 +26,15 @@ if TYPE_CHECKING:
 
     Key = tuple[str, str, str]
 
-RULES = (*gpus.RULES, *heat.RULES, *links.RULES, *host.RULES, *jobs.RULES, *agent.RULES)
+RULES = (
+    *gpus.RULES,
+    *heat.RULES,
+    *links.RULES,
+    *host.RULES,
+    *storage.RULES,
+    *jobs.RULES,
+    *agent.RULES,
+)
 OF_JOBS = frozenset(
     (
         "training",

@@ -29,8 +29,10 @@ class Limits:
     )
     rendezvous_ports_ratio: float = _ratio(0.5, "Share of the rendezvous ports in use. [O]")
     time_wait_ratio: float = _ratio(0.8, "Share of tcp_max_tw_buckets in use. [O]")
-    ephemeral_ports_ratio: float = _ratio(0.8, "Share of the ephemeral ports in use: ticket. [O]")
-    ephemeral_ports_critical_ratio: float = _ratio(0.97, "The same, nearly used up. [O]")
+    ephemeral_ports_ratio: float = _ratio(0.8, "Share of the ephemeral ports in use. [O]")
+    conntrack_ratio: float = _ratio(
+        0.9, "Share of the kernel's connection tracking table in use. [O]"
+    )
     orphan_listener_seconds: Duration = option(
         "60s",
         "Age from which a listener on a rendezvous port whose launcher is gone counts as left "
@@ -53,7 +55,32 @@ class Limits:
     threads_ratio: float = _ratio(0.9, "Share of the system's or a job's threads in use. [O]")
     locked_memory_ratio: float = _ratio(0.9, "Share of the limit on locked memory in use. [O]")
     filesystem_used_ratio: float = _ratio(0.9, "Share of space or inodes in use: ticket. [O]")
-    filesystem_used_critical_ratio: float = _ratio(0.97, "The same: page. [O]")
+    filesystem_used_critical_ratio: float = _ratio(
+        0.97, "The same: full, if no more than filesystem_free_bytes are left. [O]"
+    )
+    filesystem_free_bytes: Bytes = option(
+        Bytes(100 * 10**9),
+        "Space with which a file system is not full, whatever its share: a checkpoint of a model of "
+        "7 billion parameters takes 98 GB. [O]",
+        minimum=0,
+    )
+    filesystem_full_seconds: Duration = option(
+        "4h", "Time in which a file system will be full at the rate of the last hour. [O]"
+    )
+    disk_request_seconds: Duration = option(
+        "100ms",
+        "Mean time of a request of a disk that does not rotate: a healthy one takes less than 1 ms, "
+        "or tens of ms with deep queues. [O]",
+        minimum="1ms",
+    )
+    disk_request_ratio: float = option(
+        5.0, "The same, relative to the disk's own best of the last day. [O]", minimum=1
+    )
+    disk_busy_bytes_per_second: Bytes = option(
+        Bytes(10**8),
+        "Rate from which requests queue because a disk is busy, not because it is faulty. [O]",
+        minimum=0,
+    )
     path_write_seconds: Duration = option(
         "1s",
         "Time to write and sync 4 KiB; the agent gives up after 5 s. [O]",

@@ -98,9 +98,16 @@ class Window:
             if kept[-width] + self.step <= start:
                 del self._series[labels], self._raw[labels]
 
-    def values(self) -> Iterator[tuple[Labels, float]]:
-        """Yield each series' labels, and its rise, highest, lowest or mean value."""
+    def values(self, full_at: float | None = None) -> Iterator[tuple[Labels, float]]:
+        """Yield each series' labels, and its rise, highest, lowest or mean value.
+
+        With a time, only those of series that are known for the whole window before it, to within
+        two steps.
+        """
+        since = math.inf if full_at is None else full_at - self.seconds + 2 * self.step
         for labels, kept in self._series.items():
+            if kept[0] > since:
+                continue
             figures = kept[1 :: self._width]
             if self.kind is Kind.RISE:
                 yield labels, figures[-1] - figures[0]

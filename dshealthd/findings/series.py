@@ -94,32 +94,51 @@ class Series:
             samples = [sample for sample in samples if sample.labels[position] in values]
         return samples
 
+    def add(self, samples: Iterable[Sample]) -> None:
+        """Add samples of metrics that rules derive, so that their past can be asked for."""
+        for sample in samples:
+            self._samples.setdefault(sample.metric.name.removeprefix("dshealthd_"), []).append(
+                sample
+            )
+
     def limit(self, name: str) -> float:
         """Return the limit of this name."""
         return float(getattr(self.limits, name))
 
     def rise(
-        self, name: str, seconds: float, *, from_zero: bool = False, **labels: Wanted
+        self,
+        name: str,
+        seconds: float,
+        *,
+        full: bool = False,
+        from_zero: bool = False,
+        **labels: Wanted,
     ) -> Iterator[Point]:
         """Yield by how much matching counters rose within the last `seconds`; none without a past.
 
         Resets are accounted for. A counter that appears beside others of its name began at 0; the
         first ones of a name did not, unless `from_zero`, for counters that exist from their first
-        event on.
+        event on. `full` leaves out series that are not known for that long.
         """
-        return self._over_time(Kind.RISE, name, seconds, labels, from_zero=from_zero)
+        return self._over_time(Kind.RISE, name, seconds, labels, full=full, from_zero=from_zero)
 
-    def highest(self, name: str, seconds: float, **labels: Wanted) -> Iterator[Point]:
+    def highest(
+        self, name: str, seconds: float, *, full: bool = False, **labels: Wanted
+    ) -> Iterator[Point]:
         """Yield the highest values within the last `seconds`, also of series that are gone."""
-        return self._over_time(Kind.HIGHEST, name, seconds, labels)
+        return self._over_time(Kind.HIGHEST, name, seconds, labels, full=full)
 
-    def lowest(self, name: str, seconds: float, **labels: Wanted) -> Iterator[Point]:
+    def lowest(
+        self, name: str, seconds: float, *, full: bool = False, **labels: Wanted
+    ) -> Iterator[Point]:
         """Yield the lowest values within the last `seconds`, also of series that are gone."""
-        return self._over_time(Kind.LOWEST, name, seconds, labels)
+        return self._over_time(Kind.LOWEST, name, seconds, labels, full=full)
 
-    def mean(self, name: str, seconds: float, **labels: Wanted) -> Iterator[Point]:
+    def mean(
+        self, name: str, seconds: float, *, full: bool = False, **labels: Wanted
+    ) -> Iterator[Point]:
         """Yield the means of the last `seconds`, also of series that are gone."""
-        return self._over_time(Kind.MEAN, name, seconds, labels)
+        return self._over_time(Kind.MEAN, name, seconds, labels, full=full)
 
     def _over_time(
         self,
@@ -128,6 +147,7 @@ class Series:
         seconds: float,
         labels: Mapping[str, Wanted],
         *,
+        full: bool,
         from_zero: bool = False,
     ) -> Iterator[Point]:
         if self._past is None:
@@ -137,7 +157,7 @@ class Series:
         if samples:
             window.dimensions = samples[0].metric.dimensions
         window.add(self._now, ((sample.labels, sample.value) for sample in samples))
-        for values, value in window.values():
+        for values, value in window.values(self._now if full else None):
             yield Point(_names.of(window.dimensions, values), value)
 
     def drop(self, name: str, over: Callable[[Point], bool]) -> None:

@@ -29,7 +29,6 @@ NEVER_ONE = {
     "DshealthdMembersUnwatched": "more members than targets, and one target at least",
     "DshealthdNvlinkDomainUnhealthy": "fires above one node",
     "DshealthdRanksShareGpu": "fires above one rank",
-    "DshealthdRendezvousPortsInTimeWait": "above 100 sockets, unless the threshold is changed",
     "DshealthdTargetTwice": "fires above one target",
     "DshealthdTargetsFewer": "at least half of more than three targets",
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.snapshot_check import snapshot_check
-from dshealthd.findings.host import SHARED_MEMORY
+from dshealthd.findings.storage import SHARED_MEMORY
 
 if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext

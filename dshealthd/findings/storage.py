@@ -1,0 +1,257 @@
+"""Findings about storage: paths that hang, fail or fill up, disks, checkpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.core.collector import gauge
+from dshealthd.findings.finding import Sign
+from dshealthd.findings.gpus import HUNG
+from dshealthd.findings.host import RECENT, logged, over, share
+from dshealthd.findings.limits import source as limit_source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.findings.series import Series
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's name for it
+NO_SPACE = frozenset(("no_space", "quota_exceeded"))
+SETTINGS = frozenset(("permission_denied", "not_found", "malformed"))
+"""Reasons that a path had from the start, as a misspelled one has."""
+OF_SERVERS = ("nfs_unresponsive", "nfs_state_lost", "lustre_connection_lost", "lustre_evicted")
+OF_DISKS = (
+    "io_error",
+    "filesystem_error",
+    "filesystem_read_only",
+    "raid_disk_failed",
+    "nvme_path_lost",
+)
+HOUR, DAY = 3600.0, 86400.0
+REQUEST = gauge("dshealthd_disk_request_seconds", "Mean time of a request.", "disk")
+"""Derived here, and kept for a day; not exported."""
+
+
+def paths(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about paths that hang, fail or are slow."""
+    for labels, value in series("path_failing"):
+        reason, path = labels["reason"], labels["path"]
+        if value != 1 or reason in NO_SPACE:
+            continue
+        alert = (
+            "DshealthdPathHangs"
+            if reason in HUNG
+            else "DshealthdPathUnusable"
+            if reason in SETTINGS
+            else "DshealthdPathFailing"
+        )
+        yield Sign(alert=alert, part=path, labels=labels, source="dshealthd_path_failing")
+    for labels, seconds in series.lowest("path_write_seconds", 300.0):
+        yield from over(
+            series,
+            "DshealthdPathSlow",
+            seconds,
+            "path_write_seconds",
+            "path_write_seconds",
+            part=labels["path"],
+        )
+
+
+def space(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about file systems that are full, or will be."""
+    read_only = {path for (path,) in series.parts("filesystem_read_only", "path")}
+    apart = read_only | {SHARED_MEMORY}
+    for labels, value in series("path_failing", reason=NO_SPACE):
+        if value == 1 and labels["path"] not in apart:
+            yield Sign(
+                alert="DshealthdFilesystemFull",
+                part=labels["path"],
+                value=_used(series, labels["path"]),
+                source="dshealthd_path_failing",
+            )
+    for labels, free in series("filesystem_free_bytes"):
+        path = labels["path"]
+        used = _used(series, path)
+        if path in apart or used is None:
+            continue
+        inodes = share(
+            series.value("filesystem_files_free", path=path),
+            series.value("filesystem_files", path=path),
+        )
+        # The last percent of a petabyte is room for many checkpoints; the last inode is not.
+        crowded = free < series.limits.filesystem_free_bytes
+        no_inodes = inodes is not None and 1 - inodes > series.limits.filesystem_used_critical_ratio
+        full = over(
+            series,
+            "DshealthdFilesystemFull",
+            used,
+            "filesystem_used_critical_ratio",
+            "filesystem_free_bytes",
+            part=path,
+        )
+        signs = [*full] if crowded or no_inodes else []
+        yield from signs or over(
+            series,
+            "DshealthdFilesystemFilling",
+            used,
+            "filesystem_used_ratio",
+            "filesystem_free_bytes",
+            part=path,
+        )
+    yield from _soon(series, apart)
+    yield from _shared_memory(series)
+
+
+def _used(series: Series, path: str) -> float | None:
+    """Return the share of a path's space or inodes in use, whichever is more."""
+    shares = [
+        share(series.value(free, path=path), series.value(total, path=path))
+        for free, total in (
+            ("filesystem_free_bytes", "filesystem_size_bytes"),
+            ("filesystem_files_free", "filesystem_files"),
+        )
+    ]
+    return max((1 - left for left in shares if left is not None), default=None)
+
+
+def _soon(series: Series, apart: set[str]) -> Iterator[Sign]:
+    """Yield file systems that will be full soon at the rate of the last hour.
+
+    What was freed within the hour counts: a disk that was emptied has its highest value now.
+    """
+    name = "filesystem_free_bytes"
+    for labels, highest in series.highest(name, HOUR, full=True):
+        free = series.value(name, **labels)
+        if free is None or labels["path"] in apart or highest <= free:
+            continue
+        seconds = free / (highest - free) * HOUR
+        if seconds < series.limits.filesystem_full_seconds:
+            yield Sign(
+                alert="DshealthdFilesystemFilling",
+                part=labels["path"],
+                labels={"reason": ", and will be full within hours at the rate of the last one"},
+                value=_used(series, labels["path"]),
+                limit=series.limits.filesystem_full_seconds,
+                limit_source=limit_source("filesystem_full_seconds"),
+                source=f"dshealthd_{name}",
+            )
+
+
+def _shared_memory(series: Series) -> Iterator[Sign]:
+    """Yield the finding that shared memory is full, or too small for a node with GPUs."""
+    size = series.value("filesystem_size_bytes", path=SHARED_MEMORY)
+    free = series.value("filesystem_free_bytes", path=SHARED_MEMORY)
+    left = share(free, size)
+    small = size is not None and size < series.limits.shared_memory_bytes
+    full = left is not None and 1 - left > series.limits.filesystem_used_ratio
+    if full or (small and series.value("gpus_expected")):
+        name = "filesystem_used_ratio" if full else "shared_memory_bytes"
+        yield Sign(
+            alert="DshealthdSharedMemoryLow",
+            part=SHARED_MEMORY,
+            labels={"reason": "full" if full else "too small"},
+            value=free,
+            limit=series.limit(name),
+            limit_source=limit_source(name),
+            source="dshealthd_filesystem_free_bytes",
+        )
+
+
+def disks(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about disks that hang or are slow, and processes that wait for them."""
+    hung = any(series("path_failing", reason=HUNG))
+    events = OF_DISKS if hung else (*OF_DISKS, *OF_SERVERS)
+    yield from logged(series, "DshealthdStorageErrors", *events)
+    yield from logged(series, "DshealthdNvmeTimeouts", "nvme_timeout")
+    done = _by_disk(series, "disk_requests_total", 300.0)
+    for labels, requests in series.lowest("disk_requests_in_flight", 300.0, full=True):
+        # An idle disk has no request in flight; a busy one, however slow, completes some.
+        if requests > 0 and done.get(labels["disk"]) == 0:
+            yield Sign(
+                alert="DshealthdDiskHung",
+                part=labels["disk"],
+                value=requests,
+                source="dshealthd_disk_requests_in_flight",
+            )
+    yield from _slow_disks(series)
+    name = "processes_stuck"
+    stuck = series.value(name)
+    # Those that wait for a path or a driver that the agent itself found hung are told with it.
+    if stuck and not hung and not any(series("collector_failing", reason=("timeout", "stuck"))):
+        yield Sign(alert="DshealthdProcessesStuck", value=stuck, source=f"dshealthd_{name}")
+
+
+def _slow_disks(series: Series) -> Iterator[Sign]:
+    """Yield disks whose requests take far longer than at best in the last day, moving little.
+
+    Rotating disks, and those that move much, as in a checkpoint, have queues by nature.
+    """
+    now = _request_seconds(series)
+    series.add(REQUEST(seconds, disk) for disk, seconds in now.items())
+    name = REQUEST.name.removeprefix("dshealthd_")
+    best = {point.labels["disk"]: point.value for point in series.lowest(name, DAY)}
+    moved = _by_disk(series, "disk_bytes_total", RECENT)
+    for labels, _ in series("disk_info", rotational="0"):
+        disk = labels["disk"]
+        seconds, usual = now.get(disk), best.get(disk)
+        busy = moved.get(disk, 0.0) > series.limits.disk_busy_bytes_per_second * RECENT
+        if seconds is None or not usual or busy:
+            continue
+        if seconds > usual * series.limits.disk_request_ratio:
+            yield from over(
+                series,
+                "DshealthdDiskSlow",
+                seconds,
+                "disk_request_seconds",
+                "disk_request_seconds_total",
+                part=disk,
+            )
+
+
+def _request_seconds(series: Series) -> dict[str, float]:
+    """Return the mean time of a request by disk, for disks with at least one request a second."""
+    requests = _by_disk(series, "disk_requests_total", RECENT)
+    return {
+        disk: seconds / requests[disk]
+        for disk, seconds in _by_disk(series, "disk_request_seconds_total", RECENT).items()
+        if requests.get(disk, 0.0) > RECENT
+    }
+
+
+def _by_disk(series: Series, name: str, seconds: float) -> dict[str, float]:
+    """Return by how much a counter rose, by disk."""
+    rises: dict[str, float] = {}
+    for labels, value in series.rise(name, seconds, full=True):
+        rises[labels["disk"]] = rises.get(labels["disk"], 0.0) + value
+    return rises
+
+
+def checkpoints(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about jobs' checkpoints: incomplete ones, and no room for the next."""
+    problems: dict[str, float] = {}
+    for labels, value in series("job_checkpoint_problems"):
+        problems[labels["job"]] = problems.get(labels["job"], 0.0) + value
+    for job, value in problems.items():
+        if value > 0:
+            yield Sign(
+                alert="DshealthdCheckpointIncomplete",
+                job=job,
+                part=job,
+                value=value,
+                source="dshealthd_job_checkpoint_problems",
+            )
+    for labels, free in series("job_checkpoint_free_bytes"):
+        needed = series.value("job_checkpoint_next_bytes", **labels)
+        if needed is not None and free < needed:
+            yield Sign(
+                alert="DshealthdCheckpointNoRoom",
+                job=labels["job"],
+                part=labels["job"],
+                value=free,
+                limit=needed,
+                limit_source="dshealthd_job_checkpoint_next_bytes",
+                source="dshealthd_job_checkpoint_free_bytes",
+            )
+
+
+RULES = (paths, space, disks, checkpoints)
