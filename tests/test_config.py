@@ -16,7 +16,7 @@ from dshealthd.core.options import Bytes, ConfigError, Duration, Errors, decode,
 
 BAD = {
     "[wbe]": "wbe: unknown key; did you mean web?",
-    "[zzz]": "zzz: unknown key; known are collectors, doctor, evidence, log, nvrx, path, probe, slurm, web",
+    "[zzz]": "zzz: unknown key; known are collectors, doctor, evidence, findings, log, nvrx, path, probe, slurm, web",
     "web = 1": "web: must be a table, not an integer (1)",
     "[web]\nlisten_adress = ':1'": "web.listen_adress: unknown key; did you mean listen_address?",
     "[web]\nlisten_address = 1": "web.listen_address: must be a string, not an integer (1)",

@@ -2,7 +2,7 @@
 
 `python -m dshealthd.symptoms.rules deploy/prometheus` writes `alerts.yml`; with `--check` it
 compares and fails if the file differs. `--runbooks URL` links to runbooks that are kept elsewhere;
-SLUG in the URL stands for the symptom.
+SLUG in the URL stands for the symptom. The directory holds the thresholds, too.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
         shipped = (options.directory / THRESHOLDS).read_text(encoding="utf-8")
         number = shipped.count(" record: dshealthd:threshold:")
         text = rules(all_symptoms().values(), number, options.runbooks)
-    except EntryError as error:
+    except (EntryError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     file = options.directory / FILE

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from dshealthd.findings.catalogue import catalogue
+from dshealthd.symptoms import all_symptoms
 from tests.findings.player import FILES, documents, found, scene, seconds
 
 CASES = [
@@ -19,3 +21,34 @@ def test_findings_over_time(document: dict[str, object]) -> None:
     expected = {seconds(at): sorted(names) for at, names in document["found"].items()}  # type: ignore[attr-defined] # YAML
     played = found(scene(document), list(expected))
     assert {at: sorted(names) for at, names in played.items()} == expected
+
+
+FOUND = {
+    name.split(" ")[0]
+    for file in FILES
+    for document in documents(file)
+    for names in document["found"].values()
+    for name in (each.split(": ", 1)[-1] for each in names)
+}
+NAMES = [
+    finding.name.removeprefix("Dshealthd")
+    for symptom in all_symptoms().values()
+    for finding in symptom.findings
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_finding_has_its_scenes(name: str) -> None:
+    """Each finding is found in a scene that also has a moment without it."""
+    assert name in FOUND
+    assert any(
+        {any(f"{name} " in f"{each} " for each in names) for names in document["found"].values()}
+        == {True, False}
+        for file in FILES
+        for document in documents(file)
+    )
+
+
+def test_scenes_name_findings_that_exist() -> None:
+    """No scene expects a finding that no rule could yield."""
+    assert FOUND - {"CollectorFailing"} <= {name.removeprefix("Dshealthd") for name in catalogue()}

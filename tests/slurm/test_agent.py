@@ -191,7 +191,10 @@ def test_reason_is_made_of_harmless_characters() -> None:
 @pytest.mark.parametrize("body", ["", "[]", "{}", "nonsense", '{"schema": 2}', '{"schema": 1}'])
 def test_nonsense(body: str) -> None:
     """An answer that is not understood says nothing of the node."""
-    with serving(held(answer(body))) as port, pytest.raises(AgentSilent, match=r"send|sent|answers"):
+    with (
+        serving(held(answer(body))) as port,
+        pytest.raises(AgentSilent, match=r"send|sent|answers"),
+    ):
         ask(port)
 
 

@@ -36,7 +36,7 @@ def test_begins_with_what_to_do(slug: str) -> None:
     """
     text = render(all_symptoms()[slug])
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    assert headings[0] == ("What to do now" if all_symptoms()[slug].alerts else "Remedy")
+    assert headings[0] == ("What to do now" if all_symptoms()[slug].entries else "Remedy")
     assert "+++" not in text
     assert "expr =" not in text
     assert "{{" not in text.replace("{{ $labels", "")
