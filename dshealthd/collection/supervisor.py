@@ -8,6 +8,10 @@ it, so that the others are read. It is retried after a back-off, or as soon as i
 ends. If a worker fails without naming a part, all its collectors fail until its own back-off is
 over.
 
+Several collectors may read one part. Those without which the part can be read enter it under a name
+of their own (`read_by`), so that a call of theirs that hangs leaves out their readings alone. A
+second such failure in a sweep that ends the worker leaves out the collector until the next sweep.
+
 A worker killed from outside (by the OOM killer, by an operator) says nothing about the part it was
 at. The first time, a new worker reads that part again in the same sweep. A second time, before the
 part has answered, counts as a crash at the part, as reading it may be what uses the memory.
@@ -33,7 +37,15 @@ from dshealthd.collection.worker_process import Broken, Silent, WorkerProcess
 from dshealthd.core import child
 from dshealthd.core.backoff import Backoff
 from dshealthd.core.child import StartError
-from dshealthd.core.collector import Fault, Metric, News, Reason, counter, gauge
+from dshealthd.core.collector import (
+    Fault,
+    Metric,
+    News,
+    Reason,
+    counter,
+    gauge,
+    shared_part,
+)
 from dshealthd.core.result import failed
 
 if TYPE_CHECKING:
@@ -167,7 +179,7 @@ class Supervisor:
         """
         pending = list(names)
         self._retried = self._due()
-        hung = ""
+        hung = failed_alone = ""
         # Terminates: each turn answers all, excuses or skips one more part, or gives up.
         while pending:
             try:
@@ -186,6 +198,12 @@ class Supervisor:
                 if broken.part and broken.part not in self._blocked():
                     hung = self._news(broken)
                     await self._part_failed(broken)
+                    if shared_part(broken.part) and not isinstance(broken, Silent):
+                        # The others would wait for a new worker at each part.
+                        if failed_alone == broken.collector and failed_alone in pending:
+                            pending.remove(failed_alone)
+                            publish(failed_alone, failed(broken.reason, broken.detail))
+                        failed_alone = broken.collector
                     continue
                 await self._give_up(broken)
                 for name in pending:
@@ -366,7 +384,8 @@ class Supervisor:
         Return when the scouts are done, or the other parts have waited long enough for them.
         """
         blocked = self._blocked()
-        done = await process.collect(names, blocked, self._patience, _ignore, last=hung)
+        # Only the first, which is the one that hung: each has parts of its own besides the shared.
+        done = await process.collect(names[:1], blocked, self._patience, _ignore, last=hung)
         untried = [part for part in done["untried"] if part not in blocked]
         if len(untried) < 2:  # noqa: PLR2004 - the worker itself is as fast
             return

@@ -30,15 +30,26 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.collection import registry
 from dshealthd.core import garbage, wire
-from dshealthd.core.collector import Collector, Context, Fault, News, Reason
+from dshealthd.core.collector import (
+    Collector,
+    Context,
+    Fault,
+    News,
+    Reason,
+    read_by,
+    shared_part,
+)
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import attempt
 from dshealthd.printable import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _UNTRIED = 64
 """Most untried parts that are named; there are scouts for only a few."""
@@ -75,8 +86,8 @@ def main(page: int, descriptor: int) -> None:
             untried[part] = None
             return blocked.get(part) or Fault(part, Reason.WAITING, "not tried yet")
         passed |= part == last
-        if part in blocked:
-            return blocked[part]
+        if (fault := blocked.get(part) or blocked.get(read_by(shared_part(part), ""))) is not None:
+            return fault
         progress.write(time.monotonic(), current, part)
         touched.add(part)
         return None
@@ -98,9 +109,7 @@ def main(page: int, descriptor: int) -> None:
     channel.sendall(wire.pack({"ready": os.getpid()}))
     for request in messages:
         context.sweep += 1
-        blocked = {
-            part: Fault(part, Reason(reason), detail) for part, reason, detail in request["blocked"]
-        }
+        blocked = _blocked(request["blocked"])
         context.heard = frozenset((News(news), about) for news, about in request["heard"])
         last, passed = request["last"], False
         for current in request["collect"]:
@@ -126,6 +135,21 @@ def main(page: int, descriptor: int) -> None:
     for collector in collectors.values():
         collector.close()
     context.close()
+
+
+def _blocked(faults: Iterable[tuple[str, str, str]]) -> dict[str, Fault]:
+    """Return the faults of the parts to skip, by part.
+
+    Where a collector's worker is stuck at its reading of a part, those of all such collectors are
+    skipped, under the name of no collector: a second one would get stuck there as well.
+    """
+    blocked = {part: Fault(part, Reason(reason), detail) for part, reason, detail in faults}
+    stuck = {
+        read_by(shared, ""): fault
+        for part, fault in blocked.items()
+        if fault.reason is Reason.STUCK and (shared := shared_part(part))
+    }
+    return blocked | stuck
 
 
 class WorkerFormatter(logging.Formatter):

@@ -146,6 +146,22 @@ def is_of_job(part: str) -> bool:
     return part.startswith(_OF_JOBS)
 
 
+_READ_BY = ", read by "
+
+
+def read_by(part: str, collector: str) -> str:
+    """Return the name under which a collector enters a part that others read without it.
+
+    What happens there is blamed on this collector's readings of the part, not on the part.
+    """
+    return f"{part}{_READ_BY}{collector}"
+
+
+def shared_part(part: str) -> str:
+    """Return the part that a name from `read_by` is about; "" for any other part."""
+    return part.rpartition(_READ_BY)[0]
+
+
 class Fault(NamedTuple):
     """The failure of one part of a source.
 
@@ -277,7 +293,8 @@ class Context:
     """Announces that the next calls touch this part, which may hang.
 
     If it returns a fault, the part hung before and is in quarantine: yield the fault and skip the
-    part. In a worker, call it before everything that can hang; in the agent nothing can hang.
+    part. In a worker, call it before everything that can hang; in the agent nothing can hang. See
+    `read_by` for a part that several collectors read.
     """
     tell: Callable[[News], None] = field(default=lambda _news: None)
     """Makes the collectors that wait for this news collect at once; see `Collector.wakes_on`."""

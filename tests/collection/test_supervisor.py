@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collection import registry, worker_process
+from dshealthd.collection import registry, worker, worker_process
 from dshealthd.collection.supervisor import REPLACED, STARTS, STUCK, UP, Supervisor
 from dshealthd.core import child
 from dshealthd.core.backoff import Backoff
-from dshealthd.core.collector import Metric, News, Reason
+from dshealthd.core.collector import Metric, News, Reason, read_by, shared_part
 from dshealthd.core.options import encode
 from dshealthd.core.result import CollectionOutcome, Result
 from tests import frozen, workers
@@ -318,6 +318,37 @@ def test_27_memory_of_a_worker_is_bounded(play: Callable[..., None]) -> None:
         assert bench.metric(REPLACED, "out_of_memory") == 1
 
     play(scene, backoff=LONG, hangs=False)
+
+
+def test_a_collector_that_fails_beside_others_is_left_out(play: Callable[..., None]) -> None:
+    """One that crashes at what it alone reads of two parts waits for the next sweep, in which the
+    two are left out: others do not wait for a new worker at each part.
+    """
+
+    async def scene(bench: Bench) -> None:
+        crash = "a,~read~by~obstinate crash\nb,~read~by~obstinate crash\n"
+        bench.script.write_text(f"{crash}d value 4\n")
+        result = await bench.sweep()
+        assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.CRASHED)
+        assert bench.metric(STARTS) == 2
+        result = await bench.sweep()
+        assert values(result) == {"d": 4.0}
+        assert reasons(result) == {
+            read_by(part, "obstinate"): Reason.CRASHED for part in ("a", "b")
+        }
+
+    play(scene, backoff=LONG, hangs=False)
+
+
+def test_no_second_worker_where_one_is_stuck() -> None:
+    """While one collector's worker is stuck at its reading of a part, no other collector reads more
+    of it than is needed to know whether it is up; other parts are read.
+    """
+    stuck, hung = read_by("gpu 3", "ecc"), read_by("gpu 4", "ecc")
+    skipped = worker._blocked([(stuck, "stuck", "process 7"), (hung, "timeout", "no answer")])
+    assert set(skipped) == {stuck, hung, read_by("gpu 3", "")}
+    assert shared_part(stuck) == "gpu 3"
+    assert shared_part("gpu 3") == ""
 
 
 def test_27_memory_without_a_part(play: Callable[..., None]) -> None:

@@ -1,4 +1,7 @@
-"""A collector for tests: does to each part what a file says, one `PART ACTION [ARGUMENT]` a line."""
+"""A collector for tests: does to each part what a file says, one `PART ACTION [ARGUMENT]` a line.
+
+A `~` in the name of a part stands for a space.
+"""
 
 from __future__ import annotations
 
@@ -61,6 +64,7 @@ class Obstinate(Collector):
             lines = script.read().splitlines()
         for line in lines:
             part, action, *arguments = line.split()
+            part = part.replace("~", " ")
             if part != "-" and (fault := self.context.entering(part)):
                 yield fault
                 continue
