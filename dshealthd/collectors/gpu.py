@@ -222,6 +222,7 @@ class GpuTelemetry(GpuCollector):
     """
 
     Options = GpuOptions
+    vital = True
     wakes_on = frozenset({News.GPU_ERROR})
 
     def __init__(self, options: GpuOptions, context: Context) -> None:
@@ -233,7 +234,10 @@ class GpuTelemetry(GpuCollector):
 
     def overview(self, session: Session) -> Iterator[Sample | Fault]:
         """Yield the driver's versions, and the GPUs that have disappeared."""
-        yield VISIBLE(len(session.gpus()))
+        if session.fault is None:
+            yield VISIBLE(len(session.gpus()))
+        else:
+            yield session.fault
         yield DRIVER(1, session.versions.driver, session.versions.cuda, session.versions.nvml)
         for index, uuid in session.gone():
             yield UP(0, index, uuid)

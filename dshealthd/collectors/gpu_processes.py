@@ -68,14 +68,15 @@ class GpuProcesses(GpuCollector):
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield the number of a GPU's compute processes, and their total memory."""
-        processes = device.first(
-            ("nvmlDeviceGetComputeRunningProcesses_v3",),
-            ("nvmlDeviceGetComputeRunningProcesses_v2",),
+        from dshealthd.nvml.processes import (  # loads pynvml, which must stay out of the agent
+            compute_processes,
         )
+
+        processes = compute_processes(device)
         if processes is None:
             return
         self._pids[gpu.labels] = [process.pid for process in processes]
         yield PROCESSES(len(processes), *gpu.labels)
-        sizes = [process.usedGpuMemory for process in processes]
-        if None not in sizes:
+        sizes = [process.memory for process in processes if process.memory is not None]
+        if len(sizes) == len(processes):
             yield MEMORY(sum(sizes), *gpu.labels)

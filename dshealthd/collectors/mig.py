@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.nvml.collector import GpuCollector
-from dshealthd.nvml.values import number, told
+from dshealthd.nvml.values import MAX_MIG_DEVICES, number, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +25,8 @@ INFO = gauge(
 USED = gauge("dshealthd_mig_memory_used_bytes", "Memory in use on the MIG device.", *_ID)
 TOTAL = gauge("dshealthd_mig_memory_total_bytes", "Memory of the MIG device.", *_ID)
 
+_MOST = "nvmlDeviceGetMaxMigDeviceCount"
+
 
 class Mig(GpuCollector):
     """Reads the MIG devices of GPUs in MIG mode; of the others, only the mode."""
@@ -34,7 +36,8 @@ class Mig(GpuCollector):
         current, _ = device.ask("nvmlDeviceGetMigMode") or (0, 0)
         if current != 1:
             return
-        for index in range(device.once("nvmlDeviceGetMaxMigDeviceCount") or 0):
+        most = device.once(_MOST)
+        for index in range(device.count(_MOST, most, MAX_MIG_DEVICES) or 0):
             handle = device.ask("nvmlDeviceGetMigDeviceHandleByIndex", index)
             if handle is None:
                 continue

@@ -14,7 +14,7 @@ from dshealthd.core.collector import News, counter, gauge
 from dshealthd.core.options import option
 from dshealthd.nvml.collector import GpuCollector, SlowGpuCollectorOptions
 from dshealthd.nvml.signs import LINK_COUNT, LINK_STATE, LINK_UP
-from dshealthd.nvml.values import ALL_LINKS, Fields, told
+from dshealthd.nvml.values import ALL_LINKS, MAX_C2C_LINKS, MAX_LINKS, Fields, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -147,7 +147,8 @@ _MORE = (_SYMBOL_BER, _RAW_BER, *_SUMS.values())
 """Read only if enabled and if a field of `_ERRORS_5` has a value: NVLink 4 would refuse each one,
 link by link.
 """
-_C2C_COUNT = Fields("NVML_FI_DEV_C2C_LINK_COUNT")
+_C2C_COUNT = "NVML_FI_DEV_C2C_LINK_COUNT"
+_C2C_COUNTED = Fields(_C2C_COUNT)
 _C2C_STATUS = "NVML_FI_DEV_C2C_LINK_GET_STATUS"
 _C2C_UP = 1
 _C2C_BANDWIDTH = "NVML_FI_DEV_C2C_LINK_GET_MAX_BW"
@@ -257,17 +258,17 @@ class Nvlink(GpuCollector):
         """Yield the state, errors and traffic of a GPU's NVLinks; nothing if it has none."""
         yield from _c2c(gpu, device)
         whole = dict(zip(_WHOLE, device.fields(_GPU), strict=True))
-        count = int(whole["count"] or 0)
+        count = device.count(LINK_COUNT, whole["count"], MAX_LINKS)
         if not count:
             return
         yield from told(SPEED, whole["speed"], *gpu.labels, scale=1e6)
         yield from told(TRANSMITTED, whole["sent"], *gpu.labels, scale=_KIB)
         yield from told(RECEIVED, whole["received"], *gpu.labels, scale=_KIB)
-        kinds = device.keep(("links",), lambda: _kinds(device, count))
+        kinds = device.keep(("links", count), lambda: _kinds(device, count))
         for (version, remote), links in kinds.items():
             yield LINKS(links, *gpu.labels, version, remote)
         labels = device.keep(
-            ("link labels",), lambda: [(*gpu.labels, str(link)) for link in range(count)]
+            ("link labels", count), lambda: [(*gpu.labels, str(link)) for link in range(count)]
         )
         field = _of_links(device, _EACH, count)
         newer = any(errors is not None for name in _ERRORS_5.values() for errors in field[name])
@@ -332,8 +333,8 @@ def _sum(counts: Sequence[float | None]) -> float | None:
 
 def _c2c(gpu: Gpu, device: Device) -> Iterator[Sample]:
     """Yield the NVLinks between GPU and CPU of one module (C2C); nothing if there are none."""
-    (count,) = device.fields(_C2C_COUNT)
-    links = int(count or 0)
+    (counted,) = device.fields(_C2C_COUNTED)
+    links = device.count(_C2C_COUNT, counted, MAX_C2C_LINKS)
     if not links:
         return
     names = (_C2C_STATUS, _C2C_BANDWIDTH, _C2C_POWER, *_C2C_ERRORS.values())

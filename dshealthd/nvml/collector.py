@@ -53,6 +53,12 @@ class GpuCollector(Collector):
     Options: ClassVar[type[GpuCollectorOptions]] = SlowGpuCollectorOptions
     worker = Worker.DEVICE
     parallel = True
+    vital: ClassVar[bool] = False
+    """Whether a GPU at whose reading it hangs, crashes or runs out of memory is down.
+
+    If not, only this collector's readings of the GPU are missing; the GPU itself is asked for a
+    sign of life before.
+    """
 
     @classmethod
     def absent(cls, options: Any, host: Host) -> str | None:
@@ -68,7 +74,7 @@ class GpuCollector(Collector):
         gpus = session.gpus()
         yield from self.overview(session)
         for gpu in gpus:
-            samples, faults = session.visit(gpu, self.read)
+            samples, faults = session.visit(gpu, self.read, "" if self.vital else self.name)
             yield from samples
             yield from faults
             session.note(self.name, gpu, faults)

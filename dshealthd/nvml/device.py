@@ -145,6 +145,18 @@ class Device:
             self._constants[key] = value
         return value
 
+    def count(self, what: str, value: float | None, most: int) -> int | None:
+        """Return a count that the driver gave for `what`, None if it is unknown.
+
+        One that is no whole number from 0 to `most` is noted and unknown.
+        """
+        if value is None:
+            return None
+        if not 0 <= value <= most or value != int(value):
+            self._note(Reason.MALFORMED, f"{what}: {value} is no count from 0 to {most}")
+            return None
+        return int(value)
+
     def constants(self, name: str, make: Callable[[], Iterable[Sample]]) -> Iterator[Sample]:
         """Yield the samples that `make` gives for this device, made once between enumerations.
 

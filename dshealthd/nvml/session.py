@@ -15,10 +15,19 @@ from typing import TYPE_CHECKING
 
 import pynvml
 
-from dshealthd.core.collector import Context, Fault, NotAvailable, Reason, Sample, SourceError
+from dshealthd.core.collector import (
+    Context,
+    Fault,
+    NotAvailable,
+    Reason,
+    Sample,
+    SourceError,
+    read_by,
+)
 from dshealthd.linux import pci
 from dshealthd.nvml import codes
 from dshealthd.nvml.device import Device, DeviceError, Gpu, ReadingEnded
+from dshealthd.nvml.values import MAX_GPUS
 from dshealthd.plural import plural
 
 if TYPE_CHECKING:
@@ -71,6 +80,8 @@ class Session:
         self.frozen_sweeps = 3
         self.versions = Versions("", "", "")
         self._context = context
+        self.fault: Fault | None = None
+        """What NVML says of itself in this sweep that cannot be true; the GPUs are read."""
         self._gpus: list[Gpu] = []
         self._known: dict[str, int] = dict(context.memory.get("gpus", {}))
         """Index by UUID, including what earlier workers saw, so that a hung GPU keeps its UUID."""
@@ -103,11 +114,12 @@ class Session:
         return ((str(index), uuid) for uuid, index in self._known.items() if uuid not in here)
 
     def visit(
-        self, gpu: Gpu, read: Callable[[Gpu, Device], Iterable[Sample]]
+        self, gpu: Gpu, read: Callable[[Gpu, Device], Iterable[Sample]], reader: str = ""
     ) -> tuple[list[Sample], list[Fault]]:
         """Return the samples that `read` yields for a GPU of the session, and the faults.
 
-        A GPU that fails as a whole gives no samples for the rest of the sweep.
+        A GPU that fails as a whole gives no samples for the rest of the sweep. If `reader`, the
+        name of a collector, hangs in `read`, only its own readings of the GPU are quarantined.
         """
         device = gpu.device
         if gpu.fault is None:
@@ -118,6 +130,8 @@ class Session:
         try:
             if not gpu.looked_at:
                 self._look_at(gpu, device)
+            if reader and (fault := self._context.entering(read_by(gpu.part, reader))):
+                return [], [fault._replace(part=gpu.part)]
             with contextlib.suppress(ReadingEnded):  # the notes say why; earlier samples stay valid
                 samples.extend(read(gpu, device))
         except DeviceError as error:
@@ -162,7 +176,7 @@ class Session:
         try:
             if not self._open:
                 self._start(now)
-            count = pynvml.nvmlDeviceGetCount()
+            count = self._counted(pynvml.nvmlDeviceGetCount())
         except pynvml.NVMLError as error:
             raise self._ended(error) from error
         if count == 0:
@@ -180,6 +194,21 @@ class Session:
         else:
             self._gpus = [self._again(gpu) for gpu in self._gpus]
         self._recognise()
+
+    def _counted(self, count: int) -> int:
+        """Return the number of GPUs in NVML's list, for which NVML gives `count`.
+
+        If that is more than any driver has, the number is the last one, or that of the PCI bus.
+        """
+        self.fault = None
+        if count <= MAX_GPUS:
+            return count
+        detail = f"nvmlDeviceGetCount: {count} is no count from 0 to {MAX_GPUS}"
+        known = len(self._gpus) or self._expected()
+        if not known:
+            raise SourceError(Reason.MALFORMED, detail)
+        self.fault = Fault("nvml", Reason.MALFORMED, detail)
+        return min(known, MAX_GPUS)
 
     def _start(self, now: float) -> None:
         pynvml.nvmlInit()
@@ -309,6 +338,8 @@ def _said(function: Callable[[], str | int]) -> str | int | None:
     """Return the result of an NVML function about the system; None if it has none."""
     try:
         return function()
+    except UnicodeDecodeError:
+        return None
     except pynvml.NVMLError as error:
         if error.value in codes.OF_SESSION:
             raise

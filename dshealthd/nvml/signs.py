@@ -10,7 +10,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import News
-from dshealthd.nvml.values import Fields
+from dshealthd.nvml.values import MAX_LINKS, Fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,8 +46,10 @@ class Signs:
         reports it.
         """
         noted = len(device.notes)
-        links = device.keep((LINK_COUNT,), lambda: device.fields(_COUNT)[0])
-        values = device.fields(_asked(int(links or 0)))
+        links = device.keep(
+            (LINK_COUNT,), lambda: device.count(LINK_COUNT, device.fields(_COUNT)[0], MAX_LINKS)
+        )
+        values = device.fields(_asked(links or 0))
         del device.notes[noted:]
         before = self._seen.get(uuid)
         self._seen[uuid] = values

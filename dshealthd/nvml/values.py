@@ -12,6 +12,19 @@ SENTINELS = frozenset({0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF})
 ALL_LINKS = 0xFFFFFFFF
 """Scope of a field for the sum over a GPU's links."""
 
+# The most that a count may be. A driver's number is never a loop's bound without one: a field that
+# a driver reuses, or does not know, holds any 32 or 64 bits.
+MAX_GPUS = 32
+"""NV_MAX_DEVICES of NVIDIA's kernel module (nvlimits.h)."""
+MAX_LINKS = 36
+"""NVML_NVLINK_MAX_LINKS of nvml.h, NVML 13; 6 to 18 in earlier versions."""
+MAX_C2C_LINKS = 32
+"""NVML names no maximum; the driver's mask of a GPU's C2C links has 32 bits (ctrl2080bus.h)."""
+MAX_MIG_DEVICES = 64
+"""NVML names no maximum; the driver has at most 8 GPU instances of 8 compute instances each."""
+MAX_PROCESSES = 4096
+"""NVML names no maximum. Each context takes some 300 MiB, so 192 GB hold about 600."""
+
 
 def number(value: int | None) -> int | None:
     """Return a number from NVML, None for "not available"."""

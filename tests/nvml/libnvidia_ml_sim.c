@@ -27,6 +27,10 @@
  *          order, node, uuid, serial, pci (00000000:18:00.0), fabric_cluster_uuid (32 hex digits)
  *          field.ID = value    overrides one field value; 1.5, nan or inf make it a double
  *          field_fail.ID = N   that field's own return code
+ *          arbitrary = counter|random   what the part and the scenario do not say is answered all the same, with an
+ *                              arbitrary number (from 5000000 on, or any 64 bits) of each type in turn: fields, and
+ *                              the counts of NVLinks, C2C links, MIG devices, processes and (only then) GPUs
+ *          device_count = N    what nvmlDeviceGetCount answers, whatever the list has
  * Energy   energy + power_usage x uptime, summed up inside one process so that it never falls; frozen = T lets time
  *          stand still at T seconds of uptime (frozen = 1 is enough to stop a counter that is already running).
  * Library  driver_version is the kernel module's. library_version (default: the same) is this library's and stays as
@@ -387,6 +391,7 @@ static const char *const GB200_VALUES[][2] = {
 static const char *const OTHER_KEYS[] = {
     "gpus", "order", "order_latched", "profile", "node", "uuid", "serial", "pci", "processes", "graphics_processes",
     "mps_processes", "fabric_cluster_uuid", "no_driver", "trace", "calls", "device_file", "nvml_version",
+    "arbitrary", "device_count",
 };
 
 /* ---------------------------------------------------------------- scenario and state (all under `lock`) */
@@ -636,6 +641,30 @@ static double uptime(int gpu)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
+static ull mix(ull x);
+
+/* Whether the scenario wants arbitrary numbers, and the next one. */
+static bool arbitrary(ull *out)
+{
+    static ull given;
+    const char *how = find("arbitrary");
+    if (!how)
+        return false;
+    given++;
+    *out = strcmp(how, "random") == 0 ? mix(given ^ (ull)getpid() << 32) : 5000000 + given;
+    return true;
+}
+
+/* The same for a count of which the scenario says nothing. */
+static bool arbitrary_count(int gpu, const char *key, ull *out)
+{
+    static const char *const counts[] = {"nvlink_count", "c2c_link_count", "mig_max", "processes", "device_count"};
+    for (size_t i = 0; i < COUNT(counts); i++)
+        if (strcmp(counts[i], key) == 0)
+            return !find_for(gpu, key) && !find(key) && arbitrary(out);
+    return false;
+}
+
 /* A value's text, in any of the forms above, as NVML's return code and 64 bits. */
 static int number(int gpu, const char *text, ull *out)
 {
@@ -835,6 +864,8 @@ static int value_of(const struct device *device, const char *key, ull *out)
     if (STARTS(key, "ecc_volatile") || STARTS(key, "ecc_aggregate"))
         if (as_int(lookup(device->gpu, "ecc_mode"), 0) != 1)
             return NOT_SUPPORTED;
+    if (arbitrary_count(device->gpu, key, out))
+        return OK;
     if (text && *text)
         return number(device->gpu, text, out);
     if (device->mig >= 0 && strcmp(key, "gi") == 0) {
@@ -1168,6 +1199,15 @@ API int nvmlSystemGetProcessName(uint pid, char *out, uint size)
 
 /* ---------------------------------------------------------------- finding devices */
 
+static uint given_count(int *order)
+{
+    ull count;
+    const char *text = find("device_count");
+    if (text)
+        return (uint)strtoul(text, NULL, 0);
+    return arbitrary_count(-1, "device_count", &count) ? (uint)count : (uint)visible(order);
+}
+
 #define AS_COUNT(function) \
     API int function(uint *out) \
     { \
@@ -1175,7 +1215,7 @@ API int nvmlSystemGetProcessName(uint pid, char *out, uint size)
         if (rc == OK && !out) \
             rc = INVALID_ARGUMENT; \
         if (rc == OK) \
-            *out = (uint)visible(order); \
+            *out = given_count(order); \
         return leave(rc); \
     }
 AS_COUNT(nvmlDeviceGetCount)
@@ -2002,6 +2042,12 @@ static void answer_field(const struct device *device, struct field_value *io)
     else
         io->rc = io->id == 0 || io->id >= FIELD_LIMIT ? INVALID_ARGUMENT : NOT_SUPPORTED;
     io->type = field ? field->type : ULL;
+    if ((io->rc == NOT_SUPPORTED || io->rc == INVALID_ARGUMENT) && !own && arbitrary(&value)) {
+        io->rc = OK;
+        io->type = (uint)(value % 8); /* 6 and 7 are no types that NVML has */
+        io->value.ullVal = value;
+        return;
+    }
     if (io->rc != OK)
         return;
     io->value.ullVal = 0;
@@ -2161,6 +2207,11 @@ static int processes(const struct device *device, const char *key, uint *count, 
     uint room = *count, found = 0, own = UINT32_MAX;
     if (text && strcmp(text, NO) == 0)
         return NOT_SUPPORTED;
+    ull any;
+    if (arbitrary_count(device->gpu, key, &any)) {
+        *count = (uint)any;
+        return any % 2 ? INSUFFICIENT_SIZE : OK;
+    }
     if (device->mig >= 0)
         get_uint(device, "gi", &own);
     for (const char *at = text; at && *at;) {

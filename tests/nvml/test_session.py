@@ -493,13 +493,36 @@ def test_quarantined_nvml(node: Node) -> None:
 
 
 def test_everything_is_approached(node: Node) -> None:
-    """NVML is approached once a sweep, and each GPU by each collector, before they are touched."""
+    """NVML is approached once a sweep, and each GPU by each collector, before they are touched.
+
+    What `ecc` alone reads is approached under a name of its own.
+    """
     node.collect()
     seen = node.collect("gpu", "ecc")
     assert seen.approached == [
         "gpu nvml",
-        *(f"{name} gpu {index}" for name in ("gpu", "ecc") for index in range(8)),
+        *(f"gpu gpu {index}" for index in range(8)),
+        *(
+            f"ecc {part}"
+            for index in range(8)
+            for part in (f"gpu {index}", f"gpu {index}, read by ecc")
+        ),
     ]
+
+
+def test_reading_of_a_collector_is_quarantined(node: Node) -> None:
+    """Where `ecc` hung at a GPU, it alone leaves out that GPU, and its calls are not made."""
+    node.collect()
+    node.simulator.watch()
+    seen = node.collect(blocked={"gpu 3, read by ecc": Reason.TIMEOUT})
+    assert {name: seen.reasons(name) for name in GPU_COLLECTORS if seen.reasons(name)} == {
+        "ecc": {"gpu 3": Reason.TIMEOUT}
+    }
+    assert node.simulator.calls()["nvmlDeviceGetRowRemapperHistogram"] == 7
+    assert seen.value("gpu_up", gpu="3", uuid=node.uuid(3)) == 1
+    assert set(seen.values("gpu_ecc_errors_total", type="corrected", counter="volatile")) == {
+        (gpu, node.uuid(int(gpu))) for gpu in others(3)
+    }
 
 
 def test_every_gpu_fails(node: Node) -> None:

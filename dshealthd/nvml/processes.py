@@ -1,0 +1,76 @@
+"""Compute processes on a GPU, from NVML, in a list of bounded length.
+
+pynvml's own function allocates whatever length the driver gives, twice over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pynvml
+
+from dshealthd.nvml.values import MAX_PROCESSES, number
+
+if TYPE_CHECKING:
+    from dshealthd.nvml.device import Device
+
+_FUNCTIONS = (
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetComputeRunningProcesses_v2",
+)
+_ROOM = 64
+"""Processes for which there is room in the first call; a GPU rarely has more."""
+
+
+class ComputeProcess(NamedTuple):
+    """A process with a compute context on a GPU."""
+
+    pid: int
+    memory: int | None
+    """Bytes of GPU memory; None if NVML does not report it."""
+
+
+class _Answer(NamedTuple):
+    """The driver's answer: the number of processes, the most it may be, and the array it filled."""
+
+    given: int
+    most: int
+    array: Any
+
+
+def compute_processes(device: Device) -> list[ComputeProcess] | None:
+    """Return the compute processes on a GPU; None as `Device.ask` does."""
+    noted = len(device.notes)
+    for name in _FUNCTIONS:
+        answer = device.perform(name, functools.partial(_call, name, device.handle))
+        if answer is None:
+            continue
+        del device.notes[noted:]  # of a newer function that this driver lacks
+        if device.count(name, answer.given, answer.most) is None:
+            return None
+        return [
+            ComputeProcess(one.pid, number(one.usedGpuMemory))
+            for one in answer.array[: answer.given]
+        ]
+    return None
+
+
+def _call(name: str, handle: Any) -> _Answer:
+    """Return the answer of one of NVML's functions, or raise NVMLError."""
+    function = getattr(pynvml.nvmlLib, name, None)
+    if function is None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    for room in (_ROOM, MAX_PROCESSES):
+        array = (pynvml.c_nvmlProcessInfo_v2_t * room)()  # version 3 has the same layout
+        count = ctypes.c_uint(room)
+        code = function(handle, ctypes.byref(count), array)
+        if code != pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+            break
+    else:
+        if count.value > room:
+            return _Answer(count.value, room, array)
+    if code != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(code)
+    return _Answer(count.value, room, array)

@@ -1,0 +1,234 @@
+"""A driver that answers with arbitrary numbers, and calls that hang or crash beside those that say
+how a GPU is.
+
+Number 62 of the fault catalogue: what cannot be true is malformed, for that field alone, and costs
+no more than the field. Nothing that the collectors beside `gpu` call takes a GPU away.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pynvml
+import pytest
+
+from dshealthd.collection import registry
+from dshealthd.core.collector import Reason
+from dshealthd.core.result import CollectionOutcome
+from dshealthd.nvml import values
+from tests.agents import RunningAgent, Scrape, running
+from tests.nvml.node import GPU_COLLECTORS, Node
+from tests.nvml.simulator import Simulator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+GPUS = 8
+LASTS = float(os.environ.get("DSHEALTHD_ARBITRARY_SECONDS", "12"))
+"""Seconds for which a driver answers with arbitrary numbers."""
+CONFIG = "\n".join(
+    f"[collectors.{name}]\n"
+    + ("deadline = '1500ms'\n" if kind.worker == "device" else "enabled = false\n")
+    # The samples of `gpu` expire after three of its intervals.
+    + (f"interval = '{'5s' if name == 'gpu' else '1s'}'\n" if kind.worker == "device" else "")
+    for name, kind in registry.all_collectors().items()
+)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """Give two H100, the second of which has a MIG device and links to its CPU."""
+    with Node(tmp_path, gpus=2) as made:
+        for key, value in (("mig_mode", 1), ("mig_devices", 1), ("c2c_link_count", 2)):
+            made.simulator.set(1, key, value)
+        yield made
+
+
+def test_maxima_are_those_of_pynvml() -> None:
+    """No maximum is below what this version of NVML's header allows."""
+    assert values.MAX_LINKS >= pynvml.NVML_NVLINK_MAX_LINKS
+
+
+@pytest.mark.parametrize("number", ["5000123", "0xfffffffe", "2.5", "-3.0", "1.0e300"])
+@pytest.mark.parametrize(
+    ("field", "collector", "gone", "stays"),
+    [
+        (91, "nvlink", "nvlinks_up", "gpu_c2c_links"),
+        (170, "nvlink", "gpu_c2c_links", "nvlinks_up"),
+    ],
+)
+def test_count_in_a_field(
+    node: Node, field: int, collector: str, gone: str, stays: str, number: str
+) -> None:
+    """A count that is none is a fault of its collector; what it counts is unknown, all else stays."""
+    before = node.collect()
+    node.simulator.set(1, f"field.{field}", number)
+    seen = node.collect(advance=61.0)
+    assert {name: seen.reasons(name) for name in GPU_COLLECTORS} == {
+        name: {"gpu 1": Reason.MALFORMED} if name == collector else {} for name in GPU_COLLECTORS
+    }
+    assert not seen.values(gone, gpu="1")
+    assert seen.values(stays, gpu="1") == before.values(stays, gpu="1") != {}
+    assert seen.value("gpu_up", gpu="1", uuid=node.uuid(1)) == 1
+    node.simulator.unset(1, f"field.{field}")
+    assert node.collect(advance=61.0).reasons(collector) == {}
+
+
+def test_count_of_mig_devices(node: Node) -> None:
+    """MIG devices are unknown where the driver says that a GPU may have five million."""
+    node.simulator.set(1, "mig_max", 5_000_123)
+    node.simulator.watch()
+    for _ in range(2):  # the count is kept between enumerations
+        seen = node.collect()
+        assert seen.reasons("mig") == {"gpu 1": Reason.MALFORMED}
+    assert not seen.values("mig_device_info")
+    assert not node.simulator.calls()["nvmlDeviceGetMigDeviceHandleByIndex"]
+    assert seen.reasons("gpu") == {}
+
+
+@pytest.mark.parametrize("how", ["counter", "random"])
+def test_count_of_processes(node: Node, how: str) -> None:
+    """No list is made for more processes than a GPU can have, whether the driver gives their number
+    as needed or as written.
+    """
+    node.simulator.set(None, "device_count", 2)
+    node.simulator.set(1, "processes", "11:4096")
+    node.simulator.set(None, "arbitrary", how)
+    for _ in range(2):
+        seen = node.collect("gpu_processes")
+        assert seen.reasons("gpu_processes") == {"gpu 0": Reason.MALFORMED}
+        assert {gpu for gpu, _ in seen.values("gpu_compute_processes")} == {"1"}
+
+
+def test_more_processes_than_usual(node: Node) -> None:
+    """All of a hundred processes are counted, and their memory."""
+    node.simulator.set(1, "processes", ", ".join(f"{4194305 + one}:4096" for one in range(40)))
+    assert node.collect("gpu_processes").value("gpu_compute_processes", gpu="1") == 40
+    for gpu, count in ((0, 70), (1, 90)):
+        listed = ",".join(f"{4194305 + one}:1" for one in range(count))
+        node.simulator.set(gpu, "processes", listed)
+    seen = node.collect("gpu_processes")
+    assert seen.values("gpu_compute_processes") == {
+        ("0", node.uuid(0)): 70,
+        ("1", node.uuid(1)): 90,
+    }
+    assert seen.value("gpu_compute_processes_memory_bytes", gpu="1") == 90
+
+
+def test_count_of_gpus(node: Node) -> None:
+    """The GPUs of the list stay, and those of the bus are there from the first sweep on; how many
+    NVML lists is unknown.
+    """
+    node.simulator.set(None, "device_count", 5_000_123)
+    for _ in range(2):
+        seen = node.collect(advance=61.0)
+        assert seen.results["gpu"].outcome is CollectionOutcome.OK
+        assert seen.reasons("gpu") == {"nvml": Reason.MALFORMED}
+        assert {gpu: up for (gpu, _), up in seen.values("gpu_up").items()} == {"0": 1, "1": 1}
+        assert not seen.values("gpus_visible")
+    node.simulator.unset(None, "device_count")
+    seen = node.collect()
+    assert seen.reasons() == {}
+    assert seen.value("gpus_visible") == 2
+
+
+def test_count_of_gpus_without_a_bus(tmp_path: Path) -> None:
+    """Where nothing else says how many GPUs there are, none is invented."""
+    with Node(tmp_path, pci=False) as node:
+        node.simulator.set(None, "device_count", 5_000_123)
+        result = node.collect("gpu").results["gpu"]
+        assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.MALFORMED)
+        assert not result.samples
+
+
+def test_count_that_changes(node: Node) -> None:
+    """A GPU with another number of links than before shows those."""
+    for count in (6, 18, 4):
+        node.simulator.set(1, "nvlink_count", count)
+        seen = node.collect("nvlink", advance=1.0)
+        assert seen.results["nvlink"].outcome is CollectionOutcome.OK
+        assert len(seen.values("nvlink_up", gpu="1")) == count
+
+
+def test_versions_that_are_no_text(node: Node) -> None:
+    """A version that is no UTF-8 is unknown, and the GPUs are read."""
+    path = node.simulator.scenario
+    path.write_bytes(path.read_bytes() + b"driver_version = \xff\xfe\nlibrary_version = \xff\xfe\n")
+    seen = node.collect("gpu")
+    assert seen.results["gpu"].outcome is CollectionOutcome.OK
+    ((driver, *_),) = seen.values("gpu_driver_info")
+    assert driver == ""
+    assert len(seen.values("gpu_up")) == 2
+
+
+def up(scrape: Scrape) -> set[str]:
+    """Return the GPUs that are up and have a temperature."""
+    return {
+        dict(key)["gpu"]
+        for key, value in scrape.series.get("dshealthd_gpu_up", {}).items()
+        if value == 1 and scrape.all("dshealthd_gpu_temperature_celsius", gpu=dict(key)["gpu"])
+    }
+
+
+def stay_up(agent: RunningAgent, seconds: float) -> Scrape:
+    """Scrape for so long; every scrape has all GPUs up. Return the last one."""
+    end = time.monotonic() + seconds
+    while True:
+        scrape = agent.scrape()
+        assert up(scrape) == {str(gpu) for gpu in range(GPUS)}, agent.log.read_text()
+        if time.monotonic() > end:
+            return scrape
+        time.sleep(0.2)
+
+
+def failing(scrape: Scrape) -> set[tuple[str, str]]:
+    """Return the collectors that fail, each with its reason."""
+    return {
+        (dict(key)["collector"], dict(key)["reason"])
+        for key, value in scrape.series.get("dshealthd_collector_failing", {}).items()
+        if value
+    }
+
+
+@pytest.mark.timeout(max(240, 4 * LASTS))
+@pytest.mark.parametrize("how", ["counter", "random"])
+def test_62_arbitrary_numbers(tmp_path: Path, how: str) -> None:
+    """Whatever a driver answers of which nothing is known, all eight GPUs stay up throughout, in
+    one worker.
+    """
+    gpus = Simulator(tmp_path)
+    gpus.pci_sysfs(tmp_path / "sys")
+    gpus.set(2, "mig_mode", 1)
+    gpus.set(None, "arbitrary", how)
+    flags = ("--path.sysfs", str(tmp_path / "sys"))
+    with running(tmp_path, CONFIG, environment=gpus.environment(), flags=flags) as agent:
+        agent.wait(lambda scrape: len(up(scrape)) == GPUS)
+        scrape = stay_up(agent, LASTS)
+        assert scrape.value("dshealthd_worker_starts_total", worker="device") == 1
+        expected = {(name, "malformed") for name in ("gpu", "nvlink", "mig", "gpu_processes")}
+        assert failing(scrape) == expected, agent.log.read_text()
+
+
+@pytest.mark.parametrize(("fault", "reason"), [("hang", "timeout"), ("crash", "crashed")])
+def test_62_a_call_beside(tmp_path: Path, fault: str, reason: str) -> None:
+    """A call that `ecc` alone makes hangs or crashes on every GPU: that collector says so, and all
+    GPUs stay up throughout.
+    """
+    gpus = Simulator(tmp_path)
+    gpus.pci_sysfs(tmp_path / "sys")
+    flags = ("--path.sysfs", str(tmp_path / "sys"))
+    with running(tmp_path, CONFIG, environment=gpus.environment(), flags=flags) as agent:
+        agent.wait(lambda scrape: len(up(scrape)) == GPUS)
+        gpus.fault(
+            fault, "segv" if fault == "crash" else 1, function="nvmlDeviceGetRowRemapperHistogram"
+        )
+        end = time.monotonic() + 60.0
+        while ("ecc", reason) not in failing(scrape := stay_up(agent, 0.0)):
+            assert time.monotonic() < end, scrape.text
+        scrape = stay_up(agent, 6.0)
+        assert {name for name, _ in failing(scrape)} == {"ecc"}
+        gpus.clear_faults()
+        agent.wait(lambda scrape: not failing(scrape), seconds=120.0)
