@@ -4,7 +4,7 @@ Such paths come from the environment, argv or maps. Naming a path must gain its 
 file is looked up below the process's own root (openat2(2), Linux 5.6; ENOSYS on older kernels),
 with the rights of the process's user and without capabilities. It is opened only once it is known
 to be a regular file on a file system that stores files: opening a device or a FIFO has side
-effects, and `/proc/self` is the reader's own.
+effects, and `/proc/self` is the reader's own. Nothing on a FUSE mount of a user's is touched.
 
 Any access may hang with its file system; callers run in processes that are killed when they hang.
 """
@@ -21,9 +21,10 @@ import struct
 from typing import TYPE_CHECKING, Self
 
 from dshealthd.linux.credentials import User, assumed, is_secure, parse_user
+from dshealthd.linux.fuse import mount_id, parse_served_by_users
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from dshealthd.core.host import Host
@@ -37,6 +38,10 @@ _CHUNK = 1 << 18
 _OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 0x02, 0x10
 _PROC = 0x9FA0
+_MOUNTS = 4 << 20
+"""Bytes of a process's list of mounts; a node with a thousand containers has about 1 MiB."""
+_MAX_LINKS = 40
+"""Most links in a path, as in the kernel (MAXSYMLINKS)."""
 _NO_STORE = frozenset(
     (_PROC, 0x62656572, 0x64626720, 0x74726163, 0x27E0EB, 0x63677270, 0xCAFE4A11, 0x73636673)
 )
@@ -44,6 +49,7 @@ _NO_STORE = frozenset(
 
 Reading there can have side effects, never end, or describe the reader instead of the process.
 """
+_SELF = "/proc/self"
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -65,9 +71,19 @@ class Root:
     followed, but never lead outside its root. Use in a `with` statement, or close.
     """
 
-    def __init__(self, descriptor: int, owner: User, directory: str | None) -> None:
-        """Take ownership of a root's descriptor, and read below it as `owner`."""
+    def __init__(
+        self,
+        descriptor: int,
+        owner: User,
+        directory: str | None,
+        served: Mapping[int, int] | None = None,
+    ) -> None:
+        """Take ownership of a root's descriptor, and read below it as `owner`.
+
+        `served` are the mounts that users serve, as of `parse_served_by_users`.
+        """
         self._root = descriptor
+        self._served = served or {}
         self.owner = owner
         self._directory = directory
 
@@ -82,7 +98,12 @@ class Root:
         try:
             owner = _owner(place)
             root = os.open("root", _DIRECTORY, dir_fd=place)
-            self = cls(root, owner, _working_directory(place))
+            self = cls(root, owner, _working_directory(place), _served(place))
+            try:
+                self._refuse_served(root, "/")
+            except OSError:
+                self.close()
+                raise
             # Checked again, on the same descriptor: the process may have executed a set-user-ID
             # program between the first check and the opening of its root.
             if _owner(place) == owner:
@@ -112,7 +133,11 @@ class Root:
     @classmethod
     def of_user(cls, root: Path, owner: User) -> Self:
         """Return the node's root as seen by a user whose process has ended. OSError."""
-        return cls(os.open(root, _DIRECTORY), owner, None)
+        place = os.open(_SELF, _DIRECTORY)
+        try:
+            return cls(os.open(root, _DIRECTORY), owner, None, _served(place))
+        finally:
+            os.close(place)
 
     def close(self) -> None:
         """Close the process's root."""
@@ -220,12 +245,47 @@ class Root:
         name = os.fsencode(place)
         if b"\0" in name:
             raise FileNotFoundError(errno.ENOENT, "a path cannot contain a null byte", path)
+        if self._served:
+            self._walk(place, follow=follow)
         size = ctypes.c_size_t(len(how))
         descriptor: int = _libc.syscall(_OPENAT2, self._root, name, how, size)
         if descriptor < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), place)
         return descriptor
+
+    def _walk(self, place: str, *, follow: bool) -> None:
+        """Raise PermissionError if a path leads to a mount that a user serves. OSError.
+
+        Goes one name at a time, and touches nothing beyond the root of such a mount, which the
+        kernel has in memory.
+        """
+        with contextlib.ExitStack() as opened:
+            above, names, links = [self._root], place.split("/")[::-1], 0
+            while names:
+                name = names.pop()
+                if name in ("", "."):
+                    continue
+                if name == "..":
+                    above = above[:-1] or [self._root]
+                    continue
+                here = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above[-1])
+                opened.callback(os.close, here)
+                self._refuse_served(here, place)
+                if not stat.S_ISLNK(os.fstat(here).st_mode):
+                    above.append(here)
+                elif follow or names:
+                    if (links := links + 1) > _MAX_LINKS:
+                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), place)
+                    target = os.readlink("", dir_fd=here)
+                    above = [self._root] if target.startswith("/") else above
+                    names += target.split("/")[::-1]
+
+    def _refuse_served(self, descriptor: int, path: str) -> None:
+        """Raise PermissionError if a descriptor's mount is one that a user serves."""
+        if self._served and (user := self._served.get(mount_id(descriptor))) is not None:
+            why = f"is on a FUSE mount of user {user}, which is not read"
+            raise PermissionError(errno.EACCES, why, path)
 
 
 def user_of(host: Host, pid: int) -> User:
@@ -307,13 +367,24 @@ def _owner(place: int) -> User:
     return user
 
 
-def _entry(place: int, name: str) -> bytes:
-    """Return the content of a process's file in `/proc`."""
+def _entry(place: int, name: str, limit: int = 1 << 20) -> bytes:
+    """Return the content of a process's file in `/proc`, at most `limit` bytes."""
     descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=place)
     try:
-        return read(descriptor, 1 << 20)
+        return read(descriptor, limit)
     finally:
         os.close(descriptor)
+
+
+def _served(place: int) -> dict[int, int]:
+    """Return the mounts that users serve among those of a process, given its place in `/proc`."""
+    try:
+        mounts = _entry(place, "mountinfo", _MOUNTS)
+    except FileNotFoundError:  # a fixture in place of procfs
+        return {}
+    if len(mounts) == _MOUNTS:  # made by a user, to hide one beyond the limit
+        raise PermissionError(errno.EACCES, "the process has too many mounts")
+    return parse_served_by_users(mounts)
 
 
 def _working_directory(place: int) -> str | None:

@@ -94,6 +94,7 @@ SINGLE = {
     ("linux/pci_topology.py", "place"): "sysfs",
     ("linux/uninterruptible.py", "host.procfs"): "procfs",
     ("linux/starvation.py", "f'/proc/{pid}/schedstat'"): "procfs, of the agent's own child",
+    ("linux/fuse.py", "f'/proc/self/fdinfo/{descriptor}'"): "procfs, of the agent itself",
     ("linux/starvation.py", "'/proc/thread-self/schedstat'"): "procfs, of the agent itself",
 }
 _WAYS_OUT = re.compile(r"(^|/)(root|cwd)/|/(root|cwd)$")

@@ -1,0 +1,77 @@
+"""A FUSE mount of a user's that stops answering: whoever asks it for anything sleeps in the kernel,
+and no signal ends that sleep until the process that serves the mount has ended.
+
+Run as a module it is that process: `python -m tests.fuse DIRECTORY USER`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_REQUEST = struct.Struct("=IIQQIIII")
+"""fuse_in_header (`linux/fuse.h`): length, operation, request, node, uid, gid, pid, padding."""
+_ANSWER = struct.Struct("=IiQ")
+_INIT_ANSWER = struct.Struct("=IIIIHHI40x")
+_INIT = 26
+_VERSION = (7, 31)
+
+
+@contextlib.contextmanager
+def hung_mount(directory: Path, user: int) -> Iterator[None]:
+    """Mount a file system that a user serves, with `allow_other`, and that never answers.
+
+    Skips the test where that is not permitted. In the end whoever waits for it goes on, with an
+    error.
+    """
+    directory.mkdir()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.fuse", str(directory), str(user)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdout is not None
+    try:
+        if server.stdout.readline() != "mounted\n":
+            import pytest
+
+            _, errors = server.communicate(timeout=60)
+            pytest.skip(f"FUSE is not permitted here: {errors.splitlines()[-1]}")
+        yield
+    finally:
+        server.kill()  # its descriptor was the connection: all requests end
+        server.communicate(timeout=60)
+        subprocess.run(
+            ["umount", "--lazy", str(directory)], check=False, timeout=60, capture_output=True
+        )
+
+
+def main(directory: str, user: int) -> None:
+    """Mount, answer what the kernel needs for that, and then read requests without an answer."""
+    device = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={device},rootmode=40000,user_id={user},group_id={user},allow_other"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(b"hung", directory.encode(), b"fuse.hung", 6, options.encode()):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), directory)
+    while True:
+        request = os.read(device, 1 << 17)
+        _, operation, number, *_ = _REQUEST.unpack_from(request)
+        if operation == _INIT:
+            body = _INIT_ANSWER.pack(*_VERSION, 0, 0, 0, 0, 1 << 16)
+            os.write(device, _ANSWER.pack(_ANSWER.size + len(body), 0, number) + body)
+            print("mounted", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
