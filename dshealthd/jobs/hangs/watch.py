@@ -40,7 +40,13 @@ REMEMBERED = 60.0
 FRESH = 2.0
 """Seconds of silence below which a rank's heartbeats count as arriving."""
 KEPT = 600.0
-"""Seconds for which the end of a rank is reported, unless its job goes on with another process."""
+"""Seconds for which the ends of a job's ranks are reported after the last of them, unless the job
+goes on with another process.
+
+They are forgotten together, never the first one alone: the rest would appear to be first.
+"""
+WAITING = KEPT / 2
+"""Seconds of silence from which a living rank counts as waiting for those that have ended."""
 MAX_ENDED = 256
 """Most ranks whose end is reported at a time, as many as can send heartbeats at a time.
 
@@ -206,8 +212,6 @@ class RankWatch:
     def _examine(self, place: Place, watched: Watched) -> None:
         """Check the process of a watched rank."""
         if watched.end is not None:
-            if self._clock - watched.ended_at > KEPT:
-                self._forget(place)
             return
         watched.end = self._exit_watcher.end(*watched.key)
         if watched.end is not None:
@@ -234,8 +238,27 @@ class RankWatch:
             )
 
     def _forget_ends(self) -> None:
-        """Forget ends beyond `MAX_ENDED`: users take turns, then jobs, the latest first."""
+        """Forget the ends of each job that are too old, and those beyond `MAX_ENDED`.
+
+        Users take turns, then jobs, the latest first.
+        """
         ended = [entry for entry in self.watched.items() if entry[1].end is not None]
+        latest: dict[str, float] = {}
+        for (job, _), watched in ended:
+            latest[job] = max(watched.ended_at, latest.get(job, 0.0))
+        if latest:
+            waiting = {
+                job
+                for (job, _), watched in self.watched.items()
+                if watched.end is None and watched.baseline.silence(self._clock) > WAITING
+            }
+            over = {
+                job for job, at in latest.items() if self._clock - at > KEPT and job not in waiting
+            }
+            for place, _ in ended:
+                if place[0] in over:
+                    self._forget(place)
+            ended = [entry for entry in ended if entry[0][0] not in over]
         if len(ended) <= MAX_ENDED:
             return
         kept = shared(

@@ -209,9 +209,34 @@ def test_an_end_is_told_for_a_while(scene: Scene) -> None:
         ThreadState.GONE,
     )
     for _ in range(round(KEPT) + 1):
+        scene.step(0)
         scene.look()
     assert [rank.rank for rank in scene.watch.jobs()[JOB]] == [0]
     assert scene.ends.followed == {(100, 1)}
+
+
+def test_ends_of_a_job_are_forgotten_together(scene: Scene) -> None:
+    """The first end is known for as long as the last one, which would otherwise appear to be the
+    first.
+    """
+    end(scene, 1, ExitKind.KILLED)
+    for _ in range(300):
+        scene.look()
+    end(scene, 0, ExitKind.FAILED)
+    for _ in range(round(KEPT)):
+        scene.look()
+        assert [rank.rank for rank in scene.watch.jobs()[JOB]] == [0, 1]
+    scene.look()
+    scene.look()
+    assert JOB not in scene.watch.jobs()
+
+
+def test_an_end_is_known_while_others_wait_for_the_rank(scene: Scene) -> None:
+    """A rank that has ended remains the culprit for as long as the others wait for it."""
+    end(scene, 1, ExitKind.KILLED)
+    for _ in range(2 * round(KEPT)):
+        scene.look()
+    assert [rank.ended for rank in scene.watch.jobs()[JOB]] == [None, ExitKind.KILLED]
 
 
 def test_a_job_that_goes_on(scene: Scene) -> None:
