@@ -28,11 +28,18 @@ HANG = gauge(
     "job",
     "class",
 )
+HOLD = gauge(
+    "dshealthd_job_hang_hold_seconds",
+    "Time that the ranks of such a job must be overdue before this node shows it as hung: 600 s "
+    "while they may be in an unmarked pause between two steps, 90 s while no cause is known here, "
+    "else 0.",
+    "job",
+)
 CULPRIT = gauge(
     "dshealthd_job_hang_culprit_info",
-    "1 for a rank on this node that the others wait for: stopped, gone, blocked in the kernel, in "
-    "a checkpoint or a pause of its own; or, compared with this node's ranks only, at its input, "
-    "behind or ahead. At most 8 per job.",
+    "1 for a rank on this node that the others wait for: stopped, gone, blocked in the kernel or "
+    "in a checkpoint; or, only if all ranks of the job are on this node, in a pause of its own, "
+    "between steps (input), behind or ahead. At most 8 per job.",
     "job",
     "rank",
     "class",
@@ -128,6 +135,7 @@ def verdict(job: str, hang: Hang | None) -> Iterator[Sample]:
         yield HANG(0, job, str(HangClass.NONE))
         return
     yield HANG(1, job, str(hang.reason))
+    yield HOLD(hang.hold, job)
     for rank, culprit in hang.culprits[:MAX_NAMED]:
         yield CULPRIT(1, job, str(rank), str(hang.reason), str(culprit))
 

@@ -21,7 +21,9 @@ class HangCase:
     since: float | None = None
     """Unix time of the last progress."""
     culprits: tuple[tuple[int, str], ...] = ()
-    """Culprits among this node's ranks, and why."""
+    """Culprits among this node's ranks, and the problem of each, in words."""
+    explanation: str = ""
+    """The cause of the hang in words."""
     ranks: tuple[tuple[int, int], ...] = ()
     """Ranks of this node with their pids, from heartbeats; ranks that send none may be missing."""
     always_ask: bool = False

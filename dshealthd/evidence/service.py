@@ -21,6 +21,7 @@ from dshealthd.core.options import encode
 from dshealthd.evidence.bundle import bundles, parse_name
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.process import CollectionProcess
+from dshealthd.jobs.hangs.hang import PROBLEMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -84,7 +85,8 @@ def case(hang: Hang) -> HangCase:
         job=hang.job,
         reason=str(hang.reason),
         since=hang.since,
-        culprits=tuple((rank, str(culprit)) for rank, culprit in hang.culprits),
+        culprits=tuple((rank, PROBLEMS[culprit]) for rank, culprit in hang.culprits),
+        explanation=hang.explanation,
         ranks=tuple((rank.rank, rank.pid) for rank in hang.ranks if rank.ended is None),
     )
 
@@ -161,8 +163,12 @@ class Evidence:
         self._sizes = dict.fromkeys((entry.name for entry in bundles(names)), None)
 
     def see(self, hangs: Iterable[Hang]) -> None:
-        """Note the hangs that are confirmed now; hangs that are not given are over."""
-        self.look(map(case, hangs))
+        """Note the hangs that are confirmed now; hangs that are not given are over.
+
+        What may be a pause between two steps is no hang yet. Any other hang is, even if the page
+        for it waits for the probes: its job may end meanwhile.
+        """
+        self.look(case(hang) for hang in hangs if not hang.may_be_pause)
 
     def look(self, hangs: Iterable[HangCase]) -> None:
         """Note the jobs that are hung now, and start collecting evidence of those that are due."""

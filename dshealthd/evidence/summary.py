@@ -54,7 +54,7 @@ def _lines(findings: CollectedEvidence) -> Iterator[str]:
     if not findings.finished:
         yield "THE COLLECTION HAS NOT ENDED: it is running or was killed; the files hold what was collected so far"
     yield ""
-    yield "Lagging ranks"
+    yield "What shows the cause"
     yield from _indented(_blame(findings, series))
     yield ""
     yield f"Ranks on this node: {len(findings.ranks)}"
@@ -98,9 +98,11 @@ def _stopped(findings: CollectedEvidence) -> Iterator[str]:
 
 def _blame(findings: CollectedEvidence, series: exposition_text.Series) -> Iterator[str]:
     """Yield what shows whom the other ranks wait for, the most reliable first."""
+    if findings.case.explanation:
+        yield f"cause: {findings.case.explanation}"
     found = False
     for line in (
-        *(f"rank {rank}: {why}" for rank, why in findings.case.culprits),
+        *(f"rank {rank} {why}" for rank, why in findings.case.culprits),
         *_stopped(findings),
         *findings.logs,
         *findings.collectives,
@@ -144,13 +146,16 @@ def _who(number: str, host: str, gpu: str) -> str:
 
 
 def _by_steps(findings: CollectedEvidence, series: exposition_text.Series) -> Iterator[str]:
-    """Compare the steps that the heartbeats report."""
+    """Show the steps that the heartbeats report; which ranks are the culprits takes all ranks."""
     for job in sorted({rank.job for rank in findings.ranks}):
         steps = exposition_text.of_job(series, "dshealthd_job_step", job)
-        if steps and min(steps.values()) < max(steps.values()):
-            last = min(steps.values())
-            behind = ", ".join(sorted((rank for rank in steps if steps[rank] == last), key=int))
-            yield f"heartbeats: rank {behind} of {job} at step {last:.0f}, others here at step {max(steps.values()):.0f}"
+        if len(set(steps.values())) > 1:
+            by_step = (
+                f"step {step:.0f}: rank "
+                + ", ".join(sorted((rank for rank in steps if steps[rank] == step), key=int))
+                for step in sorted(set(steps.values()))
+            )
+            yield f"heartbeats of {job}, ranks here only: {'; '.join(by_step)}"
 
 
 def _moving(findings: CollectedEvidence, series: exposition_text.Series) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.hangs import silent
 from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
@@ -21,17 +22,19 @@ def hangs(series: Series, wall: float) -> Iterator[Sign]:
             continue
         job = labels["job"]
         hung.add(job)
-        culprit = next((point.labels for point in series("job_hang_culprit_info", job=job)), {})
-        overdue = [point.value for point in series("job_overdue_seconds", job=job)]
-        silent = min((seconds for seconds in overdue if seconds > 0), default=None)
+        hang = silent(series, job)
+        if hang is None or hang.pause:
+            continue
+        culprit = hang.culprits[0] if hang.culprits else {"reason": hang.missing}
         yield Sign(
             alert="DshealthdJobHang",
             labels={**labels, **culprit, "exported_job": job},
-            value=silent,
+            value=hang.overdue,
             limit=0,
             limit_source="dshealthd_job_step_bound_seconds",
             source="dshealthd_job_overdue_seconds",
-            since=_last_heartbeat(series, job) or (None if silent is None else wall - silent),
+            since=_last_heartbeat(series, job)
+            or (None if hang.overdue is None else wall - hang.overdue),
         )
     name, limit = "job_nccl_answers_without_progress", "ras_idle_answers"
     for labels, value in series(name):

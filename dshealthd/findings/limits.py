@@ -113,6 +113,14 @@ class Limits:
         "Uncorrected SRAM errors over the life of the part. NVML, ml-engineering [R]",
         minimum=0,
     )
+    hang_moving_seconds: Duration = option(
+        "10m",
+        "Time for which ranks may be silent while their GPUs or NCCL still move. [O]",
+        minimum="1m",
+    )
+    hang_memory_activity_ratio: float = _ratio(
+        0.05, "Memory activity of a GPU that waits in a collective. sichek's event rules [R]"
+    )
     ras_idle_answers: float = option(
         4.0,
         "Consecutive answers of NCCL RAS without progress, four a minute, with a dead or failed "

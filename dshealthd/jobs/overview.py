@@ -5,9 +5,12 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.findings.hangs import problem, silent
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from dshealthd.findings.hangs import ShownHang
     from dshealthd.findings.series import Series
 
 MAX_RANKS = 64
@@ -15,7 +18,7 @@ MAX_RANKS = 64
 
 
 def overview(series: Series, bundles: str) -> list[dict[str, Any]]:
-    """Return each job of this node, hung and failed ones first.
+    """Return each job of this node, hung and failed ones first; what may become a hang is `stalled`.
 
     `bundles` is the directory of the evidence.
     """
@@ -37,7 +40,8 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
     world = info.get("world_size") or series.value("job_world_size", job=job)
     evidence = sorted(point.labels["bundle"] for point in series("evidence_bundle_info", job=job))
     seen = [int(point.value) for point in series("job_ranks", job=job)]
-    hang = _hang(series, job)
+    found = silent(series, job)
+    hang = None if found is None or found.pause else _hang(found)
     failures = _failures(series, job)
     return {
         "job": job,
@@ -47,17 +51,20 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
         "step": min(steps, default=None),
         "step_highest": max(steps, default=None),
         "steps_per_minute": round(60 / statistics.median(baseline), 2)
-        if baseline and not hang
+        if baseline and not found
         else None,
         "loss": "unknown" if not losses else "finite" if losses == {1.0} else "not finite",
         "state": "hung"
         if hang
         else "failed"
         if failures
+        else "stalled"
+        if found
         else "training"
         if steps
         else "no heartbeats",
         "hang": hang,
+        "stall": None if found is None or hang else _stall(series, job, found),
         "failures": failures,
         "slowest_rank": _slowest(series, job),
         "evidence": f"{bundles}/{evidence[-1]}" if evidence and bundles else None,
@@ -83,19 +90,30 @@ def _ranks(series: Series, job: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def _hang(series: Series, job: str) -> dict[str, Any] | None:
-    """Return the hang of a job: cause, culprits, time without progress; None if it is not hung."""
-    cause = next((p.labels["class"] for p in series("job_hang", job=job) if p.value == 1), None)
-    if cause is None:
-        return None
-    overdue = [p.value for p in series("job_overdue_seconds", job=job) if p.value > 0]
+def _hang(hang: ShownHang) -> dict[str, Any]:
+    """Return the hang of a job: cause, culprits, time without progress."""
     return {
-        "cause": cause,
-        "overdue_seconds": min(overdue, default=None),
+        "cause": hang.cause,
+        "says": hang.says,
+        "overdue_seconds": hang.overdue,
         "culprits": [
-            {"rank": int(point.labels["rank"]), "reason": point.labels["reason"]}
-            for point in series("job_hang_culprit_info", job=job)
+            {
+                "rank": int(culprit["rank"]),
+                "reason": culprit["reason"],
+                "says": problem(culprit["reason"]),
+            }
+            for culprit in hang.culprits
         ],
+    }
+
+
+def _stall(series: Series, job: str, hang: ShownHang) -> dict[str, Any]:
+    """Return what may become a hang: what it may be, for how long, and until when."""
+    bounds = [point.value for point in series("job_step_bound_seconds", job=job)]
+    return {
+        "says": hang.pause,
+        "silent_seconds": (hang.overdue or 0.0) + min(bounds, default=0.0),
+        "hung_in_seconds": hang.left,
     }
 
 

@@ -14,30 +14,14 @@ if TYPE_CHECKING:
     from dshealthd.status.paint import Paint
     from dshealthd.status.query import AgentAnswer
 
-CAUSES = {
-    "process": "a rank's process is stopped or gone",
-    "checkpoint": "checkpoint",
-    "input": "input",
-    "desync": "ranks are at different points",
-    "waiting": "not on this node",
-}
-REASONS = {
-    "stopped": "is stopped (SIGSTOP or a debugger)",
-    "gone": "has ended",
-    "blocked": "is blocked in the kernel",
-    "checkpoint": "has not returned from a checkpoint",
-    "paused": "has not returned from a marked pause",
-    "input": "is waiting for its next batch",
-    "behind": "is behind the others",
-    "ahead": "is ahead of the others",
-}
-
 
 def job_lines(job: Mapping[str, Any], paint: Paint) -> Iterator[str]:
     """Yield the lines about one job: its progress, and the culprit if it hangs."""
     hang = job["hang"]
     failures = job.get("failures", ())  # which older agents do not report
-    state = State.CRITICAL if hang or failures or job["loss"] == "not finite" else State.OK
+    stall = job.get("stall")
+    bad = hang or failures or job["loss"] == "not finite"
+    state = State.CRITICAL if bad else State.WARNING if stall else State.OK
     here, world = job["ranks_here"], job["world_size"]
     number = f"{here} of {plural(world, 'rank')}" if world else plural(here, "rank")
     parts = [f"{number} here"]
@@ -51,10 +35,13 @@ def job_lines(job: Mapping[str, Any], paint: Paint) -> Iterator[str]:
     if hang:
         overdue = hang["overdue_seconds"]
         lasts = "" if overdue is None else f", {duration(overdue)} longer than expected"
-        yield f"    no progress{lasts}; cause: {CAUSES.get(hang['cause'], safe(hang['cause']))}"
+        yield f"    no progress{lasts}; cause: {safe(hang.get('says') or hang['cause'])}"
         for culprit in hang["culprits"]:
-            reason = REASONS.get(culprit["reason"], safe(culprit["reason"]))
-            yield f"    rank {culprit['rank']} {reason}"
+            # Agents of older releases send only a word.
+            yield f"    rank {culprit['rank']} {safe(culprit.get('says') or culprit['reason'])}"
+    if stall:
+        lasts, left = duration(stall["silent_seconds"]), duration(stall["hung_in_seconds"])
+        yield f"    {safe(stall['says'])} for {lasts}; counts as hung in {left}"
     for failure in failures:
         rank = "" if failure["rank"] is None else f" on rank {failure['rank']}"
         node = f" ({safe(failure['node'])})" if failure["node"] else ""

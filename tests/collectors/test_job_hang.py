@@ -40,13 +40,13 @@ FLOOR = 1.0
 """Seconds of silence that are usual; more where a rank has waited for a CPU for half of that."""
 LIMIT = 90.0
 """Seconds for a scene, which takes some five where the machine has nothing else to do."""
-RENDEZVOUS = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 class Node:
-    """An agent's collector of hangs, and a job of two ranks."""
+    """An agent's collector of hangs, and a job of two or three ranks."""
 
-    def __init__(self, path: Path, service: Jobs, context: Context) -> None:
+    def __init__(self, path: Path, service: Jobs, context: Context, ranks: int) -> None:
         self.service = service
         self.hang = JobHang(HangOptions(), context)
         self.config = Config()
@@ -59,6 +59,7 @@ class Node:
                     "PATH": os.defpath,
                     "PYTHONPATH": str(ROOT),
                     **RENDEZVOUS,
+                    "WORLD_SIZE": str(ranks),
                     "RANK": str(number),
                     "LOCAL_RANK": str(number),
                 },
@@ -66,7 +67,7 @@ class Node:
                 stderr=subprocess.DEVNULL,
                 text=True,
             )
-            for number in (0, 1)
+            for number in range(ranks)
         ]
 
     async def restart(self) -> None:
@@ -94,15 +95,22 @@ class Node:
         return values
 
     async def trained(self) -> None:
-        """Wait until both ranks have made steps enough to know what is usual."""
-        await self.until(lambda values: all(known(values, number) for number in "01"))
+        """Wait until all ranks have made steps enough to know what is usual."""
+        await self.until(
+            lambda values: all(known(values, str(number)) for number in range(len(self.ranks)))
+        )
 
     async def hung_at_input(self) -> dict[tuple[str, ...], float]:
-        """Have rank 1 wait for input, and rank 0 for rank 1; return what is shown of the hang."""
+        """Have rank 1 wait for input, and the others for rank 1; return what is shown of it."""
         self.tell(1, "input")
         # They start when they can, so that either may be ahead until the other stops.
-        await self.until(lambda values: values["position", "0"] > values["position", "1"] + 20)
+        await self.until(
+            lambda values: all(
+                values["position", other] > values["position", "1"] + 20 for other in "02"
+            )
+        )
         self.tell(0, "wait")
+        self.tell(2, "wait")
         return await self.until(hanging)
 
     def close(self) -> None:
@@ -130,7 +138,7 @@ def shown(result: Result) -> dict[tuple[str, ...], float]:
 
 
 @contextlib.asynccontextmanager
-async def node(path: Path) -> AsyncIterator[Node]:
+async def node(path: Path, ranks: int = 2) -> AsyncIterator[Node]:
     """Run a node."""
     told: list[frozenset[str]] = []
 
@@ -144,7 +152,7 @@ async def node(path: Path) -> AsyncIterator[Node]:
         HangOptions(interval=Duration(0.1), floor=Duration(FLOOR)),
     )
     async with jobs(config, on_look, path) as (service, context):
-        with contextlib.closing(Node(path, service, context)) as found:
+        with contextlib.closing(Node(path, service, context, ranks)) as found:
             found.told, found.config = told, config
             yield found
 
@@ -201,7 +209,7 @@ def test_a_rank_without_input(tmp_path: Path) -> None:
     """A rank that does not begin the step in which the other waits is at its input."""
 
     async def run() -> None:
-        async with node(tmp_path) as found:
+        async with node(tmp_path, ranks=3) as found:
             await found.trained()
             values = await found.hung_at_input()
             positions = {name[1]: value for name, value in values.items() if name[0] == "position"}
@@ -245,7 +253,7 @@ def test_an_agent_that_is_started_anew_hears_ranks_that_hang(tmp_path: Path) -> 
     """Ranks that hang send nothing more: the next agent takes their pages, and knows their pace."""
 
     async def run() -> None:
-        async with node(tmp_path) as found:
+        async with node(tmp_path, ranks=3) as found:
             await found.trained()
             before = await found.hung_at_input()
             await found.restart()

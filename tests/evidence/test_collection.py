@@ -221,7 +221,7 @@ def test_the_logs_of_the_ranks_are_explained(node: Node) -> None:
     with (node.root / "own.out").open("w") as log:
         node.rank(7, 2, log)
     text, files, _ = node.collect(HangCase(job="slurm-7", reason="waiting"))
-    assert re.search(r"Lagging ranks\n  logs of slurm-7: cuda-oom: ", text), text
+    assert re.search(r"What shows the cause\n  logs of slurm-7: cuda-oom: ", text), text
     told = files["explain.txt"].decode()
     assert f"PROOF      {node.root}/rank.out:2: " in told
     assert "\x1b" not in told

@@ -65,7 +65,9 @@ def test_a_rank_that_is_stopped_is_named_by_its_bundle(tmp_path: Path) -> None:
         bundle = tmp_path / "state/evidence" / name
         summary = (bundle / "summary.txt").read_text(encoding="utf-8")
         assert "hung, cause: process" in summary
-        assert re.search(r"Lagging ranks\n  rank 1: stopped\n", summary), summary
+        assert re.search(
+            r"What shows the cause\n  cause: a rank's process .*\n  rank 1 is stopped ", summary
+        ), summary
         assert re.search(
             rf"\n  rank 1, \S+, pid {pids[1]}, step \d+, training\S*, heartbeat \d+ s ago, stopped",
             summary,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dshealthd.evidence import exposition_text, stacks, summary
 from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
+from dshealthd.evidence.service import case
+from dshealthd.jobs.hangs.hang import Hang, HangClass, explain
 
 METRICS = """\
 # HELP dshealthd_job_step x
@@ -21,7 +23,9 @@ dshealthd_memory_bytes{type="x"} 5
 
 def findings() -> CollectedEvidence:
     """Return what was found of a hang in which rank 1 waits for its input."""
-    case = HangCase(job="slurm-7", reason="input", since=1_795_271_300.0, culprits=((1, "input"),))
+    case = HangCase(
+        job="slurm-7", reason="input", since=1_795_271_300.0, culprits=((1, "has not begun"),)
+    )
     found = CollectedEvidence(
         case=case,
         node="node-a",
@@ -58,9 +62,9 @@ def test_the_summary_says_who_is_at_fault_at_the_top() -> None:
         "since   2026-11-21 14:28:20 UTC: no progress for 40 s when taken",
     ]
     assert lines[4:7] == [
-        "Lagging ranks",
-        "  rank 1: input",
-        "  heartbeats: rank 1 of slurm-7 at step 99, others here at step 100",
+        "What shows the cause",
+        "  rank 1 has not begun",
+        "  heartbeats of slurm-7, ranks here only: step 99: rank 1; step 100: rank 0",
     ]
     assert (
         "  rank 1, node-a, pid 4712, step 99, training/input, heartbeat 40 s ago, blocked in "
@@ -71,6 +75,26 @@ def test_the_summary_says_who_is_at_fault_at_the_top() -> None:
     assert "  rank 1 (pid 4712), flight recorder: nobody reads it" in lines
 
 
+def test_no_rank_is_named_without_all_ranks() -> None:
+    """Where the detector names no rank, the summary says why, and steps name none either."""
+    found = findings()
+    found.case = case(
+        Hang(
+            job="slurm-7",
+            reason=HangClass.DESYNC,
+            culprits=(),
+            ranks=(),
+            since=1_795_271_300.0,
+        )
+    )
+    lines = summary.write(found).splitlines()
+    assert lines[5:8] == [
+        f"  cause: {explain('desync', named=False, whole=False)}",
+        "  heartbeats of slurm-7, ranks here only: step 99: rank 1; step 100: rank 0",
+        "",
+    ]
+
+
 def test_a_stopped_rank_is_named_where_there_are_no_heartbeats() -> None:
     """Evidence that was asked for by hand knows no culprit; whom the detector named is told once."""
     found = findings()
@@ -78,7 +102,7 @@ def test_a_stopped_rank_is_named_where_there_are_no_heartbeats() -> None:
     found.ranks[1].facts["kernel"] = {"state": "stopped", "waits": "do_signal_stop", "cpu": 0.0}
     lines = summary.write(found).splitlines()
     assert lines[5:7] == [
-        "  rank 1: input",
+        "  rank 1 has not begun",
         "  rank 0 (pid 4711): its process is stopped by a signal",
     ]
 

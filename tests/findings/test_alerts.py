@@ -13,6 +13,7 @@ from dshealthd import findings
 from dshealthd.findings.catalogue import catalogue, found, part
 from dshealthd.findings.judge import signs
 from dshealthd.symptoms.entry import Alert
+from dshealthd.jobs.hangs.hang import PROBLEMS, explain
 from dshealthd.symptoms.template import render
 from tests.findings.player import values
 from tests.findings.promtool_scenes import Moment, moments, scenes
@@ -199,6 +200,39 @@ def test_words_are_the_alerts() -> None:
             assert alert.summary == texts["summary"]
             compared.add(moment.alert)
     assert {"DshealthdGpuLost", "DshealthdJobHang"} <= compared
+
+
+def job_hang() -> Alert:
+    """Return the alert for hung jobs."""
+    alert = catalogue()["DshealthdJobHang"].alert
+    assert isinstance(alert, Alert)
+    return alert
+
+
+@pytest.mark.parametrize("reason", PROBLEMS)
+def test_problems_of_ranks_have_one_wording(reason: str) -> None:
+    """The page to the phone words the problem of a rank as page, commands and evidence do."""
+    classes = {"stopped": "process", "gone": "process", "checkpoint": "checkpoint"}
+    classes |= {"blocked": "input", "input": "input"}
+    labels = {
+        "exported_job": "j",
+        "node": "n1",
+        "rank": "3",
+        "class": classes.get(reason, "desync"),
+        "reason": reason,
+    }
+    text = render(job_hang().description, labels, None)
+    assert PROBLEMS[reason] in text
+
+
+@pytest.mark.parametrize("reason", ["tie", "elsewhere"])
+def test_a_node_that_names_no_rank_says_why(reason: str) -> None:
+    """The finding says in the words of the page why ranks at different places name none."""
+    whole = reason == "tie"
+    labels = {"exported_job": "j", "node": "n1", "class": "desync", "reason": reason}
+    text = render(job_hang().description, labels, None)
+    assert explain("desync", named=False, whole=whole).partition("different places")[2] in text
+    assert "rank " not in text.partition("First step")[0].replace("rank has made", "")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import time
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from dshealthd import cli
 from dshealthd.collectors.gpu import FAULT, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.job_environment import WORLD_SIZE
-from dshealthd.collectors.job_hang import CULPRIT, HANG, OVERDUE
+from dshealthd.collectors.job_hang import BOUND, CULPRIT, HANG, HOLD, OVERDUE
 from dshealthd.collectors.job_logs import FAILURE
 from dshealthd.collectors.kernel import UPTIME
 from dshealthd.collectors.memory import AVAILABLE, TOTAL
@@ -162,11 +163,53 @@ def test_jobs(capsys: pytest.CaptureFixture[str]) -> None:
         assert run("jobs", f"127.0.0.1:{hung.port}") == 2
         said = capsys.readouterr().out
         assert "run-1  hung  2 ranks here, step 1245" in said
-        assert "no progress, 90 s longer than expected; cause: input" in said
-        assert "rank 1 is waiting for its next batch" in said
+        assert (
+            "no progress, 90 s longer than expected; cause: work between steps, or I/O, of a rank"
+            in said
+        )
+        assert "rank 1 has not begun its next step (data, logging, a barrier, or the like)" in said
         assert run("jobs", f"127.0.0.1:{moves.port}") == 0
         assert "run-1  training  2 ranks here, step 1245, 12 steps/min" in capsys.readouterr().out
         assert run("jobs", "127.0.0.1:1") == 3
+
+
+def test_a_pause_is_no_hang_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranks that may be between two steps are shown as that until the page to the phone would come:
+    the node is healthy, and the job is neither hung nor training.
+    """
+    pause = (
+        *JOB,
+        HANG(1, "run-1", "waiting"),
+        HOLD(600, "run-1"),
+        *(BOUND(30, "run-1", rank) for rank in "01"),
+    )
+    with serving(snapshot(*HEALTHY, *pause, OVERDUE(15, "run-1", "0"))) as served:
+        assert run("jobs", f"127.0.0.1:{served.port}") == 0
+        said = capsys.readouterr().out
+        assert "run-1  stalled  2 ranks here" in said
+        assert "between two steps for 45 s; counts as hung in 10 min" in said
+        assert run("status", f"127.0.0.1:{served.port}") == 0
+    with serving(snapshot(*HEALTHY, *pause, OVERDUE(600, "run-1", "0"))) as served:
+        assert run("status", f"127.0.0.1:{served.port}") == 2
+        assert "wait at the same place" in capsys.readouterr().out
+
+
+def test_a_node_says_what_it_does_not_see(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of ranks at different places none is named while others are on other nodes: page, `status`
+    and `jobs` say so in the same words.
+    """
+    apart = (
+        *JOB,
+        WORLD_SIZE(4, "run-1", "0"),
+        HANG(1, "run-1", "desync"),
+        OVERDUE(1, "run-1", "0"),
+    )
+    with serving(snapshot(*HEALTHY, *apart)) as served:
+        for command in ("jobs", "status"):
+            assert run(command, f"127.0.0.1:{served.port}") == 2
+            said = " ".join(capsys.readouterr().out.split())
+            assert "ranks on other nodes are not seen from this node, so none is named" in said
+            assert not re.search(r"rank \d", said)
 
 
 def test_one_of_each(capsys: pytest.CaptureFixture[str]) -> None:

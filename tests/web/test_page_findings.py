@@ -117,8 +117,8 @@ def test_a_hung_job_turns_the_page_red(browser: Browser) -> None:
         visit.page.wait_for_selector(".verdict.bad")
         panel = visit.panel("Jobs")
         assert "no progress for 75 s longer than expected" in panel
-        assert "Cause: a rank's process is stopped or gone" in panel
-        assert "Rank 2 is stopped (SIGSTOP or a debugger)" in panel
+        assert "Cause: a rank's process is stopped or has ended" in panel
+        assert "Rank 2 is stopped (SIGSTOP, or a debugger)" in panel
         assert "bert-large" in visit.text(".verdict li")
         assert visit.page.title().startswith("(1)")
         assert visit.is_as_wide_as_its_window()

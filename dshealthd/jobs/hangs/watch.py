@@ -97,6 +97,7 @@ class Watched:
             bound=self.baseline.bound,
             state=self.state,
             user=self.who.process.user,
+            world_size=self.who.process.launch.world_size,
             ended=self.end.how if self.end is not None else None,
             ended_at=self.end.at if self.end is not None else None,
             settled=self.baseline.knows_training,

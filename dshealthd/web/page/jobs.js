@@ -5,36 +5,25 @@ import { count, duration, known, plural, unknown, words } from "./numbers.js";
 import { figure, mark, panel, table } from "./pieces.js";
 import { trend } from "./status.js";
 
-const CAUSES = {
-  process: "a rank's process is stopped or gone",
-  checkpoint: "checkpoint",
-  input: "input",
-  desync: "ranks are at different points",
-  waiting: "not on this node: the ranks wait for another node or for the network",
-};
-const REASONS = {
-  stopped: "is stopped (SIGSTOP or a debugger)",
-  gone: "has ended",
-  blocked: "is blocked in the kernel",
-  checkpoint: "has not returned from a checkpoint",
-  paused: "has not returned from a marked pause",
-  input: "is waiting for its next batch",
-  behind: "is behind the others",
-  ahead: "is ahead of the others",
-};
 const SLOWER = 1.05; // below this ratio the slowest rank of a job is not worth naming
 
 function hang(job) {
   if (!job.hang) return null;
-  const { cause, overdue_seconds: overdue, culprits } = job.hang;
+  const { says, overdue_seconds: overdue, culprits } = job.hang;
   return h(
     "div",
     { class: "fault" },
     h("b", {}, "Hung"),
     known(overdue) ? `: no progress for ${duration(overdue)} longer than expected` : "",
-    `. Cause: ${CAUSES[cause] || words(cause)}.`,
-    culprits.map(({ rank, reason }) => h("div", {}, `Rank ${rank} ${REASONS[reason] || words(reason)}`)),
+    `. Cause: ${says}.`,
+    culprits.map((culprit) => h("div", {}, `Rank ${culprit.rank} ${culprit.says}`)),
   );
+}
+
+function stall(job) {
+  if (!job.stall) return null;
+  const { says, silent_seconds: silent, hung_in_seconds: left } = job.stall;
+  return h("div", { class: "warn" }, `${words(says)} for ${duration(silent)}; counts as hung in ${duration(left)}`);
 }
 
 function one(job) {
@@ -42,7 +31,7 @@ function one(job) {
   const ranks = `${job.ranks_here}${known(job.world_size) ? ` of ${job.world_size}` : ""}`;
   const apart = known(job.step_highest) && job.step_highest !== job.step ? `\u2013${count(job.step_highest)}` : "";
   const failures = job.failures || [];
-  const level = job.hang || failures.length || job.loss === "not finite" ? "bad" : job.state === "training" ? "good" : "quiet";
+  const level = job.hang || failures.length || job.loss === "not finite" ? "bad" : job.stall ? "warn" : job.state === "training" ? "good" : "quiet";
   const rows = job.ranks.map((rank) =>
     h(
       "tr",
@@ -59,6 +48,7 @@ function one(job) {
     { class: "job" },
     h("h3", {}, mark(level), job.job, h("span", { class: "unit" }, ` ${job.state}`)),
     hang(job),
+    stall(job),
     failures.map(({ slug, rank, node }) =>
       figure("failure in its log", h("span", { class: "bad" }, `${slug}${known(rank) ? ` on rank ${rank}` : ""}${node ? ` (${node})` : ""}`)),
     ),
@@ -70,8 +60,8 @@ function one(job) {
           figure("step", [count(job.step), apart]),
           figure(
             "steps per minute",
-            known(job.steps_per_minute) ? job.steps_per_minute.toFixed(1) : job.hang ? "none" : unknown(),
-            trend(`job ${job.job}`, job.hang ? 0 : job.steps_per_minute, "steps per minute, the last minutes"),
+            known(job.steps_per_minute) ? job.steps_per_minute.toFixed(1) : job.hang || job.stall ? "none" : unknown(),
+            trend(`job ${job.job}`, job.hang || job.stall ? 0 : job.steps_per_minute, "steps per minute, the last minutes"),
           ),
           figure("loss", job.loss === "not finite" ? h("span", { class: "bad" }, "\u2716 NaN or infinite") : job.loss),
         ],

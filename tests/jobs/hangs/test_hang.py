@@ -8,9 +8,18 @@ import pytest
 
 from dshealthd.jobs.hangs.activity import ThreadState
 from dshealthd.jobs.hangs.exits import ExitKind
-from dshealthd.jobs.hangs.hang import PATIENCE, Culprit, HangClass, RankState, judge
+from dshealthd.jobs.hangs.hang import (
+    BETWEEN_STEPS,
+    PATIENCE,
+    UNEXPLAINED,
+    Culprit,
+    HangClass,
+    RankState,
+    judge,
+)
 from dshealthd.jobs.hangs.silence import UNKNOWN
 from dshealthd.training.message import Phase, StepStage
+from tests.findings.scenes import thresholds
 
 INPUT, FORWARD, BACKWARD = StepStage.INPUT, StepStage.FORWARD, StepStage.BACKWARD
 WAITS = RankState(
@@ -23,6 +32,7 @@ WAITS = RankState(
     silence=31.0,
     bound=30.0,
     state=ThreadState.SLEEPING,
+    world_size=3,
     cpu=0.01,
 )
 
@@ -132,8 +142,71 @@ def test_most_are_behind() -> None:
     assert (hang.reason, hang.culprits) == (HangClass.DESYNC, ((1, Culprit.AHEAD),))
 
 
-def test_two_ranks() -> None:
-    """Of two ranks the one behind is at fault."""
-    hang = judge("run-1", [WAITS, replace(WAITS, rank=1, stage=INPUT)], 0.0)
+@pytest.mark.parametrize(
+    "rank_1",
+    [
+        {"stage": INPUT},
+        {"stage": FORWARD},
+        {"step": 49},
+        {"step": 51},
+        {"phase": Phase.EVALUATION},
+    ],
+)
+@pytest.mark.parametrize(("count", "world_size"), [(2, 2), (2, 4), (3, 4), (3, None)])
+def test_no_rank_is_named_by_an_incomplete_comparison(
+    rank_1: dict[str, object], count: int, world_size: int | None
+) -> None:
+    """Where as many ranks are ahead as behind, or ranks are on other nodes, none is named: the
+    culprit may be any of them, and the explanation says what this node does not see.
+    """
+    here = [replace(rank, world_size=world_size) for rank in ranks(**rank_1)[:count]]
+    hang = judge("run-1", here, 1000.0)
     assert hang is not None
-    assert (hang.reason, hang.culprits) == (HangClass.INPUT, ((1, Culprit.INPUT),))
+    assert (hang.reason, hang.culprits, hang.hold) == (HangClass.DESYNC, (), 0.0)
+    assert ("not seen from this node" in hang.explanation) == (count != world_size)
+
+
+@pytest.mark.parametrize(
+    ("rank_1", "culprit"),
+    [
+        ({"state": ThreadState.STOPPED}, Culprit.STOPPED),
+        ({"ended": ExitKind.KILLED, "state": ThreadState.GONE}, Culprit.GONE),
+        ({"state": ThreadState.BLOCKED}, Culprit.BLOCKED),
+        ({"phase": Phase.CHECKPOINT}, Culprit.CHECKPOINT),
+    ],
+)
+def test_a_process_is_evidence_by_itself(rank_1: dict[str, object], culprit: Culprit) -> None:
+    """What a process does names its rank, wherever the others are."""
+    hang = judge("run-1", [replace(rank, world_size=64) for rank in ranks(**rank_1)], 1000.0)
+    assert hang is not None
+    assert hang.culprits == ((1, culprit),)
+
+
+@pytest.mark.parametrize(
+    ("of_all", "hold"),
+    [
+        ({"stage": INPUT}, BETWEEN_STEPS),
+        ({"stage": INPUT, "phase": Phase.EVALUATION}, UNEXPLAINED),
+        ({}, UNEXPLAINED),
+        ({"stage": StepStage.UNKNOWN}, UNEXPLAINED),
+        ({"state": ThreadState.STOPPED, "stage": INPUT}, 0.0),
+    ],
+)
+def test_what_may_be_a_pause_is_held(of_all: dict[str, object], hold: float) -> None:
+    """Ranks that are all between the same two steps may write an unmarked checkpoint; a wait
+    without a cause here is held until probes had time to find one.
+    """
+    hang = judge("run-1", [replace(rank, **of_all) for rank in ranks()], 1000.0)  # type: ignore[arg-type] # fields of it
+    assert hang is not None
+    assert (hang.hold, hang.overdue, hang.may_be_pause) == (hold, 1.0, hold == BETWEEN_STEPS)
+    late = [replace(rank, **of_all, silence=30.0 + BETWEEN_STEPS) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    hang = judge("run-1", late, 1000.0)
+    assert hang is not None
+    assert not hang.may_be_pause
+
+
+def test_holds_are_those_of_the_rules() -> None:
+    """The node waits as long as the page to the phone."""
+    known = thresholds()
+    assert known["dshealthd:threshold:hang_unexplained_seconds"] == UNEXPLAINED
+    assert known["dshealthd:threshold:hang_between_steps_seconds"] == BETWEEN_STEPS
