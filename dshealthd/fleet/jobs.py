@@ -9,31 +9,47 @@ if TYPE_CHECKING:
 
 MAX_JOBS = 200
 """Most jobs shown."""
+OUT_OF_DATE = "out of date"
+"""State of what is known only from old answers: the job may have ended since."""
 
 
-def merged(answers: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """Return each job of the fleet, merged from the summaries of all its nodes; hung ones first."""
+def merged(
+    current: Iterable[tuple[str, Mapping[str, Any]]], old: Iterable[tuple[str, Mapping[str, Any]]]
+) -> list[dict[str, Any]]:
+    """Return each job of the fleet, merged from the summaries of all its nodes; hung ones first.
+
+    Of a job that only `old` summaries show, nothing is returned that may have changed.
+    """
     jobs: dict[str, dict[str, Any]] = {}
-    for node, answer in answers:
+    for node, answer in current:
         for told in answer["jobs"]:
-            job = jobs.setdefault(
-                told["job"],
-                {
-                    "job": told["job"],
-                    "nodes": [],
-                    "ranks": 0,
-                    "world_size": None,
-                    "step": None,
-                    "step_highest": None,
-                    "steps_per_minute": None,
-                    "state": "no heartbeats",
-                    "loss": "unknown",
-                    "culprits": [],
-                    "slowest": None,
-                },
-            )
-            _add(job, node, told)
+            _add(jobs.setdefault(told["job"], _empty(told["job"], "no heartbeats")), node, told)
+    gone: dict[str, dict[str, Any]] = {}
+    for node, answer in old:
+        for told in answer["jobs"]:
+            if told["job"] not in jobs:
+                job = gone.setdefault(told["job"], _empty(told["job"], OUT_OF_DATE))
+                job["nodes"].append(node)
+                job["ranks"] += told["ranks"]
+                job["world_size"] = job["world_size"] or told.get("world_size")
+    jobs |= gone
     return sorted(jobs.values(), key=lambda job: (job["state"] != "hung", job["job"]))[:MAX_JOBS]
+
+
+def _empty(name: str, state: str) -> dict[str, Any]:
+    return {
+        "job": name,
+        "nodes": [],
+        "ranks": 0,
+        "world_size": None,
+        "step": None,
+        "step_highest": None,
+        "steps_per_minute": None,
+        "state": state,
+        "loss": "unknown",
+        "culprits": [],
+        "slowest": None,
+    }
 
 
 def _add(job: dict[str, Any], node: str, told: Mapping[str, Any]) -> None:

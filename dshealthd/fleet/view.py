@@ -1,6 +1,8 @@
 """The view of the fleet: queries all members' summaries while people look, and keeps the answers.
 
-It sends no queries while nobody looks, and at most one round in ten seconds however many do.
+It sends no queries while nobody looks, and at most one round in ten seconds however many do. In a
+large fleet rounds are rarer: if somebody looks at every agent, each member is queried by all others,
+and the rate at which it has to answer must not grow with the fleet.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.findings.finding import State
-from dshealthd.fleet.jobs import merged
+from dshealthd.fleet.jobs import OUT_OF_DATE, merged
 from dshealthd.probe.peers.contract import PeerError
 
 if TYPE_CHECKING:
@@ -28,7 +30,16 @@ log = logging.getLogger(__name__)
 SCHEMA = 1
 """Version of `/api/v1/fleet`; see docs/status-api.md."""
 EVERY = 10.0
-"""Seconds from one round of queries to the next, while somebody looks."""
+"""Least seconds from one round of queries to the next, while somebody looks."""
+CALLS_PER_SECOND = 20.0
+"""Most queries per second that reach a member, on average, when all agents are looked at.
+
+Answering one takes about a millisecond.
+"""
+CURRENT = 20.0
+"""Seconds beyond the next round for which an answer is shown as the member's state: that round
+takes its time too.
+"""
 DEADLINE = 4.0
 """Seconds for one member's answer."""
 AT_ONCE = 64
@@ -43,6 +54,8 @@ class MemberAnswer:
 
     at: float
     """Unix time."""
+    heard: float
+    """The same by the monotonic clock: an answer must not become current because a clock is set."""
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Empty without an answer."""
     problem: str = ""
@@ -93,7 +106,7 @@ class Fleet:
         """
         membership = self._membership()
         now = self._monotonic()
-        if self._round is None and now - self._asked >= EVERY:
+        if self._round is None and now - self._asked >= period(len(membership.names)):
             self._asked = now
             self._round = asyncio.create_task(self._ask_all(membership.names), name="fleet")
             self._round.add_done_callback(self._ended)
@@ -130,7 +143,7 @@ class Fleet:
         for gone in self._answers.keys() - set(names):
             del self._answers[gone]
         if me in names:
-            self._answers[me] = MemberAnswer(self._wall(), summary)
+            self._answers[me] = self._heard(summary=summary)
         left = sorted(set(names) - {me}, key=self._turn)
         waiting = iter(left)
 
@@ -149,15 +162,23 @@ class Fleet:
         try:
             summary = await self._ask(name, DEADLINE)
         except PeerError as error:
-            return MemberAnswer(self._wall(), problem=f"{error.outcome}: {error.reason}")
+            return self._heard(problem=f"{error.outcome}: {error.reason}")
         except LookupError as error:
-            return MemberAnswer(self._wall(), problem=str(error))
-        return MemberAnswer(self._wall(), summary)
+            return self._heard(problem=str(error))
+        return self._heard(summary=summary)
+
+    def _heard(self, **answer: Any) -> MemberAnswer:
+        return MemberAnswer(self._wall(), self._monotonic(), **answer)
 
     def _view(self, membership: Membership) -> dict[str, Any]:
         me, own = self._own()
-        known = {**self._answers, me: MemberAnswer(self._wall(), own)}
-        answered = [(name, known[name].summary) for name in membership.names if name in known]
+        known = {**self._answers, me: self._heard(summary=own)}
+        since = self._monotonic() - period(len(membership.names)) - CURRENT
+        current: list[tuple[str, Mapping[str, Any]]] = []
+        old: list[tuple[str, Mapping[str, Any]]] = []
+        for name in membership.names:
+            if (answer := known.get(name)) is not None and answer.summary:
+                (current if answer.heard >= since else old).append((name, answer.summary))
         return {
             "schema": SCHEMA,
             "node": me,
@@ -165,11 +186,16 @@ class Fleet:
             "asking": self._round is not None,
             "suspects": self._suspects(),
             "nodes": [
-                _node(name, membership.leaves.get(name, ""), known.get(name))
+                _node(name, membership.leaves.get(name, ""), known.get(name), since)
                 for name in membership.names
             ],
-            "jobs": merged((name, summary) for name, summary in answered if summary),
+            "jobs": merged(current, old),
         }
+
+
+def period(members: int) -> float:
+    """Return the seconds from one round of queries to the next in a fleet of this size."""
+    return max(EVERY, members / CALLS_PER_SECOND)
 
 
 def fleet_of(service: ProbeService, summary: Callable[[], Mapping[str, Any]]) -> Fleet:
@@ -184,8 +210,8 @@ def fleet_of(service: ProbeService, summary: Callable[[], Mapping[str, Any]]) ->
     )
 
 
-def _node(name: str, leaf: str, answer: MemberAnswer | None) -> dict[str, Any]:
-    """Return one square of the fleet's page: a member and its answer."""
+def _node(name: str, leaf: str, answer: MemberAnswer | None, since: float) -> dict[str, Any]:
+    """Return one square of the fleet's page: a member, and its answer if that is from `since` on."""
     if answer is None:
         return {"name": name, "leaf": leaf, "state": "not asked yet"}
     node: dict[str, Any] = {
@@ -194,6 +220,8 @@ def _node(name: str, leaf: str, answer: MemberAnswer | None) -> dict[str, Any]:
         "state": answer.state,
         "time": round(answer.at, 3),
     }
+    if answer.heard < since:
+        return node | {"state": OUT_OF_DATE, "last": answer.state}
     if answer.problem:
         return node | {"problem": answer.problem}
     told = answer.summary

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -111,6 +112,57 @@ def test_off_without_probes(tmp_path: Path) -> None:
             answer = client.getresponse()
             assert answer.status == http.client.SERVICE_UNAVAILABLE
             assert b"no probes are configured" in answer.read()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+def test_old_answers_are_grey(tmp_path: Path) -> None:
+    """A page that shows old answers is not green: it says how old they are, and neither a fault nor
+    a job's pace is shown as the present one.
+    """
+    now = time.time()
+    job = {
+        "job": "bert",
+        "state": "out of date",
+        "loss": "unknown",
+        "nodes": ["n2"],
+        "ranks": 8,
+        "world_size": 8,
+        "step": None,
+        "step_highest": None,
+        "steps_per_minute": None,
+        "culprits": [],
+        "slowest": None,
+    }
+    answer = {
+        "schema": 1,
+        "node": "n1",
+        "time": now,
+        "asking": True,
+        "suspects": [],
+        "nodes": [
+            {"name": "n1", "leaf": "", "state": "ok", "time": now},
+            {
+                "name": "n2",
+                "leaf": "",
+                "state": "out of date",
+                "time": now - 540,
+                "last": "critical",
+            },
+        ],
+        "jobs": [job],
+    }
+    with running(tmp_path) as agent, chromium() as browser:
+        page = browser.new_page()
+        page.route("**/api/v1/fleet", lambda route: route.fulfill(json=answer))
+        page.goto(f"http://127.0.0.1:{agent.port}/fleet")
+        page.wait_for_selector(".verdict.quiet")
+        assert "1 not asked lately" in page.inner_text(".verdict")
+        titles = [found.get_attribute("title") for found in page.locator(".squares a").all()]
+        assert titles == ["n1: healthy", "n2: critical 9 min ago, not asked since"]
+        assert page.locator(".squares a.quiet").count() == 1
+        row = page.inner_text("section[aria-label='Jobs'] tbody tr")
+        assert "out of date" in row
+        assert page.locator("tbody .good, tbody .bad").count() == 0
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.fleet.view import AT_ONCE, EVERY, Fleet
+from dshealthd.fleet.view import AT_ONCE, CALLS_PER_SECOND, EVERY, Fleet
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.contract import PeerError
@@ -99,7 +99,7 @@ def test_nobody_is_asked_while_nobody_looks() -> None:
     """However many look, each member is asked once in ten seconds, and a bounded number at a time."""
 
     async def scene() -> None:
-        cluster = Cluster(300)
+        cluster = Cluster(200)
         await asyncio.sleep(0)
         assert not cluster.asked
         cluster.now += EVERY
@@ -108,7 +108,7 @@ def test_nobody_is_asked_while_nobody_looks() -> None:
             await asyncio.sleep(0)
         await cluster.fleet.settled()
         assert set(cluster.asked.values()) == {1}
-        assert len(cluster.asked) == 299  # not itself
+        assert len(cluster.asked) == 199  # not itself
         assert cluster.most <= AT_ONCE
         cluster.now += EVERY
         await cluster.settled()
@@ -146,6 +146,75 @@ def test_a_member_that_leaves_is_forgotten() -> None:
         view = await cluster.settled()
         assert [node["name"] for node in view["nodes"]] == ["n0000", "n0001"]
         assert len(cluster.fleet._answers) == 2
+        await cluster.fleet.close()
+
+    asyncio.run(scene())
+
+
+def test_old_answers_are_not_current() -> None:
+    """After a pause in which nobody looked, the first answer shows no old state as the present one:
+    neither a fault that may be mended nor a job that may have ended.
+    """
+
+    async def scene() -> None:
+        cluster = Cluster(3)
+        lost = {"slug": "gpu-lost", "severity": "critical", "part": "GPU 3", "summary": "lost"}
+        hung = {"state": "hung", "cause": "input", "culprits": (9,)}
+        pace = {"steps_per_minute": 61.8, "step": 9, "step_highest": 9}
+        cluster.answers = {
+            "n0001": WELL
+            | {
+                "verdict": "critical",
+                "problems": 1,
+                "findings": (lost,),
+                "jobs": (PART | hung, PART | pace | {"job": "other"}),
+            },
+            "n0002": PeerError(Outcome.UNREACHABLE, "refused"),
+        }
+        view = await cluster.settled()
+        asked_at = view["nodes"][1]["time"]
+        assert [job["state"] for job in view["jobs"]] == ["hung", "training"]
+        cluster.now += 540
+        view = cluster.view()
+        assert [node["state"] for node in view["nodes"]] == ["ok", "out of date", "out of date"]
+        assert view["nodes"][1] == {
+            "name": "n0001",
+            "leaf": "leaf-0",
+            "state": "out of date",
+            "time": asked_at,
+            "last": "critical",
+        }
+        assert view["nodes"][2]["last"] == "unreachable"
+        assert {job["state"] for job in view["jobs"]} == {"out of date"}
+        assert all(job["steps_per_minute"] is None for job in view["jobs"])
+        assert all(job["culprits"] == [] for job in view["jobs"])
+        await cluster.fleet.settled()
+        cluster.answers["n0001"] = WELL
+        cluster.now += EVERY
+        view = await cluster.settled()
+        assert [node["state"] for node in view["nodes"]] == ["ok", "ok", "unreachable"]
+        assert view["jobs"] == []
+        await cluster.fleet.close()
+
+    asyncio.run(scene())
+
+
+def test_a_member_is_asked_at_a_bounded_rate_however_large_the_fleet() -> None:
+    """If somebody looks at every agent all the time, a member answers no more than 20 calls per
+    second; and while somebody looks, its answer stays current from one round to the next.
+    """
+
+    async def scene() -> None:
+        cluster = Cluster(1000)
+        for _ in range(200):
+            cluster.view()
+            await cluster.fleet.settled()
+            cluster.now += 1.0
+            view = cluster.view()
+            await cluster.fleet.settled()
+            assert {node["state"] for node in view["nodes"]} == {"ok"}
+        later = max(cluster.asked.values()) - 1  # the first round is at once
+        assert 0 < len(cluster.names) * later / 200 <= CALLS_PER_SECOND
         await cluster.fleet.close()
 
     asyncio.run(scene())

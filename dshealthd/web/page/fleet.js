@@ -8,7 +8,7 @@ const LOST_AFTER = 15000; // milliseconds without an answer until the banner app
 const PATIENCE = 5000; // milliseconds for an answer
 const EVERY = 3000; // milliseconds between requests
 const LISTED = 50; // nodes with problems that are listed by name
-const STATES = { ...LEVELS, unreachable: "bad", "not asked yet": "quiet" };
+const STATES = { ...LEVELS, unreachable: "bad", "not asked yet": "quiet", "out of date": "quiet" };
 const page = { last: null, answered: 0, failed: "" };
 
 const level = (node) => STATES[node.state] || "unknown";
@@ -19,6 +19,7 @@ const byState = (one, other) =>
   RANK[level(one)] - RANK[level(other)] || one.name.localeCompare(other.name, "en", { numeric: true });
 
 function says(node) {
+  if (node.state === "out of date") return `${node.last} ${duration(page.last.time - node.time)} ago, not asked since`;
   if (node.problem) return `unreachable: ${words(node.problem)}`;
   if (node.findings) {
     const more = (node.problems || 0) + (node.unreadable || 0) - node.findings.length;
@@ -36,6 +37,7 @@ function summary(fleet, nodes) {
     ["unknown", "unknown"],
     ["warning", "with warnings"],
     ["not asked yet", "not asked yet"],
+    ["out of date", "not asked lately"],
   ].flatMap(([state, text]) => (some(state) ? [`${some(state)} ${text}`] : []));
   const worst = nodes.length ? level([...nodes].sort(byState)[0]) : "unknown";
   const troubled = nodes.filter((node) => !["good", "quiet"].includes(level(node))).sort(byState);
@@ -100,7 +102,7 @@ function squares(nodes) {
     h(
       "p",
       { class: "legend quiet" },
-      [["good", "healthy"], ["warn", "warning"], ["bad", "critical or unreachable"], ["unknown", "unknown"], ["quiet", "not asked yet"]].map(([kind, text]) =>
+      [["good", "healthy"], ["warn", "warning"], ["bad", "critical or unreachable"], ["unknown", "unknown"], ["quiet", "not asked yet or lately"]].map(([kind, text]) =>
         h("span", {}, mark(kind), `${text}  `),
       ),
     ),
@@ -116,7 +118,7 @@ function jobs(found) {
     return h(
       "tr",
       {},
-      h("th", { scope: "row" }, mark(bad ? "bad" : job.state === "training" ? "good" : "quiet"), job.job),
+      h("th", { scope: "row" }, mark(bad ? "bad" : job.state === "stalled" ? "warn" : job.state === "training" ? "good" : "quiet"), job.job),
       h("td", { class: bad ? "bad" : null }, job.state, job.loss === "not finite" ? ", loss not finite" : ""),
       h("td", {}, culprits.join(", ") || slow || "\u2013"),
       h("td", { class: "num" }, `${job.ranks}${known(job.world_size) ? ` of ${job.world_size}` : ""}`),
@@ -147,7 +149,7 @@ function render() {
       { id: "top" },
       h("h1", {}, "Fleet"),
       h("span", { class: "quiet" }, `${plural(nodes.length, "node")}, as seen from ${fleet.node}`),
-      h("span", { class: "live" }, h("span", { class: "beat" }), `${fleet.asking ? "querying, " : ""}last seen `, clock(new Date(page.answered)), h("span", { class: "unit" }, ` ${zone()}`)),
+      h("span", { class: "live" }, h("span", { class: "beat" }), `${fleet.asking ? "querying, " : ""}updated `, clock(new Date(page.answered)), h("span", { class: "unit" }, ` ${zone()}`)),
     ),
   );
   patch(document.getElementById("page"), h("main", { id: "page" }, summary(fleet, nodes), squares(nodes), jobs(fleet.jobs)));
