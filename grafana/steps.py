@@ -67,8 +67,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Waiting for input",
-            f"Share of its step time that a rank waits for its next batch: the {SERIES} "
-            "highest. Dashed: the alert's threshold.",
+            "Share of its step time that a rank spends before its next forward pass, on data or "
+            f"logging: the {SERIES} highest. Dashed: the alert's threshold.",
             (worst(f"max by ({RANK}) (dshealthd:job:input_ratio{{@of_jobs}})", RANK), LEGEND),
             unit="percentunit",
             steps=((None, GREEN), (limits["input_ratio"], ORANGE)),
