@@ -22,8 +22,8 @@ from dshealthd.core.options import ConfigError
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.evidence.service import Evidence
 from dshealthd.findings.judge import series_of
+from dshealthd.findings.overview import overview
 from dshealthd.findings.service import Judge
-from dshealthd.jobs.overview import overview
 from dshealthd.jobs.service import Jobs
 from dshealthd.notify import ServiceManager
 from dshealthd.nvrx.fitness import fitness

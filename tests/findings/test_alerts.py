@@ -12,8 +12,8 @@ import pytest
 from dshealthd import findings
 from dshealthd.findings.catalogue import catalogue, found, part
 from dshealthd.findings.judge import signs
-from dshealthd.symptoms.entry import Alert
 from dshealthd.jobs.hangs.hang import PROBLEMS, explain
+from dshealthd.symptoms.entry import Alert
 from dshealthd.symptoms.template import render
 from tests.findings.player import values
 from tests.findings.promtool_scenes import Moment, moments, scenes

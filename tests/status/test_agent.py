@@ -108,7 +108,7 @@ def end(watching: subprocess.Popen[bytes]) -> None:
 
 def test_watch(tmp_path: Path) -> None:
     """On a terminal `--watch` draws in place, no more than there is room for, and leaves nothing."""
-    rows = 6
+    rows = 3
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 60, 0, 0))
     with agents.running(tmp_path) as agent:

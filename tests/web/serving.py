@@ -28,7 +28,7 @@ from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judge import judge, series_of
-from dshealthd.jobs.overview import overview
+from dshealthd.findings.overview import overview
 from dshealthd.self_metrics import SelfMetrics
 from dshealthd.web.server import Server
 from tests.stopwatch import Stopwatch

@@ -19,7 +19,7 @@ from dshealthd.jobs.hangs.hang import (
 )
 from dshealthd.jobs.hangs.silence import UNKNOWN
 from dshealthd.training.message import Phase, StepStage
-from tests.findings.scenes import thresholds
+from tests.findings.promtool_scenes import thresholds
 
 INPUT, FORWARD, BACKWARD = StepStage.INPUT, StepStage.FORWARD, StepStage.BACKWARD
 WAITS = RankState(
