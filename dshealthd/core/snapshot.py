@@ -105,6 +105,11 @@ class Latest:
         return reasons
 
 
+def _content(result: Result) -> tuple[object, ...]:
+    """Return what a result says, whenever it was and however long it took."""
+    return result.outcome, result.samples, result.faults, result.reason
+
+
 class Snapshot:
     """Holds one `Latest` per collector and renders them as text.
 
@@ -120,8 +125,8 @@ class Snapshot:
         self._renderers: dict[Format, Renderer] = {}
         self._body: dict[Format, bytes] = {}
         self._fresh_until = 0.0
-        self.version = 0
-        """Number of results so far: what was derived from an older one may have changed."""
+        self.on_change: Callable[[], object] = lambda: None
+        """Called in the loop when a result says something else than the one before it."""
 
     def __iter__(self) -> Iterator[Latest]:
         """Iterate over the collectors by name."""
@@ -148,9 +153,8 @@ class Snapshot:
 
     def put(self, name: str, result: Result) -> None:
         """Replace a collector's result, and count its failures."""
-        self.version += 1
         latest = self._latest[name]
-        latest.result = result
+        before, latest.result = latest.result, result
         latest.texts.clear()
         latest.sampled = self._monotonic()
         if result.outcome is CollectionOutcome.OK:
@@ -159,6 +163,8 @@ class Snapshot:
             latest.errors[result.reason] += 1
         latest.errors.update(fault.reason for fault in result.faults)
         self._body.clear()
+        if _content(before) != _content(result):
+            self.on_change()
 
     def complete(self) -> bool:
         """Return whether every collector has a result."""

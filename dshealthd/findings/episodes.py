@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -91,9 +92,23 @@ class Episodes:
             ).findings
         )
 
-    def due(self, now: float) -> bool:
-        """Return whether time alone may open or close a finding at monotonic time `now`."""
-        return any(episode.seen < now or not episode.opened for episode in self._episodes.values())
+    def due(self, now: float) -> float:
+        """Return the seconds after which time alone may open or close a finding; infinite if never."""
+        return min(
+            (
+                max(0.0, end - now)
+                for episode in self._episodes.values()
+                if (end := self._end(episode)) > now
+            ),
+            default=math.inf,
+        )
+
+    @staticmethod
+    def _end(episode: Episode) -> float:
+        """Return when the hold of a sign ends, or the keep of a finding that is not seen any more."""
+        if not episode.opened:
+            return episode.began + episode.finding.hold_seconds
+        return episode.seen + episode.finding.keep_seconds
 
     def document(self, now: float) -> list[Any]:
         """Return the episodes for JSON, with ages in place of times."""

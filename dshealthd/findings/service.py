@@ -6,6 +6,7 @@ findings.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import logging
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core import background, state_file, state_writer
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import gauge
-from dshealthd.core.periodic import Periodic
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.state_writer import LatestWriter
 from dshealthd.findings.catalogue import catalogue
@@ -58,8 +58,10 @@ LEFT_OUT = gauge(
 )
 METRICS = (FINDING, VALUE, JUDGED, LEFT_OUT)
 
-TICK = 1.0
-"""Seconds between looks for new samples: the longest that one waits for its judgement."""
+DELAY = 0.3
+"""Seconds from a result that changed to the judgement: collectors that are due together end
+within them, and are judged at once.
+"""
 AT_LEAST_EVERY = 10.0
 """Seconds after which the node is judged without new samples: Xids and certificates age."""
 SAVE_EVERY = 60.0
@@ -102,7 +104,6 @@ class Judge:
         self._episodes, self._past, self._returned = Episodes(), Past(), ReturnedGpus()
         self._judged: float | None = None
         """Monotonic time of the last judgement."""
-        self._version = -1
         self._saved = 0.0
         self._problem = ""
         self._file = None if state is None else str(state / FILE)
@@ -110,15 +111,17 @@ class Judge:
         if self._file is not None:
             write = functools.partial(state_file.replace_in_child, self._file)
             self._writer = LatestWriter(write, self.name)
-        self._ticking: Periodic | None = None
+        self._running = self._failed = False
+        self._timer: asyncio.TimerHandle | None = None
 
     async def apply(self, config: Config) -> None:
         """Judge with the configuration's limits from now on."""
         self._limits = config.findings.limits
-        self._version = -1  # judge again, as the limits may have changed
-        if self._ticking is None:
+        if not self._running:
             await self._load()
-            self._ticking = Periodic(self._tick, TICK)
+            self._running = True
+            self._snapshot.on_change = functools.partial(self._judge_within, DELAY)
+        self._judge_within(DELAY)
 
     @property
     def verdict(self) -> Verdict:
@@ -130,7 +133,7 @@ class Judge:
     def judge(self) -> None:
         """Judge the samples of this moment."""
         now, wall = self._monotonic(), self._wall()
-        self._version, self._judged = self._snapshot.version, now
+        self._judged = now
         series = series_of(self._snapshot, self._own(), self._limits, self._past, now)
         self._returned.settle(series, wall)
         node, name = self._names()
@@ -149,24 +152,39 @@ class Judge:
 
     def status(self) -> Mapping[str, Any]:
         """Return whether the judge runs and remembers."""
-        if self._ticking is None:
+        if not self._running:
             return {"state": "off"}
-        if self._ticking.failed:
+        if self._failed:
             return {"state": "failing", "detail": "the last judgement failed"}
         return {"state": "ok", **({"detail": self._problem} if self._problem else {})}
 
     async def close(self) -> None:
         """Stop judging, and write what outlives the agent."""
-        if self._ticking is not None:
-            self._ticking.close()
-            self._save(self._monotonic(), self._wall())
-            await state_writer.settled(SAVE_DEADLINE)
+        if not self._running:
+            return
+        self._running = False
+        self._snapshot.on_change = lambda: None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._save(self._monotonic(), self._wall())
+        await state_writer.settled(SAVE_DEADLINE)
 
-    def _tick(self) -> None:
-        now = self._monotonic()
-        stale = self._judged is None or now - self._judged >= AT_LEAST_EVERY
-        if stale or self._version != self._snapshot.version or self._episodes.due(now):
-            self.judge()
+    def _judge_within(self, seconds: float) -> None:
+        """Judge within so many seconds, unless that is due sooner anyway."""
+        loop = asyncio.get_running_loop()
+        if self._timer is None or self._timer.when() > loop.time() + seconds:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_later(seconds, self._turn)
+
+    def _turn(self) -> None:
+        # The next turn first, so that a defect, which the loop logs, costs only one judgement.
+        self._timer = None
+        self._judge_within(AT_LEAST_EVERY)
+        self._failed = True
+        self.judge()
+        self._failed = False
+        self._judge_within(self._episodes.due(self._monotonic()) + DELAY)
 
     def _readable(self, finding: Finding) -> bool:
         """Return whether the source of a finding can be read, so that its absence means health."""

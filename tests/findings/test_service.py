@@ -18,7 +18,7 @@ from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.finding import State
 from dshealthd.findings.limits import Limits
-from dshealthd.findings.service import FINDING, JUDGED, MAX_EXPORTED, Judge, exported
+from dshealthd.findings.service import DELAY, FINDING, JUDGED, MAX_EXPORTED, Judge, exported
 from tests.findings.test_episodes import sign
 
 if TYPE_CHECKING:
@@ -152,6 +152,35 @@ async def test_new_sample_is_judged_within_a_second(tmp_path: Path) -> None:
     node.over(0.9, 35)
     node.read(0.1)
     await until(lambda: node.found() == [])
+    await node.judge.close()
+
+
+@in_loop
+async def test_judgement_waits_for_what_is_new(tmp_path: Path) -> None:
+    """A result that says the same as before costs no judgement; one that differs brings one."""
+    node = Node()
+    await node.judge.apply(loaded("", tmp_path))
+    node.read(0.1)
+    await until(lambda: any(sample.metric is JUDGED for sample in node.judge.samples()))
+    judged = []
+    node.judge.judge = lambda: judged.append(node.now)  # type: ignore[method-assign] # counts
+    node.read(0.1)
+    await asyncio.sleep(3 * DELAY)
+    assert judged == []
+    node.read(0.2)
+    await until(lambda: len(judged) == 1)
+    await node.judge.close()
+
+
+@in_loop
+async def test_hold_ends_without_a_new_sample(tmp_path: Path) -> None:
+    """A sign that lasts becomes a finding when its hold is over, not with the next change."""
+    node = Node()
+    await node.judge.apply(loaded("", tmp_path))
+    node.read(0.9)
+    await until(lambda: node.judge.verdict.findings == () and node.judge._timer is not None)
+    node.now += 30
+    await until(lambda: node.found() == ["OpenFilesNearLimit"])
     await node.judge.close()
 
 
