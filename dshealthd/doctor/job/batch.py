@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.doctor.job_sources.remedies import add_key, edit, find_key
+from dshealthd.doctor.job_sources.remedies import add_key, find_key, set_number
 from dshealthd.plural import plural
 from dshealthd.printable import printable
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.doctor.job_context import JobContext
+    from dshealthd.doctor.job_sources.deepspeed_config import Parsed
+    from dshealthd.doctor.job_sources.source import Source
 
 TRAIN, MICRO, ACCUMULATION = (
     "train_batch_size",
@@ -51,12 +53,12 @@ def run(context: JobContext) -> Iterator[Result]:
         yield Result(
             Outcome.CRITICAL,
             f"{name} has neither {TRAIN} nor {MICRO}; DeepSpeed needs one of them",
-            remedy=add_key(name, MICRO, "1"),
+            remedy=add_key(context.config, MICRO, "1"),
             source=SOURCE,
             component=f"{name}: {TRAIN}",
         )
     else:
-        yield _judged(context, name, given)
+        yield _judged(context, context.config, given)
 
 
 def _wrong(name: str, given: dict[str, Any]) -> Iterator[Result]:
@@ -77,7 +79,8 @@ def _wrong(name: str, given: dict[str, Any]) -> Iterator[Result]:
         )
 
 
-def _judged(context: JobContext, name: str, given: dict[str, int]) -> Result:
+def _judged(context: JobContext, config: Source[Parsed], given: dict[str, int]) -> Result:
+    name = config.name
     copies, said = context.data_parallel, context.layout.source
     train, micro, steps = given.get(TRAIN), given.get(MICRO), given.get(ACCUMULATION)
     if context.layout.ranks is not None and copies is None:
@@ -100,7 +103,7 @@ def _judged(context: JobContext, name: str, given: dict[str, int]) -> Result:
             source=SOURCE,
         )
     if copies is None:
-        return _without_ranks(name, train, micro, steps)
+        return _without_ranks(config, train, micro, steps)
     unit = (micro or 1) * (steps or 1) * copies
     complete = micro is not None and steps is not None
     # DeepSpeed computes a missing value by integer division
@@ -124,9 +127,9 @@ def _judged(context: JobContext, name: str, given: dict[str, int]) -> Result:
         Outcome.CRITICAL,
         f"{name}: {TRAIN} {train} {relation} {product} = {unit}; possible fixes: "
         + ", or ".join(f"{key} {value}" for key, value in offers),
-        remedy=_set(name, *offers[0])
+        remedy=set_number(config, *offers[0])
         if offers[0][0] in given
-        else _set(name, TRAIN, offers[-1][1]),
+        else set_number(config, TRAIN, offers[-1][1]),
         value=str(train),
         limit=str(unit),
         source=SOURCE,
@@ -150,15 +153,17 @@ def _offers(
         yield TRAIN, below if below and train - below <= unit / 2 else below + unit
 
 
-def _without_ranks(name: str, train: int, micro: int | None, steps: int | None) -> Result:
+def _without_ranks(
+    config: Source[Parsed], train: int, micro: int | None, steps: int | None
+) -> Result:
     """Judge batch sizes when the number of ranks is unknown: can they fit any number?"""
-    unit = (micro or 1) * (steps or 1)
+    name, unit = config.name, (micro or 1) * (steps or 1)
     if train % unit:
         return Result(
             Outcome.CRITICAL,
             f"{name}: {TRAIN} {train} is not a multiple of {MICRO} x {ACCUMULATION} = {unit},"
             " so it fits no number of ranks",
-            remedy=_set(name, TRAIN, max(unit, round(train / unit) * unit)),
+            remedy=set_number(config, TRAIN, max(unit, round(train / unit) * unit)),
             value=str(train),
             limit=f"a multiple of {unit}",
             source=SOURCE,
@@ -174,10 +179,6 @@ def _without_ranks(name: str, train: int, micro: int | None, steps: int | None) 
         source=SOURCE,
         component=f"{name}: {TRAIN}",
     )
-
-
-def _set(name: str, key: str, value: int) -> str:
-    return edit(name, f's/("{key}"[^0-9]*)[0-9]+/\\1{value}/', "-E")
 
 
 CHECK: Check[JobContext] = Check(

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dshealthd.doctor.job_context import JobContext
+    from dshealthd.doctor.job_sources.deepspeed_config import Parsed
+    from dshealthd.doctor.job_sources.source import Source
 
 _CPU = ("adagrad", "adam", "adamw", "lion", "muon")
 """Optimizers that DeepSpeed has for the CPU (0.19.8, engine.py, `_configure_basic_optimizer`)."""
@@ -46,7 +48,7 @@ def run(context: JobContext) -> Iterator[Result]:
         if error["kind"] in {"refused", "value"} and not (both and "bfloat16" in error["text"])
     ]
     if inspection.settings is not None:
-        found += _engine(name, inspection.settings, source)
+        found += _engine(context.config, inspection.settings, source)
     yield from found
     if not found and inspection.settings is not None:
         stage = inspection.settings["stage"]
@@ -103,8 +105,9 @@ def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
             )
 
 
-def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Result]:
+def _engine(config: Source[Parsed], settings: Mapping[str, Any], source: str) -> Iterator[Result]:
     """Yield conflicts in the engine between settings that DeepSpeed's configuration accepts."""
+    name = config.name
     stage, optimizer = settings["stage"], settings["optimizer"] or ""
     for key, least in (("offload_param", 3), ("offload_optimizer", 1)):
         if settings[key] != "none" and stage < least:
@@ -147,7 +150,7 @@ def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Res
                 f"{name}: ZeRO is not tested with {optimizer}, and DeepSpeed aborts at startup"
                 " unless zero_allow_untested_optimizer is true"
             ),
-            remedy=add_key(name, "zero_allow_untested_optimizer", "true"),
+            remedy=add_key(config, "zero_allow_untested_optimizer", "true"),
             source=source,
             component=f"{name}: optimizer.type",
         )

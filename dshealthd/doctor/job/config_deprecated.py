@@ -25,11 +25,11 @@ def applies(context: JobContext) -> bool:
 
 def run(context: JobContext) -> Iterator[Result]:
     """Yield keys that the installed DeepSpeed deprecates or has removed."""
-    config = inspected_config(context)
-    if isinstance(config, Result):
-        yield config
+    inspected = inspected_config(context)
+    if isinstance(inspected, Result):
+        yield inspected
         return
-    name, _, inspection, source = config
+    name, inspection, source = inspected.config.name, inspected.inspection, inspected.source
     found = False
     for error in inspection.errors:
         if error["kind"] == "removed":

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import re
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.inspected_config import inspected_config
-from dshealthd.doctor.job_sources.remedies import edit, find_key
+from dshealthd.doctor.job_sources.remedies import find_key, rename_key
 from dshealthd.plural import plural
 from dshealthd.printable import printable
 
@@ -16,12 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from dshealthd.doctor.job_context import JobContext
+    from dshealthd.doctor.job_sources.deepspeed_config import Parsed
     from dshealthd.doctor.job_sources.inspection import Inspection
+    from dshealthd.doctor.job_sources.source import Source
 
 LIKENESS = 0.75
-"""Share of letters that a misspelt key has in common with the right one: `zero_optimisation`."""
-_PLAIN = re.compile(r"[A-Za-z0-9_-]+")
-"""A key without characters that are special to sed."""
+"""Share of letters in common with a known key from which that key is suggested."""
+LETTERS_PER_SLIP = 6
+"""A key is taken for misspelt if at most one letter in so many differs: `zero_optimisation`."""
+_COMMENTS = ("_", "//", "#", "$", "comment")
+"""Beginnings of keys that people use for comments, as JSON has none; DeepSpeed has no such key."""
 GUIDES = {
     "communication_backend": "use init_distributed(timeout=...) or DEEPSPEED_TIMEOUT in minutes",
     "communication": "use communication_data_type or zero_quantized_gradients",
@@ -39,77 +42,105 @@ def applies(context: JobContext) -> bool:
 
 def run(context: JobContext) -> Iterator[Result]:
     """Yield keys of the configuration that nothing reads, and keys on which DeepSpeed aborts."""
-    config = inspected_config(context)
-    if isinstance(config, Result):
-        yield config
+    inspected = inspected_config(context)
+    if isinstance(inspected, Result):
+        yield inspected
         return
-    name, document, inspection, source = config
+    config, document, inspection, source = inspected
     found = 0
     for error in inspection.errors:
         if error["kind"] == "unknown":
             found += 1
-            yield _refused(name, error, inspection, source)
+            yield _refused(config, error, inspection, source)
     if inspection.unread is None:
         yield Result(
             Outcome.UNKNOWN,
-            f"{name}: keys without effect cannot be found while DeepSpeed refuses other keys",
+            f"{config.name}: keys without effect cannot be found while DeepSpeed refuses other"
+            " keys",
             source=source,
         )
         return
     for path in inspection.unread:
-        found += 1
-        yield _unread(name, path, inspection, source)
+        if not _is_comment(path.rpartition(".")[2]):
+            found += 1
+            yield _unread(config, path, inspection, source)
     if not found:
-        keys = len(document)
+        keys = plural(len(document), "top-level key")
         yield Result(
-            Outcome.OK, f"{name}: {keys} of {plural(keys, 'top-level key')} read", source=source
+            Outcome.OK, f"{config.name}: no key without effect among {keys}", source=source
         )
 
 
-def _refused(name: str, error: Mapping[str, str], inspection: Inspection, source: str) -> Result:
+def _is_comment(key: str) -> bool:
+    return key.lower().startswith(_COMMENTS)
+
+
+def _refused(
+    config: Source[Parsed], error: Mapping[str, str], inspection: Inspection, source: str
+) -> Result:
     block, _, key = error["path"].rpartition(".")
-    near = _nearest(key, inspection.models.get(error.get("model", ""), ()))
+    near, is_misspelt = _nearest(key, inspection.models.get(error.get("model", ""), ()))
     return Result(
         Outcome.CRITICAL,
         printable(
-            f"{name}: {block} has no key {key!r}, so DeepSpeed aborts at startup"
+            f"{config.name}: {block} has no key {key!r}, so DeepSpeed aborts at startup"
             f"{f'; did you mean {near!r}?' if near else ''}"
         ),
-        remedy=_rename(key, near, name),
+        remedy=_mend(config, key, near if is_misspelt else ""),
         source=source,
-        component=printable(f"{name}: {error['path']}"),
+        component=printable(f"{config.name}: {error['path']}"),
     )
 
 
-def _unread(name: str, path: str, inspection: Inspection, source: str) -> Result:
+def _unread(config: Source[Parsed], path: str, inspection: Inspection, source: str) -> Result:
     block, _, key = path.rpartition(".")
-    near = _nearest(key, inspection.looked_up.get(block, ()))
+    near, is_misspelt = _nearest(key, inspection.looked_up.get(block, ()))
     if not block and key in GUIDES:
-        near, advice = "", f"; {GUIDES[key]}"
+        near, is_misspelt, advice = "", False, f"; {GUIDES[key]}"
     else:
         advice = f"; did you mean {near!r}?" if near else ""
     # A misspelt key leaves the job without the setting it wants. A key unlike any of DeepSpeed's
     # may be meant for the script that reads the same file.
-    outcome = Outcome.CRITICAL if near else Outcome.WARNING
     return Result(
-        outcome,
-        printable(f"{name}: nothing reads {path!r}, so it has no effect{advice}"),
-        remedy=_rename(key, near, name),
+        Outcome.CRITICAL if is_misspelt else Outcome.WARNING,
+        printable(f"{config.name}: nothing reads {path!r}, so it has no effect{advice}"),
+        remedy=_mend(config, key, near if is_misspelt else ""),
         source=source,
-        component=printable(f"{name}: {path}"),
+        component=printable(f"{config.name}: {path}"),
     )
 
 
-def _rename(key: str, near: str, name: str) -> str:
-    if not near or not _PLAIN.fullmatch(key):
-        return find_key(name, key)
-    return edit(name, f's/"{key}"/"{near}"/')
+def _mend(config: Source[Parsed], key: str, right: str) -> str:
+    return rename_key(config, key, right) if right else find_key(config.name, key)
 
 
-def _nearest(key: str, known: Iterable[str]) -> str:
-    """Return the known configuration key most similar to a key; empty if none is close."""
+def _nearest(key: str, known: Iterable[str]) -> tuple[str, bool]:
+    """Return the known key that resembles a key, and whether the key certainly means that one.
+
+    Empty if none resembles it, or if the key is a comment.
+    """
     close = difflib.get_close_matches(key[:100], list(known), n=1, cutoff=LIKENESS)
-    return close[0] if close else ""
+    if not close or _is_comment(key):
+        return "", False
+    return close[0], _slips(key[:100], close[0]) <= len(key) // LETTERS_PER_SLIP
+
+
+def _slips(left: str, right: str) -> int:
+    """Return how many letters must be added, removed or replaced, or neighbors swapped.
+
+    Capitals, `_` and `-` do not count. (Optimal string alignment distance.)
+    """
+    left, right = (text.lower().replace("_", "").replace("-", "") for text in (left, right))
+    rows = [list(range(len(right) + 1))]
+    for at, letter in enumerate(left, 1):
+        above, row = rows[-1], [at]
+        for other, wanted in enumerate(right, 1):
+            best = min(row[-1] + 1, above[other] + 1, above[other - 1] + (letter != wanted))
+            if at > 1 < other and left[at - 2 : at] == right[other - 2 : other][::-1]:
+                best = min(best, rows[-2][other - 2] + 1)
+            row.append(best)
+        rows.append(row)
+    return rows[-1][-1]
 
 
 CHECK: Check[JobContext] = Check(

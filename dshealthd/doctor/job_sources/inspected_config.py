@@ -8,14 +8,15 @@ from dshealthd.doctor.check import Outcome, Result
 
 if TYPE_CHECKING:
     from dshealthd.doctor.job_context import JobContext
+    from dshealthd.doctor.job_sources.deepspeed_config import Parsed
     from dshealthd.doctor.job_sources.inspection import Inspection
+    from dshealthd.doctor.job_sources.source import Source
 
 
 class InspectedConfig(NamedTuple):
     """A configuration that DeepSpeed has inspected."""
 
-    name: str
-    """Name of its file."""
+    config: Source[Parsed]
     document: dict[str, Any]
     inspection: Inspection
     source: str
@@ -30,4 +31,4 @@ def inspected_config(context: JobContext) -> InspectedConfig | Result:
     if inspection is None or inspection.problem:
         return Result(Outcome.UNKNOWN, f"keys are not checked: {context.why_not_inspected}")
     source = f"DeepSpeed {inspection.version} of {context.python}"
-    return InspectedConfig(context.config.name, context.document, inspection, source)
+    return InspectedConfig(context.config, context.document, inspection, source)

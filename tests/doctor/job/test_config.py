@@ -72,6 +72,9 @@ CASES: dict[str, dict[str, Any]] = {
     "minimal": {"train_micro_batch_size_per_gpu": 1},
     "british": changed("zero_optimization", zero_optimisation={"stage": 3}),
     "own key": changed(my_own_settings={"seed": 3}),
+    "comments": changed(_comment="x", comment="x", **{"//": "x", "# stage": "x", "$schema": "x"}),
+    "comment inside": changed(zero_optimization={"stage": 2, "_comment": "why"}),
+    "short of it": changed(train_micro_batch_size=4),
     "guide": changed(communication_backend={"name": "nccl", "timeout": 600}),
     "inner": changed(zero_optimization={"stage": 2, "reduce_bucket_sise": 3, "nonsense": 1}),
     "aio": changed(aio={"thread_count": 4}),
@@ -125,7 +128,7 @@ def inspected() -> dict[str, Inspection]:
     return dict(zip((*CASES, *HJSON), inspect_many(requests), strict=True))
 
 
-@pytest.mark.parametrize("case", ["healthy", "minimal"])
+@pytest.mark.parametrize("case", ["healthy", "minimal", "comments"])
 @pytest.mark.parametrize(
     "check", ["config-file", "config-keys", "config-deprecated", "config-conflicts", "batch-sizes"]
 )
@@ -143,6 +146,7 @@ def test_no_false_alarm(inspected: dict[str, Inspection], case: str, check: str)
         ("own key", "config-keys", WARNING, "nothing reads 'my_own_settings'"),
         ("guide", "config-keys", WARNING, "init_distributed(timeout=...)"),
         ("inner", "config-keys", CRITICAL, "mean 'reduce_bucket_size'"),
+        ("short of it", "config-keys", WARNING, "mean 'train_micro_batch_size_per_gpu'"),
         ("aio", "config-keys", WARNING, "nothing reads 'aio.thread_count'"),
         ("deprecated", "config-deprecated", WARNING, "use 'offload_optimizer'"),
         ("removed", "config-deprecated", CRITICAL, "aborts on 'amp'"),
@@ -181,6 +185,16 @@ def test_fault(
     assert result.outcome is outcome
     assert NAME in result.text or result.component
     assert result.remedy
+
+
+def test_refused_comment(inspected: dict[str, Inspection]) -> None:
+    """A comment in a block that DeepSpeed validates is refused; no key is suggested for it."""
+    (found,) = results(
+        "config-keys", with_config(CASES["comment inside"], inspected["comment inside"])
+    )[:1]
+    assert found.outcome is CRITICAL
+    assert "did you mean" not in found.text
+    assert found.remedy.startswith("grep")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.job_context import JobContext
-from dshealthd.doctor.job_sources import deepspeed_config
+from dshealthd.doctor.job_sources import deepspeed_config, remedies
 from dshealthd.doctor.job_sources.source import Source
 from tests.doctor.job.asking import NAME, inspect_many, results, texts, with_config
 from tests.doctor.job.test_config import CASES, GIB, HJSON, PARAMETERS, RANKS, SHAPE, changed
@@ -59,6 +60,11 @@ MENDED_TEXTS = {
     "hjson twice": HJSON["hjson twice"].replace("  bf16: {enabled: false}\n", ""),
     "broken": '{"train_batch_size": 8, "bf16": {"enabled": true}}',
     "hjson deep": HJSON["hjson"],
+}
+EDITS = {
+    "rename": lambda config: remedies.rename_key(config, "zero_optimisation", "zero_optimization"),
+    "number": lambda config: remedies.set_number(config, "train_batch_size", 32),
+    "add": lambda config: remedies.add_key(config, "zero_allow_untested_optimizer", "true"),
 }
 DEPRECATED = ("deprecated", "removed", "removed inner")
 
@@ -185,3 +191,46 @@ def test_mended_memory(
     small, large = 64, 512
     assert found(case, small) & {Outcome.WARNING, Outcome.CRITICAL}
     assert found(then, large) == {Outcome.OK}
+
+
+@pytest.mark.parametrize(
+    ("edit", "text", "after"),
+    [
+        ("rename", '{"x": "zero_optimisation", "zero_optimisation": {}}', "zero_optimization"),
+        ("rename", '{"zero_optimisation": {}, "zero_optimization": {}}', None),
+        ("rename", '{"a": {"zero_optimisation": 1}, "zero_optimisation": {}}', None),
+        ("rename", '{"a": [{"zero_optimisation": 1}], "zero_optimisation": {}}', None),
+        ("rename", "{zero_optimisation: {}}", None),
+        ("number", '{"x": "train_batch_size", "train_batch_size" : 64}', 32),
+        ("number", '{"a": {"train_batch_size": 8}, "train_batch_size": 64}', None),
+        ("number", '{"train_batch_size": 8, "train_batch_size": 64}', None),
+        ("number", "# train_batch_size\n{train_batch_size: 64}", None),
+        ("add", '{"train_batch_size": 8}', True),
+        ("add", '{"zero_allow_untested_optimizer": false}', None),
+        ("add", "{}", None),
+        ("add", "# {\n{train_batch_size: 8}", None),
+    ],
+)
+def test_edit_changes_one_key_or_nothing(
+    edit: str, text: str, after: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A remedy edits only where sed hits the key that is meant; a link stays a link."""
+    real = tmp_path / "shared.json"
+    real.write_text(text)
+    (tmp_path / NAME).symlink_to(real)
+    monkeypatch.chdir(tmp_path)
+    command = EDITS[edit](Source(NAME, deepspeed_config.parse(text, NAME)))
+    if after is None:
+        assert command.startswith("grep -nF")
+        return
+    subprocess.run(command, shell=True, check=True, timeout=60)
+    key = {"rename": "zero_optimization", "number": "train_batch_size"}.get(
+        edit, "zero_allow_untested_optimizer"
+    )
+    assert (tmp_path / NAME).is_symlink()
+    made = json.loads(real.read_text())
+    before = json.loads(text)
+    for gone in ("zero_optimisation", key):
+        before.pop(gone, None)
+    assert made.pop(key) == ({} if edit == "rename" else after)
+    assert made == before
