@@ -124,6 +124,7 @@ class JobContext:
         if self.environment is not None and self.environment.value is not None:
             found |= self.environment.value
         if self.script is not None and self.script.value is not None:
+            found |= {name: f"${{{name}}}" for name in self.script.value.unknown}
             found |= self.script.value.exports
         command = self.launcher
         while command is not None:

@@ -9,26 +9,32 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.jobs.environment import MAX_VALUE, natural
+from dshealthd.doctor.job_sources import shell
+from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-MAX_TEXT = 1 << 16
-"""Maximum characters of a command after expansion, as variables may refer to each other."""
-MAX_NESTING = 4
-"""Maximum nesting of commands, such as `srun bash -c "torchrun ..."`."""
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}$]*))?\})")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_OPERATORS = frozenset(";&|()<>")
-_WRAPPERS = frozenset({"exec", "time", "nohup", "env", "stdbuf", "-oL", "-eL"})
+_WRAPPERS = frozenset(
+    "command exec time nohup env stdbuf nice ionice numactl taskset timeout setsid strace nsys ncu"  # noqa: SIM905 - easier to read
+    " singularity apptainer enroot podman docker conda mamba micromamba uv poetry pixi".split()
+)
+"""Programs that run the command among their arguments."""
 _SHELLS = frozenset({"bash", "sh", "zsh"})
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+_PYTHON_VALUED = frozenset({"-W", "-X"})
+_NO_JOB = frozenset(
+    ": [ cat chmod chown cp curl date dcgmi df du echo env export false find free git hostname"  # noqa: SIM905 - easier to read
+    " ibstat ibv_devinfo ip ls lscpu lspci mkdir module mount mv nvidia-smi pip printenv printf"
+    " pwd rdma rm rsync scontrol sed sinfo sleep squeue ss tar test touch true ulimit uname uptime"
+    " wait wget which whoami".split()
+)
+"""Programs with which scripts prepare nodes and query them; an srun of one is not the launch."""
 _MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
@@ -108,7 +114,7 @@ class LauncherCommand:
     """One launcher with its options, and what it starts."""
 
     program: str
-    """`deepspeed`, `torchrun` or `srun`."""
+    """`deepspeed`, `torchrun` or `srun`; `python` only inside an srun."""
     options: Mapping[str, str]
     """Options by long name; a flag has an empty value."""
     arguments: tuple[str, ...]
@@ -118,7 +124,9 @@ class LauncherCommand:
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables set in front of the command."""
     inner: LauncherCommand | None = None
-    """The launcher that an `srun` starts."""
+    """The launcher, or Python, that an `srun` starts."""
+    is_partial: bool = False
+    """Whether a word that only a shell can compute may hold more of its options."""
 
     def number(self, name: str) -> int | None:
         """Return an option's value as a number; None if it is absent or not a plain number."""
@@ -131,105 +139,146 @@ class LauncherCommand:
         return self.inner.find(program) if self.inner else None
 
 
-def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Return a command with known variables replaced; ValueError if it grows beyond MAX_TEXT.
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The command of a script that launches the job."""
 
-    `${NAME:-default}` becomes the default if the name is unknown.
+    command: LauncherCommand | None = None
+    variables: Mapping[str, shell.Value] = field(default_factory=dict)
+    """The variables when it runs, or at the end of a script without a launcher."""
+    problem: str = ""
+    """What could not be parsed, or why the launch is not known; it may hide a launcher."""
+
+
+def find_launch(text: str, variables: Mapping[str, shell.Value], nesting: int = 0) -> Launch:
+    """Return the command of a script that launches its job, as far as known without a shell.
+
+    That is the first one that runs `deepspeed` or `torchrun`, else Python by srun, else a program
+    by srun that is not one for queries; one on all nodes comes before one on a single node.
     """
-
-    def value(match: re.Match[str]) -> str:
-        known = variables.get(match[1] or match[2])
-        if known is not None:
-            return known
-        return match[0] if match[3] is None else match[3]
-
-    expanded = _VARIABLE.sub(value, text)
-    if len(expanded) > MAX_TEXT:
-        message = f"the command has more than {MAX_TEXT} characters"
-        raise ValueError(message)
-    return expanded
-
-
-def words(text: str) -> list[str]:
-    """Return the words of a command line, as a shell splits them; ValueError if a quote is open."""
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    return list(lexer)
-
-
-def commands(tokens: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the simple commands between the operators, without redirections."""
-    found: list[str] = []
-    redirected = False
-    for token in tokens:
-        if token and _OPERATORS.issuperset(token):
-            if token.startswith(("<", ">")):
-                redirected = True
-                continue
-            yield found
-            found = []
-        elif redirected:
-            redirected = False
-        else:
-            found.append(token)
-    yield found
+    now = dict(variables)
+    best, weight, problem = Launch(), 0, ""
+    line, is_conditional = 0, False
+    try:
+        for command in shell.commands(text, now):
+            found = _launcher(command, now, nesting)
+            rank = _weight(found)
+            if rank > weight:
+                best, weight, problem = Launch(found, dict(now)), rank, ""
+                line, is_conditional = command.line, command.is_conditional
+            elif rank and rank == weight and found != best.command:
+                is_conditional = is_conditional or command.is_conditional
+                if is_conditional:
+                    problem = f"which of lines {line} and {command.line} runs depends on conditions"
+    except ValueError as error:
+        problem = problem or str(error)
+    if best.command is None or (problem and is_conditional):
+        return Launch(None, now, problem)
+    return best
 
 
 def parse(text: str, variables: Mapping[str, str]) -> LauncherCommand | None:
-    """Return the first launcher in a command line; None if there is none.
+    """Return the launcher in a command line; None if there is none.
 
     ValueError if the line cannot be parsed.
     """
-    return _parse(text, variables, 0)
+    found = find_launch(text, variables)
+    if found.command is None and found.problem:
+        raise ValueError(found.problem)
+    return found.command
 
 
-def _parse(text: str, variables: Mapping[str, str], nesting: int) -> LauncherCommand | None:
-    for command in commands(words(expand(text, variables))):
-        found = launcher(command, variables, nesting)
-        if found is not None:
-            return found
-    return None
+def _weight(found: LauncherCommand | None) -> int:
+    """Return how likely a command is the launch of the job; 0 if it is not."""
+    if found is None or found.program == "python":
+        return 0
+    if found.program != "srun":
+        return 6
+    if found.inner is not None:
+        weight = 4 if found.inner.program == "python" else 6
+    elif not found.arguments or os.path.basename(found.arguments[0]) in {*_NO_JOB, *_SHELLS}:
+        weight = 2 * (len(found.arguments) > 1 and found.arguments[0] not in _NO_JOB)
+    else:
+        weight = 2
+    is_single = "1" in (found.options.get("nodes"), found.options.get("ntasks"))
+    return max(0, weight - is_single)
 
 
-def launcher(
-    command: Sequence[str], variables: Mapping[str, str], nesting: int = 0
+def _launcher(
+    command: shell.Command, variables: Mapping[str, shell.Value], nesting: int
 ) -> LauncherCommand | None:
     """Return the launcher that a simple command starts; None if it starts something else."""
-    own: dict[str, str] = {}
-    rest = list(command)
-    while rest and ((match := _ASSIGNMENT.fullmatch(rest[0])) or rest[0] in _WRAPPERS):
-        if match and len(match[2]) <= MAX_VALUE:
-            own[match[1]] = match[2]
-        rest.pop(0)
-    if not rest or nesting > MAX_NESTING:
+    own = dict(command.own)
+    program, rest = _unwrapped(list(command.words), own)
+    if nesting > shell.MAX_NESTING:
         return None
-    program = os.path.basename(rest.pop(0))
     if _PYTHON.fullmatch(program):
-        while rest and rest[0] in {"-u", "-O", "-P", "-s", "-B"}:
-            rest.pop(0)
+        options: list[str] = []
+        while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
+            options.append(rest.pop(0))
+            if options[-1] in _PYTHON_VALUED and rest:
+                rest.pop(0)
         if rest[:1] != ["-m"] or rest[1:2] == [] or rest[1] not in _MODULES:
-            return None
+            return LauncherCommand("python", {}, tuple(rest), variables=own)
         program, rest = _MODULES[rest[1]], rest[2:]
     if program in _SHELLS:
-        scripts = [
+        texts = [
             rest[at + 1] for at, word in enumerate(rest[:-1]) if re.fullmatch("-[a-z]*c", word)
         ]
-        return _parse(scripts[0], {**variables, **own}, nesting + 1) if scripts else None
+        if not texts and not any(not word.startswith("-") for word in rest):
+            texts = [command.here]
+        known = {**variables, **own}
+        return find_launch(texts[0], known, nesting + 1).command if texts else None
     if program not in GRAMMARS:
         return None
-    options, unknown, arguments = _options(rest, GRAMMARS[program])
+    named, unknown, arguments, is_partial = _options(rest, GRAMMARS[program])
     inner = None
-    if program == "srun":
-        inner = launcher(arguments, {**variables, **own}, nesting + 1)
-    return LauncherCommand(program, options, tuple(arguments), tuple(unknown), own, inner)
+    if program == "srun" and arguments:
+        started = shell.Command(command.line, tuple(arguments), here=command.here)
+        inner = _launcher(started, {**variables, **own}, nesting + 1)
+    return LauncherCommand(program, named, tuple(arguments), tuple(unknown), own, inner, is_partial)
 
 
-def _options(rest: Sequence[str], grammar: Grammar) -> tuple[dict[str, str], list[str], list[str]]:
-    """Return a launcher's options, the unknown options, and the words from the first argument on."""
+def _unwrapped(words: list[str], own: dict[str, str]) -> tuple[str, list[str]]:
+    """Return the program that a command runs, without wrappers such as `env`, and its arguments.
+
+    Variables that wrappers set are added to `own`.
+    """
+    while words and (match := _ASSIGNMENT.fullmatch(words[0])):
+        own[match[1]] = match[2]
+        words.pop(0)
+    program = os.path.basename(words.pop(0)) if words else ""
+    if program not in _WRAPPERS:
+        return program, words
+    for at, word in enumerate(words):
+        if program == "env" and (match := _ASSIGNMENT.fullmatch(word)):
+            own[match[1]] = match[2]
+        name = os.path.basename(word)
+        # a path of another kind is a folder, for example one that a container binds
+        is_program = name == word or "/bin/" in word
+        if is_program and (name in GRAMMARS or name in _SHELLS or _PYTHON.fullmatch(name)):
+            return name, words[at + 1 :]
+    return program, words
+
+
+def _options(
+    rest: Sequence[str], grammar: Grammar
+) -> tuple[dict[str, str], list[str], list[str], bool]:
+    """Return a launcher's options, the unknown options, and the words from the first argument on.
+
+    Also return whether a word that only a shell can compute may hold more options.
+    """
     options: dict[str, str] = {}
     unknown: list[str] = []
     waiting = list(rest)
-    while waiting and waiting[0].startswith("-") and waiting[0] != "-":
+    is_partial = False
+    while waiting and waiting[0].startswith(("-", "$")) and waiting[0] != "-":
+        if waiting[0].startswith("$"):
+            is_partial = True
+            if not grammar.is_open:  # it may as well be the script, whose options follow
+                break
+            waiting.pop(0)
+            continue
         word = waiting.pop(0)
         if word == "--":
             break
@@ -248,7 +297,7 @@ def _options(rest: Sequence[str], grammar: Grammar) -> tuple[dict[str, str], lis
             options[name] = value if equals else waiting.pop(0) if waiting else ""
         else:
             unknown.append(word.partition("=")[0])
-    return options, unknown, waiting
+    return options, unknown, waiting, is_partial
 
 
 def _long(name: str, grammar: Grammar) -> str:
@@ -271,6 +320,7 @@ def as_json(command: LauncherCommand | None) -> dict[str, Any] | None:
         "unknown": list(command.unknown),
         "variables": dict(command.variables),
         "inner": as_json(command.inner),
+        "is_partial": command.is_partial,
     }
 
 
@@ -285,4 +335,5 @@ def from_json(document: Mapping[str, Any] | None) -> LauncherCommand | None:
         tuple(document["unknown"]),
         document["variables"],
         from_json(document["inner"]),
+        document["is_partial"],
     )

@@ -74,6 +74,8 @@ def _launched(
         return _deepspeed(inner if command else None, members, gpus)
     if (inner := command.find("torchrun")) is not None:
         return _torchrun(inner, gpus)
+    if command.inner is None:  # a program that may launch the ranks itself
+        return Layout(None, nodes, None, source="srun")
     per_node = natural(asked.get("ntasks-per-node"))
     ranks = natural(asked.get("ntasks"))
     if ranks is None and nodes is not None and per_node is not None:
@@ -85,8 +87,9 @@ def _launched(
 
 def _torchrun(command: LauncherCommand, gpus: int | None) -> Layout:
     standalone = "standalone" in command.options
-    nodes = 1 if standalone else natural(command.options.get("nnodes", "1"))
-    text = command.options.get("nproc-per-node", "1")
+    default = "" if command.is_partial else "1"
+    nodes = 1 if standalone else natural(command.options.get("nnodes", default))
+    text = command.options.get("nproc-per-node", default)
     per_node = gpus if text in _PER_GPU else natural(text)
     ranks = None if nodes is None or per_node is None else nodes * per_node
     return Layout(ranks, nodes, per_node, source="torchrun")
@@ -96,6 +99,8 @@ def _deepspeed(
     command: LauncherCommand | None, members: Iterable[Member], gpus: int | None
 ) -> Layout:
     pool = {member.name: list(range(member.slots or 0)) for member in members}
+    if command is not None and command.is_partial:
+        return Layout()
     options = command.options if command else {}
     source = "hostfile"
     if not pool:

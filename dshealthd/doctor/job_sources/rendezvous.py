@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 import threading
 from dataclasses import dataclass
@@ -51,20 +50,23 @@ def rendezvous(command: LauncherCommand | None, variables: Mapping[str, str]) ->
             variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", ""), "environment"
         )
     options = inner.options
+    default = "" if inner.is_partial else str(STATIC_PORT)
     if inner.program == "torchrun":
         if endpoint := options.get("rdzv-endpoint", ""):
             address, _, port = endpoint.rpartition(":") if ":" in endpoint else (endpoint, "", "")
-            default = STATIC_PORT if options.get("rdzv-backend") == "static" else DYNAMIC_PORT
-            return _made(address.strip("[]"), port or str(default), "--rdzv-endpoint")
+            if options.get("rdzv-backend") != "static":
+                default = "" if inner.is_partial else str(DYNAMIC_PORT)
+            return _made(address.strip("[]"), port or default, "--rdzv-endpoint")
         address = options.get("master-addr", "")
-        port = options.get("master-port", str(STATIC_PORT))
-        if not address:
+        port = options.get("master-port", default)
+        if not address and not inner.is_partial:
             return Rendezvous(
                 "127.0.0.1", natural(port), port, "torchrun's default", is_default=True
             )
         return _made(address, port, "--master-addr")
-    port = options.get("master-port", str(STATIC_PORT))
-    return _made(options.get("master-addr", ""), port, "--master_addr")
+    return _made(
+        options.get("master-addr", ""), options.get("master-port", default), "--master_addr"
+    )
 
 
 def _made(address: str, port: str, source: str) -> Rendezvous:
@@ -130,12 +132,3 @@ def _look_up(name: str) -> Resolved:
     except (OSError, UnicodeError) as error:
         return Resolved(problem=str(error))
     return Resolved(tuple(dict.fromkeys(str(answer[4][0]) for answer in answers)))
-
-
-def is_address(text: str) -> bool:
-    """Tell whether a text is an IP address rather than a name."""
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True

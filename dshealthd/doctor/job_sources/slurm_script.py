@@ -1,7 +1,6 @@
 """A Slurm batch script: its `#SBATCH` lines, the variables it sets, and the launcher it calls.
 
-Nothing is run. Lines are read in order, ignoring branches and loops; the last assignment before the
-launcher counts.
+Nothing is run: `shell` says what a shell would do.
 """
 
 from __future__ import annotations
@@ -10,19 +9,14 @@ import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dshealthd.doctor.job_sources import launcher_command
 from dshealthd.doctor.job_sources.launcher_command import LauncherCommand
-from dshealthd.jobs.environment import MAX_VALUE, natural
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from dshealthd.jobs.environment import natural
 
 MAX_BYTES = 1 << 18
 """Maximum bytes; Slurm accepts 4 MiB (max_script_size), but scripts by people have a few KiB."""
-MAX_STATEMENT = 200
-"""Maximum lines of one command with continuations or an open quote."""
 _NAMES = launcher_command.short_options(
     "N=nodes n=ntasks G=gpus c=cpus-per-task w=nodelist p=partition J=job-name t=time A=account"
     " q=qos"
@@ -40,9 +34,11 @@ class SlurmScript:
     """Lines with `#SBATCH` after the first command, which Slurm ignores."""
     exports: Mapping[str, str]
     """Variables set before the launcher, if their values are known without a shell."""
+    unknown: tuple[str, ...]
+    """Variables set before the launcher whose values only a shell can compute."""
     command: LauncherCommand | None
     problem: str = ""
-    """The first line that could not be parsed, and why; it may hide the launcher."""
+    """Why the launcher is not known, if the script could not be parsed or it depends on conditions."""
 
     def number(self, name: str) -> int | None:
         """Return the number in an `#SBATCH` directive; None if there is none."""
@@ -71,76 +67,20 @@ def parse(text: str) -> SlurmScript:
         raise ValueError(message)
     directives: dict[str, str] = {}
     ignored: list[int] = []
-    variables: dict[str, str] = {}
-    command, problem, in_head = None, "", True
-    for number, line in _statements(text):
+    in_head = True
+    for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("#SBATCH"):
             if in_head:
                 directives |= _directives(line)
             else:
                 ignored.append(number)
-            continue
-        if not line.strip() or line.lstrip().startswith("#"):
-            continue
-        if in_head:
+        elif line.strip() and not line.lstrip().startswith("#"):
             in_head = False
-            variables |= _slurm_variables(directives)
-        if command is not None:
-            continue
-        try:
-            command = _statement(line, variables)
-        except ValueError as error:
-            problem = problem or f"line {number}: {error}"
-    exports = {name: value for name, value in variables.items() if "$" not in value}
-    return SlurmScript(directives, tuple(ignored), exports, command, problem)
-
-
-def _statement(line: str, variables: dict[str, str]) -> LauncherCommand | None:
-    """Apply the assignments in a line to `variables`, and return the launcher that it calls."""
-    for words in launcher_command.commands(
-        launcher_command.words(launcher_command.expand(line, variables))
-    ):
-        names = words[1:] if words[:1] in (["export"], ["declare"], ["readonly"]) else words
-        pairs = [word.partition("=") for word in names]
-        if names and all(equals and name.isidentifier() for name, equals, _ in pairs):
-            for name, _, value in pairs:
-                if len(value) <= MAX_VALUE:
-                    # only a shell can evaluate `$` and `` ` ``
-                    known = "$" not in value and "`" not in value
-                    variables[name] = value if known else f"${{{name}}}"
-        elif (found := launcher_command.launcher(words, variables)) is not None:
-            return found
-    return None
-
-
-def _statements(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the first line number and the text of each statement in a batch script."""
-    pending, start = "", 0
-    lines = text.splitlines()
-    for number, line in enumerate(lines, 1):
-        if not pending:
-            start = number
-        pending += line
-        if number - start < MAX_STATEMENT and number < len(lines):
-            if pending.endswith("\\") and not pending.startswith("#"):
-                pending = pending[:-1]
-                continue
-            if _is_open(pending):
-                pending += "\n"
-                continue
-        yield start, pending
-        pending = ""
-
-
-def _is_open(text: str) -> bool:
-    """Tell whether a quote continues on the next line."""
-    if text.startswith("#") or ("'" not in text and '"' not in text):
-        return False
-    try:
-        launcher_command.words(text)
-    except ValueError:
-        return True
-    return False
+    given = _slurm_variables(directives)
+    launch = launcher_command.find_launch(text, given)
+    exports = {name: value for name, value in launch.variables.items() if isinstance(value, str)}
+    unknown = tuple(name for name, value in launch.variables.items() if value is None)
+    return SlurmScript(directives, tuple(ignored), exports, unknown, launch.command, launch.problem)
 
 
 def _directives(line: str) -> dict[str, str]:
@@ -190,6 +130,7 @@ def as_json(script: SlurmScript) -> dict[str, Any]:
         "directives": dict(script.directives),
         "ignored": list(script.ignored),
         "exports": dict(script.exports),
+        "unknown": list(script.unknown),
         "command": launcher_command.as_json(script.command),
         "problem": script.problem,
     }
@@ -201,6 +142,7 @@ def from_json(document: Mapping[str, Any]) -> SlurmScript:
         document["directives"],
         tuple(document["ignored"]),
         document["exports"],
+        tuple(document["unknown"]),
         launcher_command.from_json(document["command"]),
         document["problem"],
     )

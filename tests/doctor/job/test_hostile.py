@@ -269,9 +269,9 @@ def test_variables_that_grow() -> None:
     start = time.monotonic()
     script = slurm_script.parse("\n".join(lines))
     assert time.monotonic() - start < SOON
-    assert len(script.exports["A"]) <= 4096
+    assert len(script.exports.get("A", "")) <= 4096
     with pytest.raises(ValueError, match="more than 65536 characters"):
-        launcher_command.expand("$A" * 4000, {"A": "x" * 4000})
+        launcher_command.parse("torchrun " + "$A" * 4000, {"A": "x" * 4000})
 
 
 @pytest.mark.parametrize(

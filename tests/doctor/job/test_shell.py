@@ -1,0 +1,146 @@
+"""Scripts, held against bash: it runs the same commands with the same words."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.doctor.check import Outcome
+from dshealthd.doctor.job_sources import shell
+from dshealthd.doctor.job_sources.launcher_command import find_launch
+from tests.doctor.job.asking import asked, results
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECORDER = """#!{python}
+import json, os, sys
+with open(os.environ["RECORD"], "a") as file:
+    print(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]), file=file)
+"""
+PROGRAMS = ("srun", "torchrun", "deepspeed")
+SCRIPTS = {
+    "quotes": 'srun \'a b\' "c d" e\\ f "g\\"h" \'i\'"j"k \'\' ""',
+    "continuations": 'torchrun \\\n  --nnodes=2 \\\n --text "a\nb" \'c\\\nd\' "e\\\nf"',
+    "comments": "# srun no\nsrun a#b # c\nsrun '#d' \\\n  # e\nsrun f",
+    "variables": 'A="x y"; B=$A; srun $A "$A" ${B} "${B}z" $NONE"" A=$A',
+    "defaults": 'A=1; srun ${A:-2} "${NONE:-x y}" ${NONE-3} "${A:+4}"',
+    "arrays": 'A=(1 "2 3"\n# c\n 4); A+=(5); srun "${A[@]}" ${A[*]} ${#A[@]} "${A[1]}" $A',
+    "several lines": "A=\"\n  --a 1\n  --b 2\n\"\nA+=' --c'\nsrun $A x",
+    "substitution": 'X=$(srun hidden >/dev/null; echo "a ) b"); echo "`true` $(echo \')\')"; srun a',
+    "function": 'f() {\n  srun "$1" "$@" ${2}\n}\nfunction g { { srun g; }; }\nf "a b" c; g',
+    "function not called": "f() { srun never; }\nsrun now",
+    "eval": 'CMD=\'torchrun --x "a b"\'; eval $CMD c; eval "$CMD" d',
+    "a command in a variable": 'CMD="torchrun --nnodes 2"; srun $CMD train.py; $CMD x',
+    "here": "srun a <<EOF b\ntorchrun no '\nEOF\ncat <<-'E' >/dev/null\n\tsrun \"no\n\tE\nsrun c",
+    "here string": 'srun a <<< "b c" d',
+    "redirections": "srun a 2>&1 >/dev/null b; srun c 2>/dev/null& wait; srun d &>/dev/null; srun 2 >&2",
+    "operators": "true && srun a || srun never; (srun b; srun c) | cat; srun d|cat",
+    "keywords": "if true; then srun a; fi; for i in 1; do srun b; done; while srun c && false; do :; done",
+    "case": "case x in x) srun a;; esac; ! srun b; { srun c; }",
+    "arithmetic": "((1 < 2)) && srun a; i=3; ((i++)); srun b",
+    "own": "export A=1 B=2; C=3 srun $A$B; readonly D=4; declare -x E=5; srun $D $E",
+    "unset": "A=1; unset A; srun x $A",
+    "dollars": 'srun "$" a$ "b$" \'$x\'',
+}
+
+
+@pytest.mark.parametrize("case", SCRIPTS)
+def test_commands_are_those_that_bash_runs(case: str, tmp_path: Path) -> None:
+    """Words of each command are what bash makes of them; nothing inside `$(...)` is a command."""
+    for program in PROGRAMS:
+        (tmp_path / program).write_text(RECORDER.format(python=sys.executable))
+        (tmp_path / program).chmod(0o755)
+    record = tmp_path / "record"
+    record.touch()
+    subprocess.run(
+        ["bash", "-c", SCRIPTS[case]],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "RECORD": str(record), "NONE": ""},
+        check=True,
+        timeout=60,
+        stdout=subprocess.DEVNULL,
+    )
+    theirs = [json.loads(line) for line in record.read_text().splitlines()]
+    ours = [
+        list(command.words)
+        for command in shell.commands(SCRIPTS[case], {"NONE": ""})
+        if command.words[0] in PROGRAMS and "never" not in command.words
+    ]
+    assert ours == [words for words in theirs if words != ["srun", "hidden"]]
+
+
+HEAD = "#!/bin/bash\n#SBATCH --nodes=4 --ntasks-per-node=1\n"
+ADDRESS = 'head=$(srun --nodes=1 --ntasks=1 -w "$node" hostname --ip-address)\n'
+
+
+@pytest.mark.parametrize(
+    ("script", "program", "ranks"),
+    [
+        (ADDRESS + "srun torchrun --nnodes 4 --nproc_per_node 8 x.py", "torchrun", 32),
+        ("srun hostname\nsrun -l env\nsrun torchrun --nnodes=4 --nproc-per-node=2 x.py", "torchrun", 8),
+        ("srun ls /data\nsrun nvidia-smi -L", "", None),
+        ("srun -N1 -n1 python prepare.py\nsrun -N4 --ntasks-per-node=8 python x.py", "srun", 32),
+        ("srun -n1 -N1 torchrun a.py\nsrun torchrun --nnodes=4 --nproc-per-node=8 b.py", "torchrun",
+         32),
+        ("run() { srun torchrun --nnodes=$1 --nproc-per-node=8 x.py; }\nrun 4", "torchrun", 32),
+        ("exec srun torchrun --nnodes=4 --nproc-per-node=8 x.py", "torchrun", 32),
+        ("eval 'srun torchrun --nnodes=4 --nproc-per-node=8 x.py'", "torchrun", 32),
+        ('A=(--nnodes=4 --nproc-per-node=8)\nsrun torchrun "${A[@]}" x.py', "torchrun", 32),
+        ("srun bash <<'E'\ntorchrun --nnodes=4 --nproc-per-node=8 x.py\nE", "torchrun", 32),
+        ('srun bash -c "torchrun --nnodes=4 --nproc-per-node=8 x.py"', "torchrun", 32),
+        ("srun apptainer exec --nv -B /opt/deepspeed img torchrun --nnodes=4 --nproc-per-node=8 x.py",
+         "torchrun", 32),
+        ("srun numactl -N0 env A=1 torchrun --nnodes=4 --nproc-per-node=8 x.py", "torchrun", 32),
+        ("srun python -W ignore -m torch.distributed.run --nnodes=4 --nproc-per-node=8 x.py",
+         "torchrun", 32),
+        ("srun $SRUN_ARGS torchrun --nnodes=4 --nproc-per-node=8 x.py", "torchrun", 32),
+        ("srun torchrun $DISTRIBUTED_ARGS x.py", "torchrun", None),
+        ("srun bash run.sh", "srun", None),
+        ("pip install deepspeed\necho torchrun\nwhich deepspeed", "", None),
+        ("if [ $N = 1 ]; then torchrun --standalone x.py; else srun torchrun --nnodes=4 x.py; fi",
+         "", None),
+        ("if [ $N = 1 ]; then P=1; else P=8; fi\nsrun torchrun --nnodes=4 --nproc-per-node=$P x.py",
+         "torchrun", None),
+        ("for i in 1 2; do srun torchrun --nnodes=4 --nproc-per-node=8 x.py; done", "torchrun", 32),
+        ("srun torchrun --nnodes=4 --nproc-per-node=8 x.py\nsrun torchrun --nnodes=4 'eval", "torchrun",
+         32),
+    ],
+)  # fmt: skip
+def test_launch_of_a_script(script: str, program: str, ranks: int | None, tmp_path: Path) -> None:
+    """The launch is what starts the job: no query, no function that nobody calls, no branch."""
+    file = tmp_path / "job.sh"
+    file.write_text(f"{HEAD}{script}\n")
+    job = asked("--slurm-script", str(file))
+    launcher = job.launcher
+    assert (launcher is None) == (not program)
+    if launcher is not None:
+        assert launcher.find(program)
+    assert job.layout.ranks == ranks
+
+
+def test_variables_that_only_a_shell_knows(tmp_path: Path) -> None:
+    """A variable that the script computes is unknown, even if the user's shell has a value."""
+    script, variables = tmp_path / "job.sh", tmp_path / "environment"
+    script.write_text(f"{HEAD}export MASTER_ADDR=$(hostname) MASTER_PORT=29500\nsrun python x.py\n")
+    variables.write_text("MASTER_ADDR=old\n")
+    job = asked("--slurm-script", str(script), "--environment", str(variables))
+    assert (job.rendezvous.address, job.rendezvous.port) == ("", 29500)
+
+
+def test_launch_behind_a_condition_is_named(tmp_path: Path) -> None:
+    """Where a condition decides between launchers, the result is unknown and names their lines."""
+    script = tmp_path / "job.sh"
+    script.write_text(f"{HEAD}if $A; then\nsrun torchrun a.py\nelse\nsrun torchrun b.py\nfi\n")
+    (found,) = results("launcher", asked("--slurm-script", str(script)))
+    assert found.outcome is Outcome.UNKNOWN
+    assert "which of lines 4 and 6 runs depends on conditions" in found.text
+
+
+def test_functions_that_call_each_other() -> None:
+    """A function that doubles its calls at each level ends at a bound."""
+    text = "f() { " + "f; " * 2000 + "}\nf\n"
+    assert "more than 20000 commands" in find_launch(text, {}).problem
