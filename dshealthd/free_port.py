@@ -12,8 +12,7 @@ import random
 import socket
 from typing import TYPE_CHECKING
 
-from dshealthd.collectors.tcp_limits import parse_range, parse_reserved
-from dshealthd.core.host import read
+from dshealthd.linux.local_network import local_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -75,18 +74,12 @@ def candidates(host: Host, first: int, last: int) -> list[int]:
     NoPort if there is none. The kernel does not assign ports that the administrator has reserved.
     The order is random so that two callers at once do not try the same ports in the same order.
     """
-    ephemeral = parse_range(read(host.proc("sys/net/ipv4/ip_local_port_range")))
-    reserved = parse_reserved(read(host.proc("sys/net/ipv4/ip_local_reserved_ports")))
-    found = [
-        port
-        for port in range(first, last + 1)
-        if (port not in ephemeral or port in reserved) and port not in SERVED
-    ]
+    assigned = local_ports(host)
+    found = [port for port in range(first, last + 1) if port not in SERVED and port not in assigned]
     if not found:
         message = (
-            f"all of {first}-{last} is inside the ephemeral range {ephemeral[0]}-{ephemeral[-1]}: "
-            f"reserve it (sysctl -w net.ipv4.ip_local_reserved_ports={first}-{last}) or choose "
-            "another range with --range"
+            f"all of {first}-{last} is inside the ephemeral range {assigned}: reserve it "
+            f"({assigned.reserving(first, last)}) or choose another range with --range"
         )
         raise NoPort(message)
     random.shuffle(found)

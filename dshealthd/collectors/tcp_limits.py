@@ -17,6 +17,7 @@ from dshealthd.core.collector import (
 from dshealthd.core.host import read
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import os_reason
+from dshealthd.linux.local_network import RANGE, RESERVED, parse_range, parse_reserved
 from dshealthd.linux.sockets import Sockets
 
 if TYPE_CHECKING:
@@ -81,29 +82,6 @@ _SETTINGS = {
     "net/ipv4/tcp_fin_timeout": FIN_TIMEOUT,
     "net/core/somaxconn": BACKLOG,
 }
-_RANGE, _RESERVED = "net/ipv4/ip_local_port_range", "net/ipv4/ip_local_reserved_ports"
-
-
-def parse_range(text: str) -> range:
-    """Return the ports of `ip_local_port_range`. ValueError if malformed."""
-    first, last = map(int, text.split())
-    if first > last:
-        message = f"not a range of ports: {text.strip()!r}"
-        raise ValueError(message)
-    return range(first, last + 1)
-
-
-def parse_reserved(text: str) -> frozenset[int]:
-    """Return the ports of `ip_local_reserved_ports`, written "8080,9000-9010".
-
-    ValueError if malformed.
-    """
-    ports: set[int] = set()
-    for part in text.strip().split(","):
-        if part:
-            first, _, last = part.partition("-")
-            ports.update(range(int(first), int(last or first) + 1))
-    return frozenset(ports)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +108,8 @@ class TcpLimits(Collector):
         """
         settings = {name: self._setting(name, int) for name in _SETTINGS}
         ports, reserved = (
-            self._setting(_RANGE, parse_range),
-            self._setting(_RESERVED, parse_reserved),
+            self._setting(RANGE, parse_range),
+            self._setting(RESERVED, parse_reserved),
         )
         found = [
             setting for setting in (*settings.values(), ports, reserved) if setting is not None

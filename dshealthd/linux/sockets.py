@@ -94,7 +94,9 @@ def parse_tcp(text: str) -> Iterator[bytes]:
 
     ValueError names a malformed line.
     """
-    for line in text.splitlines()[1:]:
+    for line in text.splitlines():
+        if line.lstrip().startswith("sl "):  # the heading
+            continue
         try:
             _, source, destination, state, _, timer, _, _, _, inode, *_ = line.split()
             ports = int(source.rpartition(":")[2], 16), int(destination.rpartition(":")[2], 16)

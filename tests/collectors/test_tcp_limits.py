@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collectors.tcp_limits import TcpLimits, parse_range, parse_reserved
+from dshealthd.collectors.tcp_limits import TcpLimits
 from dshealthd.core.collector import Context, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.linux.local_network import parse_range, parse_reserved
 from dshealthd.linux.sockets import FEW
 from tests.netns import V4, V6, connection, leave_time_wait, listener, network_namespace
 

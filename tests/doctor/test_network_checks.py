@@ -1,4 +1,4 @@
-"""Ports, loopback, names and firewalls: each fault made in a network namespace, found, and mended."""
+"""Ports, loopback, names and members: each fault made in a network namespace, found, and mended."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import pytest
 from dshealthd.config import load
 from dshealthd.core.host import Host
 from dshealthd.doctor.node import (
-    firewall,
     host_name,
     infiniband,
     listeners,
     loopback,
+    member_connections,
     ports,
     rendezvous_connections,
 )
@@ -190,111 +190,50 @@ def test_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.outcome.value, "does not resolve" in found.text) == ("warning", True)
 
 
+@pytest.mark.skipif(shutil.which("nft") is None, reason="no nft here")
+@pytest.mark.usefixtures("_namespace")
+def test_members_that_cannot_be_reached(tmp_path: Path) -> None:
+    """A member that refuses, one whose packets a firewall drops and one without a route are told
+    apart by a connection; each passes once it is mended. Without members, none is made.
+    """
+    assert outcomes(member_connections.CHECK, look()) == ["ok"]
+    for address in ("10.9.0.1", "10.9.0.2", "10.9.0.3"):
+        ip(f"addr add {address}/32 dev lo")
+    config = tmp_path / "dshealthd.toml"
+    config.write_text(
+        "[probe]\nenabled = true\n[probe.members]\nname = '10.9.0.1'\n"
+        "nodes = ['10.9.0.1', '10.9.0.2', '10.9.0.3', '192.0.2.7']\n"
+        f"[probe.peer]\nlisten_address = '10.9.0.1:{PORT}'\nkey_file = '/no/key'\n"
+    )
+    context = look(config=load(config))
+
+    def found() -> dict[str, tuple[str, str]]:
+        return {
+            one.component: (one.outcome.value, one.text)
+            for one in results(member_connections.CHECK, context)
+        }
+
+    nft(
+        "table inet filter { chain input { type filter hook input priority 0;"
+        f" ip daddr 10.9.0.3 tcp dport {PORT} drop\n }}\n}}\n"
+    )
+    with listener("10.9.0.3", PORT):
+        said = found()
+        assert {outcome for outcome, _ in said.values()} == {"warning"}
+        assert "refuses" in said["10.9.0.2"][1]
+        assert "does not answer within 2 s" in said["10.9.0.3"][1]
+        assert "unreachable: no route" in said["192.0.2.7"][1]
+        nft("flush ruleset")
+        ip("addr add 192.0.2.7/32 dev lo")
+        with listener("10.9.0.2", PORT), listener("192.0.2.7", PORT):
+            assert found() == {
+                "": ("ok", f"the agents of 3 members accept connections to port {PORT}")
+            }
+
+
 def nft(text: str) -> None:
     """Load rules into the namespace of the test."""
     subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True, timeout=60)
-
-
-@pytest.mark.skipif(shutil.which("nft") is None, reason="no nft here")
-@pytest.mark.usefixtures("_namespace")
-def test_firewall() -> None:
-    """A chain that drops by default is found where jobs run across nodes, and passes once a rule
-    lets the ports in.
-    """
-    several = look(several=True)
-    assert outcomes(firewall.CHECK, several) == ["ok"]
-    nft(
-        "table inet filter { chain input { type filter hook input priority 0; policy drop;\n"
-        'iifname "lo" accept\n ct state established,related accept\n tcp dport 22 accept\n }\n}\n'
-    )
-    (found,) = results(firewall.CHECK, several)
-    assert (firewall.CHECK.slug, found.outcome.value) == ("rendezvous-unreachable", "warning")
-    assert found.component == "inet filter input"
-    assert outcomes(firewall.CHECK, look()) == ["ok"]
-    apply(found)
-    assert outcomes(firewall.CHECK, several) == ["ok"]
-
-
-@pytest.mark.skipif(shutil.which("nft") is None, reason="no nft here")
-@pytest.mark.usefixtures("_namespace")
-@pytest.mark.parametrize(
-    ("policy", "rules", "outcome"),
-    [
-        ("drop", "meta l4proto tcp jump services", "ok"),
-        ("drop", "jump others", "warning"),
-        ("accept", "goto refused", "warning"),
-        ("accept", "jump others\n tcp dport 22 accept\n reject", "warning"),
-        ("drop", "goto services\n accept", "ok"),
-        ("drop", "goto others\n accept", "warning"),
-        ("drop", "ct state vmap { established : accept, new : jump services }", "ok"),
-        ("drop", "ct state vmap { established : accept, invalid : drop }", "warning"),
-        ("drop", "tcp dport vmap @chosen", "ok"),
-        ("drop", "tcp dport @open accept", "ok"),
-        ("drop", "tcp dport @closed accept", "warning"),
-        ("drop", "tcp dport > 1024 accept", "ok"),
-        ("drop", "tcp dport != 29500 accept", "warning"),
-        (
-            "drop",
-            "udp dport 29500 accept\n ip6 nexthdr tcp accept\n ip protocol udp accept",
-            "warning",
-        ),
-        ("drop", "ip saddr 10.0.0.0/8 accept", "ok"),
-        ("drop", "ip saddr 10.9.0.7 accept", "unknown"),
-        ("drop", "ip saddr 192.168.0.0/16 accept", "warning"),
-        ("drop", 'iifname "far*" tcp dport 29000-30000 accept', "ok"),
-        ("drop", 'iifname { "eth7", "lo" } accept', "warning"),
-        ("accept", "ip saddr @banned drop", "unknown"),
-        ("accept", "meta mark 0x8000 drop", "unknown"),
-        ("drop", "tcp dport 29500 limit rate 5/second accept", "unknown"),
-        ("accept", "tcp flags & (fin|syn|rst|ack) != syn ct state new drop", "ok"),
-        ("accept", 'ct state invalid drop\n counter log prefix "in"', "ok"),
-    ],
-)
-def test_chains_of_a_firewall(policy: str, rules: str, outcome: str) -> None:
-    """Jumps, maps, sets and networks are followed; what depends on something else is unknown."""
-    ip("link add far0 type veth peer name far1")
-    ip("addr add 10.9.0.1/24 dev far0")
-    ip("link set far0 up")
-    ip("link set far1 up")
-    nft(
-        "table inet filter {\n"
-        "set open { type inet_service; flags interval; elements = { 22, 29400-29700 } ; }\n"
-        "set closed { type inet_service; elements = { 22, 80 } ; }\n"
-        "set banned { type ipv4_addr; elements = { 10.9.0.99 } ; }\n"
-        "chain services { tcp dport 22 accept\n tcp dport { 80, 29500-29600 } accept\n }\n"
-        "chain others { tcp dport 22 accept\n }\n"
-        "chain refused { reject\n }\n"
-        "map chosen { type inet_service : verdict; elements = { 29500 : jump services } ; }\n"
-        f"chain input {{ type filter hook input priority 0; policy {policy};\n{rules}\n }}\n}}\n"
-    )
-    (found,) = results(firewall.CHECK, look(several=True))
-    assert found.outcome.value == outcome, found
-    if outcome == "warning":
-        apply(found)
-        assert outcomes(firewall.CHECK, look(several=True)) == ["ok"]
-
-
-@pytest.mark.skipif(shutil.which("iptables") is None, reason="no iptables here")
-@pytest.mark.usefixtures("_namespace")
-def test_firewall_of_iptables(tmp_path: Path) -> None:
-    """A closing REJECT of iptables is found although the policy accepts; a match of its own that
-    nft cannot show makes it unknown, and so do rules of iptables-legacy.
-    """
-    rule = ["iptables", "-A", "INPUT"]
-    subprocess.run([*rule, "-i", "lo", "-j", "ACCEPT"], check=True, timeout=60)
-    subprocess.run([*rule, "-j", "REJECT"], check=True, timeout=60)
-    several = look(several=True)
-    (found,) = results(firewall.CHECK, several)
-    assert (found.outcome.value, found.component) == ("warning", "ip filter INPUT")
-    matched = ["-p", "tcp", "-m", "multiport", "--dports", "22,29500:29600", "-j", "ACCEPT"]
-    subprocess.run(["iptables", "-I", "INPUT", *matched], check=True, timeout=60)
-    assert outcomes(firewall.CHECK, several) == ["unknown"]
-    subprocess.run(["iptables", "-F", "INPUT"], check=True, timeout=60)
-    assert outcomes(firewall.CHECK, several) == ["ok"]
-    (tmp_path / "net").mkdir()
-    (tmp_path / "net/route").write_text("Iface\n")
-    (tmp_path / "net/ip_tables_names").write_text("filter\n")
-    assert outcomes(firewall.CHECK, look(several=True, host=Host(procfs=tmp_path))) == ["unknown"]
 
 
 def test_infiniband_ports_of_one_board(make_machine: Callable[..., Machine]) -> None:

@@ -119,12 +119,14 @@ def test_agents_are_asked_and_run_a_collective(cluster: tuple[Path, list[Running
     document = doctor(cluster, NODES, "--probe")
     here, other, gone = document["nodes"]
     assert here["source"] == "agent"
-    assert {"firewall", "host-name", "process-limits"} <= {one["check"] for one in here["checks"]}
+    assert {"member-connections", "host-name", "process-limits"} <= {
+        one["check"] for one in here["checks"]
+    }
     assert other["problem"] is None
     assert other["source"].startswith("its agent, over the authenticated channel; ")
     names = {one["check"] for one in other["checks"]}
     assert {"loopback", "disk-space", "nccl-releases", "probe-rounds"} <= names
-    assert names.isdisjoint({"firewall", "host-name", "kernel-settings", "software"})
+    assert names.isdisjoint({"member-connections", "host-name", "kernel-settings", "software"})
     assert other["facts"]["kernel"] == here["facts"]["kernel"]
     assert "its agent: refused" in gone["problem"]
     assert "over SSH" in gone["problem"]
@@ -138,7 +140,7 @@ def test_what_agents_cannot_answer_goes_over_ssh(
     cluster: tuple[Path, list[RunningAgent]],
 ) -> None:
     """A check that needs a process on the node, and --no-agent, ask nobody's agent."""
-    for arguments in (("--only", "firewall"), ("--no-agent", "--only", "loopback")):
+    for arguments in (("--only", "member-connections"), ("--no-agent", "--only", "loopback")):
         (found,) = doctor(cluster, NODES[1:2], *arguments)["nodes"]
         assert "SSH" in found["problem"]
         assert "agent" not in found["problem"]

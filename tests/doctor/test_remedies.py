@@ -31,7 +31,6 @@ CHECKS = {
     "config-keys": (PASTED, "job/test_config::test_remedy_heals"),
     "cuda-devices": (STATE, "test_fabric::test_torch_that_does_not_see_the_gpus"),
     "disk-space": (STATE, "test_host_checks::test_file_system_that_fills_up"),
-    "firewall": (PASTED, "test_network_checks::test_chains_of_a_firewall"),
     "gpu-memory": (STATE, "test_gpu_faults::test_each_fault_is_found_and_passes_once_mended"),
     "gpu-metrics": (STATE, "test_gpu_faults::test_gpus_that_are_released"),
     "gpu-throttling": (STATE, "test_gpu_faults::test_each_fault_is_found_and_passes_once_mended"),
@@ -57,6 +56,10 @@ CHECKS = {
     "maintenance": (PASTED, "test_agent::test_maintenance_that_is_over"),
     "master-address": (STATE, "job/test_hosts::test_master_address"),
     "master-port": (PASTED, "job/test_master_port::test_ports_that_are_none"),
+    "member-connections": (
+        STATE,
+        "test_network_checks::test_members_that_cannot_be_reached",
+    ),
     "model-memory": (STATE, "job/test_config_remedies::test_mended_memory"),
     "nccl-releases": (STATE, "test_running_jobs::test_nccl_release_with_a_defect"),
     "nccl-variables": (PASTED, "job/test_nccl::test_variables"),

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from dshealthd.core.host import read
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources import remote, rendezvous
-from dshealthd.linux.netlink import TcpState
+from dshealthd.linux.local_network import local_ports
+from dshealthd.linux.netlink import RECORD, Table, TcpState
+from dshealthd.linux.sockets import parse_tcp
 from dshealthd.printable import printable
 from dshealthd.probe.members.identity import local_addresses
 
@@ -46,9 +48,13 @@ def run(context: JobContext) -> Iterator[Result]:
         )
         return
     for place, tables, opens in _tables(context):
-        if tables is not None:
-            yield _judged(port, place, tables, opens=opens)
-        elif opens:
+        try:
+            if tables is not None:
+                yield _judged(port, place, tables, opens=opens)
+                continue
+        except ValueError:
+            pass  # cut off, or another system's
+        if opens:
             yield Result(Outcome.UNKNOWN, f"whether port {port} is free on {place} is unknown")
     if (result := _range(context, port)) is not None:
         yield result
@@ -97,7 +103,9 @@ def _own_tables(context: JobContext) -> str | None:
 
 
 def _judged(port: int, place: str, tables: str, *, opens: bool) -> Result:
-    states = {state for local, state in _sockets(tables) if local == port}
+    table = Table([(b"".join(parse_tcp(tables)), RECORD)])
+    ports_and_states = zip(table.source_ports, table.states, strict=True)
+    states = {state for local, state in ports_and_states if local == port}
     there = "" if place == "this node" else f"ssh {place} "
     if TcpState.LISTEN in states:
         return Result(
@@ -122,17 +130,6 @@ def _judged(port: int, place: str, tables: str, *, opens: bool) -> Result:
     return Result(Outcome.OK, f"port {port} is free on {place} now")
 
 
-def _sockets(tables: str) -> Iterator[tuple[int, int]]:
-    """Yield the local port and state of each socket in `/proc/net/tcp`, skipping headings."""
-    for line in tables.splitlines():
-        fields = line.split(None, 4)
-        if len(fields) > 3 and ":" in fields[1]:  # noqa: PLR2004 - number, addresses and state
-            try:
-                yield int(fields[1].rpartition(":")[2], 16), int(fields[3], 16)
-            except ValueError:
-                continue
-
-
 def _range(context: JobContext, port: int) -> Result | None:
     """Return what is wrong with the port number itself; None if nothing is."""
     if port < PRIVILEGED:
@@ -146,18 +143,22 @@ def _range(context: JobContext, port: int) -> Result | None:
             component="MASTER_PORT",
         )
     try:
-        text = read(context.host.proc("sys/net/ipv4/ip_local_port_range"))
-        first, last = map(int, text.split())
-    except (OSError, ValueError):
-        return None
-    if first <= port <= last:
+        assigned = local_ports(context.host)
+    except (OSError, ValueError) as error:
+        return Result(
+            Outcome.UNKNOWN,
+            f"whether the kernel assigns port {port} to connections is unknown: {error}",
+            source="net.ipv4.ip_local_port_range",
+            component="MASTER_PORT",
+        )
+    if port in assigned:
         return Result(
             Outcome.WARNING,
             f"port {port} is in the ephemeral range, so any connection may take it before the job",
             remedy="dshealthd free-port",
             value=str(port),
-            limit=f"outside {first} to {last}",
-            source="net.ipv4.ip_local_port_range",
+            limit=f"outside {assigned}",
+            source="net.ipv4.ip_local_port_range and ip_local_reserved_ports",
             component="MASTER_PORT",
         )
     return None

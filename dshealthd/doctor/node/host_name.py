@@ -8,16 +8,15 @@ import socket
 from typing import TYPE_CHECKING
 
 from dshealthd.core.address import name_is_unknown
+from dshealthd.core.host import read
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.linux.local_network import container_networks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.doctor.node_context import NodeContext
 
-_OF_CONTAINERS = re.compile(
-    r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|podman\d+|cni\d+|cni-podman\d+|lxcbr\d+|lxdbr\d+"
-)
 ALONE = "fine for single-node jobs"
 
 
@@ -37,22 +36,17 @@ def _here(address: str) -> bool:
     return True
 
 
-def parse_bridge_routes(route: str, bridges: set[str]) -> list[ipaddress.IPv4Network]:
-    """Return the networks of container bridges from the hexadecimal `/proc/net/route`."""
-    networks = []
-    for line in route.splitlines()[1:]:
-        fields = line.split()
-        if len(fields) > 7 and fields[0] in bridges:  # noqa: PLR2004 - the mask is the eighth
-            address = int.from_bytes(bytes.fromhex(fields[1]), "little")
-            mask = int.from_bytes(bytes.fromhex(fields[7]), "little")
-            if mask:
-                networks.append(ipaddress.IPv4Network((address, mask.bit_count())))
-    return networks
+def _remedy(context: NodeContext, name: str) -> str:
+    """Return the command that gives a name the node's address instead of Debian's 127.0.1.1.
 
-
-def _bridges() -> set[str]:
-    """Return the container bridges here, to which the host name must not resolve."""
-    return {name for _, name in socket.if_nameindex() if _OF_CONTAINERS.fullmatch(name)}
+    Where another line or DNS names it, the command only shows that: the line may be localhost's.
+    """
+    word = rf"(\s(.*\s)?{re.escape(name)}(\s|\.|$))"
+    hosts = read(context.host.root("/etc/hosts"))
+    if not re.search(rf"^127\.0\.1\.1{word}", hosts, re.MULTILINE):
+        return f"getent ahosts {name}; grep -n '^127' /etc/hosts; hostname -I"
+    address = "$(hostname -I | cut -d' ' -f1)"
+    return f'sudo sed -i.old -E "s/^127\\.0\\.1\\.1{word}/{address}\\1/" /etc/hosts'
 
 
 def _run(context: NodeContext) -> Iterator[Result]:
@@ -83,14 +77,11 @@ def _run(context: NodeContext) -> Iterator[Result]:
             outcome,
             f"the host name {name} resolves to {shown}: in a multi-node job, gloo and torchrun "
             f"would listen on the loopback interface{'' if context.several else '; ' + ALONE}",
-            remedy=f"sudo sed -i '/^127\\.0\\.1\\.1.*{name}/d' /etc/hosts"
-            if context.several
-            else "",
+            remedy=_remedy(context, name) if context.several else "",
             component=name,
         )
         return
-    with open(context.host.proc("net/route"), encoding="ascii") as file:
-        networks = parse_bridge_routes(file.read(), _bridges())
+    networks = container_networks(context.host)
     usable = [address for address in parsed if not address.is_loopback]
     behind = [
         address

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.rendezvous import parse_ports
-from dshealthd.collectors.tcp_limits import parse_range, parse_reserved
-from dshealthd.core.host import read
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.linux.local_network import local_ports
 from dshealthd.plural import plural
 
 if TYPE_CHECKING:
@@ -22,18 +21,16 @@ def _more(context: NodeContext) -> Iterator[Result]:
     options = context.config.collectors["rendezvous"]
     ports = getattr(options, "ports", "")
     first, last = parse_ports(ports)
-    ephemeral = parse_range(read(context.host.proc("sys/net/ipv4/ip_local_port_range")))
-    reserved = parse_reserved(read(context.host.proc("sys/net/ipv4/ip_local_reserved_ports")))
-    free = sorted(set(range(first, last + 1)) & set(ephemeral) - reserved)
+    assigned = local_ports(context.host)
+    free = [port for port in range(first, last + 1) if port in assigned]
     if free:
-        text = f"{ephemeral[0]}-{ephemeral[-1]}"
         yield Result(
             Outcome.WARNING,
-            f"rendezvous ports {free[0]}-{free[-1]} are inside the ephemeral range {text}: an "
+            f"rendezvous ports {free[0]}-{free[-1]} are inside the ephemeral range {assigned}: an "
             "outgoing connection can hold one that a job needs to bind",
-            remedy=f"sudo sysctl -w net.ipv4.ip_local_reserved_ports={free[0]}-{free[-1]}",
+            remedy=f"sudo {assigned.reserving(free[0], free[-1])}",
             value=f"{free[0]}-{free[-1]}",
-            limit=f"outside of {text}",
+            limit=f"outside of {assigned}",
             source="net.ipv4.ip_local_port_range",
             component=f"ports {free[0]}-{free[-1]}",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import subprocess
 import sys
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.processes import free_port
-from dshealthd.core.host import read
+from dshealthd.core.host import Host, read
 from dshealthd.doctor.check import Outcome
 from tests.doctor.job.asking import asked, results, texts
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from dshealthd.doctor.check import Result
     from dshealthd.doctor.job_context import JobContext
 
@@ -85,6 +88,21 @@ def test_ports_that_are_none(port: str, outcome: Outcome, words: str) -> None:
     (result,) = (one for one in results("master-port", port_job(port)) if words in one.text)
     assert result.outcome is outcome
     assert mended_port(result) == [OK]
+
+
+def test_reserved_port(tmp_path: Path) -> None:
+    """A port that the administrator reserved is not one that a connection may take."""
+    settings = tmp_path / "sys/net/ipv4"
+    settings.mkdir(parents=True)
+    (settings / "ip_local_port_range").write_text("20000\t60999\n")
+    for reserved, outcomes in (("8080,29500-29501\n", [OK]), ("\n", [OK, WARNING])):
+        (settings / "ip_local_reserved_ports").write_text(reserved)
+        job = dataclasses.replace(port_job(29500), host=Host(procfs=tmp_path))
+        (tmp_path / "net").mkdir(exist_ok=True)
+        (tmp_path / "net/tcp").write_text("  sl  local_address rem_address\n")
+        assert [one.outcome for one in results("master-port", job)] == outcomes
+    (settings / "ip_local_reserved_ports").unlink()
+    assert "is unknown" in texts(results("master-port", job))
 
 
 def test_ephemeral_port() -> None:

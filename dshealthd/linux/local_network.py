@@ -1,0 +1,106 @@
+"""The network of this node as its kernel sees it: ports that it assigns, routes, bridges."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dshealthd.core.host import read
+
+if TYPE_CHECKING:
+    from dshealthd.core.host import Host
+
+RANGE, RESERVED = "net/ipv4/ip_local_port_range", "net/ipv4/ip_local_reserved_ports"
+"""The settings below `/proc/sys`."""
+_OF_CONTAINERS = re.compile(
+    r"docker\d+|docker_gwbridge|br-[0-9a-f]{12}|virbr\d+|podman\d+|cni\d+|cni-podman\d+|lxcbr\d+|lxdbr\d+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPorts:
+    """The ports that the kernel assigns by itself, to connections for example."""
+
+    ephemeral: range
+    """ip_local_port_range."""
+    reserved: frozenset[int]
+    """ip_local_reserved_ports, which the kernel never assigns."""
+
+    def __contains__(self, port: int) -> bool:
+        """Tell whether the kernel may assign a port."""
+        return port in self.ephemeral and port not in self.reserved
+
+    def __str__(self) -> str:
+        """Return the ephemeral range, for people."""
+        return f"{self.ephemeral[0]}-{self.ephemeral[-1]}"
+
+    def reserving(self, first: int, last: int) -> str:
+        """Return the sysctl command that reserves ports besides those that already are."""
+        ports = {*self.reserved, *range(first, last + 1)}
+        starts = sorted(port for port in ports if port - 1 not in ports)
+        ends = sorted(port for port in ports if port + 1 not in ports)
+        text = ",".join(
+            str(start) if start == end else f"{start}-{end}"
+            for start, end in zip(starts, ends, strict=True)
+        )
+        return f"sysctl -w net.ipv4.ip_local_reserved_ports={text}"
+
+
+def parse_range(text: str) -> range:
+    """Return the ports of `ip_local_port_range`. ValueError if malformed."""
+    first, last = map(int, text.split())
+    if first > last:
+        message = f"not a range of ports: {text.strip()!r}"
+        raise ValueError(message)
+    return range(first, last + 1)
+
+
+def parse_reserved(text: str) -> frozenset[int]:
+    """Return the ports of `ip_local_reserved_ports`, written "8080,9000-9010".
+
+    ValueError if malformed.
+    """
+    ports: set[int] = set()
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            ports.update(range(int(first), int(last or first) + 1))
+    return frozenset(ports)
+
+
+def local_ports(host: Host) -> LocalPorts:
+    """Return the ports that the kernel assigns by itself. OSError; ValueError if malformed."""
+    return LocalPorts(
+        parse_range(read(host.proc(f"sys/{RANGE}"))),
+        parse_reserved(read(host.proc(f"sys/{RESERVED}"))),
+    )
+
+
+def is_of_containers(interface: str) -> bool:
+    """Tell whether an interface is a bridge to containers or virtual machines on this node."""
+    return _OF_CONTAINERS.fullmatch(interface) is not None
+
+
+def parse_routes(text: str) -> list[tuple[str, ipaddress.IPv4Network]]:
+    """Return interfaces and networks of `/proc/net/route`, without the default route.
+
+    ValueError if malformed.
+    """
+    found = []
+    for line in text.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) > 7:  # noqa: PLR2004 - the mask is the eighth
+            address, mask = (
+                int.from_bytes(bytes.fromhex(fields[number]), "little") for number in (1, 7)
+            )
+            if mask:
+                found.append((fields[0], ipaddress.IPv4Network((address, mask.bit_count()))))
+    return found
+
+
+def container_networks(host: Host) -> list[ipaddress.IPv4Network]:
+    """Return the networks of container bridges here. OSError; ValueError if malformed."""
+    routes = parse_routes(read(host.proc("net/route")))
+    return [network for interface, network in routes if is_of_containers(interface)]

@@ -1,0 +1,64 @@
+"""Ports, routes and bridges of a node, from its kernel's files."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.core.host import Host
+from dshealthd.linux.local_network import container_networks, local_ports, parse_reserved
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_reserved_ports_are_not_assigned(tmp_path: Path) -> None:
+    """The kernel assigns the ephemeral range without what is reserved."""
+    settings = tmp_path / "sys/net/ipv4"
+    settings.mkdir(parents=True)
+    (settings / "ip_local_port_range").write_text("32768\t60999\n")
+    (settings / "ip_local_reserved_ports").write_text("8080,40000-40002\n")
+    ports = local_ports(Host(procfs=tmp_path))
+    assert [port in ports for port in (32767, 32768, 39999, 40001, 60999, 61000)] == [
+        *(False, True, True, False, True, False),
+    ]
+    assert str(ports) == "32768-60999"
+
+
+@pytest.mark.parametrize(
+    ("reserved", "after"),
+    [
+        ("", "29500-29600"),
+        ("8080,9000-9010", "8080,9000-9010,29500-29600"),
+        ("29400-29550,29700", "29400-29600,29700"),
+        ("29601", "29500-29601"),
+    ],
+)
+def test_reserving_keeps_what_is_reserved(reserved: str, after: str, tmp_path: Path) -> None:
+    """The command that reserves ports leaves those in place that the administrator has reserved."""
+    settings = tmp_path / "sys/net/ipv4"
+    settings.mkdir(parents=True)
+    (settings / "ip_local_port_range").write_text("20000\t60999\n")
+    (settings / "ip_local_reserved_ports").write_text(f"{reserved}\n")
+    command = local_ports(Host(procfs=tmp_path)).reserving(29500, 29600)
+    assert command == f"sysctl -w net.ipv4.ip_local_reserved_ports={after}"
+    assert parse_reserved(reserved) <= parse_reserved(after)
+
+
+def test_container_networks(tmp_path: Path) -> None:
+    """A bridge of docker or docker-compose is one to containers; a bridge of another name is not."""
+    lines = [
+        "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT",
+        "eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0",
+        "docker0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0",
+        "br-0123456789ab\t000012AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0",
+        "br0\t0000000A\t00000000\t0001\t0\t0\t0\t000000FF\t0\t0\t0",
+    ]
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/route").write_text("\n".join(lines))
+    assert container_networks(Host(procfs=tmp_path)) == [
+        IPv4Network("172.17.0.0/16"),
+        IPv4Network("172.18.0.0/16"),
+    ]
