@@ -28,6 +28,8 @@ from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
 from dshealthd.doctor.status_document import collect, status_document
 from dshealthd.http.client import Access
 from dshealthd.status.paint import Paint
+from dshealthd.symptoms import all_symptoms
+from dshealthd.symptoms.runbooks import render
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,6 +83,7 @@ def parser() -> Parser:
     added.add_argument("--only", metavar="CHECK,...", default="", help="run only these checks")
     added.add_argument("--skip", metavar="CHECK,...", default="", help="skip these checks")
     added.add_argument("--list", dest="listed", action="store_true", help="list the checks")
+    added.add_argument("--runbook", metavar="NAME", help="print a runbook that a result names")
     added.add_argument(
         "--path",
         dest="paths",
@@ -145,6 +148,8 @@ def parser() -> Parser:
 def main(words: Sequence[str]) -> int:
     """Run `dshealthd doctor`; return its exit status: 0 ok, 1 warning, 2 critical, 3 unknown."""
     options = parser().parse_args(words)
+    if options.runbook is not None:
+        return _runbook(options.runbook)
     try:
         loaded = config.load(options.config_file, flags.tables(options))
         checks = chosen(options, loaded)
@@ -166,6 +171,16 @@ def main(words: Sequence[str]) -> int:
         print(f"dshealthd doctor: {error}", file=sys.stderr)
         return UNKNOWN
     return _print(options, report)
+
+
+def _runbook(slug: str) -> int:
+    """Print a runbook, which needs neither an agent nor a network."""
+    symptom = all_symptoms().get(slug)
+    if symptom is None:
+        print(f"--runbook: there is no runbook {slug!r}; see `doctor --list`", file=sys.stderr)
+        return UNKNOWN
+    print(render(symptom), end="")
+    return EXIT[Outcome.OK]
 
 
 def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[Any]]) -> Report:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from dshealthd.doctor.check import Check
 
 WIDTH = 120
+_GENERATED = "<!-- Generated from dshealthd/symptoms/{}.md by `./dev generate`; do not edit. -->"
 AGENT = (snapshot, supervisor, telemetry, logs, state_writer, server, findings)
 PROBES = (
     service,
@@ -247,7 +248,10 @@ def main(arguments: list[str] | None = None) -> int:
         ("metrics.md", metrics_md()),
         ("runbooks.md", runbooks_md()),
         ("doctor-checks.md", doctor_checks_md()),
-        *((f"runbooks/{symptom.slug}.md", render(symptom)) for symptom in all_symptoms().values()),
+        *(
+            (f"runbooks/{symptom.slug}.md", f"{_GENERATED.format(symptom.slug)}\n{render(symptom)}")
+            for symptom in all_symptoms().values()
+        ),
     ):
         file = options.directory / name
         if not options.check:

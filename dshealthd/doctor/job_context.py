@@ -153,10 +153,17 @@ class JobContext:
         )
 
     @property
+    def slurm_options(self) -> Mapping[str, str]:
+        """What the job requests of Slurm, by the long names of options."""
+        return slurm_script.requested(self.launcher, self.script.value if self.script else None)
+
+    @property
     def gpus_per_node(self) -> int | None:
-        """GPUs per node of the job: given, else those of this node; None if unknown."""
+        """GPUs per node of the job: given, else what it requests of Slurm, else this node's."""
         if self.gpus_wanted is not None:
             return self.gpus_wanted
+        if (requested := slurm_script.gpus_per_node(self.slurm_options)) is not None:
+            return requested
         if self.gpus is not None and self.gpus.value is not None and self.gpus.value.count:
             return self.gpus.value.count
         return None

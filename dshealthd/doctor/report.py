@@ -206,7 +206,7 @@ def _lines(one: Examined, result: Result, accepted: str, paint: Paint) -> Iterat
         yield f"            {safe(accepted)}"
     elif result.remedy:
         yield f"            Remedy: {safe(result.remedy)}"
-    yield f"            Runbook: docs/runbooks/{safe(one.slug)}.md"
+    yield f"            Runbook: dshealthd doctor --runbook {safe(one.slug)}"
 
 
 def as_json(report: Report) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dshealthd.findings.finding import Finding, State
 from dshealthd.symptoms import all_symptoms, sentence
 from dshealthd.symptoms.entry import FIRST_STEP, FindingType
+from dshealthd.symptoms.runbooks import first_step
 from dshealthd.symptoms.template import TemplateError, render
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 RUNBOOKS = "/runbooks/"
 """URL path under which every agent serves the runbooks, by slug."""
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_STEP = re.compile(r"^1\. +(.*)", re.MULTILINE)
 
 
 class CatalogueEntry(NamedTuple):
@@ -31,8 +31,6 @@ class CatalogueEntry(NamedTuple):
     alert: Alert | FindingType
     hold_seconds: float
     keep_seconds: float
-    remedy: str
-    """The first item of the runbook's remedy, for descriptions without a first step."""
 
 
 @functools.cache
@@ -42,9 +40,7 @@ def catalogue() -> Mapping[str, CatalogueEntry]:
     The first call reads the package's files: make it before the event loop runs.
     """
     return {
-        alert.name: CatalogueEntry(
-            symptom.slug, alert, _hold(alert.hold), _hold(alert.keep), _remedy(symptom.sections)
-        )
+        alert.name: CatalogueEntry(symptom.slug, alert, _hold(alert.hold), _hold(alert.keep))
         for symptom in all_symptoms().values()
         for alert in symptom.entries
     }
@@ -66,11 +62,9 @@ def found(sign: Sign, common: Mapping[str, str], query: Query) -> Finding:
             "training_job": job,
         }
         detail = sentence.text(entry.alert.says, labels, sign.value)
-        first_step = sentence.text(entry.alert.step, labels, sign.value)
+        step = sentence.text(entry.alert.step, labels, sign.value)
     else:
-        detail, first_step = _texts(
-            entry, entry.alert.description, {**common, **sign.labels}, sign.value, query
-        )
+        detail, step = _texts(entry.alert, {**common, **sign.labels}, sign.value, query)
     return Finding(
         slug=entry.slug,
         alert=sign.alert,
@@ -79,7 +73,7 @@ def found(sign: Sign, common: Mapping[str, str], query: Query) -> Finding:
         part=named,
         summary=entry.alert.summary,
         detail=detail,
-        first_step=first_step,
+        first_step=step,
         runbook=RUNBOOKS + entry.slug,
         reason=sign.labels.get("reason", ""),
         value=sign.value,
@@ -147,27 +141,18 @@ def part(labels: Mapping[str, str], component: str) -> str:
 
 
 def _texts(
-    entry: CatalogueEntry,
-    description: str,
-    labels: Mapping[str, str],
-    value: float | None,
-    query: Query,
+    alert: Alert, labels: Mapping[str, str], value: float | None, query: Query
 ) -> tuple[str, str]:
     """Return an alert's description without its first step, and the first step."""
     try:
-        text = " ".join(render(description, labels, value, query).split())
+        text = " ".join(render(alert.description, labels, value, query).split())
     except (TemplateError, TypeError, ValueError, KeyError, IndexError):
-        return entry.alert.summary, entry.remedy
+        return alert.summary, first_step(alert)
     detail, _, step = text.partition(FIRST_STEP)
-    return detail.strip(), step.strip() or entry.remedy
+    return detail.strip(), step.strip() or first_step(alert)
 
 
 def _hold(text: str) -> float:
     return float(
         sum(int(number) * _SECONDS[unit] for number, unit in re.findall(r"(\d+)([dhms])", text))
     )
-
-
-def _remedy(sections: Mapping[str, str]) -> str:
-    first = _STEP.search(sections.get("Remedy", ""))
-    return first[1].strip() if first else "read the runbook"

@@ -1,7 +1,7 @@
 """The rendered runbooks: what to do now first, a heading for each alert, no front matter.
 
-Generated from the symptoms as `docs/runbooks/SLUG.md`. An alert's link ends in the anchor of its
-heading.
+`docs/runbooks/SLUG.md`, the agent's `/runbooks/SLUG` and `dshealthd doctor --runbook SLUG` are this
+text. An alert's link ends in the anchor of its heading.
 """
 
 from __future__ import annotations
@@ -89,7 +89,6 @@ def render(symptom: Symptom) -> str:
 
 
 def _lines(symptom: Symptom) -> Iterator[str]:
-    yield f"<!-- Generated from dshealthd/symptoms/{symptom.slug}.md by `./dev generate`; do not edit. -->"
     yield f"# {symptom.title}"
     yield ""
     steps = {**{each.name: step(each) for each in symptom.findings}}

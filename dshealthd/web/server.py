@@ -31,10 +31,11 @@ from dshealthd.http import connection_limiter as limits
 from dshealthd.http.connection import Connection, connection_of, plain
 from dshealthd.http.connection_limiter import ConnectionLimiter, client_of
 from dshealthd.http.listener import Listener
+from dshealthd.symptoms import all_symptoms
+from dshealthd.symptoms.runbooks import render
 from dshealthd.web import status
 from dshealthd.web.hostnames import is_misdirected, own_names
 from dshealthd.web.page_files import ASSETS, PAGE_HEADERS, page_files
-from dshealthd.web.runbooks import runbooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -142,7 +143,9 @@ class Server:
             self._config = WebConfigFile(options.config_file)
             self._authenticator = Authenticator()
         self._page = page_files()
-        self._runbooks = runbooks()
+        self._runbooks = {
+            RUNBOOKS + slug: render(symptom).encode() for slug, symptom in all_symptoms().items()
+        }
         self._routes: dict[str, Callable[[BaseRequest], Response]] = {
             "/metrics": self._metrics,
             "/api/v1/status": self._api_status,

@@ -20,6 +20,7 @@ from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.examination import EXIT, Examined, accept
 from dshealthd.doctor.options import DoctorOptions, parse_accepted
 from dshealthd.doctor.report import NodeReport, Report, as_json, junit, parse_node, text
+from dshealthd.doctor_command import main
 from dshealthd.findings.judge import RULES
 from dshealthd.status.paint import Paint
 from dshealthd.symptoms import all_symptoms
@@ -76,7 +77,7 @@ def test_text_has_the_worst_first_and_no_control_characters() -> None:
     assert shown.index("CRITICAL  check-2") < shown.index("WARNING   check-1")
     assert "Limit: 7 against 8 (PCI)" in shown
     assert "Remedy: sudo reboot" in shown
-    assert "docs/runbooks/gpu-lost.md" in shown
+    assert "Runbook: dshealthd doctor --runbook gpu-lost" in shown
     assert "\x1b" not in shown
     assert "well" not in shown
     assert "well" in "\n".join(text(report(OK), Paint(colour=False), verbose=True))
@@ -303,3 +304,12 @@ def _read(terminal: int) -> bytes:
         return os.read(terminal, 4096)
     except OSError:
         return b""
+
+
+def test_runbook_that_a_result_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command that a result names prints the runbook, on a node without an agent or network."""
+    for check in node.CHECKS:
+        assert main(["--runbook", check.slug]) == 0
+        assert capsys.readouterr().out.startswith(f"# {all_symptoms()[check.slug].title}\n")
+    assert main(["--runbook", "nothing"]) == 3
+    assert "there is no runbook 'nothing'" in capsys.readouterr().err

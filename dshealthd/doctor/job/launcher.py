@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.remedies import paste
-from dshealthd.doctor.job_sources.slurm_script import gpus_per_node
+from dshealthd.doctor.job_sources.slurm_script import tasks_per_node
 from dshealthd.jobs.environment import natural
 from dshealthd.plural import plural
 from dshealthd.printable import printable
@@ -107,15 +107,8 @@ def _options(context: JobContext) -> Iterator[Result]:
                 component=printable(option),
             )
         outer = launcher if launcher.program == "srun" else None
-        directives = (
-            context.script.value.directives if context.script and context.script.value else {}
-        )
-        asked = {**directives, **(outer.options if outer else {})}
-        tasks = natural(asked.get("ntasks-per-node"))
-        nodes = natural(asked.get("nodes"))
-        total = natural(asked.get("ntasks"))
-        if tasks is None and total is not None and nodes:
-            tasks = -(-total // nodes)
+        asked = context.slurm_options
+        nodes, tasks = natural(asked.get("nodes")), tasks_per_node(asked)
         if outer is not None and tasks is not None and tasks > 1:
             yield Result(
                 Outcome.CRITICAL,
@@ -135,27 +128,14 @@ def _options(context: JobContext) -> Iterator[Result]:
                 source="sbatch(1): the script runs on the first node",
                 component="torchrun",
             )
-        gpus, per_node = gpus_per_node(asked), context.layout.ranks_per_node
-        if gpus is not None and per_node is not None and per_node > gpus:
-            yield Result(
-                Outcome.CRITICAL,
-                f"{program} starts {plural(per_node, 'rank')} on a node, but Slurm gives the job "
-                f"{plural(gpus, 'GPU')}",
-                remedy=f"sbatch --gpus-per-node={per_node} ...",
-                value=str(per_node),
-                limit=str(gpus),
-                source="--gpus-per-node or --gres",
-                component=program,
-            )
-        listed = natural(asked.get("nodes"))
-        if program == "torchrun" and listed and context.layout.nodes not in (None, listed):
+        if program == "torchrun" and nodes and context.layout.nodes not in (None, nodes):
             yield Result(
                 Outcome.CRITICAL,
                 f"torchrun waits for {plural(context.layout.nodes or 0, 'node')}, but Slurm gives"
-                f" the job {listed}",
-                remedy=f"torchrun --nnodes={listed} ...",
+                f" the job {nodes}",
+                remedy=f"torchrun --nnodes={nodes} ...",
                 value=str(context.layout.nodes),
-                limit=str(listed),
+                limit=str(nodes),
                 source="--nodes",
                 component="torchrun",
             )

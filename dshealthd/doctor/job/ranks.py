@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.remedies import paste
+from dshealthd.doctor.job_sources.slurm_script import gpus_per_node
 from dshealthd.jobs.visible_devices import visible
 from dshealthd.plural import plural
 from dshealthd.printable import printable
@@ -104,6 +105,8 @@ def _ranks(context: JobContext) -> Iterator[Result]:
     if per_node is None:
         return
     if limit is None:
+        if context.layout.hosts and context.by_ssh:
+            return  # the check `ssh` counts the GPUs of each host
         yield Result(
             Outcome.UNKNOWN,
             f"{plural(per_node, 'rank')} per node ({context.layout.source}); the number of GPUs"
@@ -115,7 +118,9 @@ def _ranks(context: JobContext) -> Iterator[Result]:
             f"{plural(per_node, 'rank')} per node ({context.layout.source}) but"
             f" {plural(limit, 'visible GPU')}: local rank {limit} fails with"
             " `invalid device ordinal`",
-            remedy="nvidia-smi -L",
+            remedy=f"sbatch --gpus-per-node={per_node} ..."
+            if _is_of_slurm(context)
+            else "nvidia-smi -L",
             value=str(per_node),
             limit=str(limit),
             source="CUDA_VISIBLE_DEVICES" if limit != gpus else _source(context),
@@ -141,7 +146,13 @@ def _why(context: JobContext) -> str:
     return f"{problem or 'NVML was not queried'} (--gpus-per-node)"
 
 
+def _is_of_slurm(context: JobContext) -> bool:
+    return context.gpus_wanted is None and gpus_per_node(context.slurm_options) is not None
+
+
 def _source(context: JobContext) -> str:
+    if _is_of_slurm(context):
+        return "the job's request of Slurm"
     return "--gpus-per-node" if context.gpus_wanted is not None else "NVML of this node"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.job_sources.slurm_script import gpus_per_node
+from dshealthd.doctor.job_sources.slurm_script import requested, tasks_per_node
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
@@ -64,24 +64,18 @@ def _launched(
     members: Iterable[Member],
     gpus: int | None,
 ) -> Layout:
-    directives = script.directives if script else {}
-    outer = command.find("srun") if command else None
-    asked = {**directives, **(outer.options if outer else {})}
+    asked = requested(command, script)
     nodes = natural(asked.get("nodes", "1" if script else None))
-    if gpus is None:
-        gpus = gpus_per_node(asked)
     if command is None or (inner := command.find("deepspeed")) is not None:
         return _deepspeed(inner if command else None, members, gpus)
     if (inner := command.find("torchrun")) is not None:
         return _torchrun(inner, gpus)
     if command.inner is None:  # a program that may launch the ranks itself
         return Layout(None, nodes, None, source="srun")
-    per_node = natural(asked.get("ntasks-per-node"))
+    per_node = tasks_per_node(asked)
     ranks = natural(asked.get("ntasks"))
     if ranks is None and nodes is not None and per_node is not None:
         ranks = nodes * per_node
-    if per_node is None and ranks is not None and nodes:
-        per_node = -(-ranks // nodes)
     return Layout(ranks, nodes, per_node, source="srun")
 
 

@@ -226,14 +226,12 @@ class _Shell:
     def _pieces(self, word: Word, given: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
         """Yield what the parts of a word become, and whether each begins another word."""
         for part in word.parts:
-            value: Value = part.text
-            if part.expands:
-                value = self._value(part.text, given)
-                if value is None:
-                    value = part.text if "$" in part.text else f"$({part.text.strip('`')})"
-                elif not part.is_quoted:
-                    texts = (value,) if isinstance(value, str) else value
-                    value = tuple(one for text in texts for one in text.split())
+            value = self._value(part.text, given) if part.expands else part.text
+            if value is None:
+                value = part.text if "$" in part.text else f"$({part.text.strip('`')})"
+            elif part.expands and not part.is_quoted:
+                texts = (value,) if isinstance(value, str) else value
+                value = tuple(one for text in texts for one in text.split())
             if isinstance(value, str):
                 yield value, False
             else:

@@ -44,20 +44,40 @@ class SlurmScript:
         """Return the number in an `#SBATCH` directive; None if there is none."""
         return natural(self.directives.get(name))
 
-    @property
-    def gpus_per_node(self) -> int | None:
-        """GPUs per node that the Slurm job requests; None if it does not say."""
-        return gpus_per_node(self.directives)
+
+def requested(command: LauncherCommand | None, script: SlurmScript | None) -> dict[str, str]:
+    """Return what a job requests of Slurm: its directives, overridden by the options of srun."""
+    outer = command.find("srun") if command else None
+    return {**(script.directives if script else {}), **(outer.options if outer else {})}
+
+
+def tasks_per_node(options: Mapping[str, str]) -> int | None:
+    """Return the tasks that Slurm starts on the node with the most; None without a number."""
+    tasks, nodes = natural(options.get("ntasks")), natural(options.get("nodes"))
+    given = natural(options.get("ntasks-per-node"))
+    if tasks is not None and nodes and (given is None or tasks != nodes * given):
+        # with --ntasks, --ntasks-per-node is only a maximum (srun(1))
+        tasks = -(-tasks // nodes)
+        return tasks if given is None else min(tasks, given)
+    return given
 
 
 def gpus_per_node(options: Mapping[str, str]) -> int | None:
-    """Return the GPUs requested by Slurm's `--gpus-per-node` or `--gres`; None without them."""
+    """Return the GPUs that Slurm gives a job on each node; None without a request.
+
+    These are `--gpus-per-node`, `--gres`, `--gpus-per-task` and `--gpus` (sbatch(1)).
+    """
     if (text := options.get("gpus-per-node")) is not None:
         return natural(text.rpartition(":")[2])
     for entry in options.get("gres", "").split(","):
         if match := _GPUS.fullmatch(entry):
             return natural(match[1] or "1")
-    return None
+    if (text := options.get("gpus-per-task")) is not None:
+        each, tasks = natural(text.rpartition(":")[2]), tasks_per_node(options)
+        return None if each is None or tasks is None else each * tasks
+    total = natural(options.get("gpus", "").rpartition(":")[2])
+    nodes = natural(options.get("nodes"))
+    return total // nodes if total and nodes and total % nodes == 0 else None
 
 
 def parse(text: str) -> SlurmScript:

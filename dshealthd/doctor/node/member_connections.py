@@ -28,7 +28,7 @@ MEMBERS = 16
 """Members that one node tries."""
 TIMEOUT = 2.0
 """Seconds for a connection: the first packet is sent again after one."""
-DEADLINE = 8.0
+DEADLINE = 6.0
 """Seconds for all of them: a name server that is down costs 5 to 10."""
 _MEANINGS = {
     ConnectionOutcome.REFUSED: "refuses: its agent is not running, or a firewall rejects",
@@ -103,5 +103,5 @@ CHECK: Check[NodeContext] = Check(
     "member-connections",
     "Other members accept connections from this node",
     _run,
-    deadline=DEADLINE + 4,
+    deadline=DEADLINE + 3,
 )

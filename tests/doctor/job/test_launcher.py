@@ -199,7 +199,6 @@ def test_good_script(tmp_path: Path) -> None:
     ("values", "outcome", "words"),
     [
         ({"tasks": 8}, CRITICAL, "srun starts torchrun 8 times on each node"),
-        ({"gpus": 4}, CRITICAL, "starts 8 ranks on a node, but Slurm gives the job 4 GPUs"),
         ({"nodes": 2}, CRITICAL, "waits for 2 nodes, but Slurm gives the job 4"),
         (
             {"late": "#SBATCH --exclusive"},
@@ -299,6 +298,35 @@ def test_no_script() -> None:
     """What does not begin with #! is no batch script."""
     with pytest.raises(ValueError, match="does not begin with #!"):
         slurm_script.parse("torchrun x.py")
+
+
+@pytest.mark.parametrize(
+    ("head", "gpus"),
+    [
+        ("-N 2 --gres=gpu:a100:4", 4),
+        ("-N 2 --gres=nvme:1,gpu:4", 4),
+        ("-N 2 --gpus-per-node=h100:8", 8),
+        ("-N 4 -n 4 --gpus-per-task=8", 8),
+        ("-N 2 --ntasks-per-node=8 --gpus-per-task=h100:1", 8),
+        ("-N 2 --gpus=16", 8),
+        ("-N 2 -G 3", None),
+        ("-N 2", None),
+    ],
+)
+def test_gpus_of_the_script(tmp_path: Path, head: str, gpus: int | None) -> None:
+    """Without NVML, as on a login node, GPUs are those that the script requests of Slurm."""
+    file = tmp_path / "job.sh"
+    for ranks in (1, 9):
+        file.write_text(
+            f"#!/bin/sh\n#SBATCH {head}\nsrun torchrun --nproc-per-node={ranks} x\n"
+        )
+        job = asked("--slurm-script", str(file))
+        assert job.gpus_per_node == gpus
+        (found,) = results("ranks-and-gpus", job)
+        expected = UNKNOWN if gpus is None else OK if ranks == 1 else CRITICAL
+        assert found.outcome is expected, found
+        if expected is CRITICAL:
+            assert (found.remedy, found.limit) == ("sbatch --gpus-per-node=9 ...", str(gpus))
 
 
 @pytest.mark.parametrize(
