@@ -134,6 +134,8 @@ def _engine(config: Source[Parsed], settings: Mapping[str, Any], source: str) ->
             source=source,
             component=f"{name}: optimizer.type",
         )
+    yield from _ratio(name, settings)
+    yield from _scheduler(name, settings, source)
     if settings["optimizer_problem"] == "unknown":
         yield Result(
             Outcome.CRITICAL,
@@ -153,6 +155,59 @@ def _engine(config: Source[Parsed], settings: Mapping[str, Any], source: str) ->
             remedy=add_key(config, "zero_allow_untested_optimizer", "true"),
             source=source,
             component=f"{name}: optimizer.type",
+        )
+
+
+def _ratio(name: str, settings: Mapping[str, Any]) -> Iterator[Result]:
+    """Yield what prevents a part of the optimizer's states from staying on the GPU."""
+    device, optimizer = settings["offload_optimizer"], settings["optimizer"] or ""
+    if settings["ratio"] >= 1 or device == "none":
+        return
+    value = f"{settings['ratio']:g}"
+    if device == "nvme":
+        yield Result(
+            Outcome.WARNING,
+            f"{name}: offload_optimizer.ratio {value} is for CPU Adam, but the states are"
+            " offloaded to NVMe",
+            remedy=find_key(name, "ratio"),
+            value=value,
+            limit="device cpu",
+            source="deepspeed/runtime/zero/offload_config.py",
+            component=f"{name}: zero_optimization.offload_optimizer.ratio",
+        )
+    elif optimizer not in {"", "adam", "adamw"}:
+        yield Result(
+            Outcome.CRITICAL,
+            printable(
+                f"{name}: offload_optimizer.ratio {value} works with CPU Adam alone, so DeepSpeed"
+                f" aborts at startup with {optimizer}"
+            ),
+            remedy=find_key(name, "ratio"),
+            value=printable(optimizer),
+            limit="adam or adamw",
+            source="deepspeed/runtime/zero/stage3.py, DeepSpeedZeroOptimizer_Stage3",
+            component=f"{name}: zero_optimization.offload_optimizer.ratio",
+        )
+
+
+def _scheduler(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Result]:
+    """Yield why the engine would refuse the scheduler."""
+    scheduler = settings["scheduler"]
+    meanings = {
+        "unknown": "neither DeepSpeed nor torch.optim.lr_scheduler has the scheduler {}",
+        "wrapped": "{} is torch's and takes an optimizer of torch, but ZeRO, fp16 and bf16 wrap"
+        " the optimizer: it raises TypeError at startup; create it in the script instead, as a"
+        " callable given to deepspeed.initialize(lr_scheduler=...)",
+    }
+    if problem := settings["scheduler_problem"]:
+        yield Result(
+            Outcome.CRITICAL,
+            printable(f"{name}: {meanings[problem].format(scheduler)}"),
+            remedy=find_key(name, "scheduler", "-A2"),
+            value=printable(str(scheduler)),
+            limit="a scheduler of DeepSpeed, such as WarmupCosineLR",
+            source=f"deepspeed/runtime/engine.py, _scheduler_from_config; {source}",
+            component=f"{name}: scheduler.type",
         )
 
 

@@ -108,7 +108,9 @@ def _options(context: JobContext) -> Iterator[Result]:
             )
         outer = launcher if launcher.program == "srun" else None
         asked = context.slurm_options
-        nodes, tasks = natural(asked.get("nodes")), tasks_per_node(asked)
+        nodes = natural(asked.get("nodes"))
+        spread = {} if nodes or not context.layout.nodes else {"nodes": str(context.layout.nodes)}
+        tasks = tasks_per_node({**asked, **spread})
         if outer is not None and tasks is not None and tasks > 1:
             yield Result(
                 Outcome.CRITICAL,

@@ -51,16 +51,23 @@ def run(context: JobContext) -> Iterator[Result]:
     devices = NetworkDevices(Context(host=context.host, monotonic=time.monotonic, wall=time.time))
     count = 0
     for variable, problem in _problems(context, have, devices):
-        if problem is problems.Problem.DISABLED and (
-            variable in TRANSPORTS or not any(devices.ports().values())
-        ):
-            continue  # `transports` reports the first; without adapters the others are right
+        words = WORDS[problem]
+        if problem is problems.Problem.DISABLED:
+            if variable in TRANSPORTS:
+                continue  # `transports` reports it
+            if not any(devices.ports().values()):
+                if not _runs_elsewhere(context):
+                    continue  # right on nodes without adapters
+                words = (
+                    f"disables InfiniBand and RoCE between the {context.layout.nodes} nodes of the"
+                    " job; right only where they have neither"
+                )
         count += 1
         value = have.get(variable, "")
         shown = f"{variable}={value[:60]}" if value else variable
         yield Result(
             Outcome.CRITICAL if problem in _CRITICAL else Outcome.WARNING,
-            printable(f"{shown} {WORDS[problem]}"),
+            printable(f"{shown} {words}"),
             remedy=f"unset {variable}" if variable in have else "env | grep NCCL",
             value=printable(value[:60]),
             source=SOURCE,
@@ -72,6 +79,12 @@ def run(context: JobContext) -> Iterator[Result]:
     if not count:
         known = sorted(name for name in have if "NCCL" in name)
         yield Result(Outcome.OK, f"{', '.join(known[:8]) or 'no variable'}: NCCL reads it as set")
+
+
+def _runs_elsewhere(context: JobContext) -> bool:
+    """Tell whether the job runs on several nodes of which this one, without GPUs, is none."""
+    has_gpus = context.gpus is not None and context.gpus.value is not None
+    return (context.layout.nodes or 1) > 1 and not has_gpus
 
 
 def _problems(

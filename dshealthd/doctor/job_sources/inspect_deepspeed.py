@@ -286,6 +286,24 @@ def optimizer_problem(module: Any, config: Any) -> str:
     return "untested" if untested and zero else ""
 
 
+def scheduler_problem(config: Any) -> str:
+    """Return why the engine refuses the scheduler: `unknown`, `wrapped` optimizer, or "".
+
+    Follows DeepSpeedEngine's `_scheduler_from_config` and `_do_optimizer_sanity_check`: schedulers of
+    torch take an optimizer of torch, which DeepSpeed's wrappers for ZeRO and half precision are not.
+    """
+    import torch
+    from deepspeed.runtime import lr_schedules
+
+    name = config.scheduler_name
+    if name is None or hasattr(lr_schedules, name):
+        return ""
+    if not hasattr(torch.optim.lr_scheduler, name):
+        return "unknown"
+    settings = understood(config)
+    return "wrapped" if settings["stage"] or settings["fp16"] or settings["bf16"] else ""
+
+
 def understood(config: Any) -> dict[str, Any]:
     """Return the settings that other checks compare, as DeepSpeed understood them."""
     zero = config.zero_config
@@ -302,7 +320,9 @@ def understood(config: Any) -> dict[str, Any]:
         "stage": int(config.zero_optimization_stage),
         "offload_optimizer": device(zero.offload_optimizer) if zero.offload_optimizer else "none",
         "offload_param": device(zero.offload_param) if zero.offload_param else "none",
+        "ratio": float(getattr(zero.offload_optimizer, "ratio", 1.0)),
         "optimizer": config.optimizer_name,
+        "scheduler": config.scheduler_name,
         "fp16": enabled("float16_config", "fp16_enabled"),
         "bf16": enabled("bfloat16_config", "bfloat16_enabled"),
         "load_universal": bool(getattr(config, "load_universal_checkpoint", False)),
@@ -369,6 +389,7 @@ def validate(deepspeed: Any, document: dict[str, Any]) -> dict[str, Any]:
     if config is not None:
         settings = understood(config)
         settings["optimizer_problem"] = optimizer_problem(module, config)
+        settings["scheduler_problem"] = scheduler_problem(config)
     known = looks.keys.get("", set()) | read_by_source(deepspeed)
     refused = {one["path"] for one in errors}
     return {

@@ -94,6 +94,18 @@ CASES: dict[str, dict[str, Any]] = {
     "max_grad_norm": changed(
         optimizer={"type": "Adam", "params": {"lr": 1e-3, "max_grad_norm": 1.0}}
     ),
+    "torch's scheduler": changed(scheduler={"type": "CosineAnnealingLR", "params": {"T_max": 9}}),
+    "no scheduler": changed(scheduler={"type": "Cosine", "params": {}}),
+    "ratio to nvme": changed(
+        zero_optimization={
+            "stage": 3,
+            "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp", "ratio": 0.5},
+        }
+    ),
+    "ratio of lion": changed(
+        optimizer={"type": "Lion", "params": {"lr": 1e-4}},
+        zero_optimization={"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
+    ),
     "tag": changed(checkpoint={"tag_validation": "Strict"}),
     "nan": changed(fp16={"enabled": True, "loss_scale": "NaN"}, bf16={"enabled": False}),
     "types": changed(zero_optimization=["stage", 3]),
@@ -160,6 +172,10 @@ def test_no_false_alarm(inspected: dict[str, Inspection], case: str, check: str)
             "offload_param needs ZeRO stage 3 or higher",
         ),
         ("ratio", "config-conflicts", CRITICAL, "Partial offloading"),
+        ("torch's scheduler", "config-conflicts", CRITICAL, "it raises TypeError at startup"),
+        ("no scheduler", "config-conflicts", CRITICAL, "has the scheduler Cosine"),
+        ("ratio to nvme", "config-conflicts", WARNING, "but the states are offloaded to NVMe"),
+        ("ratio of lion", "config-conflicts", CRITICAL, "works with CPU Adam alone"),
         ("stage", "config-conflicts", CRITICAL, "zero_optimization.stage"),
         ("optimizer", "config-conflicts", CRITICAL, "has the optimizer OneBitAdam"),
         ("untested", "config-conflicts", CRITICAL, "not tested with SGD"),

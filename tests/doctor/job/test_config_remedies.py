@@ -42,6 +42,18 @@ MENDED: dict[str, dict[str, Any]] = {
     "ratio": changed(
         zero_optimization={"stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5}}
     ),
+    "torch's scheduler": changed(scheduler={"type": "WarmupCosineLR", "params": {}}),
+    "no scheduler": changed(scheduler={"type": "WarmupLR", "params": {}}),
+    "ratio to nvme": changed(
+        zero_optimization={
+            "stage": 3,
+            "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"},
+        }
+    ),
+    "ratio of lion": changed(
+        optimizer={"type": "Lion", "params": {"lr": 1e-4}},
+        zero_optimization={"stage": 3, "offload_optimizer": {"device": "cpu"}},
+    ),
     "stage": changed(zero_optimization={"stage": 3}),
     "optimizer": changed(optimizer={"type": "Adam", "params": {"lr": 1e-3}}),
     EDITED: {},  # what the remedy makes of it

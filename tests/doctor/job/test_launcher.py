@@ -294,6 +294,19 @@ def test_single_node_batch_script(tmp_path: Path) -> None:
     assert [result.outcome for result in then] == [OK], texts(then)
 
 
+@pytest.mark.parametrize("head", ["--nodes=2 --ntasks=4", "--ntasks=4", "-N2 -n4"])
+def test_more_tasks_than_nodes(tmp_path: Path, head: str) -> None:
+    """Torchrun that srun starts twice on each node is found, however the tasks are requested."""
+    file = tmp_path / "job.sh"
+    text = f"#!/bin/sh\n#SBATCH {head}\nsrun torchrun --nnodes=2 --nproc-per-node=2 x.py\n"
+    file.write_text(text)
+    (found,) = results("launcher", asked("--slurm-script", str(file)))
+    assert "srun starts torchrun 2 times on each node" in found.text
+    file.write_text(text.replace("srun torchrun", found.remedy.removesuffix(" ...")))
+    then = results("launcher", asked("--slurm-script", str(file)))
+    assert [result.outcome for result in then] == [OK], texts(then)
+
+
 def test_no_script() -> None:
     """What does not begin with #! is no batch script."""
     with pytest.raises(ValueError, match="does not begin with #!"):
@@ -317,9 +330,7 @@ def test_gpus_of_the_script(tmp_path: Path, head: str, gpus: int | None) -> None
     """Without NVML, as on a login node, GPUs are those that the script requests of Slurm."""
     file = tmp_path / "job.sh"
     for ranks in (1, 9):
-        file.write_text(
-            f"#!/bin/sh\n#SBATCH {head}\nsrun torchrun --nproc-per-node={ranks} x\n"
-        )
+        file.write_text(f"#!/bin/sh\n#SBATCH {head}\nsrun torchrun --nproc-per-node={ranks} x\n")
         job = asked("--slurm-script", str(file))
         assert job.gpus_per_node == gpus
         (found,) = results("ranks-and-gpus", job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.job_context import JobContext
+from dshealthd.doctor.job_sources.gpus import Gpus
 from dshealthd.doctor.job_sources.source import Source
 from tests.doctor.job.asking import asked, environment_after, results, texts
 
@@ -78,6 +80,24 @@ def mended(check: str, result: Result, variable: str, **more: Any) -> list[Outco
     left = environment_after(result.remedy, {name: value})
     variables = [f"{name}={value}" for name, value in left.items() if "NCCL" in name]
     return [one.outcome for one in results(check, job(*variables, **more))]
+
+
+def test_infiniband_that_is_disabled_on_other_nodes(tmp_path: Path) -> None:
+    """Seen from a login node, a job of several nodes without InfiniBand is a warning; a job of one
+    node, or from a node with GPUs and no adapter, is ok.
+    """
+    without = Host(sysfs=tmp_path)
+    gpus = Source("NVML", Gpus(("H100",), (80 << 30,)))
+    for variable in ("NCCL_IB_DISABLE=1", "NCCL_NET=Socket"):
+        (found,) = results("nccl-variables", job(variable, host=without, nodes=2))
+        assert found.outcome is WARNING
+        assert "between the 2 nodes of the job; right only where they have neither" in found.text
+        assert mended("nccl-variables", found, variable, host=without, nodes=2) == [OK]
+        for fine in (
+            job(variable, host=without),
+            dataclasses.replace(job(variable, host=without, nodes=2), gpus=gpus),
+        ):
+            assert [one.outcome for one in results("nccl-variables", fine)] == [OK]
 
 
 def test_loopback_between_nodes() -> None:
