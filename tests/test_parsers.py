@@ -144,6 +144,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("collectors.software", "parse_os_release", LINES),
         ("linux.local_network", "parse_range", TEXT),
         ("linux.local_network", "parse_reserved", TEXT),
+        ("linux.local_network", "parse_routes", LINES),
         ("evidence.bundle", "parse_name", TEXT),
         ("evidence.exposition_text", "parse", LINES),
         ("evidence.stacks", "parse", BYTES),
@@ -202,11 +203,6 @@ HERE |= {
         lambda data: module("collectors.software").parse_dpkg_version(data, "libc6"),
         BYTES,
     ),
-    ("doctor.node.host_name", "parse_bridge_routes"): (
-        lambda text: module("doctor.node.host_name").parse_bridge_routes(text, {"docker0", "0"}),
-        LINES,
-    ),
-    ("doctor.nftables", "parse_networks"): (module("doctor.nftables").parse_networks, LINES),
     ("doctor.report", "parse_node"): (
         lambda document: _but_no_shape(module("doctor.report").parse_node, document, "node-1"),
         DOCUMENTS,

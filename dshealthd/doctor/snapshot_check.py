@@ -45,17 +45,17 @@ def snapshot_check(
     name: str,
     title: str,
     collectors: tuple[str, ...],
-    looked: Callable[[NodeContext], str],
-    more: Callable[[NodeContext], Iterable[Result]] = nothing,
+    summary: Callable[[NodeContext], str],
+    problems: Callable[[NodeContext], Iterable[Result]] = nothing,
     alerts: str = "",
     *,
     reads_host: bool = False,
 ) -> SnapshotCheck:
     """Return the check of one symptom.
 
-    `looked` returns the text of the ok result; `more` yields results that findings do not cover.
+    `summary` returns the text of the ok result; `problems` yields results that findings do not cover.
     `alerts` is the prefix of this check's alerts, for a symptom with several checks. `reads_host`
-    says that `looked` or `more` reads more than the status document: for another node's document,
+    says that `summary` or `problems` reads more than the status document: for another node's document,
     such a check yields problems but never an ok result.
     """
 
@@ -65,13 +65,13 @@ def snapshot_check(
             return
         found = [_result(finding) for finding in _findings(context, slug, alerts)]
         if not (reads_host and context.elsewhere):
-            found += more(context)
+            found += problems(context)
         yield from found
         yield from _unread(context, collectors, found)
         if reads_host and context.elsewhere:
             return
         if not found and (text := _readable(context, collectors)):
-            yield Result(Outcome.OK, looked(context) if text == "ok" else text)
+            yield Result(Outcome.OK, summary(context) if text == "ok" else text)
 
     return SnapshotCheck(
         slug, name, title, run, collectors=collectors, alerts=alerts, reads_host=reads_host

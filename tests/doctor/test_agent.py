@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import bcrypt
 import pytest
 
-from dshealthd.doctor.node import agent_config, maintenance
+from dshealthd.doctor.node.agent import AGENT_CONFIG, MAINTENANCE
 from dshealthd.doctor.status_document import status_document
 from dshealthd.http.client import Access
 from tests.agents import RunningAgent, end, first_line, launch, running
@@ -102,8 +102,8 @@ def test_file_that_is_refused(tmp_path: Path) -> None:
         file = tmp_path / "dshealthd.toml"
         file.write_text("[collectors.gpu]\nintervall = '1s'\n", encoding="utf-8")
         agent.process.send_signal(signal.SIGHUP)
-        found = said(agent, agent_config.CHECK, "warning")
-        assert (agent_config.CHECK.slug, found.component) == (
+        found = said(agent, AGENT_CONFIG, "warning")
+        assert (AGENT_CONFIG.slug, found.component) == (
             "config-reload-failed",
             "configuration",
         )
@@ -111,7 +111,7 @@ def test_file_that_is_refused(tmp_path: Path) -> None:
         file.write_text(CONFIG, encoding="utf-8")
         run("dshealthd check-config", "--config.file", str(file))
         agent.process.send_signal(signal.SIGHUP)
-        said(agent, agent_config.CHECK, "ok")
+        said(agent, AGENT_CONFIG, "ok")
 
 
 def test_maintenance_that_is_over(tmp_path: Path) -> None:
@@ -119,11 +119,11 @@ def test_maintenance_that_is_over(tmp_path: Path) -> None:
     state = ("--path.state", str(tmp_path / "state"))
     with running(tmp_path, '[collectors.maintenance]\ninterval = "200ms"\n') as agent:
         run("dshealthd maintenance on --for 1h --reason cable", *state)
-        found = said(agent, maintenance.CHECK, "warning")
-        assert maintenance.CHECK.slug == "maintenance"
+        found = said(agent, MAINTENANCE, "warning")
+        assert MAINTENANCE.slug == "maintenance"
         (command,) = re.findall("`(dshealthd .*?)`", found.remedy)
         run(command, *state)
-        said(agent, maintenance.CHECK, "ok")
+        said(agent, MAINTENANCE, "ok")
 
 
 @pytest.mark.parametrize("secure", [False, True])

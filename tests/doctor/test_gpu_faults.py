@@ -9,7 +9,7 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.doctor import status_document
-from dshealthd.doctor.node import nvlink
+from dshealthd.doctor.node.gpus import NVLINK
 from dshealthd.doctor.status_document import DEADLINE
 from tests.doctor.looks import look, outcomes, results
 from tests.doctor.machine import FIXTURES
@@ -150,8 +150,8 @@ def test_nvlinks_and_their_fabric(make_machine: Callable[..., Machine]) -> None:
     sources = ("kernel", "gpu", "nvlink", "nvlink_domain")
     gpus.set(3, "nvlink7_state", 0)
     gpus.set(None, "fabric_state", 2)
-    found = {one.component: one for one in results(nvlink.CHECK, look(*sources, host=host))}
-    assert nvlink.CHECK.slug == "bad-link"
+    found = {one.component: one for one in results(NVLINK, look(*sources, host=host))}
+    assert NVLINK.slug == "bad-link"
     assert {name: one.outcome.value for name, one in found.items()} == {
         "gpu 3": "critical",
         "": "critical",
@@ -160,4 +160,4 @@ def test_nvlinks_and_their_fabric(make_machine: Callable[..., Machine]) -> None:
     assert "nvidia-fabricmanager" in found[""].remedy
     gpus.unset(3, "nvlink7_state")
     gpus.set(None, "fabric_state", 3)
-    assert outcomes(nvlink.CHECK, look(*sources, host=host)) == ["ok"]
+    assert outcomes(NVLINK, look(*sources, host=host)) == ["ok"]

@@ -18,13 +18,11 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Bytes
 from dshealthd.doctor.node import (
     async_io,
-    disk_space,
-    host_memory,
     kernel_log,
     kernel_settings,
     process_limits,
+    resources,
     selinux,
-    shared_memory,
     stuck_processes,
 )
 from dshealthd.doctor.node.process_limits import LAUNCHERS
@@ -121,11 +119,11 @@ def test_small_shared_memory(make_machine: Callable[..., Machine], tmp_path: Pat
     if done.returncode:
         pytest.skip("mounting is not permitted here")
     try:
-        (found,) = results(shared_memory.CHECK, look("gpu_bus", "filesystem", host=host))
+        (found,) = results(resources.SHARED_MEMORY, look("gpu_bus", "filesystem", host=host))
         assert (found.outcome.value, found.value) == ("warning", "6.71089e+07")
         assert found.remedy
         subprocess.run(["mount", "-o", "remount,size=2g", str(shm)], check=True, timeout=60)
-        assert outcomes(shared_memory.CHECK, look("gpu_bus", "filesystem", host=host)) == ["ok"]
+        assert outcomes(resources.SHARED_MEMORY, look("gpu_bus", "filesystem", host=host)) == ["ok"]
     finally:
         subprocess.run(["umount", str(shm)], check=True, timeout=60)
 
@@ -146,7 +144,7 @@ def test_file_system_that_fills_up(tmp_path: Path) -> None:
 
     def judged() -> Result:
         (found,) = results(
-            disk_space.CHECK, look("filesystem", host=Host(rootfs=root), config=config)
+            resources.DISK_SPACE, look("filesystem", host=Host(rootfs=root), config=config)
         )
         return found
 
@@ -157,7 +155,7 @@ def test_file_system_that_fills_up(tmp_path: Path) -> None:
         for step, mebibytes in (("global_step1", 12), ("global_step2", 3)):
             (place / step).write_bytes(bytes(mebibytes << 20))
         filling = judged()
-        assert (disk_space.CHECK.slug, filling.outcome.value) == ("disk-full", "warning")
+        assert (resources.DISK_SPACE.slug, filling.outcome.value) == ("disk-full", "warning")
         assert filling.component == "/checkpoints"
         assert "df -h /checkpoints" in filling.remedy
         (place / "global_step3").write_bytes(bytes(1 << 20))
@@ -194,10 +192,10 @@ def test_swap(tmp_path: Path) -> None:
     """Swap in use is a warning; a meminfo without the swap's size is an error and not 0."""
     context = look(host=Host(procfs=tmp_path))
     (tmp_path / "meminfo").write_text("MemTotal: 1 kB\nSwapTotal: 4 kB\nSwapFree:\t1 kB\n")
-    assert [one.value for one in host_memory._more(context)] == ["75%"]
+    assert [one.value for one in resources._host_memory_problems(context)] == ["75%"]
     (tmp_path / "meminfo").write_text("MemTotal: 1 kB\n")
     with pytest.raises(ValueError, match="no SwapTotal and SwapFree in meminfo"):
-        list(host_memory._more(context))
+        list(resources._host_memory_problems(context))
 
 
 def judged_log(dev: Path, lines: Iterable[tuple[int, int, str]]) -> list[Result]:

@@ -17,15 +17,7 @@ import pytest
 
 from dshealthd.config import load
 from dshealthd.core.host import Host
-from dshealthd.doctor.node import (
-    host_name,
-    infiniband,
-    listeners,
-    loopback,
-    member_connections,
-    ports,
-    rendezvous_connections,
-)
+from dshealthd.doctor.node import host_name, infiniband, member_connections, rendezvous, resources
 from tests.doctor.looks import apply, look, outcomes, results
 from tests.netns import leave_time_wait, listener, network_namespace, ss
 
@@ -56,18 +48,18 @@ def test_rendezvous_ports_in_time_wait() -> None:
     launches that left them have stopped: `ss -K` takes the place of their 60 s.
     """
     sources = ("tcp", "tcp_limits", "rendezvous")
-    assert outcomes(ports.CHECK, look(*sources)) == ["ok"]
+    assert outcomes(rendezvous.PORTS, look(*sources)) == ["ok"]
     with listener("127.0.0.1", PORT) as server:
         leave_time_wait(server, 110, server=True)
-    (found,) = results(ports.CHECK, look(*sources))
-    assert (ports.CHECK.slug, found.outcome.value) == ("time-wait", "warning")
+    (found,) = results(rendezvous.PORTS, look(*sources))
+    assert (rendezvous.PORTS.slug, found.outcome.value) == ("time-wait", "warning")
     assert (found.value, found.limit) == ("110", "100")
     assert found.remedy
     subprocess.run(
         ["ss", "-K", "-tn", "state", "time-wait"], check=True, capture_output=True, timeout=60
     )
     if not ss("state", "time-wait"):  # a kernel without INET_DIAG_DESTROY keeps them
-        assert outcomes(ports.CHECK, look(*sources)) == ["ok"]
+        assert outcomes(rendezvous.PORTS, look(*sources)) == ["ok"]
 
 
 @pytest.mark.usefixtures("_namespace")
@@ -76,10 +68,10 @@ def test_rendezvous_ports_inside_the_ephemeral_range() -> None:
     sources = ("tcp", "tcp_limits", "rendezvous")
     with open("/proc/sys/net/ipv4/ip_local_port_range", "w", encoding="ascii") as file:
         file.write("20000 60999")
-    (found,) = results(ports.CHECK, look(*sources))
+    (found,) = results(rendezvous.PORTS, look(*sources))
     assert "29500-29600 are inside the ephemeral range 20000-60999" in found.text
     apply(found)
-    assert outcomes(ports.CHECK, look(*sources)) == ["ok"]
+    assert outcomes(rendezvous.PORTS, look(*sources)) == ["ok"]
 
 
 @pytest.mark.usefixtures("_namespace")
@@ -91,7 +83,7 @@ def test_orphan_on_a_rendezvous_port(tmp_path: Path) -> None:
     file.write_text('[findings.limits]\norphan_listener_seconds = "1s"')
     config = load(file)
     with listener("127.0.0.1", PORT):
-        assert outcomes(listeners.CHECK, look("rendezvous", config=config)) == ["ok"]
+        assert outcomes(rendezvous.LISTENERS, look("rendezvous", config=config)) == ["ok"]
     serve = f"import socket,time; s=socket.create_server(('127.0.0.1',{PORT})); time.sleep(600)"
     launcher = (
         "import subprocess,sys; "
@@ -108,11 +100,11 @@ def test_orphan_on_a_rendezvous_port(tmp_path: Path) -> None:
     try:
         end = time.monotonic() + 60
         while (
-            found := results(listeners.CHECK, look("rendezvous", config=config))[0]
+            found := results(rendezvous.LISTENERS, look("rendezvous", config=config))[0]
         ).outcome.value == "ok":
             assert time.monotonic() < end
             time.sleep(0.1)
-        assert (listeners.CHECK.slug, found.outcome.value) == ("address-in-use", "warning")
+        assert (rendezvous.LISTENERS.slug, found.outcome.value) == ("address-in-use", "warning")
         assert "ss -tlnp" in found.remedy
     finally:
         prctl(SET_CHILD_SUBREAPER, 0)
@@ -120,7 +112,7 @@ def test_orphan_on_a_rendezvous_port(tmp_path: Path) -> None:
         os.kill(orphan, 9)
         os.waitpid(orphan, 0)
     end = time.monotonic() + 60
-    while outcomes(listeners.CHECK, look("rendezvous", config=config)) != ["ok"]:
+    while outcomes(rendezvous.LISTENERS, look("rendezvous", config=config)) != ["ok"]:
         assert time.monotonic() < end
         time.sleep(0.1)
 
@@ -128,10 +120,10 @@ def test_orphan_on_a_rendezvous_port(tmp_path: Path) -> None:
 def test_loopback_that_is_down() -> None:
     """Without the loopback interface TCP to 127.0.0.1 fails: critical."""
     with network_namespace(loopback=False):
-        (found,) = results(loopback.CHECK, look("loopback"))
-        assert (loopback.CHECK.slug, found.outcome.value) == ("loopback-refused", "critical")
+        (found,) = results(resources.LOOPBACK, look("loopback"))
+        assert (resources.LOOPBACK.slug, found.outcome.value) == ("loopback-refused", "critical")
     with network_namespace():
-        assert outcomes(loopback.CHECK, look("loopback")) == ["ok"]
+        assert outcomes(resources.LOOPBACK, look("loopback")) == ["ok"]
 
 
 @pytest.mark.usefixtures("_namespace")
@@ -143,16 +135,16 @@ def test_master_that_does_not_answer() -> None:
     ip("link set far1 up")
     # Known to the kernel, which otherwise gives up to resolve the address after three seconds.
     ip("neighbour add 10.9.0.2 lladdr 02:00:00:00:00:02 dev far0")
-    assert outcomes(rendezvous_connections.CHECK, look("rendezvous")) == ["ok"]
+    assert outcomes(rendezvous.RENDEZVOUS_CONNECTIONS, look("rendezvous")) == ["ok"]
     with socket.socket() as client:
         client.settimeout(0)
         client.connect_ex(("10.9.0.2", PORT))
-        (found,) = results(rendezvous_connections.CHECK, look("rendezvous"))
-    assert rendezvous_connections.CHECK.slug == "rendezvous-unreachable"
+        (found,) = results(rendezvous.RENDEZVOUS_CONNECTIONS, look("rendezvous"))
+    assert rendezvous.RENDEZVOUS_CONNECTIONS.slug == "rendezvous-unreachable"
     assert found.outcome.value == "warning"
     ip("addr add 10.9.0.2/24 dev lo")  # the way there works again
     with listener("10.9.0.2", PORT) as master, socket.create_connection(master.getsockname(), 20):
-        assert outcomes(rendezvous_connections.CHECK, look("rendezvous")) == ["ok"]
+        assert outcomes(rendezvous.RENDEZVOUS_CONNECTIONS, look("rendezvous")) == ["ok"]
 
 
 @pytest.mark.usefixtures("_namespace")

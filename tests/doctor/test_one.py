@@ -7,21 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.doctor.collective import without
-from dshealthd.doctor.node import (
-    agent_workers,
-    gpu_memory,
-    gpu_sampling,
-    gpus,
-    job_hangs,
-    job_losses,
-    link_suspects,
-    listeners,
-    nvlink,
-    ports,
-    probe_failures,
-    rendezvous_connections,
-    straggling,
-)
+from dshealthd.doctor.node import agent, gpus, probes, rendezvous, running_jobs
 from tests.doctor.job.asking import asked, texts
 from tests.doctor.job.asking import results as job_results
 from tests.doctor.looks import results
@@ -43,44 +29,48 @@ ROUND = (("probe_rounds_total", 1, "pair", "ok"), ("probe_up", 1))
 @pytest.mark.parametrize(
     ("check", "scene", "text"),
     [
-        (gpus.CHECK, (("gpus_visible", 1), ("gpus_expected", 1)), "1 GPU in NVML, 1 on the PCI"),
+        (gpus.GPUS, (("gpus_visible", 1), ("gpus_expected", 1)), "1 GPU in NVML, 1 on the PCI"),
         (
-            gpu_sampling.CHECK,
+            gpus.GPU_METRICS,
             (("gpus_expected", 1), ("gpus_visible", 1), GPU),
             "1 NVIDIA GPU on the PCI bus, and",
         ),
-        (gpu_memory.CHECK, (GPU,), "on 1 GPU; 1 does not count errors"),
+        (gpus.GPU_MEMORY, (GPU,), "on 1 GPU; 1 does not count errors"),
         (
-            nvlink.CHECK,
+            gpus.NVLINK,
             (("nvlinks_up", 1, "0", "GPU-a"), ("gpu_fabric_state", 3, "0", "GPU-a")),
             "1 NVLink of 1 GPU up; 1 GPU is registered with the fabric",
         ),
         (
-            listeners.CHECK,
+            rendezvous.LISTENERS,
             (("rendezvous_listeners", 1, "false"), ("rendezvous_ports", 1)),
             "1 listener on 1 rendezvous port, none orphaned",
         ),
         (
-            ports.CHECK,
+            rendezvous.PORTS,
             (("rendezvous_sockets", 1, "time_wait"), ("tcp_ephemeral_ports", 28232)),
             "1 socket on rendezvous ports in TIME_WAIT",
         ),
         (
-            rendezvous_connections.CHECK,
+            rendezvous.RENDEZVOUS_CONNECTIONS,
             (("rendezvous_client_sockets", 1, "established"),),
             "1 connection to rendezvous ports, none waiting",
         ),
         (
-            rendezvous_connections.CHECK,
+            rendezvous.RENDEZVOUS_CONNECTIONS,
             (("rendezvous_client_sockets", 1, "syn_sent"),),
             "1 connection to a rendezvous port without an answer yet",
         ),
-        (job_hangs.CHECK, (("job_ranks", 1, "j", "r"),), "1 training job here, none hung"),
-        (job_losses.CHECK, (("job_loss_finite", 1, "j", "0"),), "1 training job reports a loss"),
-        (link_suspects.CHECK, ROUND, "1 round with other nodes"),
-        (probe_failures.CHECK, ROUND, "1 round with other nodes"),
-        (straggling.CHECK, ROUND, "1 round with other nodes"),
-        (agent_workers.CHECK, (("worker_stuck", 0, "filesystem"),), "0 workers cannot be killed"),
+        (running_jobs.JOB_HANGS, (("job_ranks", 1, "j", "r"),), "1 training job here, none hung"),
+        (
+            running_jobs.JOB_LOSSES,
+            (("job_loss_finite", 1, "j", "0"),),
+            "1 training job reports a loss",
+        ),
+        (probes.LINK_SUSPECTS, ROUND, "1 round with other nodes"),
+        (probes.PROBE_FAILURES, ROUND, "1 round with other nodes"),
+        (probes.STRAGGLER, ROUND, "1 round with other nodes"),
+        (agent.AGENT_WORKERS, (("worker_stuck", 0, "filesystem"),), "0 workers cannot be killed"),
     ],
     ids=lambda one: getattr(one, "name", None),
 )

@@ -15,16 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import Host
-from dshealthd.doctor.node import (
-    aio,
-    host_memory,
-    job_devices,
-    job_nccl_settings,
-    job_ranks,
-    job_transports,
-    nccl_releases,
-    open_files_used,
-)
+from dshealthd.doctor.node import nccl_releases, resources, running_jobs
 from tests.doctor.looks import look, results
 from tests.doctor.test_software import installed
 
@@ -83,10 +74,10 @@ def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> No
         found = {
             check.name: (check.slug, [one.outcome.value for one in of_the_job(check, context)])
             for check in (
-                job_ranks.CHECK,
-                job_devices.CHECK,
-                job_nccl_settings.CHECK,
-                job_transports.CHECK,
+                running_jobs.JOB_RANKS,
+                running_jobs.JOB_DEVICES,
+                running_jobs.JOB_NCCL_SETTINGS,
+                running_jobs.JOB_TRANSPORTS,
             )
         }
     assert found == {
@@ -101,8 +92,13 @@ def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> No
     ):
         context = look(*sources, host=host)
         assert [point for point in context.series("job_ranks") if JOB in point.labels["job"]]
-        for check in (job_ranks, job_devices, job_nccl_settings, job_transports):
-            assert of_the_job(check.CHECK, context) == []
+        for check in (
+            running_jobs.JOB_RANKS,
+            running_jobs.JOB_DEVICES,
+            running_jobs.JOB_NCCL_SETTINGS,
+            running_jobs.JOB_TRANSPORTS,
+        ):
+            assert of_the_job(check, context) == []
 
 
 def test_nccl_release_with_a_defect(tmp_path: Path) -> None:
@@ -151,13 +147,13 @@ def test_process_at_its_limit_of_open_files() -> None:
         assert process.stdout
         try:
             process.stdout.readline()
-            (found,) = of_the_job(open_files_used.CHECK, look("open_files"))
-            assert (open_files_used.CHECK.slug, found.outcome.value) == ("open-files", "warning")
+            (found,) = of_the_job(resources.OPEN_FILES, look("open_files"))
+            assert (resources.OPEN_FILES.slug, found.outcome.value) == ("open-files", "warning")
             assert found.remedy
             print(file=process.stdin, flush=True)
             process.stdout.readline()
             end = time.monotonic() + 60
-            while of_the_job(open_files_used.CHECK, look("open_files")):
+            while of_the_job(resources.OPEN_FILES, look("open_files")):
                 assert time.monotonic() < end
         finally:
             process.kill()
@@ -200,11 +196,11 @@ def test_memory_and_asynchronous_requests_that_run_out(tmp_path: Path) -> None:
     }
     host = Host(procfs=overlaid(tmp_path / "proc", files))
     context = look("memory", "pressure", "kernel", host=host)
-    memory = {one.component: one for one in results(host_memory.CHECK, context)}
+    memory = {one.component: one for one in results(resources.HOST_MEMORY, context)}
     assert memory["swap"].value == "90%"
     assert {one.limit for one in memory.values()} == {"50%", "0.05"}
-    (requests,) = [one for one in results(aio.CHECK, context) if one.value]
-    assert (aio.CHECK.slug, requests.outcome.value) == ("nvme-offload", "warning")
+    (requests,) = [one for one in results(resources.AIO_REQUESTS, context) if one.value]
+    assert (resources.AIO_REQUESTS.slug, requests.outcome.value) == ("nvme-offload", "warning")
     assert "fs.aio-max-nr" in requests.remedy
     total = next(
         int(line.split()[1]) for line in meminfo.splitlines() if line.startswith("MemTotal:")
@@ -217,5 +213,5 @@ def test_memory_and_asynchronous_requests_that_run_out(tmp_path: Path) -> None:
     }
     host = Host(procfs=overlaid(tmp_path / "mended", files))
     context = look("memory", "kernel", host=host)
-    assert not [one for one in results(host_memory.CHECK, context) if one.limit]
-    assert [one.outcome.value for one in results(aio.CHECK, context)] == ["ok"]
+    assert not [one for one in results(resources.HOST_MEMORY, context) if one.limit]
+    assert [one.outcome.value for one in results(resources.AIO_REQUESTS, context)] == ["ok"]

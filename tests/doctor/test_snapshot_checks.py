@@ -12,17 +12,7 @@ from dshealthd import reference
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.result import Result as Collected
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.doctor.node import (
-    agent_workers,
-    clock,
-    collectives,
-    job_hangs,
-    job_losses,
-    link_suspects,
-    probe_failures,
-    probe_rounds,
-    straggling,
-)
+from dshealthd.doctor.node import agent, probes, resources, running_jobs
 from dshealthd.findings.judge import judge, series_of
 from dshealthd.web.status import document
 from tests.doctor.looks import look, outcomes, results
@@ -84,25 +74,25 @@ LOST = ("job_step", 100, JOB, "0")
     ("check", "slug", "outcome", "component", "step", "ill", "well"),
     [
         pytest.param(
-            *(agent_workers.CHECK, "collector-failing", "warning", "filesystem", "ps -eo"),
+            *(agent.AGENT_WORKERS, "collector-failing", "warning", "filesystem", "ps -eo"),
             (("worker_stuck", 1, "filesystem"),),
             (("worker_stuck", 0, "filesystem"),),
             id="a worker in the kernel, which comes back",
         ),
         pytest.param(
-            *(clock.CHECK, "clock-unsynchronized", "warning", "", "chronyc tracking"),
+            *(resources.CLOCK, "clock-unsynchronized", "warning", "", "chronyc tracking"),
             (("clock_synchronized", 0),),
             (("clock_synchronized", 1),),
             id="no time daemon, which is started",
         ),
         pytest.param(
-            *(clock.CHECK, "clock-unsynchronized", "warning", "", "chronyc tracking"),
+            *(resources.CLOCK, "clock-unsynchronized", "warning", "", "chronyc tracking"),
             (("clock_synchronized", 1), ("probe_clock_offset_seconds", -3, "median")),
             (("clock_synchronized", 1), ("probe_clock_offset_seconds", 0.01, "median")),
             id="a clock that is wrong, which is set",
         ),
         pytest.param(
-            *(collectives.CHECK, "nccl-timeout", "critical", JOB, "py-spy dump"),
+            *(running_jobs.COLLECTIVES, "nccl-timeout", "critical", JOB, "py-spy dump"),
             (
                 ("job_nccl_answers_without_progress", 9, JOB),
                 ("job_nccl_rank_operations_behind", 1, JOB, "3", NODE, "3", "AllReduce"),
@@ -111,14 +101,14 @@ LOST = ("job_step", 100, JOB, "0")
             id="a collective without progress, whose job is started again",
         ),
         pytest.param(
-            *(job_hangs.CHECK, "training-hang", "critical", JOB, "py-spy dump"),
+            *(running_jobs.JOB_HANGS, "training-hang", "critical", JOB, "py-spy dump"),
             (("job_hang", 1, JOB, "collective"), ("job_overdue_seconds", 500, JOB, "0")),
             (("job_hang", 0, JOB, "collective"), ("job_overdue_seconds", 0, JOB, "0")),
             id="a hung job, which is started again",
         ),
         pytest.param(
             *(
-                job_losses.CHECK,
+                running_jobs.JOB_LOSSES,
                 "loss-nan",
                 "warning",
                 JOB,
@@ -129,31 +119,31 @@ LOST = ("job_step", 100, JOB, "0")
             id="a loss that is NaN, from the last good checkpoint",
         ),
         pytest.param(
-            *(link_suspects.CHECK, "bad-link", "warning", f"{NODE}--node-18", "mlxlink"),
+            *(probes.LINK_SUSPECTS, "bad-link", "warning", f"{NODE}--node-18", "mlxlink"),
             suspect("link", f"{NODE}--node-18", "slow", 1),
             suspect("link", f"{NODE}--node-18", "slow", 0),
             id="a slow link, whose cable is exchanged",
         ),
         pytest.param(
-            *(probe_failures.CHECK, "nccl-remote-error", "critical", NODE, "dshealthd probe"),
+            *(probes.PROBE_FAILURES, "nccl-remote-error", "critical", NODE, "dshealthd probe"),
             suspect("node", NODE, "unreachable", 1),
             suspect("node", NODE, "unreachable", 0),
             id="a node that probes do not reach, which they do again",
         ),
         pytest.param(
-            *(probe_rounds.CHECK, "probes-missing", "warning", "", "journalctl -u dshealthd"),
+            *(probes.PROBE_ROUNDS, "probes-missing", "warning", "", "journalctl -u dshealthd"),
             (("members", 4), ("probe_up", 0)),
             MEMBERS,
             id="probes that do not run, with a key that does",
         ),
         pytest.param(
-            *(probe_rounds.CHECK, "probes-missing", "warning", "", "the peer API"),
+            *(probes.PROBE_ROUNDS, "probes-missing", "warning", "", "the peer API"),
             (*MEMBERS, (ROUND, WALL - 900, "pair")),
             (*MEMBERS, (ROUND, WALL - 9, "pair")),
             id="no round for long, peers that are reached again",
         ),
         pytest.param(
-            *(straggling.CHECK, "straggler", "warning", NODE, "nvidia-smi -q -d PERFORMANCE"),
+            *(probes.STRAGGLER, "straggler", "warning", NODE, "nvidia-smi -q -d PERFORMANCE"),
             suspect("node", NODE, "slow", 1),
             suspect("node", NODE, "slow", 0),
             id="a slow node, which is as fast as the others again",

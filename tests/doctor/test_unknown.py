@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.doctor.node import (
-    gpu_throttling,
-    gpus,
-    link_suspects,
-    listeners,
-    pcie_width,
-    probe_failures,
-    straggling,
-)
+from dshealthd.doctor.node import gpus, probes, rendezvous
 from tests.doctor.looks import results
 from tests.doctor.test_snapshot_checks import seen
 
@@ -27,35 +19,35 @@ PORTS = ("rendezvous_ports", 101)
 OWNED = (("rendezvous_listeners", 2, "false"), ("rendezvous_listeners", 0, "unknown"), PORTS)
 WIDTHS = (("pcie_link_width", 16, "3", "GPU-d"), ("pcie_link_width_max", 16, "3", "GPU-d"))
 PROBES = ("probe_up", 1)
-OF_PROBES = (link_suspects.CHECK, probe_failures.CHECK, straggling.CHECK)
+OF_PROBES = (probes.LINK_SUSPECTS, probes.PROBE_FAILURES, probes.STRAGGLER)
 
 
 @pytest.mark.parametrize(
     ("check", "scene", "said", "well"),
     [
         pytest.param(
-            listeners.CHECK,
+            rendezvous.LISTENERS,
             (("rendezvous_listeners", 2, "false"), ("rendezvous_listeners", 1, "unknown"), PORTS),
             "the owner of 1 listener on rendezvous ports is unknown",
             OWNED,
             id="a listener whose owner is not found",
         ),
         pytest.param(
-            gpus.CHECK,
+            gpus.GPUS,
             (("gpus_expected", 8),),
             "8 NVIDIA GPUs on the PCI bus, but no NVML to query them",
             (("gpus_expected", 8), ("gpus_visible", 8)),
             id="GPUs without a driver's library",
         ),
         pytest.param(
-            gpu_throttling.CHECK,
+            gpus.GPU_THROTTLING,
             (GPU, ("gpu_temperature_celsius", 60, "3", "GPU-d", "core")),
             "GPU 3 does not report whether it is throttled",
             (GPU, ("gpu_throttle_active", 0, "3", "GPU-d", "hw_slowdown")),
             id="a GPU that does not tell what slows it down",
         ),
         pytest.param(
-            pcie_width.CHECK,
+            gpus.PCIE,
             (GPU, WIDTHS[0]),
             "GPU 3 does not report its PCIe link width",
             (GPU, *WIDTHS),

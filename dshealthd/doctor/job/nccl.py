@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Context
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.doctor.environment_problems import MEANINGS
+from dshealthd.doctor.node.running_jobs import MEANINGS
 from dshealthd.jobs import environment_problems as problems
 from dshealthd.jobs.environment import nccl_variables
 from dshealthd.jobs.nccl.names import Misnomer

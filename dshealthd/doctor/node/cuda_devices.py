@@ -48,7 +48,7 @@ def _ask(python: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout.strip(), done.stderr.strip()
 
 
-def _more(context: NodeContext) -> Iterator[Result]:
+def _problems(context: NodeContext) -> Iterator[Result]:
     expected = context.series.value("gpus_visible")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not expected or hidden is not None:
@@ -70,7 +70,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
             )
 
 
-def _looked(context: NodeContext) -> str:
+def _summary(context: NodeContext) -> str:
     found = _interpreters(context)
     if not found:
         return "no interpreter is given: set --python or doctor.python"
@@ -85,8 +85,8 @@ CHECK: SnapshotCheck = dataclasses.replace(
         "cuda-devices",
         "torch sees the GPUs",
         ("gpu",),
-        _looked,
-        _more,
+        _summary,
+        _problems,
         alerts="none of the alerts",
         reads_host=True,
     ),

@@ -43,7 +43,7 @@ def _boards(context: NodeContext, ports: dict[Port, float]) -> dict[str, list[Po
     return found
 
 
-def _more(context: NodeContext) -> Iterator[Result]:
+def _problems(context: NodeContext) -> Iterator[Result]:
     """Yield InfiniBand ports that are down or slow where their peers are not."""
     series, ports = context.series, _ports(context)
     told = {finding["part"] for finding in context.document["findings"]}
@@ -99,7 +99,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
                 )
 
 
-def _looked(context: NodeContext) -> str:
+def _summary(context: NodeContext) -> str:
     ports = _ports(context)
     up = sum(ports.values())
     everything = len(list(context.series("infiniband_port_up")))
@@ -118,7 +118,7 @@ CHECK = snapshot_check(
     "infiniband",
     "InfiniBand ports are up at their peers' rate",
     ("infiniband",),
-    _looked,
-    _more,
+    _summary,
+    _problems,
     alerts="DshealthdInfiniband",
 )

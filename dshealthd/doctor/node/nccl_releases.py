@@ -39,7 +39,7 @@ def defect(nccl: str, torch: set[str]) -> str:
     return ""
 
 
-def _more(context: NodeContext) -> Iterator[Result]:
+def _problems(context: NodeContext) -> Iterator[Result]:
     versions: dict[tuple[str, str], dict[str, set[str]]] = {}
     for labels, _ in context.series("software_info"):
         where = labels["environment"], labels["job"]
@@ -58,7 +58,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
                 )
 
 
-def _looked(context: NodeContext) -> str:
+def _summary(context: NodeContext) -> str:
     found = {point.labels["version"] for point in context.series("software_info", component="nccl")}
     return f"no known defect in NCCL {', '.join(sorted(found))}" if found else "no NCCL in use"
 
@@ -68,6 +68,6 @@ CHECK = snapshot_check(
     "nccl-releases",
     "No NCCL release with a known defect is in use",
     ("software",),
-    _looked,
-    _more,
+    _summary,
+    _problems,
 )

@@ -80,13 +80,13 @@ def _judge(context: NodeContext, who: str, limits: ProcessLimits) -> Iterator[Re
         )
 
 
-def _more(context: NodeContext) -> Iterator[Result]:
+def _problems(context: NodeContext) -> Iterator[Result]:
     yield from _judge(context, "this shell", _own())
     for name, limits in _launchers(context.host):
         yield from _judge(context, name, limits)
 
 
-def _looked(_context: NodeContext) -> str:
+def _summary(_context: NodeContext) -> str:
     own = _own()
     locked = "all memory" if own.locked == float("inf") else f"{own.locked / (1 << 20):g} MiB"
     return f"user {os.geteuid()} may open {plural(own.files, 'file')} and lock {locked}"
@@ -97,8 +97,8 @@ CHECK = snapshot_check(
     "process-limits",
     "Limits of open files and locked memory",
     ("gpu_bus", "infiniband"),
-    _looked,
-    _more,
+    _summary,
+    _problems,
     alerts="none of the alerts",
     reads_host=True,
 )

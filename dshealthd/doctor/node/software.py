@@ -83,7 +83,7 @@ def _environments(context: NodeContext) -> list[str]:
     return list(dict.fromkeys(prefix(python) for python in context.python))
 
 
-def _more(context: NodeContext) -> Iterator[Result]:
+def _problems(context: NodeContext) -> Iterator[Result]:
     installations = Installations()
     labels = next((point.labels for point in context.series("gpu_driver_info")), None)
     driver_cuda = None if labels is None else labels["cuda"]
@@ -100,7 +100,7 @@ def _more(context: NodeContext) -> Iterator[Result]:
             )
 
 
-def _looked(context: NodeContext) -> str:
+def _summary(context: NodeContext) -> str:
     places = _environments(context)
     if not places:
         return "no training environment is given: set --python or doctor.python"
@@ -112,8 +112,8 @@ CHECK = snapshot_check(
     "software",
     "Driver, CUDA, NCCL and torch are compatible",
     ("gpu",),
-    _looked,
-    _more,
+    _summary,
+    _problems,
     alerts="none of the alerts",
     reads_host=True,
 )

@@ -1,0 +1,194 @@
+"""Jobs that run on this node."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.plural import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dshealthd.doctor.node_context import NodeContext
+
+
+MEANINGS = {
+    "absent": "names a device that this node does not have",
+    "down": "names a device that is down",
+    "loopback": "leaves a multi-node job only the loopback interface",
+    "out_of_range": "has a value out of range",
+    "no_number": "has a value that is not a number to its reader",
+    "misspelt": "seems to be misspelt: a similar variable is set that nothing reads",
+    "unread": "is not read by any release in use",
+    "retired": "is no longer read",
+    "renamed": "has been renamed",
+    "differs": "differs between the ranks of this node",
+    "disabled": "disables a fast transport",
+}
+
+
+def problems(
+    context: NodeContext, wanted: Callable[[str, str], bool], remedy: str
+) -> Iterator[Result]:
+    """Yield results on running jobs' variables for which `wanted(variable, problem)` holds."""
+    for labels, ranks in context.series("job_environment_problems"):
+        variable, problem = labels["variable"], labels["problem"]
+        if ranks and wanted(variable, problem):
+            meaning = MEANINGS.get(problem, problem.replace("_", " "))
+            yield Result(
+                Outcome.WARNING,
+                f"{variable} of job {labels['job']} {meaning} ({plural(ranks, 'rank')}, first rank "
+                f"{labels.get('rank', '?')})",
+                remedy=remedy,
+                component=f"{labels['job']}: {variable}",
+            )
+
+
+def _collectives(_context: NodeContext) -> str:
+    return "NCCL RAS reports no stuck communicator in the jobs on this node"
+
+
+COLLECTIVES = snapshot_check(
+    "nccl-timeout",
+    "collectives",
+    "No collective is stuck",
+    ("nccl_ras",),
+    _collectives,
+)
+
+
+def _job_devices_problems(context: NodeContext) -> Iterator[Result]:
+    yield from problems(
+        context,
+        lambda variable, _problem: variable in {"LOCAL_RANK", "CUDA_VISIBLE_DEVICES"},
+        "echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L  # as many as ranks on this node?",
+    )
+
+
+def _job_devices(context: NodeContext) -> str:
+    runs = len(list(context.series("job_ranks")))
+    return f"{plural(runs, 'training run')} on this node; every rank sees the GPU that it requests"
+
+
+JOB_DEVICES = snapshot_check(
+    "device-ordinal",
+    "job-devices",
+    "Ranks of running jobs see their GPUs",
+    ("job_environment",),
+    _job_devices,
+    _job_devices_problems,
+)
+
+
+def _job_hangs(context: NodeContext) -> str:
+    jobs = {point.labels["job"] for point in context.series("job_ranks")}
+    return f"{plural(len(jobs), 'training job')} here, none hung"
+
+
+JOB_HANGS = snapshot_check(
+    "training-hang",
+    "job-hangs",
+    "No training job on this node is hung",
+    ("training", "job_hang"),
+    _job_hangs,
+)
+
+
+def _job_losses(context: NodeContext) -> str:
+    jobs = {point.labels["job"] for point in context.series("job_loss_finite")}
+    report = plural(len(jobs), "training job reports", "training jobs report")
+    return f"{report} a loss; none is NaN or infinite"
+
+
+JOB_LOSSES = snapshot_check(
+    "loss-nan",
+    "job-losses",
+    "The loss of each training job is a number",
+    ("training",),
+    _job_losses,
+)
+
+
+def _job_nccl_settings_problems(context: NodeContext) -> Iterator[Result]:
+    yield from problems(
+        context,
+        lambda variable, problem: "NCCL_" in variable and problem != "disabled",
+        "ip -br link; ibdev2netdev; env | grep NCCL_",
+    )
+
+
+def _job_nccl_settings(context: NodeContext) -> str:
+    runs = len(list(context.series("job_ranks")))
+    return f"{plural(runs, 'training run')} on this node; none has a wrong NCCL variable"
+
+
+JOB_NCCL_SETTINGS = snapshot_check(
+    "nccl-environment",
+    "job-nccl-settings",
+    "NCCL's variables in running jobs fit the node",
+    ("job_environment",),
+    _job_nccl_settings,
+    _job_nccl_settings_problems,
+)
+
+
+def _job_ranks_problems(context: NodeContext) -> Iterator[Result]:
+    ranks: dict[tuple[str, str], list[str]] = {}
+    for labels, processes in context.series("job_processes"):
+        if processes > 1:
+            ranks.setdefault((labels["job"], labels["run"]), []).append(labels["rank"])
+    for (job, _), twice in ranks.items():
+        yield Result(
+            Outcome.WARNING,
+            f"job {job} has more than one process here for rank {', '.join(sorted(twice))}: an "
+            "earlier run is still running, or two nodes have the same --node-rank",
+            remedy="ps -eo pid,lstart,args | grep -- local_rank  # then end the older ones",
+            component=job,
+        )
+
+
+def _job_ranks(context: NodeContext) -> str:
+    runs = len(list(context.series("job_ranks")))
+    return f"{plural(runs, 'training run')} on this node; no rank is used twice"
+
+
+JOB_RANKS = snapshot_check(
+    "rendezvous-env-mismatch",
+    "job-ranks",
+    "No rank of a running job is used twice",
+    ("job_environment",),
+    _job_ranks,
+    _job_ranks_problems,
+)
+
+
+def _job_transports_problems(context: NodeContext) -> Iterator[Result]:
+    """Yield the transports that a running job disables although the node has them."""
+    nvlink = any(point.value for point in context.series("nvlinks_up"))
+    network = any(point.value for point in context.series("infiniband_port_up"))
+
+    def there(variable: str, problem: str) -> bool:
+        if problem != "disabled":
+            return False
+        if "P2P" in variable:
+            return nvlink
+        return network if variable in {"NCCL_IB_DISABLE", "NCCL_NET"} else True
+
+    yield from problems(context, there, "unset NCCL_P2P_DISABLE NCCL_IB_DISABLE NCCL_SHM_DISABLE")
+
+
+def _job_transports(context: NodeContext) -> str:
+    runs = len(list(context.series("job_ranks")))
+    return f"{plural(runs, 'training run')} on this node; none disables NVLink, shared memory or InfiniBand"
+
+
+JOB_TRANSPORTS = snapshot_check(
+    "p2p-disabled",
+    "job-transports",
+    "Running jobs use the fast transports",
+    ("job_environment",),
+    _job_transports,
+    _job_transports_problems,
+)
