@@ -6,7 +6,6 @@ as the caller wants.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import random
 import socket
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 from dshealthd.linux.local_network import local_ports
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from dshealthd.core.host import Host
 
@@ -84,14 +83,6 @@ def candidates(host: Host, first: int, last: int) -> list[int]:
         raise NoPort(message)
     random.shuffle(found)
     return found
-
-
-def free(ports: Iterable[int]) -> Iterator[int]:
-    """Yield the ports that can be bound now."""
-    for port in ports:
-        with contextlib.suppress(OSError):
-            Held(port).release()
-            yield port
 
 
 def hold(ports: Sequence[int]) -> Held:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
 import subprocess
 import sys
@@ -14,7 +12,7 @@ import pytest
 
 from dshealthd import cli
 from dshealthd.core.host import Host
-from dshealthd.free_port import Held, NoPort, candidates, free, hold
+from dshealthd.free_port import Held, NoPort, candidates, hold
 from tests.netns import connection, listener, network_namespace
 
 if TYPE_CHECKING:
@@ -61,7 +59,6 @@ def test_listening_and_waiting_ports_are_not_free() -> None:
     old.close()  # nobody listens any more, and the accepted end is in TIME_WAIT
     busy = [one.getsockname()[1] for one in (four, six)] + [waiting_port()]
     spare = 29533
-    assert list(free([*busy, spare])) == [spare]
     held = hold([*busy, spare])
     assert held.port == spare
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
@@ -131,123 +128,3 @@ def test_bad_ranges_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert cli.main(["free-port", "--range", text]) == status
         assert message in capsys.readouterr().err
-
-
-def test_every_node_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A port is free on all nodes or it is none, and a node that does not say is named. A script
-    stands for SSH and runs the command in the node's place: `ssh … -- HOST COMMAND`.
-    """
-    ssh = tmp_path / "ssh"
-    ssh.write_text(
-        "#!/bin/sh\n"
-        'while [ "$1" != -- ]; do shift; done\n'
-        'case "$2" in dead) echo "No route to host" >&2; exit 255;; esac\n'
-        'eval "exec $3"\n'
-    )
-    ssh.chmod(0o755)
-    launcher = tmp_path / "dshealthd"
-    launcher.write_text(f'#!/bin/sh\nexec {sys.executable} -m dshealthd "$@"\n')
-    launcher.chmod(0o755)
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    asked = [*COMMAND, "--ssh", str(ssh), "--remote-command", str(launcher), "--hosts"]
-    good = subprocess.run(
-        [*asked, "one", "--", "sh", "-c", "echo $MASTER_PORT"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env=environment,
-    )
-    assert good.returncode == 0, good.stderr
-    assert 29500 <= int(good.stdout) <= 29600
-    assert cli.main(["free-port", "--ssh", str(ssh), "--hosts", "dead"]) == 1
-    assert "no answer from 1 of 1 node: dead: No route to host" in capsys.readouterr().err
-
-
-@contextlib.contextmanager
-def another_network() -> Iterator[int]:
-    """Run a process in a network of its own, which stands for another node; give its pid."""
-    script = (
-        "import fcntl, socket, struct, sys\n"
-        "control = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
-        "fcntl.ioctl(control, 0x8914, struct.pack('16sh14x', b'lo', 1))\n"
-        "print('up', flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        ["unshare", "--net", sys.executable, "-c", script],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdout
-        if process.stdout.readline() != "up\n":
-            pytest.skip("a network namespace is not permitted here")
-        try:
-            yield process.pid
-        finally:
-            process.kill()
-
-
-def bound_there(pid: int, port: int) -> bool:
-    """Tell whether somebody has a port in the network of a process."""
-    script = f"import socket; socket.socket().bind(('', {port}))"
-    done = subprocess.run(
-        ["nsenter", "-t", str(pid), "-n", sys.executable, "-c", script],
-        check=False,
-        capture_output=True,
-        timeout=60,
-    )
-    return done.returncode != 0
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="enters another network")
-def test_port_is_held_on_all_nodes(tmp_path: Path) -> None:
-    """The port is free here and on the other node, and bound on both while it is held; a port that
-    somebody has there is none. The other node is a network of its own, which a script in place of
-    SSH enters.
-    """
-    first = 29560
-    with another_network() as pid, contextlib.ExitStack() as stack:
-        ssh = tmp_path / "ssh"
-        ssh.write_text(
-            f'#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\neval "exec nsenter -t {pid} -n $3"\n'
-        )
-        ssh.chmod(0o755)
-        remote = tmp_path / "dshealthd"
-        remote.write_text(f'#!/bin/sh\nexec {sys.executable} -m dshealthd "$@"\n')
-        remote.chmod(0o755)
-        busy = f"import socket, sys; s = socket.create_server(('', {first})); print(flush=True); "
-        taken = stack.enter_context(
-            subprocess.Popen(
-                ["nsenter", "-t", str(pid), "-n", sys.executable, "-c", f"{busy}sys.stdin.read()"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-            )
-        )
-        stack.callback(taken.kill)
-        assert taken.stdout
-        taken.stdout.readline()
-        range_ = ["--range", f"{first}-{first + 3}"]
-        asked = [*COMMAND, *range_, "--ssh", str(ssh), "--remote-command", str(remote)]
-        with subprocess.Popen(
-            [*asked, "--hosts", "other", "--host-timeout", "100", "--hold", "300"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.getcwd()},
-        ) as holder:
-            assert holder.stdout
-            assert holder.stdin
-            port = int(holder.stdout.readline())
-            assert first < port <= first + 3
-            with pytest.raises(OSError, match="in use"):
-                Held(port)
-            assert bound_there(pid, port)
-            holder.stdin.close()
-            assert holder.wait(60) == 0
-        Held(port).release()
-        end = time.monotonic() + 60
-        while bound_there(pid, port):
-            assert time.monotonic() < end
-            time.sleep(0.2)

@@ -89,7 +89,7 @@ def test_manual_is_sound_roff(manual: Any, tmp_path: Path) -> None:
         (["dshealthd", "run", "--web.listen"], {"--web.listen-address"}),
         (["dshealthd", "doctor", "--no-a"], {"--no-agent"}),
         (["dshealthd", "explain", "--fo"], {"--follow"}),
-        (["dshealthd", "free-port", "--ho"], {"--hold", "--hosts", "--host-timeout"}),
+        (["dshealthd", "free-port", "--ho"], {"--hold"}),
     ],
 )
 def test_bash_completion(manual: Any, tmp_path: Path, words: list[str], expected: set[str]) -> None:
