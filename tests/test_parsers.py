@@ -203,6 +203,10 @@ HERE |= {
         lambda data: module("collectors.software").parse_dpkg_version(data, "libc6"),
         BYTES,
     ),
+    ("doctor.node.gpu_direct", "parse_acs"): (
+        lambda data: module("doctor.node.gpu_direct").parse_acs(((data or b"0") * 4096)[:4096]),
+        BYTES,
+    ),
     ("doctor.report", "parse_node"): (
         lambda document: _but_no_shape(module("doctor.report").parse_node, document, "node-1"),
         DOCUMENTS,

@@ -75,15 +75,15 @@ def channels(host: Host) -> int:
         return 0
 
 
-def daemon(host: Host, last: int | None = None) -> int | None:
-    """Return the pid of IMEX's daemon, None if it is not running; `last` is its last known pid.
+def daemon(host: Host, last: int | None = None, name: str = DAEMON) -> int | None:
+    """Return the pid of root's daemon of this name, None if it is not running.
 
-    OSError if other users' processes cannot be seen, so that this is unknown.
+    `last` is its last known pid. OSError if other users' processes cannot be seen, so that this is unknown.
     """
-    if last is not None and _is_daemon(host, last):
+    if last is not None and _is_daemon(host, last, name):
         return last
     read(host.proc("1/comm"))
-    return next((pid for pid in _pids(host) if _is_daemon(host, pid)), None)
+    return next((pid for pid in _pids(host) if _is_daemon(host, pid, name)), None)
 
 
 def listens(host: Host, pid: int, port: int) -> bool:
@@ -103,9 +103,10 @@ def _pids(host: Host) -> Iterator[int]:
     return (int(name) for name in os.listdir(host.procfs) if name.isdecimal())
 
 
-def _is_daemon(host: Host, pid: int) -> bool:
-    """Return whether a process is IMEX's daemon: by name and owner, as users can pick any name."""
+def _is_daemon(host: Host, pid: int, name: str) -> bool:
+    """Return whether a process is a daemon: by name and owner, as users can pick any name."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
         place = host.proc(str(pid))
-        return read(f"{place}/comm").strip() == DAEMON and os.stat(place).st_uid == 0
+        # the kernel cuts names at 15 bytes (proc(5), /proc/pid/comm)
+        return read(f"{place}/comm").strip() == name[:15] and os.stat(place).st_uid == 0
     return False

@@ -1,0 +1,181 @@
+"""Paths between GPUs and adapters on fixture trees: each fault is found, and passes once mended."""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.core.host import Host
+from dshealthd.doctor.node import gpu_direct
+from dshealthd.doctor.node.gpu_direct import ACS, CONFIG_SIZE, FABRIC, IOMMU, PEER, parse_acs
+from tests.doctor.looks import look, outcomes, results
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dshealthd.doctor.check import Check
+    from dshealthd.doctor.node_context import NodeContext
+
+GPU, ADAPTER, SWITCH = "0000:19:00.0", "0000:1a:00.0", "0000:18:01.0"
+CPU = "flags\t\t: fpu sse2 ht\n"
+
+
+def config(kind: int, acs: int | None) -> bytes:
+    """Return the configuration space of a PCIe port of a type, with ACS control bits."""
+    space = bytearray(CONFIG_SIZE)
+    space[0x34] = 0x40
+    space[0x40:0x44] = bytes([0x01, 0x60, 0, 0])  # power management, then PCI Express
+    space[0x60:0x64] = bytes([0x10, 0, kind << 4 | 2, 0])
+    struct.pack_into("<I", space, 0x100, 0x0001 | 1 << 16 | 0x148 << 20)  # AER, then the next
+    if acs is not None:
+        struct.pack_into("<IHH", space, 0x148, 0x000D | 1 << 16, 0x7F, acs)
+    return bytes(space)
+
+
+class Node:
+    """A node with a GPU and an adapter below one PCIe switch, with the proprietary driver."""
+
+    def __init__(self, directory: Path) -> None:
+        """Write its files."""
+        self.sys, self.proc = directory / "sys", directory / "proc"
+        root = self.sys / "devices/pci0000:17"
+        self.root_port = root / "0000:17:00.0"
+        self.port = self.root_port / "0000:18:00.0" / SWITCH
+        for place, kind in (
+            (self.root_port, "0x060400"),
+            (self.port.parent, "0x060400"),
+            (self.port, "0x060400"),
+        ):
+            self.device(place, kind, "0x1000")
+            (place / "config").write_bytes(config(4, 0x1D))
+        (self.port / "config").write_bytes(config(6, 0x1D))
+        self.gpu = self.device(self.port / GPU, "0x030200", "0x10de")
+        adapter = self.device(self.port / ADAPTER, "0x020700", "0x15b3")
+        infiniband = self.sys / "class/infiniband/mlx5_0"
+        infiniband.mkdir(parents=True)
+        (infiniband / "device").symlink_to(adapter)
+        for name, text in {
+            "1/comm": "systemd\n",
+            "cpuinfo": CPU,
+            "modules": "nvidia 100 1 - Live 0x0\n",
+            "driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15\n",
+            "sys/kernel/osrelease": "5.15.0-130-generic\n",
+        }.items():
+            self.write(name, text)
+
+    def device(self, place: Path, kind: str, vendor: str) -> Path:
+        """Add a device to the bus."""
+        place.mkdir(parents=True)
+        (place / "class").write_text(f"{kind}\n")
+        (place / "vendor").write_text(f"{vendor}\n")
+        bus = self.sys / "bus/pci/devices"
+        bus.mkdir(parents=True, exist_ok=True)
+        (bus / place.name).symlink_to(place)
+        return place
+
+    def write(self, name: str, text: str) -> None:
+        """Write a file below /proc."""
+        file = self.proc / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    @property
+    def context(self) -> NodeContext:
+        """What checks are given."""
+        gpu_direct.bus.cache_clear()
+        return look(host=Host(procfs=self.proc, sysfs=self.sys))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """Return a node with each fault."""
+    return Node(tmp_path)
+
+
+def test_acs(node: Node) -> None:
+    """A switch port that redirects is found; root ports, source validation alone and virtual
+    machines are fine; what only root can read is unknown.
+    """
+    (found,) = results(ACS, node.context)
+    assert (found.outcome.value, found.source) == ("warning", gpu_direct.NCCL_GUIDE)
+    assert SWITCH in found.text
+    assert found.remedy.startswith(f"sudo setpci -s {SWITCH} ECAP_ACS+0x6.w=0000")
+    assert "0000:17:00.0" not in found.remedy
+    for mended in (config(6, 0), config(6, 0x01), config(6, None)):
+        (node.port / "config").write_bytes(mended)
+        assert outcomes(ACS, node.context) == ["ok"]
+    (node.port / "config").write_bytes(config(6, 0x1D)[:64])
+    (unknown,) = results(ACS, node.context)
+    assert (unknown.outcome.value, "sudo" in unknown.remedy) == ("unknown", True)
+    node.write("cpuinfo", CPU.replace("ht", "ht hypervisor"))
+    assert outcomes(ACS, node.context) == ["ok"]
+
+
+@pytest.mark.parametrize("byte", [0x00, 0x40, 0xFF])
+def test_configuration_space_without_sense(byte: int) -> None:
+    """Capabilities that point at themselves or outside end; the port is none that redirects."""
+    assert parse_acs(bytes([byte]) * CONFIG_SIZE) is None
+
+
+def test_iommu(node: Node) -> None:
+    """A translating IOMMU is found; pass-through and none are fine."""
+    group = node.gpu / "iommu_group"
+    group.mkdir()
+    for kind, outcome in (("DMA-FQ", "warning"), ("DMA", "warning"), ("identity", "ok")):
+        (group / "type").write_text(f"{kind}\n")
+        (found,) = results(IOMMU, node.context)
+        assert found.outcome.value == outcome
+        assert outcome == "ok" or GPU in found.text
+    (group / "type").unlink()
+    assert outcomes(IOMMU, node.context) == ["ok"]
+
+
+def test_peer_memory(node: Node) -> None:
+    """Neither nvidia_peermem nor DMA-BUF is found; each of the two is enough."""
+    (found,) = results(PEER, node.context)
+    assert (found.outcome.value, found.remedy) == ("warning", "sudo modprobe nvidia-peermem")
+    node.write("modules", "nvidia_peermem 16384 0 - Live 0x0\nnvidia 100 1 - Live 0x0\n")
+    assert outcomes(PEER, node.context) == ["ok"]
+    node.write("modules", "nvidia_peermem_tools 1 0\n")
+    assert outcomes(PEER, node.context) == ["warning"]
+    node.write(
+        "driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570\n"
+    )
+    assert outcomes(PEER, node.context) == ["ok"]
+    node.write("sys/kernel/osrelease", "4.18.0-553.el8_10.x86_64\n")
+    assert outcomes(PEER, node.context) == ["warning"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the daemon belongs to root")
+def test_fabric_manager(node: Node) -> None:
+    """NVSwitches without a running Fabric Manager are critical; a user's process of that name is
+    none, and where processes cannot be seen it is unknown.
+    """
+    assert outcomes(FABRIC, node.context) == ["ok"]  # no NVSwitch
+    node.device(node.sys / "devices/pci0000:17/0000:20:00.0", "0x068000", "0x10de")
+    (found,) = results(FABRIC, node.context)
+    assert (found.outcome.value, found.component) == ("critical", "Fabric Manager")
+    node.write("77/comm", "nv-fabricmanage\n")
+    os.chown(node.proc / "77", 1000, 1000)
+    assert outcomes(FABRIC, node.context) == ["critical"]
+    os.chown(node.proc / "77", 0, 0)
+    assert outcomes(FABRIC, node.context) == ["ok"]
+    (node.proc / "self/ns").mkdir(parents=True)
+    (node.proc / "self/ns/pid").symlink_to("pid:[4026532000]")
+    assert outcomes(FABRIC, node.context) == ["unknown"]
+    (node.proc / "self/ns/pid").unlink()
+    (node.proc / "1/comm").unlink()
+    assert outcomes(FABRIC, node.context) == ["unknown"]
+
+
+@pytest.mark.parametrize("check", [ACS, IOMMU, PEER], ids=lambda check: check.name)
+def test_nodes_without_adapters_are_not_judged(node: Node, check: Check[NodeContext]) -> None:
+    """Without an RDMA adapter there is no path between GPU and adapter to judge."""
+    (node.sys / "class/infiniband/mlx5_0/device").unlink()
+    (node.sys / "class/infiniband/mlx5_0").rmdir()
+    (found,) = results(check, node.context)
+    assert found.outcome.value == "ok"
+    assert found.text.startswith("not applicable")
