@@ -193,6 +193,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("probe.peers.contract", "parse_answer", TEXT),
         ("probe.peers.link", "parse_head", BYTES),
         ("probe.peers.secret_files", "parse_keys", BYTES),
+        ("doctor.job_sources.shell_syntax", "parse", LINES),
         ("training.message", "decode", BYTES),
         ("training.message", "newest", BYTES),
         ("web.hostnames", "parse_domains", LINES),
