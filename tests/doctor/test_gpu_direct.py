@@ -11,6 +11,7 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.doctor.node import gpu_direct
 from dshealthd.doctor.node.gpu_direct import ACS, CONFIG_SIZE, FABRIC, IOMMU, PEER, parse_acs
+from dshealthd.linux.pci import bus
 from tests.doctor.looks import look, outcomes, results
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Node:
     @property
     def context(self) -> NodeContext:
         """What checks are given."""
-        gpu_direct.bus.cache_clear()
+        bus.cache_clear()
         return look(host=Host(procfs=self.proc, sysfs=self.sys))
 
 

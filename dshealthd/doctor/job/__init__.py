@@ -8,33 +8,43 @@ from dshealthd.doctor.job import (
     batch,
     checkpoint,
     config_conflicts,
-    config_deprecated,
     config_file,
     config_keys,
     hostfile,
-    hostfile_names,
     launcher,
-    master_address,
-    master_port,
     memory,
     nccl,
-    offload_path,
     ranks,
-    ssh,
-    transports,
+    rendezvous,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dshealthd.doctor.check import Check
     from dshealthd.doctor.job_context import JobContext
 
-_MODULES = (
-    *(config_file, config_keys, config_deprecated, config_conflicts, batch),
-    *(hostfile, hostfile_names, ssh),
-    *(launcher, ranks, master_address, master_port, nccl, transports),
-    *(checkpoint, memory, offload_path),
+_CHECKS: tuple[tuple[Check[JobContext], Callable[[JobContext], bool]], ...] = (
+    (config_file.CHECK, config_file.applies),
+    (config_keys.KEYS, config_keys.applies),
+    (config_keys.DEPRECATED, config_keys.applies),
+    (config_conflicts.CHECK, config_conflicts.applies),
+    (batch.CHECK, batch.applies),
+    (hostfile.LINES, hostfile.applies),
+    (hostfile.NAMES, hostfile.applies),
+    (hostfile.SSH, hostfile.ssh_applies),
+    (launcher.CHECK, launcher.applies),
+    (ranks.CHECK, ranks.applies),
+    (rendezvous.ADDRESS, rendezvous.address_applies),
+    (rendezvous.PORT, rendezvous.port_applies),
+    (nccl.VARIABLES, nccl.variables_applies),
+    (nccl.TRANSPORTS, nccl.transports_applies),
+    (checkpoint.CHECK, checkpoint.applies),
+    (memory.MEMORY, memory.memory_applies),
+    (memory.OFFLOAD, memory.offload_applies),
 )
-CHECKS: tuple[Check[JobContext], ...] = tuple(module.CHECK for module in _MODULES)
+"""Each check, and whether the user gave something for it."""
+CHECKS = tuple(check for check, _ in _CHECKS)
 
 
 def applicable(context: JobContext) -> tuple[Check[JobContext], ...]:
@@ -42,4 +52,4 @@ def applicable(context: JobContext) -> tuple[Check[JobContext], ...]:
 
     The others would find nothing, which is unknown, not ok.
     """
-    return tuple(module.CHECK for module in _MODULES if module.applies(context))
+    return tuple(check for check, applies in _CHECKS if applies(context))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.doctor.job_sources.inspected_config import inspected_config
 from dshealthd.doctor.job_sources.remedies import find_key, rename_key
 from dshealthd.plural import plural
 from dshealthd.printable import printable
@@ -19,12 +19,16 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job_sources.inspection import Inspection
     from dshealthd.doctor.job_sources.source import Source
 
+
 LIKENESS = 0.75
 """Share of letters in common with a known key from which that key is suggested."""
+
 LETTERS_PER_SLIP = 6
 """A key is taken for misspelt if at most one letter in so many differs: `zero_optimisation`."""
+
 _COMMENTS = ("_", "//", "#", "$", "comment")
 """Beginnings of keys that people use for comments, as JSON has none; DeepSpeed has no such key."""
+
 GUIDES = {
     "communication_backend": "use init_distributed(timeout=...) or DEEPSPEED_TIMEOUT in minutes",
     "communication": "use communication_data_type or zero_quantized_gradients",
@@ -40,9 +44,30 @@ def applies(context: JobContext) -> bool:
     return context.config is not None
 
 
-def run(context: JobContext) -> Iterator[Result]:
+class _Inspected(NamedTuple):
+    """A configuration that DeepSpeed has inspected."""
+
+    config: Source[Parsed]
+    document: dict[str, Any]
+    inspection: Inspection
+    source: str
+    """Which DeepSpeed inspected it, for people."""
+
+
+def _inspected(context: JobContext) -> _Inspected | Result:
+    """Return a job's configuration and its inspection, or an unknown result if one is missing."""
+    inspection = context.inspection
+    if context.config is None or context.document is None:
+        return Result(Outcome.UNKNOWN, "there is no readable configuration")
+    if inspection is None or inspection.problem:
+        return Result(Outcome.UNKNOWN, f"keys are not checked: {context.why_not_inspected}")
+    source = f"DeepSpeed {inspection.version} of {context.python}"
+    return _Inspected(context.config, context.document, inspection, source)
+
+
+def _keys(context: JobContext) -> Iterator[Result]:
     """Yield keys of the configuration that nothing reads, and keys on which DeepSpeed aborts."""
-    inspected = inspected_config(context)
+    inspected = _inspected(context)
     if isinstance(inspected, Result):
         yield inspected
         return
@@ -143,6 +168,57 @@ def _slips(left: str, right: str) -> int:
     return rows[-1][-1]
 
 
-CHECK: Check[JobContext] = Check(
-    "config-key", "config-keys", "Every key of the configuration is read", run
+KEYS: Check[JobContext] = Check(
+    "config-key", "config-keys", "Every key of the configuration is read", _keys
+)
+
+
+_DEPRECATED = re.compile(r"Config parameter (\S+) is deprecated(?: use (.+?) instead)?\b")
+
+
+def _deprecated(context: JobContext) -> Iterator[Result]:
+    """Yield keys that the installed DeepSpeed deprecates or has removed."""
+    inspected = _inspected(context)
+    if isinstance(inspected, Result):
+        yield inspected
+        return
+    name, inspection, source = inspected.config.name, inspected.inspection, inspected.source
+    found = False
+    for error in inspection.errors:
+        if error["kind"] == "removed":
+            found = True
+            yield Result(
+                Outcome.CRITICAL,
+                printable(f"{name}: DeepSpeed aborts on {error['path']!r}: {error['text']}"),
+                remedy=find_key(name, error["path"].rpartition(".")[2]),
+                source=source,
+                component=f"{name}: {error['path']}",
+            )
+    for line in inspection.warnings:
+        found = True
+        match = _DEPRECATED.match(line)
+        key = match[1] if match else ""
+        yield Result(
+            Outcome.WARNING,
+            printable(
+                f"{name}: {key!r} is deprecated{f', use {match[2]!r}' if match[2] else ''}"
+                if match
+                else f"{name}: DeepSpeed warns: {line.partition(chr(10))[0][:300]}"
+            ),
+            remedy=find_key(name, key) if key else "",
+            source=source,
+            component=printable(f"{name}: {key}") if key else name,
+        )
+    if inspection.settings is None and not found:
+        yield Result(
+            Outcome.UNKNOWN,
+            f"{name}: DeepSpeed refuses the configuration before reading all of it",
+            source=source,
+        )
+    elif not found:
+        yield Result(Outcome.OK, f"{name}: DeepSpeed gives no warning", source=source)
+
+
+DEPRECATED: Check[JobContext] = Check(
+    "config-key", "config-deprecated", "No key of the configuration is deprecated", _deprecated
 )

@@ -1,10 +1,12 @@
-"""The hostfile is one that DeepSpeed accepts."""
+"""The hostfile is one that DeepSpeed accepts, and its hosts can be reached."""
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job_sources import remote, rendezvous
 from dshealthd.doctor.job_sources.layout import FilterError
 from dshealthd.doctor.job_sources.remedies import paste, show
 from dshealthd.plural import plural
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
     from dshealthd.doctor.job_context import JobContext
 
+
 SOURCE = "deepspeed/launcher/runner.py, _parse_hostfile"
 
 
@@ -24,7 +27,7 @@ def applies(context: JobContext) -> bool:
     return context.hostfile is not None
 
 
-def run(context: JobContext) -> Iterator[Result]:
+def _lines(context: JobContext) -> Iterator[Result]:
     """Yield what is wrong with the hostfile's lines, names and slots."""
     hostfile = context.hostfile
     if hostfile is None:
@@ -92,6 +95,129 @@ def _show_line(number: str, name: str) -> str:
     return paste("sed", "-n", f"{number}p", "--", name)
 
 
-CHECK: Check[JobContext] = Check(
-    "hostfile-unresolvable", "hostfile", "The hostfile is well-formed", run
+LINES: Check[JobContext] = Check(
+    "hostfile-unresolvable", "hostfile", "The hostfile is well-formed", _lines
+)
+
+
+MAX_NAMED = 8
+"""Hosts that get their own result; the others are only counted."""
+
+
+def _names(context: JobContext) -> Iterator[Result]:
+    """Yield names in the hostfile that do not resolve, and names of the same host."""
+    names = [name for name, _ in context.layout.hosts] or [one.name for one in context.members]
+    if not names:
+        yield Result(Outcome.UNKNOWN, "there is no readable hostfile")
+        return
+    resolved = rendezvous.resolve(names)
+    failed = {name: one for name, one in resolved.items() if not one.addresses}
+    for name, one in list(failed.items())[:MAX_NAMED]:
+        yield Result(
+            Outcome.UNKNOWN if one.is_unknown else Outcome.CRITICAL,
+            f"{name} does not resolve: {one.problem}",
+            remedy=f"getent hosts {name}",
+            component=name,
+        )
+    if rest := list(failed.values())[MAX_NAMED:]:
+        yield Result(
+            Outcome.UNKNOWN if all(one.is_unknown for one in rest) else Outcome.CRITICAL,
+            f"{plural(len(rest), 'more name does', 'more names do')} not resolve, of {len(names)}",
+        )
+    found = bool(failed)
+    first: dict[str, str] = {}
+    for name in names:
+        for address in resolved[name].addresses:
+            other = first.setdefault(address, name)
+            if other != name:
+                found = True
+                yield Result(
+                    Outcome.CRITICAL,
+                    f"{name} and {other} are the same host ({address}), which would get the ranks"
+                    " of both",
+                    remedy=f"getent hosts {name} {other}",
+                    component=name,
+                )
+                break
+    if not found:
+        yield Result(Outcome.OK, f"every name in the hostfile resolves ({len(names)})")
+
+
+NAMES: Check[JobContext] = Check(
+    "hostfile-unresolvable",
+    "hostfile-names",
+    "Names in the hostfile resolve",
+    _names,
+    deadline=rendezvous.RESOLVE_DEADLINE + 4,
+)
+
+
+MAX_HOSTS = 256
+"""Maximum number of hosts to check, from the first on."""
+
+
+def ssh_applies(context: JobContext) -> bool:
+    """Whether `deepspeed` reaches the hosts over SSH."""
+    return context.hostfile is not None and context.by_ssh
+
+
+def _ssh(context: JobContext) -> Iterator[Result]:
+    """Yield hosts that cannot be reached over SSH, and hosts with fewer GPUs than ranks."""
+    hosts = dict(context.layout.hosts) or {one.name: one.slots or 0 for one in context.members}
+    if not hosts:
+        yield Result(Outcome.UNKNOWN, "there is no readable hostfile")
+        return
+    if shutil.which(context.ssh) is None:
+        yield Result(Outcome.UNKNOWN, f"{context.ssh} is not installed here")
+        return
+    asked = list(hosts)[:MAX_HOSTS]
+    answers = remote.look(asked, context.ssh, context.ssh_options)
+    bad = [name for name in asked if answers[name].problem]
+    for name in bad[:MAX_NAMED]:
+        answer = answers[name]
+        yield Result(
+            Outcome.CRITICAL,
+            printable(f"{name} is not reachable over SSH: {answer.problem}"),
+            remedy=remote.remedy(name, answer.problem),
+            source="deepspeed/launcher/runner.py, which uses SSH without a password",
+            component=name,
+        )
+    if len(bad) > MAX_NAMED:
+        yield Result(
+            Outcome.CRITICAL,
+            f"{plural(len(bad) - MAX_NAMED, 'more host is', 'more hosts are')} not reachable, "
+            f"of {len(asked)}",
+        )
+    short = False
+    for name in asked:
+        gpus = answers[name].gpus
+        if gpus is not None and gpus < hosts[name]:
+            short = True
+            yield Result(
+                Outcome.CRITICAL,
+                f"{name} has {plural(gpus, 'GPU')} but would get {plural(hosts[name], 'rank')}",
+                remedy=f"ssh {name} nvidia-smi -L",
+                value=str(gpus),
+                limit=str(hosts[name]),
+                source=f"hostfile and /proc/driver/nvidia/gpus of {name}",
+                component=name,
+            )
+    if len(hosts) > len(asked):
+        yield Result(
+            Outcome.UNKNOWN, f"{len(hosts) - len(asked)} of {len(hosts)} hosts were not checked"
+        )
+    if not bad and not short:
+        known = sum(answers[name].gpus is not None for name in asked)
+        yield Result(
+            Outcome.OK,
+            f"{plural(len(asked), 'host accepts', 'hosts accept')} SSH; GPUs counted on {known}",
+        )
+
+
+SSH: Check[JobContext] = Check(
+    "hostfile-unresolvable",
+    "ssh",
+    "Hosts accept SSH without a password",
+    _ssh,
+    deadline=remote.DEADLINE + 5,
 )

@@ -1,20 +1,27 @@
-"""The model states fit into GPU and host memory, by DeepSpeed's own estimators."""
+"""Model states fit into memory, and what is offloaded has a place."""
 
 from __future__ import annotations
 
+import os
+import stat
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job_sources.remedies import paste
+from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.doctor.job_context import JobContext
 
+
 NEARLY = 0.85
 """Share of a GPU's memory above which model states leave no room for activations."""
+
 GIB = 1 << 30
+
 ERROR = (
     "counts only parameters, gradients and Adam's states, without activations, buckets and"
     " fragmentation"
@@ -22,12 +29,12 @@ ERROR = (
 """The limits of the estimators, by DeepSpeed's documentation (docs/code-docs/source/memory.rst)."""
 
 
-def applies(context: JobContext) -> bool:
+def memory_applies(context: JobContext) -> bool:
     """Whether the model size and a configuration are given."""
     return context.parameters is not None and context.config is not None
 
 
-def run(context: JobContext) -> Iterator[Result]:
+def _memory(context: JobContext) -> Iterator[Result]:
     """Yield the model states that do not fit into memory."""
     inspection = context.inspection
     if context.parameters is None or inspection is None:
@@ -122,4 +129,62 @@ def _host(context: JobContext, needed: int, source: str) -> Result | None:
     )
 
 
-CHECK: Check[JobContext] = Check("cuda-oom", "model-memory", "Model states fit into memory", run)
+MEMORY: Check[JobContext] = Check(
+    "cuda-oom", "model-memory", "Model states fit into memory", _memory
+)
+
+
+_BLOCKS = ("offload_optimizer", "offload_param")
+
+
+def offload_applies(context: JobContext) -> bool:
+    """Whether the configuration offloads to directories on NVMe."""
+    return bool(_paths(context))
+
+
+def _offload(context: JobContext) -> Iterator[Result]:
+    """Yield offload directories that are missing or that this user cannot write."""
+    paths = _paths(context)
+    if not paths:
+        yield Result(Outcome.UNKNOWN, "the configuration names no offload directory")
+    for key, path in paths.items():
+        problem = _problem(path)
+        shown = printable(path[:255])
+        if problem:
+            yield Result(
+                Outcome.CRITICAL,
+                f"{key}: {shown} {problem}",
+                remedy=paste("mkdir", "-p", "--", path),
+                source="deepspeed/runtime/zero/stage3.py",
+                component=f"zero_optimization.{key}.nvme_path",
+            )
+        else:
+            yield Result(Outcome.OK, f"{key}: {shown} is a writable directory")
+
+
+def _paths(context: JobContext) -> dict[str, str]:
+    zero = (context.document or {}).get("zero_optimization")
+    found = {}
+    for key in _BLOCKS:
+        block = zero.get(key) if isinstance(zero, dict) else None
+        if isinstance(block, dict) and block.get("device") == "nvme":
+            path = block.get("nvme_path")
+            if isinstance(path, str) and path and "\0" not in path:
+                found[key] = path
+    return found
+
+
+def _problem(path: str) -> str:
+    """Return why DeepSpeed cannot use the offload directory, in which it creates a folder."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        return f"cannot be used: {error.strerror}"
+    if not stat.S_ISDIR(status.st_mode):
+        return "is not a directory"
+    return "" if os.access(path, os.W_OK | os.X_OK) else "is not writable by this user"
+
+
+OFFLOAD: Check[JobContext] = Check(
+    "nvme-offload", "offload-path", "Offload directories can be used", _offload
+)

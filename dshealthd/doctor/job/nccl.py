@@ -1,4 +1,4 @@
-"""NCCL variables have names that it reads, values that it accepts, and devices that exist."""
+"""NCCL variables are read, fit this node, and disable no transport."""
 
 from __future__ import annotations
 
@@ -21,25 +21,29 @@ if TYPE_CHECKING:
 
     from dshealthd.doctor.job_context import JobContext
 
+
 WORDS: Mapping[str, str] = {
     **MEANINGS,
     Misnomer.MISSPELT: "seems to be misspelt: a similar variable is set that nothing reads",
     Misnomer.UNKNOWN: "is not read by any known component; a plugin may read it",
     problems.Problem.DISABLED: "disables InfiniBand, which works on this node",
 }
+
 _CRITICAL = frozenset({*Misfit, *problems.Problem, Misnomer.MISSPELT} - {problems.Problem.DISABLED})
 """Problems that make the job fail or run without the setting it wants."""
+
 SOURCE = "names and ranges of NCCL 2.30.7"
-TRANSPORTS = frozenset({"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"})
+
+_OF_TRANSPORTS = frozenset({"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"})
 """Variables that the check `transports` covers in more detail."""
 
 
-def applies(context: JobContext) -> bool:
+def variables_applies(context: JobContext) -> bool:
     """Whether any variable is set that NCCL might read."""
     return any(name.startswith(("NCCL_", "TORCH_NCCL_")) for name in context.variables)
 
 
-def run(context: JobContext) -> Iterator[Result]:
+def _variables(context: JobContext) -> Iterator[Result]:
     """Yield what is wrong with NCCL variables: names, values, and devices on this node."""
     if context.environment is None:
         yield Result(Outcome.UNKNOWN, "the environment of the job is unknown (--environment)")
@@ -53,7 +57,7 @@ def run(context: JobContext) -> Iterator[Result]:
     for variable, problem in _problems(context, have, devices):
         words = WORDS[problem]
         if problem is problems.Problem.DISABLED:
-            if variable in TRANSPORTS:
+            if variable in _OF_TRANSPORTS:
                 continue  # `transports` reports it
             if not any(devices.ports().values()):
                 if not _runs_elsewhere(context):
@@ -101,6 +105,43 @@ def _problems(
         yield from problems.adapters(text, devices.ports())
 
 
-CHECK: Check[JobContext] = Check(
-    "nccl-environment", "nccl-variables", "NCCL's variables are read and fit this node", run
+VARIABLES: Check[JobContext] = Check(
+    "nccl-environment", "nccl-variables", "NCCL's variables are read and fit this node", _variables
+)
+
+
+def transports_applies(context: JobContext) -> bool:
+    """Whether a variable is set that can disable transports."""
+    return bool(_OF_TRANSPORTS & context.variables.keys())
+
+
+def _transports(context: JobContext) -> Iterator[Result]:
+    """Yield the variables that disable transports between GPUs."""
+    if context.environment is None:
+        yield Result(Outcome.UNKNOWN, "the environment of the job is unknown (--environment)")
+        return
+    have = context.variables
+    found = [
+        variable
+        for variable, problem in problems.values(have)
+        if problem is problems.Problem.DISABLED and variable in _OF_TRANSPORTS
+    ]
+    for variable in found:
+        kind = "shared memory" if variable == "NCCL_SHM_DISABLE" else "NVLink and PCIe peer-to-peer"
+        yield Result(
+            Outcome.WARNING,
+            printable(
+                f"{variable}={have[variable][:40]} disables {kind} between the GPUs of a node"
+            ),
+            remedy=f"unset {variable}",
+            value=printable(have[variable][:40]),
+            source="NCCL 2.30.7, docs/userguide/source/env.rst",
+            component=variable,
+        )
+    if not found:
+        yield Result(Outcome.OK, "no variable disables peer-to-peer or shared memory")
+
+
+TRANSPORTS: Check[JobContext] = Check(
+    "p2p-disabled", "transports", "Transports between GPUs are enabled", _transports
 )
