@@ -192,7 +192,8 @@ def test_swap(tmp_path: Path) -> None:
     """Swap in use is a warning; a meminfo without the swap's size is an error and not 0."""
     context = look(host=Host(procfs=tmp_path))
     (tmp_path / "meminfo").write_text("MemTotal: 1 kB\nSwapTotal: 4 kB\nSwapFree:\t1 kB\n")
-    assert [one.value for one in resources._host_memory_problems(context)] == ["75%"]
+    (found,) = resources._host_memory_problems(context)
+    assert (found.value, "swapoff" in found.remedy) == ("75%", False)
     (tmp_path / "meminfo").write_text("MemTotal: 1 kB\n")
     with pytest.raises(ValueError, match="no SwapTotal and SwapFree in meminfo"):
         list(resources._host_memory_problems(context))

@@ -69,7 +69,7 @@ def test_software(
         shutil.rmtree(tmp_path / "lib")  # what pip leaves after the remedy
         fitting = ("torch-2.8.0", "deepspeed-0.18.0", "nvidia_nccl_cu12-2.27.3")
         installed(tmp_path, *fitting, torch="2.8.0+cu128", cuda="12.8")
-        assert found[0].remedy.startswith("pip ")
+        assert found[0].remedy.startswith(f"{tmp_path}/bin/python -m pip ")
         assert outcomes(software.CHECK, context) == ["ok"]
     gone = dataclasses.replace(context, python=(str(tmp_path / "absent/bin/python"),))
     assert outcomes(software.CHECK, gone) == ["unknown"]

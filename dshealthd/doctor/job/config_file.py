@@ -39,7 +39,9 @@ def run(context: JobContext) -> Iterator[Result]:
     found = list(_form(context, config.name, config.value))
     yield from found
     if not found:
-        kind = "JSON" if config.value["document"] is not None else "Hjson"
+        kind = "JSON"
+        if config.value["document"] is None:
+            kind = "Hjson, which Hugging Face's Trainer and Accelerate cannot read"
         yield Result(Outcome.OK, f"{config.name} is well-formed {kind}", component=config.name)
 
 

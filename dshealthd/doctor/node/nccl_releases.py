@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.job_sources.remedies import paste
 from dshealthd.doctor.snapshot_check import snapshot_check
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ def _problems(context: NodeContext) -> Iterator[Result]:
                 yield Result(
                     Outcome.WARNING,
                     f"NCCL {nccl} of {place} {text}",
-                    remedy="pip install --upgrade torch  # in that environment",
+                    remedy=f"{paste(f'{environment}/bin/python')} -m pip install --upgrade torch"
+                    if environment
+                    else "pip install --upgrade torch  # in that job's environment",
                     value=nccl,
                     source="runbook nccl-known-bad",
                     component=place,

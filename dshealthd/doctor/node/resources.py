@@ -76,7 +76,8 @@ def _host_memory_problems(context: NodeContext) -> Iterator[Result]:
             Outcome.WARNING,
             f"{(total - free) / _GIB:.1f} of {total / _GIB:.1f} GiB of swap are in use: offloaded "
             "optimizer states and data loaders become very slow once they are swapped out",
-            remedy="sudo swapoff -a && sudo swapon -a",
+            # `swapoff` would have the OOM killer end jobs where the pages do not fit into memory
+            remedy="grep -H VmSwap /proc/[0-9]*/status | sort -k2 -nr | head  # who is swapped out",
             value=f"{(total - free) / total:.0%}",
             limit=f"{SWAP_USED:.0%}",
             source="dshealthd's own: idle pages alone rarely fill half of the swap",

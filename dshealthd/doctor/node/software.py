@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.job_sources.remedies import paste
 from dshealthd.doctor.node.nccl_releases import defect
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.jobs.installation import Installations
@@ -94,7 +95,9 @@ def _problems(context: NodeContext) -> Iterator[Result]:
         except OSError as error:
             yield Result(Outcome.UNKNOWN, f"{place}: {error.strerror or error}", component=place)
             continue
-        for text, remedy in judge(versions, driver_cuda, gpus=context.has_gpus):
+        pip = f"{paste(f'{place}/bin/python')} -m pip "
+        for text, given in judge(versions, driver_cuda, gpus=context.has_gpus):
+            remedy = given.replace("pip ", pip)
             yield Result(
                 Outcome.WARNING, f"{place}: {text}", remedy, source=COMPATIBILITY, component=place
             )

@@ -51,7 +51,8 @@ def _run(context: NodeContext) -> Iterator[Result]:
                 Outcome.CRITICAL,
                 f"process {pid} ({name}) is hung in the kernel with {', '.join(sorted(devices))} "
                 "open: it cannot be killed, and its GPU stays in use",
-                remedy="dmesg | grep -i -e xid -e 'blocked for more than'; sudo reboot",
+                remedy="dmesg | grep -i -e xid -e 'blocked for more than'"
+                "  # then drain the node and reboot it",
                 component=f"pid {pid}",
             )
     # The kernel also refuses for a process that is ending, even to root.
