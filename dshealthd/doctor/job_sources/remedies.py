@@ -55,8 +55,10 @@ def set_number(config: Source[Parsed], key: str, value: int) -> str:
 
 
 def add_key(config: Source[Parsed], key: str, value: str) -> str:
-    """Return the command that adds a key at the start, or else the one that shows where it is."""
-    if _uses(config, key) != 0:
+    """Return the command that adds a key at the start, or else one that shows the place."""
+    if (uses := _uses(config, key)) is None:
+        return paste("cat", "--", config.name)
+    if uses:
         return find_key(config.name, key)
     return paste(*_SED, f'0,/\\{{/s//{{\\n  "{key}": {value},/', "--", config.name)
 

@@ -233,7 +233,7 @@ def test_edit_changes_one_key_or_nothing(
     monkeypatch.chdir(tmp_path)
     command = EDITS[edit](Source(NAME, deepspeed_config.parse(text, NAME)))
     if after is None:
-        assert command.startswith("grep -nF")
+        assert command.startswith(("grep -nF", "cat -- "))
         return
     subprocess.run(command, shell=True, check=True, timeout=60)
     key = {"rename": "zero_optimization", "number": "train_batch_size"}.get(
