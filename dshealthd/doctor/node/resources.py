@@ -8,7 +8,7 @@ from dshealthd.collectors.memory import parse_meminfo
 from dshealthd.core.host import read
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
-from dshealthd.findings import host
+from dshealthd.findings import storage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -148,11 +148,11 @@ PATHS = snapshot_check(
 
 
 def _shared_memory(context: NodeContext) -> str:
-    size = context.series.value("filesystem_size_bytes", path=host.SHARED_MEMORY)
-    free = context.series.value("filesystem_free_bytes", path=host.SHARED_MEMORY) or 0.0
+    size = context.series.value("filesystem_size_bytes", path=storage.SHARED_MEMORY)
+    free = context.series.value("filesystem_free_bytes", path=storage.SHARED_MEMORY) or 0.0
     if size is None:
-        return f"{host.SHARED_MEMORY} is not among collectors.filesystem.paths"
-    return f"{host.SHARED_MEMORY} has {free / 1e9:.1f} of {size / 1e9:.1f} GB free"
+        return f"{storage.SHARED_MEMORY} is not among collectors.filesystem.paths"
+    return f"{storage.SHARED_MEMORY} has {free / 1e9:.1f} of {size / 1e9:.1f} GB free"
 
 
 SHARED_MEMORY = snapshot_check(
