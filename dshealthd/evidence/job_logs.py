@@ -13,7 +13,6 @@ from dshealthd.explain import answer, patterns
 from dshealthd.explain import input as logs
 from dshealthd.explain.causality import decide
 from dshealthd.explain.recognition import Recogniser
-from dshealthd.explain.runbooks import remedy
 from dshealthd.jobs.logs import files
 from dshealthd.linux.process_files import Root
 from dshealthd.printable import printable_lines
@@ -58,7 +57,7 @@ def take(
         message = "; ".join(problems[:3]) or "no rank's output is a file, and no path matches"
         raise Missing(message)
     for slug in {pattern.slug for pattern in patterns.load().every}:
-        remedy(slug)  # cached now: `confine` forbids opening files
+        patterns.heading(slug)  # cached now: `confine` forbids opening files
     recognisers = {job: Recogniser() for job in opened}
     privileges.become(privileges.NOBODY)
     privileges.end_with_parent()

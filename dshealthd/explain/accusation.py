@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from dshealthd.explain.events import Event, Place
     from dshealthd.explain.group_verdicts import GroupVerdict
 
+ON_ALL = " (on all ranks)"
+"""The end of a statement on a cause that all ranks report alike."""
 MAX_NAMED = 8
 """Maximum number of ranks named in a line."""
 
@@ -36,7 +38,7 @@ def accused(
             return tuple(ranks), (root.place,), root.says
         if root.layer == "program" and len(same) > 1 and _tied(alike, case):
             ranks = same if len(same) < (case.world or len(case.seen)) else []
-            text = f"{root.says} (on all ranks)" if not ranks else root.says
+            text = f"{root.says}{ON_ALL}" if not ranks else root.says
             return tuple(ranks), tuple(event.place for event in alike[:3]), text
         if root.role == "loss":
             ranks = []
@@ -51,6 +53,11 @@ def accused(
         return tuple(ranks), tuple(event.place for event in alike[:3]), text
     if root.slug == "rendezvous-unreachable":
         ranks = sorted({event.rank for event in alike if event.rank is not None})
+        # Where most ranks cannot reach the master, it is the master that is gone, and they its victims.
+        if len(ranks) > 1 and len(case.seen - {0, *ranks}) < len(ranks):
+            case.missing.append("the log of rank 0 and of the launcher on its host")
+            text = f"{root.says} ({listed(ranks)})"
+            return (), tuple(event.place for event in alike[:3]), text
         return tuple(ranks), tuple(event.place for event in alike[:3]), root.says
     if is_timeout(root):
         named = sorted({rank for rank, _ in case.found.ledger.named})

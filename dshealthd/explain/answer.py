@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.explain.runbooks import remedy
+from dshealthd.explain.patterns import heading
 from dshealthd.plural import plural
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ def text(finding: Finding, found: Recognised, unread: list[str]) -> str:
     elif finding.outcome == "undecided":
         lines.append(f"UNDECIDED  {finding.statement}")
     else:
-        title, step, runbook = remedy(finding.slug)
-        lines.append(f"CAUSE      {finding.slug}: {title}")
+        title, runbook = heading(finding.slug)
+        lines.append(f"CAUSE      {finding.slug}: {finding.title or title}")
         lines.append(f"WHAT       {_short(finding.statement)}")
         lines.append(f"WHERE      {_where(finding)}")
     lines += [
@@ -43,10 +43,10 @@ def text(finding: Finding, found: Recognised, unread: list[str]) -> str:
         f"{'MISSING' if not number else '':<10} {_short(what)}"
         for number, what in enumerate((*finding.missing, *unread))
     ]
-    if finding.outcome == "found":
-        lines.append(f"FIRST STEP {step}")
-        if runbook:
-            lines.append(f"RUNBOOK    {runbook}")
+    if finding.step:
+        lines.append(f"FIRST STEP {finding.step}")
+    if finding.outcome == "found" and runbook:
+        lines.append(f"RUNBOOK    {runbook}")
     if finding.chain:
         lines += [
             "",
@@ -61,13 +61,13 @@ def text(finding: Finding, found: Recognised, unread: list[str]) -> str:
 def document(finding: Finding, found: Recognised, unread: list[str]) -> dict[str, Any]:
     """Return the answer as JSON values; every claim has file, line and quote."""
     statistics = found.statistics
-    title, step, runbook = remedy(finding.slug) if finding.slug else ("", "", "")
+    title, runbook = heading(finding.slug) if finding.slug else ("", "")
     return {
         "schema": SCHEMA,
         "outcome": finding.outcome,
         "slug": finding.slug or None,
         "failure": finding.root.pattern if finding.root else None,
-        "title": title or None,
+        "title": finding.title or title or None,
         "statement": finding.statement or None,
         "ranks": list(finding.ranks),
         "host": finding.host,
@@ -77,7 +77,7 @@ def document(finding: Finding, found: Recognised, unread: list[str]) -> dict[str
         "fields": dict(finding.root.fields) if finding.root else {},
         "against": list(finding.against),
         "missing": [*finding.missing, *unread],
-        "first_step": step or None,
+        "first_step": finding.step or None,
         "runbook": runbook or None,
         "groups": [
             {
@@ -129,12 +129,16 @@ def _where(finding: Finding) -> str:
         parts.append(f"rank {finding.ranks[0]}")
     elif finding.ranks:
         parts.append("ranks " + ", ".join(map(str, finding.ranks[:16])))
-    else:
-        parts.append("no single rank")
+    elif finding.is_symmetric:
+        parts.append("all ranks alike")
+    elif finding.device is None:
+        parts.append("rank unknown")
     if finding.host:
         parts.append(f"host {finding.host}")
     if finding.gpu is not None:
         parts.append(f"GPU {finding.gpu}")
+    if finding.device is not None:
+        parts.append(finding.device)
     if finding.time is not None:
         parts.append(f"at {_iso(finding.time)}")
     return ", ".join(parts)

@@ -11,11 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks
-from dshealthd.explain.accusation import absent_ranks, accused, is_timeout, left_silently, listed
+from dshealthd.explain.accusation import (
+    ON_ALL,
+    absent_ranks,
+    accused,
+    is_timeout,
+    left_silently,
+    listed,
+)
 from dshealthd.explain.case import prepare
 from dshealthd.explain.coverage import ABORTED
 from dshealthd.explain.events import Event, Place, Stamp
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
+from dshealthd.explain.patterns import advised, load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +38,7 @@ BEFORE, AFTER = 900.0, 120.0
 """Seconds before and after the first failure in which a hardware fault may be its cause: a watchdog
 waits 600 s, and the kernel log is written a little later than the fault."""
 MAX_CHAIN = 40
+SEPARATE_LOGS = "start with `torchrun --log-dir=logs --redirects=3 --tee=3` to keep one"
 
 _RANKING = {
     "hardware": 0,
@@ -50,12 +59,20 @@ class Finding:
     outcome: str
     """found, undecided or nothing."""
     slug: str = ""
+    title: str = ""
+    """What it is in a few words; empty where the slug's title fits."""
     statement: str = ""
+    step: str = ""
+    """What to do first about this very cause; empty if nothing is known to be right."""
     root: Event | None = None
     ranks: tuple[int, ...] = ()
     """The culprits; empty if no rank is to blame."""
     host: str | None = None
     gpu: int | None = None
+    device: str | None = None
+    """The PCI device, as the kernel names it."""
+    is_symmetric: bool = False
+    """Whether all ranks had the same error, or hung in the same operation."""
     time: float | None = None
     proof: tuple[Place, ...] = ()
     against: tuple[str, ...] = ()
@@ -95,14 +112,19 @@ def decide(found: Recognised, *, year: int) -> Finding:
     )
     _argue(root, ordered, case)
     host, gpu = _whereabouts(root, ranks, case)
+    is_symmetric = not ranks and any(verdict.kind == "symmetric" for verdict in verdicts)
     return Finding(
         outcome="found",
         slug=slug,
+        title=root.title,
         statement=says,
+        step=_step(root, ranks, host, verdicts),
         root=root,
         ranks=ranks,
         host=host,
         gpu=gpu,
+        device=_device(root),
+        is_symmetric=is_symmetric or says.endswith(ON_ALL),
         time=root.time,
         proof=proof,
         against=tuple(case.against[:6]),
@@ -110,6 +132,34 @@ def decide(found: Recognised, *, year: int) -> Finding:
         chain=tuple(chain[:MAX_CHAIN]),
         verdicts=tuple(verdicts),
     )
+
+
+def _step(
+    root: Event, ranks: Sequence[int], host: str | None, verdicts: Sequence[GroupVerdict]
+) -> str:
+    """Return the first step for a cause with its values filled in; empty if none is known."""
+    values = {**root.fields, "log": root.place.file}
+    if len(ranks) == 1:
+        values["rank"] = str(ranks[0])
+    if host is not None:
+        values["host"] = host
+    if frame := root.own_frame:
+        values["frame"] = f"{frame.file}:{frame.line}"
+    if not is_timeout(root):
+        return advised(root.steps, values)
+    steps = load().hang
+    for verdict in verdicts:
+        if verdict.culprits == tuple(ranks) and (ranks or verdict.kind == "symmetric"):
+            return advised(steps[verdict.kind], {**values, "operation": verdict.operation})
+    return advised(steps["missing"] if ranks else root.steps or steps["unknown"], values)
+
+
+def _device(root: Event) -> str | None:
+    """Return the device that a line of the kernel names: of NVIDIA's driver it is a GPU."""
+    address = root.fields.get("pci")
+    if address is None:
+        return None
+    return f"GPU {address}" if "NVRM" in root.place.quote else f"PCI device {address}"
 
 
 def _judged(case: Case) -> list[GroupVerdict]:
@@ -206,7 +256,7 @@ def _argue(root: Event, ordered: Sequence[Event], case: Case) -> None:
             continue
         said.add(event.slug)
         if _RANKING[event.layer] > _RANKING[root.layer]:
-            reason = "follows from it"
+            reason = "is a consequence"
         elif (later := case.later(event, root)) is not None and later > 0:
             reason = f"came at least {later:.1f} s later"
         elif later == 0.0 and event.layer == root.layer:
@@ -244,8 +294,10 @@ def _without_cause(case: Case) -> Finding:
             ranks=(failure.rank,) if failure.rank is not None and is_own else (),
             host=failure.host,
             time=clocks.seconds(Stamp("iso", failure.time.replace("_", " ")), 2000),
+            step=f"read the end of rank {failure.rank}'s own log on {failure.host}; if there is none, "
+            f"{SEPARATE_LOGS}",
             proof=(failure.place,),
-            missing=(f"the log of rank {failure.rank} (run with `--redirects=3 --log-dir`)",),
+            missing=(f"the log of rank {failure.rank}",),
             chain=tuple(case.consequences[:MAX_CHAIN]),
         )
     ended = [event for event in case.consequences if "exit" in event.fields]
@@ -253,6 +305,7 @@ def _without_cause(case: Case) -> Finding:
         case.missing.append("the logs of the ranks: a launcher only reports that one failed")
         return Finding(
             outcome="found", slug="child-failed", statement=ended[0].says, root=ended[0],
+            step=_step(ended[0], (), ended[0].host, []),
             ranks=tuple(absent_ranks(case)), host=ended[0].host, time=ended[0].time,
             proof=(ended[0].place,), missing=tuple(case.missing),
             chain=tuple(case.consequences[:MAX_CHAIN]),
@@ -262,6 +315,7 @@ def _without_cause(case: Case) -> Finding:
         says = hung[0].says
         return Finding(
             outcome="found", slug="nccl-timeout", ranks=hung[0].culprits, proof=hung[0].proof[:4],
+            is_symmetric=hung[0].kind == "symmetric",
             statement=f"{listed(hung[0].culprits)} {says}" if hung[0].culprits else says,
             missing=("the logs of the ranks: did the job hang at all, and why?",),
             verdicts=tuple(hung),

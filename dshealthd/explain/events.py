@@ -68,6 +68,10 @@ class Event:
     role: str
     layer: str
     says: str
+    title: str = ""
+    """What it is in a few words; empty where the slug's title fits."""
+    steps: tuple[str, ...] = ()
+    """First steps, as in its pattern."""
     place: Place
     origin: Origin
     order: int

@@ -19,6 +19,8 @@ MAX_SIZE = 200_000
 """Ranks of the largest plausible job."""
 MAX_GAPS = 4
 """Maximum number of ranks with incomplete logs named in a sentence."""
+KINDS = ("behind", "mismatch", "ahead", "missing", "symmetric", "unknown")
+"""Kinds of verdicts, those that say most first."""
 _PER_NODE = (4, 8, 16)
 """Usual numbers of ranks per node; two ranks may be silent together by chance."""
 _GATHERS = ("ALLGATHER", "_ALLGATHER_BASE", "ALLGATHER_COALESCED")
@@ -35,7 +37,7 @@ class GroupVerdict:
     """What all members of one group show together."""
 
     kind: str
-    """behind, ahead, missing, mismatch, symmetric or unknown."""
+    """One of KINDS."""
     group: str
     sequence: int | None
     operation: str
@@ -63,10 +65,9 @@ def judge_groups(
     found = together(follow(found))
     if ledger.running:
         found.append(disagreement(ledger.running))
-    order = ("behind", "mismatch", "ahead", "missing", "symmetric", "unknown")
     return sorted(
         found,
-        key=lambda verdict: (order.index(verdict.kind), -len(verdict.waiting), verdict.key),
+        key=lambda verdict: (KINDS.index(verdict.kind), -len(verdict.waiting), verdict.key),
     )
 
 
@@ -135,7 +136,9 @@ def judge(
         done = [
             member
             for member in members.values()
-            if member.completed is not None and member.completed >= sequence
+            if member.timed_out != sequence
+            and member.completed is not None
+            and member.completed >= sequence
         ]
         onward = [member for member in done if member.waits]
         idle = [member for member in done if not member.waits]

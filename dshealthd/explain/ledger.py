@@ -135,6 +135,9 @@ class Ledger:
             elif sequence is not None:
                 member.timed_out = int(sequence["sequence"])
             member.enqueued, member.completed = int(fields["enqueued"]), int(fields["completed"])
+            # Releases up to 2.3 print an uninitialized number until the first operation completes.
+            if member.completed > member.enqueued:
+                member.completed = None
             self._join(found["group"] or found["number"] or "?", found["name"], member)
 
     def _note_report(self, raw_text: str, report: tuple[int, int, str]) -> None:

@@ -1,7 +1,11 @@
 """Patterns of messages from libraries, schedulers and the kernel when a job fails.
 
 There is one file per symptom, `dshealthd/symptoms/patterns/SLUG.toml`; a slug without a runbook has
-its own `title` and `first_step`.
+its own `title`.
+
+What a pattern says, and the first step that it advises, are texts with the names of its groups in
+braces. Each may be a list: the first text whose values are all known is used. A first step belongs
+to the pattern, not to the slug: one symptom has many causes. A pattern without a good one has none.
 """
 
 from __future__ import annotations
@@ -11,10 +15,14 @@ import re
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.explain.events import LAYERS
 from dshealthd.explain.literals import required, shortest
+from dshealthd.symptoms import entry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 ROLES = ("cause", "consequence", "confirmation", "loss")
 """A cause; a consequence of one; more detail about one; a value that a training loop reports."""
@@ -46,7 +54,11 @@ class Pattern:
     """Releases and files that contain the message."""
     layer: str
     role: str
-    says: str
+    title: str
+    """What it is in a few words; empty where the slug's title fits."""
+    says: tuple[str, ...]
+    step: tuple[str, ...]
+    """First steps, the most specific first; empty if there is no good one."""
     where: str
     """One of PLACES: the same words may also appear in warnings."""
     frames: re.Pattern[str] | None
@@ -67,13 +79,51 @@ def _compiled(expression: str) -> re.Pattern[str]:
     return re.compile(expression)
 
 
+_VALUE = re.compile(r"\{(\w+)\}")
+_PASTED = re.compile(r"[\w./:@%+,=-]{1,200}")
+"""A value that is safe in a command: a user may choose a path in a log, and root may paste it."""
+_READ = re.compile(r"[^`\n]{1,200}")
+
+
+def said(texts: Sequence[str], values: Mapping[str, str]) -> str:
+    """Return the first text whose values are all known, else the last with `unknown` in it."""
+    for text in texts:
+        if all(name in values for name in _VALUE.findall(text)):
+            break
+    return _VALUE.sub(lambda match: values.get(match[1], "unknown"), text)
+
+
+def advised(steps: Sequence[str], values: Mapping[str, str]) -> str:
+    """Return the first step whose values are all known, and harmless in commands; else empty."""
+    for step in steps:
+        # Every other part is a command, between backticks.
+        fits = all(
+            (_PASTED if number % 2 else _READ).fullmatch(values.get(name, ""))
+            for number, part in enumerate(step.split("`"))
+            for name in _VALUE.findall(part)
+        )
+        if fits:
+            return _VALUE.sub(lambda match: values[match[1]], step)
+    return ""
+
+
+@functools.cache
+def heading(slug: str) -> tuple[str, str]:
+    """Return the title of a slug and the path of its runbook, which is empty if it has none."""
+    file = resources.files("dshealthd.symptoms").joinpath(f"{slug}.md")
+    if not file.is_file():
+        return load().titles.get(slug, slug), ""
+    return entry.parse(slug, file.read_text(encoding="utf-8")).title, f"/runbooks/{slug}"
+
+
 @dataclass(frozen=True)
 class Patterns:
     """All patterns, and the titles of the slugs that have no runbook."""
 
     every: tuple[Pattern, ...]
-    titles: dict[str, tuple[str, str]]
-    """By slug: title and first step."""
+    titles: dict[str, str]
+    hang: dict[str, tuple[str, ...]]
+    """First steps by the kind of verdict on a hang."""
 
     @property
     def lines(self) -> tuple[Pattern, ...]:
@@ -95,39 +145,41 @@ class Patterns:
 def load() -> Patterns:
     """Return the shipped log patterns; PatternError if one is invalid."""
     found: list[Pattern] = []
-    titles = {}
+    titles: dict[str, str] = {}
+    hang: dict[str, tuple[str, ...]] = {}
     folder = resources.files("dshealthd.symptoms").joinpath("patterns")
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
         if file.name.endswith(".toml"):
             slug = file.name.removesuffix(".toml")
-            patterns, title = parse(slug, file.read_text(encoding="utf-8"))
+            patterns, others = parse(slug, file.read_text(encoding="utf-8"))
             found += patterns
-            if title:
-                titles[slug] = title
+            if "title" in others:
+                titles[slug] = others["title"]
+            hang |= {kind: _texts(steps) for kind, steps in others.get("hang", {}).items()}
     found.sort(
         key=lambda pattern: (
             pattern.weak,
-            pattern.frames is not None,
+            # Where the exception was raised says more than its text, unless any text will do.
+            (pattern.frames is not None) == pattern.weak,
             LAYERS.index(pattern.layer),
             pattern.role != "cause",
         )
     )
-    return Patterns(tuple(found), titles)
+    return Patterns(tuple(found), titles, hang)
 
 
-def parse(slug: str, text: str) -> tuple[list[Pattern], tuple[str, str] | None]:
-    """Return the patterns in one file, and its title and first step if it has them."""
+def parse(slug: str, text: str) -> tuple[list[Pattern], dict[str, Any]]:
+    """Return the patterns in one file, and what else it has: `title` and `hang`."""
     try:
         table = tomllib.loads(text)
         found = [_pattern(slug, dict(row)) for row in table.pop("pattern")]
-        title = (table.pop("title"), table.pop("first_step")) if table else None
     except (tomllib.TOMLDecodeError, KeyError, TypeError, re.error) as error:
         message = f"{slug}.toml: {type(error).__name__}: {error}"
         raise PatternError(message) from error
-    if table:
-        message = f"{slug}.toml: unknown keys {', '.join(sorted(table))}"
+    if unknown := sorted(table.keys() - {"title", "hang"}):
+        message = f"{slug}.toml: unknown keys {', '.join(unknown)}"
         raise PatternError(message)
-    return found, title
+    return found, table
 
 
 def _literals(row: dict[str, Any]) -> tuple[str, ...]:
@@ -137,6 +189,10 @@ def _literals(row: dict[str, Any]) -> tuple[str, ...]:
         _compiled(row["regex"])
         return tuple(given)
     return required(row["regex"])
+
+
+def _texts(value: str | list[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def _pattern(slug: str, row: dict[str, Any]) -> Pattern:
@@ -149,7 +205,9 @@ def _pattern(slug: str, row: dict[str, Any]) -> Pattern:
         source=row.pop("source"),
         layer=row.pop("layer"),
         role=row.pop("role", "cause"),
-        says=row.pop("says"),
+        title=row.pop("title", ""),
+        says=_texts(row.pop("says")),
+        step=_texts(row.pop("step", [])),
         where=row.pop("where", "any"),
         frames=re.compile(frames) if frames else None,
         weak=row.pop("weak", False),

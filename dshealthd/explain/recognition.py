@@ -56,8 +56,8 @@ _GRADIENT_STACK = re.compile(
 """A frame in ProcessGroupNCCL's `Stack trace of the failed collective`."""
 _TROUBLE = re.compile(r"frame #|Exception raised from |[=-]{5}|.{0,100}ProcessGroupNCCL")
 """Lines of watchdogs, stacks and launchers' summaries that no pattern covers."""
+_NUMBERED = re.compile(r"_\d$")
 _BLANK = ("", " ", "\t")
-_SOLE_FIELD = re.compile(r"\{(\w+)\}")
 
 
 class Recogniser:
@@ -277,13 +277,16 @@ class Reader:
         self, pattern: Pattern, fields: dict[str, str | None], line: Line, place: Place,
         traceback: Traceback | None = None,
     ) -> Event:  # fmt: skip
-        known_fields = {name: value for name, value in fields.items() if value}
+        # An expression cannot have a group twice: `port_2` is the port in another wording.
+        known_fields = {_NUMBERED.sub("", name): value for name, value in fields.items() if value}
         event = Event(
             slug=pattern.slug,
             pattern=f"{pattern.slug}/{pattern.name}",
             role=pattern.role,
             layer=pattern.layer,
-            says=_SOLE_FIELD.sub(lambda match: known_fields.get(match[1], "unknown"), pattern.says),
+            says=known.said(pattern.says, known_fields),
+            title=pattern.title,
+            steps=pattern.step,
             place=place,
             origin=line.origin,
             order=self._order,
@@ -343,8 +346,8 @@ class Reader:
 
 _PYTHON = known.Pattern(
     slug="child-failed", name="python", expression=".", literals=(), source="CPython", layer="program",
-    role="cause", says="{exception}: {message}", where="exception", frames=None, weak=True,
-    first=False, match=(), no_match=(),
+    role="cause", title="a Python exception that nothing caught", says=("{exception}: {message}", "{exception}"),
+    step=(), where="exception", frames=None, weak=True, first=False, match=(), no_match=(),
 )  # fmt: skip
 _PYTHON_EXIT = replace(_PYTHON, name="exit", role="consequence", layer="launcher")
 

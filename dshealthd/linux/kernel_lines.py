@@ -155,6 +155,12 @@ _SEGFAULT = (
     r"(?:traps: )?.{1,16}\[\d+\]:? (?:segfault at|general protection fault|trap [a-z ]{1,20}) "
     r"?[0-9a-f]* ?ip:? ?[0-9a-f]+ sp:? ?[0-9a-f]+ error:? ?[0-9a-f]+ in "
 )
+# The firmware answers a register or a query that it does not have with one of these: monitors that
+# read every port's registers cause them on healthy adapters.
+_REFUSED = (
+    r"(?!(?:ACCESS_REG|QUERY_\w+)\(.{1,60} failed, "
+    r"status bad (?:operation|parameter|index|input length|output length)\()"
+)
 _MLX5 = rf"mlx5_core {_PCI}\.\d: (?:\w+:\d+:\(pid \d+\): )?"
 
 _TABLE = (
@@ -316,7 +322,7 @@ _TABLE = (
     _event(
         "adapter_command_failed",
         "op_mod(",
-        _MLX5 + r"[A-Z0-9_]+\(0x[0-9a-f]+\) op_mod\(0x[0-9a-f]+\) failed, ",
+        _MLX5 + _REFUSED + r"[A-Z0-9_]+\(0x[0-9a-f]+\) op_mod\(0x[0-9a-f]+\) failed, ",
     ),
     _event(
         "adapter_command_failed",

@@ -202,13 +202,12 @@ EVENTS = {
     ],
     "adapter_command_failed": [
         (
-            "mlx5_core 0000:41:00.0: mlx5_cmd_out_err:803:(pid 4711): ACCESS_REG(0x805) "
-            "op_mod(0x1) "
-            "failed, status bad operation(0x2), syndrome (0x305684), err(-22)"
+            "mlx5_core 0000:41:00.0: mlx5_cmd_out_err:803:(pid 4711): CREATE_MKEY(0x200) "
+            "op_mod(0x0) failed, status bad resource state(0x9), syndrome (0x305684), err(-22)"
         ),
         (
             "mlx5_core 0000:41:00.0: mlx5_cmd_check:810:(pid 4711): ACCESS_REG(0x805) op_mod(0x0) "
-            "failed, status bad parameter(0x3), syndrome (0x15c356)"
+            "failed, status internal error(0x1), syndrome (0x15c356)"
         ),
         (
             "mlx5_core 0000:41:00.0: wait_func:1168:(pid 4711): ENABLE_HCA(0x104) timeout. "
@@ -319,6 +318,19 @@ AFTER_A_NAME = [
 """What the kernel prints behind a process name that begins a line."""
 
 HARMLESS = [
+    # A monitor asked for a register or a state that this firmware does not have.
+    (
+        "mlx5_core 0000:d2:00.0: mlx5_cmd_out_err:838:(pid 1441871): ACCESS_REG(0x805) op_mod(0x1) "
+        "failed, status bad operation(0x2), syndrome (0x9a6171), err(-22)"
+    ),
+    (
+        "mlx5_core 0000:41:00.0: mlx5_cmd_check:810:(pid 4711): ACCESS_REG(0x805) op_mod(0x0) "
+        "failed, status bad parameter(0x3), syndrome (0x15c356)"
+    ),
+    (
+        "mlx5_core 0000:41:00.0: mlx5_cmd_out_err:838:(pid 812): QUERY_VPORT_COUNTER(0x770) "
+        "op_mod(0x0) failed, status bad parameter(0x3), syndrome (0x6231e6), err(-22)"
+    ),
     "mlx5_core 0000:5e:00.0 ib0: Link up",
     (
         "EXT4-fs (vda): mounted filesystem 00000000-0000-0000-0000-000000000000 r/w without "
