@@ -15,9 +15,11 @@ from typing import NamedTuple
 from dshealthd.core.counter_file import OTHER
 
 _PCI = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}"
-_XID = re.compile(
-    rf"NVRM: Xid \((?:PCI:)?({_PCI})(?:\.\d)?(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): (\d+)(?:, |$)"
+_XID_TEXT = (
+    rf"NVRM: Xid \((?:PCI:)?(?P<pci>{_PCI})(?:\.\d)?(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): "
+    r"(?P<code>%s)(?:, |$)"
 )
+_XID = re.compile(_XID_TEXT % r"\d+")
 _SXID = re.compile(
     rf"nvidia-nvswitch(\d+): SXid \(PCI:({_PCI}\.\d)\): (\d+), (?!Severity \d|Data \{{)(Fatal|Non-fatal)?"
 )
@@ -94,6 +96,14 @@ def xid(message: str) -> Xid | None:
     return Xid(f"{match[1]}.0", int(match[2]), message[match.end() :]) if match else None
 
 
+def xid_expression(codes: str) -> str:
+    """Return an expression for Xids, with the groups `pci`, `code` and, if the line has it, `pid`.
+
+    `codes` is an expression for their numbers.
+    """
+    return _XID_TEXT % codes + r"(?:pid='?(?P<pid>\d+))?"
+
+
 def sxid(message: str) -> SXid | None:
     """Return the SXid that a kernel log line reports, if any."""
     match = _SXID.match(message)
@@ -147,7 +157,7 @@ def _event(name: str, part: str, pattern: str) -> _Event:
     return _Event(name, part, re.compile(pattern))
 
 
-_DEVICE = rf"[\w-]+ {_PCI}\.\d"
+_DEVICE = rf"[\w-]+ (?P<pci>{_PCI}\.\d)"
 """A driver and its PCI device, as dev_printk begins a line."""
 _EDAC = r"EDAC MC\d+: \d+ %s .{1,200} on .{1,200}page:0x"
 _OOPS = r"(?:Oops: |general protection fault|invalid opcode: |Internal error: )(?:.{0,200}[ :])?[0-9a-f]{4,16} \[#\d+\](?: [A-Z]|$)"
@@ -161,14 +171,14 @@ _REFUSED = (
     r"(?!(?:ACCESS_REG|QUERY_\w+)\(.{1,60} failed, "
     r"status bad (?:operation|parameter|index|input length|output length)\()"
 )
-_MLX5 = rf"mlx5_core {_PCI}\.\d: (?:\w+:\d+:\(pid \d+\): )?"
+_MLX5 = rf"mlx5_core (?P<pci>{_PCI}\.\d): (?:\w+:\d+:\(pid \d+\): )?"
 
 _TABLE = (
     # memory
     _event(
         "oom_kill",
         "Killed process ",
-        r"(?:(?:Memory cgroup out|Out) of memory(?: \([a-z_]+\))?: )?Killed process \d+[ ,]",
+        r"(?:(?:Memory cgroup out|Out) of memory(?: \([a-z_]+\))?: )?Killed process (?P<pid>\d+)[ ,]",
     ),
     _event(
         "allocation_failure",
@@ -290,7 +300,7 @@ _TABLE = (
     _event(
         "nfs_unresponsive",
         " not responding, ",
-        r"(?:nfs\w*|lockd|RPC: \w+): server \S+ not responding, ",
+        r"(?:nfs\w*|lockd|RPC: \w+): server (?P<server>\S+) not responding, ",
     ),
     _event(
         "nfs_state_lost", "reclaim", r"(?:NFS: )?_{0,2}nfs4_reclaim_\w+: (?:Lock reclaim|unhandled)"
@@ -305,6 +315,13 @@ _TABLE = (
         " was lost; in progress operations",
         r"Lustre(?:Error)?: .{1,160} was lost; in progress operations ",
     ),
+    # -19 and -107: the server is gone, or has forgotten this client; -5, -30 and -110 reach the job.
+    _event(
+        "lustre_operation_failed",
+        "failed: rc = -",
+        r"LustreError: \d+-\d+: \S{1,100}: operation \w+ to node (?P<server>\S{1,80}) failed: "
+        r"rc = -(?:5|19|30|107|108|110)\b",
+    ),
     _event(
         "lustre_evicted",
         "This client was evicted by ",
@@ -312,6 +329,7 @@ _TABLE = (
     ),
     # network
     _event("link_down", "Link ", rf"{_DEVICE} \S+: (?:NIC )?Link (?:is )?[Dd]own"),
+    _event("link_down", " Link DOWN", rf"{_DEVICE} \S+: Port: \d+ Link DOWN"),
     _event(
         "transmit_timeout",
         "NETDEV WATCHDOG: ",
@@ -328,6 +346,11 @@ _TABLE = (
         "adapter_command_failed",
         " timeout. Will cause a leak of a command resource",
         _MLX5 + r"[A-Z0-9_]+\(0x[0-9a-f]+\) timeout\. Will cause a leak",
+    ),
+    _event(
+        "adapter_command_failed",
+        ": Failed to process command ",
+        rf"(?:infiniband|efa) (?:(?P<pci>{_PCI}\.\d) )?efa_\d+: Failed to process command ",
     ),
     _event(
         "adapter_overheated", "High temperature on sensors", _MLX5 + "High temperature on sensors"
@@ -361,12 +384,12 @@ _TABLE = (
     _event(
         "pcie_slot_down",
         "pciehp: Slot(",
-        rf"pcieport {_PCI}\.\d: pciehp: Slot\([\w-]+\): (?:Link Down|Card not present)",
+        rf"pcieport (?P<pci>{_PCI}\.\d): pciehp: Slot\([\w-]+\): (?:Link Down|Card not present)",
     ),
     _event(
         "pcie_containment",
         "DPC: containment event",
-        rf"pcieport {_PCI}\.\d: DPC: containment event",
+        rf"pcieport (?P<pci>{_PCI}\.\d): DPC: containment event",
     ),
     _event(
         "pcie_recovery_failed",
@@ -385,12 +408,20 @@ _TABLE = (
     _event(
         "gpu_off_bus",
         "allen off the bus",
-        rf"NVRM: (?:GPU {_PCI}\.\d: GPU has )?fallen off the bus",
+        rf"NVRM: (?:GPU (?P<pci>{_PCI}\.\d): GPU has )?fallen off the bus",
+    ),
+    # GSP's heartbeat and its calls: on some releases no Xid follows.
+    _event(
+        "gpu_firmware_timeout",
+        "_kgsp",
+        r"NVRM: (?:GPU(?P<gpu>\d+) )?_kgsp(?:IsHeartbeatTimedOut: Heartbeat timed out"
+        r"|RpcRecvPoll: [\w /-]{1,40} heartbeat timed out"
+        r"|Log(?:Rpc|Gsp)Timeout: \*{3,60} GSP Timeout)",
     ),
     _event(
         "gpu_init_failed",
         "NVRM: ",
-        rf"NVRM: (?:GPU (?:at PCI:)?{_PCI}(?:\.\d)?: )?(?:RmInitAdapter failed!"
+        rf"NVRM: (?:GPU (?:at PCI:)?(?P<pci>{_PCI})(?:\.\d)?: )?(?:RmInitAdapter failed!"
         r"|The NVIDIA probe routine failed for \d+ device"
         r"|GPU does not have the necessary power cables connected)",
     ),
@@ -410,6 +441,17 @@ _TABLE = (
 
 EVENTS = tuple(dict.fromkeys(event.name for event in _TABLE))
 """Names that `event` returns."""
+
+
+def event_expressions(name: str) -> list[str]:
+    """Return the expressions of one of `EVENTS`; a group `pci` is the device that a line names.
+
+    ValueError: there is no such event.
+    """
+    if name not in EVENTS:
+        message = f"{name} is not an event of the kernel log"
+        raise ValueError(message)
+    return [event.pattern.pattern for event in _TABLE if event.name == name]
 
 
 def event(message: str) -> str | None:

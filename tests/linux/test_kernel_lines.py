@@ -57,6 +57,15 @@ SPOOFED_XIDS = [
 ]
 
 EVENTS = {
+    "gpu_firmware_timeout": [
+        "NVRM: GPU0 _kgspIsHeartbeatTimedOut: Heartbeat timed out, timeout 5200",
+        "NVRM: _kgspIsHeartbeatTimedOut: Heartbeat timed out",
+        "NVRM: GPU3 _kgspRpcRecvPoll: GSP RM heartbeat timed out",
+        "NVRM: _kgspLogRpcTimeout: ********************************* GSP Timeout **********************************",
+    ],
+    "lustre_operation_failed": [
+        "LustreError: 11-0: lfs-OST0003-osc-ffff8a: operation ost_write to node 10.0.0.4@o2ib failed: rc = -107",
+    ],
     "oom_kill": [
         (
             "Out of memory: Killed process 4021 (python3) total-vm:81920kB, anon-rss:65536kB, "
@@ -187,6 +196,7 @@ EVENTS = {
         ),
     ],
     "link_down": [
+        "mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link DOWN",
         "mlx5_core 0000:5e:00.0 ib0: Link down",
         "ixgbe 0000:03:00.0 eth1: NIC Link is Down",
     ],
@@ -209,6 +219,8 @@ EVENTS = {
             "mlx5_core 0000:41:00.0: mlx5_cmd_check:810:(pid 4711): ACCESS_REG(0x805) op_mod(0x0) "
             "failed, status internal error(0x1), syndrome (0x15c356)"
         ),
+        "infiniband efa_0: Failed to process command CREATE_QP (opcode 1) comp_status 6 err -12",
+        "efa 0000:00:1d.0 efa_0: Failed to process command CREATE_AH (opcode 5) comp_status 2 err -5",
         (
             "mlx5_core 0000:41:00.0: wait_func:1168:(pid 4711): ENABLE_HCA(0x104) timeout. "
             "Will cause a leak of a command resource"
@@ -318,6 +330,9 @@ AFTER_A_NAME = [
 """What the kernel prints behind a process name that begins a line."""
 
 HARMLESS = [
+    "mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link INIT",
+    "LustreError: 11-0: lfs-MDT0000-mdc-ffff8a: operation mds_getattr to node 10.0.0.4@o2ib failed: rc = -2",
+    "pcieport 0000:00:03.0: AER: Corrected error received: 0000:00:03.0",
     # A monitor asked for a register or a state that this firmware does not have.
     (
         "mlx5_core 0000:d2:00.0: mlx5_cmd_out_err:838:(pid 1441871): ACCESS_REG(0x805) op_mod(0x1) "
