@@ -32,6 +32,9 @@ def accused(
     ]
     proof = [root.place]
     if root.layer != "communication":
+        if root.ranks:
+            is_all = len(root.ranks) >= (case.world or len(case.seen) + 1)
+            return () if is_all else root.ranks, (root.place,), root.says
         ranks = [root.rank] if root.rank is not None else _summary(case, root)
         same = sorted({event.rank for event in alike if event.rank is not None})
         if root.pattern == "child-failed/signal":

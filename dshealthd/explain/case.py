@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import signal
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -13,10 +14,19 @@ from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Event, Origin, Stamp
 from dshealthd.explain.facts import Recognised
 from dshealthd.explain.identity import Identities
+from dshealthd.explain.patterns import said
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dshealthd.explain.facts import Failure
 
+MAX_TASKS = 10_000
+"""Maximum number of tasks in one of srun's messages."""
+AROUND = 2
+"""Lines between a traceback and a line about it."""
+NEAR = 50
+"""Lines within which two messages may be about one fault."""
 CLEARED_AFTER = 10
 """Lines of progress after an error that show it ended nothing; ranks print a few more."""
 ENOUGH_HOSTS = 4
@@ -25,6 +35,11 @@ FEW = 4
 """A fault is an exception if at most one in this many hosts has it."""
 _OF_ITS_OWN = {"nccl-all-reduce-failed", "checkpoint-path"}
 """Faults of the communication layer that concern the host that reports them."""
+_COMPARE_SIZES = (
+    "compare WORLD_SIZE, `--nnodes` and `--nproc-per-node` on the nodes of ranks {} and {}: they "
+    "must be the same everywhere"
+)
+_QUOTES_COMMANDS = {"child-failed/deepspeed-launcher", "child-failed/summary"}
 _CRASHES = {-4, -7, -8, -9, -11}
 """Exit codes for signals that no launcher or watchdog sends in an orderly end."""
 
@@ -50,6 +65,10 @@ class Case:
     """Where in each stream the communication first broke, by line order."""
     broken_at: dict[Clock, float] = field(default_factory=dict)
     """When the communication first broke, by clock."""
+    lost: dict[int, int] = field(default_factory=dict)
+    """Where in each file a rank first lost a peer, by line order."""
+    timed_out: dict[int, int] = field(default_factory=dict)
+    """Where in each file a collective first timed out, or a launcher first reported an exit."""
 
     year: int = 0
     """Year for stamps without one."""
@@ -105,6 +124,8 @@ def prepare(found: Recognised, *, year: int) -> Case:
     found = replace(found, events=[replace(event) for event in found.events])
     case = Case(found, seen=set(found.ranks_seen), world=found.world)
     _place(case, year)
+    _disagree(case)
+    _merge(case)
     _signals(case)
     _sort(case)
     _index(case)
@@ -121,20 +142,105 @@ def _place(case: Case, year: int) -> None:
     case.clocks = clocks.compare(found.shared, year)
     for event in events:
         event.rank = identities.rank(event.origin)
+        # A launcher that quotes a command shows that of any rank.
+        if event.rank is None and "local" in event.fields and event.pattern not in _QUOTES_COMMANDS:
+            local = int(event.fields["local"])
+            event.rank = identities.rank(replace(event.origin, local=local))
+            if event.rank is not None and "pid" in event.fields:
+                identities.learn(int(event.fields["pid"]), event.rank)
+    for event in events:
         if "rank" in event.fields and event.rank is None:
             event.rank = int(event.fields["rank"])
-        if event.rank is None and "task" in event.fields:
-            task = int(event.fields["task"])
-            if not identities.is_node(event.origin.source, task):
-                event.rank = task
+        if "rank_other" in event.fields and event.rank is not None:
+            event.ranks = tuple(sorted({event.rank, int(event.fields["rank_other"])}))
+        tasks = _numbers(event.fields.get("tasks", event.fields.get("task", "")))
+        if event.rank is None and tasks and not identities.is_node(event.origin.source, tasks[0]):
+            event.rank, event.ranks = tasks[0], tasks
+        if event.rank is None and "pid" in event.fields:
+            event.rank = identities.of_pid(int(event.fields["pid"]))
         event.host = event.fields.get("host") or event.origin.host
         if event.stamp is not None:
             event.time = clocks.seconds(event.stamp, year)
         if event.rank is not None:
-            case.seen.add(event.rank)
+            case.seen |= {event.rank, *event.ranks}
+    for event in events:
+        # The rank in a group is that of the job if the group has all of it.
+        if event.rank is None and "group_rank" in event.fields and not case.seen:
+            event.rank = int(event.fields["group_rank"])
     for failure in found.failures:
         if failure.rank is not None:
             case.seen.add(failure.rank)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a list such as `1-3,5`; too many are not ranks, so empty."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal():
+            found += range(int(first), min(int(last or first), int(first) + MAX_TASKS) + 1)
+    return tuple(found) if len(found) <= MAX_TASKS else ()
+
+
+def _disagree(case: Case) -> None:
+    """Add an event if ranks state different sizes of their job, which then never came together."""
+    found = case.found
+    if len(found.worlds) < 2 or any(facts.progress for facts in found.sources):  # noqa: PLR2004
+        return
+    if not any(event.layer == "communication" for event in found.events):
+        return
+    (one, (rank, place)), (other, (peer, _)) = list(found.worlds.items())[:2]
+    if rank == peer:  # a new start with another size
+        return
+    found.events.append(
+        Event(
+            slug="rendezvous-env-mismatch", pattern="rendezvous-env-mismatch/stated", role="cause",
+            layer="program", title="Ranks disagree on the size of the job",
+            says=f"rank {rank} was started for a job of {one} ranks, rank {peer} for one of {other}",
+            steps=(_COMPARE_SIZES.format(rank, peer),),
+            place=place, origin=Origin(), order=0,
+        )
+    )  # fmt: skip
+
+
+def _merge(case: Case) -> None:
+    """Join what several lines say about one fault: they share a file and a symptom, and agree.
+
+    A kernel's OOM kill takes two lines, srun and slurmstepd each print one, and an assertion in a
+    kernel has no rank, while the exception that follows from it has.
+    """
+    groups: dict[tuple[int, str], list[Event]] = defaultdict(list)
+    for event in case.found.events:
+        if event.role == "cause" and event.layer in {"hardware", "program"}:
+            groups[event.origin.source, event.slug].append(event)
+    for events in groups.values():
+        ranks = {event.rank for event in events if event.rank is not None}
+        first = events[0]
+        for event in events[1:]:
+            if event.order - first.last_order > NEAR or not _agree(first, event):
+                first = event
+                continue
+            if event.pattern == first.pattern and event.fields != first.fields:
+                first.fields = {**event.fields, **first.fields}
+                suffix = first.says.partition(" at ")[1:] if first.own_frame else ()
+                first.says = said(first.texts, first.fields) + "".join(suffix)
+            first.host = first.host or event.host
+            first.last_order = event.last_order
+            if first.rank is None:
+                first.rank, first.ranks = event.rank, event.ranks
+        if len(ranks) == 1:
+            for event in events:
+                event.rank = next(iter(ranks))
+
+
+def _agree(one: Event, other: Event) -> bool:
+    """Tell whether two events may be one: no value, rank or host that both have differs."""
+    shared = one.fields.keys() & other.fields.keys()
+    return (
+        all(one.fields[name] == other.fields[name] for name in shared)
+        and (one.rank is None or other.rank is None or one.rank == other.rank)
+        and (one.host is None or other.host is None or one.host == other.host)
+    )
 
 
 def _signals(case: Case) -> None:
@@ -216,23 +322,49 @@ def _sort(case: Case) -> None:
         run = facts.name.partition("/attempt_")[0] if "/attempt_" in facts.name else facts.name
         latest[run] = max(latest[run], facts.attempt)
     enough = max(CLEARED_AFTER, 3 * len(case.seen))
+    ended = _ended(found.events)
     for event in found.events:
         facts = found.sources[event.origin.source]
         run = facts.name.partition("/attempt_")[0] if "/attempt_" in facts.name else facts.name
         later = facts.progress - event.progress
-        if event.attempt < latest[run]:
+        if event.attempt < latest[run] or event.last_order < ended.get(_condition(event), 0):
             case.recovered.append(event)
         elif event.role == "loss":
             case.causes.append(event)
         elif event.role == "consequence":
             case.consequences.append(event)
         elif event.role == "cause":
-            if later >= enough and event.pattern != "child-failed/signal":
+            is_over = (
+                later >= enough
+                or event.last_order < facts.finished
+                or (later > 0 and _is_skipped(event, facts.skips))
+            )
+            if is_over and event.pattern != "child-failed/signal":
                 case.recovered.append(event)
                 continue
             case.causes.append(event)
             if event.rank is not None and event.layer != "hardware":
                 case.failed.add(event.rank)
+
+
+def _is_skipped(event: Event, skips: list[int]) -> bool:
+    """Tell whether a line right before or after a traceback says that what failed was skipped."""
+    if not event.frames:
+        return False
+    begin = event.order - AROUND - 3 * len(event.frames)  # each frame has up to three lines
+    number = bisect.bisect_left(skips, begin)
+    return number < len(skips) and skips[number] <= event.order + AROUND
+
+
+def _condition(event: Event) -> tuple[str, int, str | None]:
+    """Return what identifies a lasting condition: its pattern, its file, and the device or server."""
+    what = event.fields.get("pci", event.fields.get("server"))
+    return event.ends or event.pattern, event.origin.source, what
+
+
+def _ended(events: Iterable[Event]) -> dict[tuple[str, int, str | None], int]:
+    """Return where a line last says that a condition is over: a link up, a server that answers."""
+    return {_condition(event): event.last_order for event in events if event.ends}
 
 
 def _index(case: Case) -> None:
@@ -242,9 +374,22 @@ def _index(case: Case) -> None:
         case.seen_on[event.pattern].add(clock)
         case.seen_on[""].add(clock)
     for event in case.causes:
+        firsts = _firsts(event, case)
+        if firsts is not None:
+            source = event.origin.source
+            firsts[source] = min(event.order, firsts.get(source, event.order))
         if event.layer != "communication" or event.weak:
             continue
         clock = clocks.clock_of(event.origin)
         case.broken[event.origin] = min(event.order, case.broken.get(event.origin, event.order))
         if event.exact and event.time is not None:
             case.broken_at[clock] = min(event.time, case.broken_at.get(clock, event.time))
+
+
+def _firsts(event: Event, case: Case) -> dict[int, int] | None:
+    """Return the index in which an event's first occurrence in its file is kept."""
+    if event.slug == "nccl-remote-error" and not event.weak:
+        return case.lost
+    if event.slug in {"nccl-timeout", "gradient-sync-timeout"} or "exit" in event.fields:
+        return case.timed_out
+    return None

@@ -20,7 +20,7 @@ from dshealthd.explain.accusation import (
     listed,
 )
 from dshealthd.explain.case import prepare
-from dshealthd.explain.coverage import ABORTED
+from dshealthd.explain.coverage import ABORTED, TERMINATED
 from dshealthd.explain.events import Event, Place, Stamp
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
 from dshealthd.explain.patterns import advised, load
@@ -48,6 +48,8 @@ _RANKING = {
     "scheduler": 4,
     "launcher": 5,
 }
+_SIGNALS = {"Killed", "Segmentation fault", "Bus error", "Illegal instruction", "4", "7", "9", "11",
+            "SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL"}  # fmt: skip
 _COMMUNICATION = {"rendezvous-unreachable": 0, "gradient-sync-timeout": 1, "nccl-timeout": 1,
                   "ranks-stuck-at-init": 1, "nccl-all-reduce-failed": 3}  # fmt: skip
 
@@ -194,7 +196,7 @@ def _first_failure(case: Case) -> float | None:
 
 def _key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
     """Return the sort key of a candidate cause: the smallest is the cause."""
-    ranking = _RANKING["loss" if event.role == "loss" else event.layer]
+    ranking: float = _RANKING["loss" if event.role == "loss" else event.layer]
     weak = event.weak
     when = case.when(event)
     if event.layer == "hardware" and first is not None and when is not None:
@@ -207,9 +209,14 @@ def _key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
     # After a failure it is only the clean-up.
     elif event.layer == "scheduler" and not weak and not _comes_after(event, case):
         ranking = -1
+    elif event.layer == "launcher" and _is_crash(event, case):
+        ranking = 1.5
     elif event.layer == "launcher" and event.first:
         ranking = 2
     order: tuple[object, ...] = (_COMMUNICATION.get(event.slug, 2),) if ranking == 2 else (0,)  # noqa: PLR2004 - communication
+    # Those that wait for a lost peer time out long after the first of them noticed.
+    if is_timeout(event) and case.lost.get(event.origin.source, event.order) < event.order:
+        order = (3,)
     # If only few of many hosts report it, the fault is there.
     if ranking == _RANKING["communication"] and case.is_rare(event):
         weak, order = False, (-1,)
@@ -230,6 +237,16 @@ def _is_aftermath(event: Event, case: Case) -> bool:
         when - case.clocks.right(other, first) - case.clocks.uncertainty(clock, other) > AFTERMATH
         for other, first in case.broken_at.items()
     )
+
+
+def _is_crash(event: Event, case: Case) -> bool:
+    """Tell whether a launcher reports that a signal ended a rank before anything else failed.
+
+    Watchdogs, and launchers once a rank has failed, end the rest with signals, too.
+    """
+    how = event.fields.get("how", event.fields.get("signal", ""))
+    is_signal = event.pattern == "child-failed/killed" or how in _SIGNALS
+    return is_signal and case.timed_out.get(event.origin.source, event.order) >= event.order
 
 
 def _comes_after(event: Event, case: Case) -> bool:
@@ -302,11 +319,13 @@ def _without_cause(case: Case) -> Finding:
         )
     ended = [event for event in case.consequences if "exit" in event.fields]
     if ended:
+        own = ended[0].rank if int(ended[0].fields["exit"]) not in {ABORTED, TERMINATED} else None
+        ranks = tuple(absent_ranks(case)) or (() if own is None else (own,))
         case.missing.append("the logs of the ranks: a launcher only reports that one failed")
         return Finding(
             outcome="found", slug="child-failed", statement=ended[0].says, root=ended[0],
-            step=_step(ended[0], (), ended[0].host, []),
-            ranks=tuple(absent_ranks(case)), host=ended[0].host, time=ended[0].time,
+            step=_step(ended[0], ranks, ended[0].host, []),
+            ranks=ranks, host=ended[0].host, time=ended[0].time,
             proof=(ended[0].place,), missing=tuple(case.missing),
             chain=tuple(case.consequences[:MAX_CHAIN]),
         )  # fmt: skip
@@ -320,17 +339,25 @@ def _without_cause(case: Case) -> Finding:
             missing=("the logs of the ranks: did the job hang at all, and why?",),
             verdicts=tuple(hung),
         )  # fmt: skip
-    telling = [
-        event
-        for event in case.consequences
-        if not event.pattern.endswith(("/ended-by-launcher", "/exit", "/xid-after"))
-    ]
+    telling = [event for event in case.consequences if _is_telling(event, case)]
     if telling:
+        # What is no mere hint says more, and so does what came first.
+        telling.sort(key=lambda event: (event.weak, event.layer == "launcher"))
+        first = telling[0]
         return Finding(
             outcome="undecided",
-            statement="these logs show only the consequences of a failure",
+            statement=f"these logs show only what followed from a failure: {first.says}",
+            step=_step(first, (), first.host, []),
             proof=tuple(event.place for event in telling[:3]),
             missing=("the logs of all ranks from before the first of these lines",),
             chain=tuple(case.consequences[:MAX_CHAIN]),
         )
     return Finding(outcome="nothing", chain=tuple(case.recovered[:MAX_CHAIN]))
+
+
+def _is_telling(event: Event, case: Case) -> bool:
+    """Tell whether a consequence shows that something failed: not at the end of a good run."""
+    facts = case.found.sources[event.origin.source]
+    if event.weak and (facts.finished or facts.alive > event.last_order):
+        return False
+    return not event.pattern.endswith(("/ended-by-launcher", "/exit", "/xid-after"))

@@ -70,8 +70,12 @@ class Event:
     says: str
     title: str = ""
     """What it is in a few words; empty where the slug's title fits."""
+    texts: tuple[str, ...] = ()
+    """What its pattern says, to be filled again when values from other lines join it."""
     steps: tuple[str, ...] = ()
     """First steps, as in its pattern."""
+    ends: str = ""
+    """The pattern whose condition it says to be over."""
     place: Place
     origin: Origin
     order: int
@@ -91,13 +95,21 @@ class Event:
     count: int = 1
     last: Place | None = None
     """Where it occurred last, if more than once."""
+    last_order: int = 0
+    """`order` of that place."""
     progress: int = 0
     """Lines of progress before it, in its file."""
     attempt: int = 0
     """Number of the job's start within its file."""
     rank: int | None = None
     """The rank in the whole job, once `causality` has worked it out."""
+    ranks: tuple[int, ...] = ()
+    """All its ranks, if its line names several."""
     host: str | None = None
+
+    def __post_init__(self) -> None:
+        """It has occurred once."""
+        self.last_order = self.last_order or self.order
 
     @property
     def own_frame(self) -> Frame | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dshealthd.explain import input as logs
 from dshealthd.explain.clocks import Clock, clock_of
-from dshealthd.explain.events import Event, Origin, Place, Stamp
+from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -19,6 +19,10 @@ V = TypeVar("V")
 _WORLD = re.compile(
     r"(?:\bworld[_ ]?size\W{1,4}|\bdist_world_size=|\bnranks |\bWORLD_SIZE\W{1,3})(\d{1,6})\b"
 )
+_STATED = re.compile(
+    r"\b(?:rank|RANK)\W{1,3}(\d{1,6})\b.{0,60}\b(?:world[_ ]?size|WORLD_SIZE)\W{1,3}(\d{1,6})\b"
+)
+"""A rank that states the size of its job."""
 _SPAWNED = re.compile(r"process (\d+) spawned with command: .*--local_rank=(\d+)")
 _NCCL_RANK = re.compile(r"NCCL INFO .*\brank (\d+) nranks (\d+)")
 _SHARED = re.compile(
@@ -34,6 +38,7 @@ MAX_STREAMS = 10_000
 MAX_FAILURES = 10_000
 SEVERAL = 3
 """Number of ranks that suffices to show that there are several."""
+MAX_SKIPS = 1000
 MAX_CLOCKS = 1000
 MAX_SHARED = 200
 """Maximum number of moments of a clock that are compared with those of others."""
@@ -95,6 +100,12 @@ class SourceFacts:
     """Whether any of those lines shows progress."""
     last_step: int | None = None
     """The last step in it."""
+    alive: int = 0
+    """Order of the last line that shows NCCL or the training at work."""
+    skips: list[int] = field(default_factory=list)
+    """Orders of lines that say that something is skipped or tried again."""
+    finished: int = 0
+    """Order of the last line that says that the training has ended well."""
     summaries: int = 0
     """Launchers' summaries that begin in it."""
     root_causes: int = 0
@@ -144,11 +155,13 @@ class Recognised:
     shared: dict[Clock, dict[str, Stamp]] = field(default_factory=lambda: Bounded(MAX_CLOCKS))
     """When each clock saw what all ranks do at once: a step, the start of a communicator."""
     world: int | None = None
+    worlds: dict[int, tuple[int, Place]] = field(default_factory=lambda: Bounded(MAX_SKIPS))
+    """By size of the job: a rank that states it, and where."""
     dropped: int = 0
     """Events beyond MAX_EVENTS."""
     statistics: logs.Statistics = field(default_factory=logs.Statistics)
 
-    def learn(self, line: Line, source: int) -> None:
+    def learn(self, line: Line, source: int, number: int) -> None:
         """Learn from a line which rank, task and process belong together, and the world size."""
         origin, text = line.origin, line.text
         facts = self.sources[source]
@@ -181,6 +194,9 @@ class Recognised:
         if ("rank" in text or "orld" in text or "WORLD" in text) and len(text) < 2000:  # noqa: PLR2004
             if match := _WORLD.search(text):
                 self.world = max(self.world or 0, int(match[1]))
+            if match := _STATED.search(text):
+                place = Place(facts.name, number, text.strip()[:MAX_QUOTE])
+                self.worlds.setdefault(int(match[2]), (int(match[1]), place))
             if origin.pid is not None and (match := _NCCL_RANK.search(text)):
                 self.ranks_by_pid.setdefault((source, origin.pid), int(match[1]))
             if match := _SPAWNED.search(text):

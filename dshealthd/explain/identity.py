@@ -25,6 +25,9 @@ class Identities:
         self._first: dict[object, set[int]] = defaultdict(set)
         """The rank of local rank 0, by file and task, and by folder of a node's torchrun; several
         if a file holds the output of several nodes."""
+        self._by_pid: dict[int, set[int]] = defaultdict(set)
+        for (_, pid), rank in found.ranks_by_pid.items():
+            self._by_pid[pid].add(rank)
         for (source, task, local), ranks in found.ranks_by_local.items():
             first = {rank - local for rank in ranks}
             self._first[source, task] |= first
@@ -66,6 +69,15 @@ class Identities:
             return origin.task
         return None
 
+    def learn(self, pid: int, rank: int) -> None:
+        """Note the rank of a process that a launcher's message names."""
+        self._by_pid[pid].add(rank)
+
+    def of_pid(self, pid: int) -> int | None:
+        """Return the rank of a process that another file names; None if unknown or ambiguous."""
+        ranks = self._by_pid.get(pid, set())
+        return next(iter(ranks)) if len(ranks) == 1 else None
+
     def is_node(self, source: int, task: int) -> bool:
         """Tell whether a task of srun is a launcher of several ranks."""
         ranks = self._found.tasks_with_ranks.get((source, task))
@@ -85,4 +97,4 @@ class Identities:
             for number in range(len(self._found.sources))
             if (match := self._folder(number))
         }
-        return len(names) > 1
+        return len(names) > 1 or len(self._found.launchers) > 1

@@ -119,7 +119,7 @@ class Ledger:
                 self._join(found["group"] or found["number"] or "?", found["name"], member)
             else:
                 self._pending.setdefault((origin, group_rank), member)
-        elif event.pattern.endswith("/state") and found:
+        elif event.pattern.endswith(("/state", "/dump-signal")) and found and "enqueued" in fields:
             waiting = self._pending.get((origin, int(found["rank"])))
             sequence = _SEQUENCE.search(raw_text)
             member = GroupMember(place, int(found["rank"]), origin.rank)

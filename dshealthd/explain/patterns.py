@@ -6,6 +6,9 @@ its own `title`.
 What a pattern says, and the first step that it advises, are texts with the names of its groups in
 braces. Each may be a list: the first text whose values are all known is used. A first step belongs
 to the pattern, not to the slug: one symptom has many causes. A pattern without a good one has none.
+
+Lines of the kernel are those that the agent knows: `events` names events of `kernel_lines`, and
+`xids` is an expression for the numbers of Xids.
 """
 
 from __future__ import annotations
@@ -13,12 +16,14 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
+from collections import Counter
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.explain.events import LAYERS
 from dshealthd.explain.literals import required, shortest
+from dshealthd.linux.kernel_lines import event_expressions, xid_expression
 from dshealthd.symptoms import entry
 
 if TYPE_CHECKING:
@@ -63,8 +68,12 @@ class Pattern:
     """One of PLACES: the same words may also appear in warnings."""
     frames: re.Pattern[str] | None
     """Expression that the frames of the traceback, as `FILE:FUNCTION` lines, must match."""
+    least: int
+    """Number of times that make a value a loss: a single one may be harmless."""
     weak: bool
     first: bool
+    ends: str
+    """The pattern, `SLUG/NAME`, whose condition this line says to be over; empty for others."""
     match: tuple[str, ...]
     no_match: tuple[str, ...]
 
@@ -173,7 +182,7 @@ def parse(slug: str, text: str) -> tuple[list[Pattern], dict[str, Any]]:
     try:
         table = tomllib.loads(text)
         found = [_pattern(slug, dict(row)) for row in table.pop("pattern")]
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, re.error) as error:
+    except (ValueError, KeyError, TypeError, re.error) as error:
         message = f"{slug}.toml: {type(error).__name__}: {error}"
         raise PatternError(message) from error
     if unknown := sorted(table.keys() - {"title", "hang"}):
@@ -182,26 +191,45 @@ def parse(slug: str, text: str) -> tuple[list[Pattern], dict[str, Any]]:
     return found, table
 
 
-def _literals(row: dict[str, Any]) -> tuple[str, ...]:
-    """Return the literals given in a pattern, or those that its expression requires."""
-    given = row.pop("literals", None)
-    if given:
-        _compiled(row["regex"])
-        return tuple(given)
-    return required(row["regex"])
-
-
 def _texts(value: str | list[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
+def _expression(row: dict[str, Any]) -> str:
+    """Return the expression of a pattern: its own, and those of events and Xids of the kernel.
+
+    Groups of all but the first get a number, as an expression cannot have a group twice.
+    """
+    parts = [row.pop("regex")] if "regex" in row else []
+    kernel = []
+    if codes := row.pop("xids", ""):
+        kernel.append(xid_expression(codes))
+        # NCCL's own report of Xids, from release 2.31.
+        parts.append(
+            rf"NCCL DIAG \[INFO\] Xid (?P<code>{codes}) detected .{{1,40}} on host (?P<host>[\w.-]{{1,64}}?)\. "
+        )
+    for event in row.pop("events", ()):
+        kernel += event_expressions(event)
+    parts += (f"(?:^|kernel: ?|\\d\\] )(?:{expression})" for expression in kernel)
+    names: Counter[str] = Counter()
+
+    def numbered(match: re.Match[str]) -> str:
+        names[match[1]] += 1
+        number = names[match[1]]
+        return f"(?P<{match[1]}>" if number == 1 else f"(?P<{match[1]}_{number}>"
+
+    return re.sub(r"\(\?P<(\w+?)(?:_\d{1,2})?>", numbered, "|".join(parts))
+
+
 def _pattern(slug: str, row: dict[str, Any]) -> Pattern:
     frames = row.pop("frames", None)
+    expression = _expression(row)
+    given = row.pop("literals", None)
     pattern = Pattern(
         slug=slug,
         name=row.pop("name"),
-        expression=row["regex"],
-        literals=_literals(row),
+        expression=expression,
+        literals=tuple(given or required(expression)),
         source=row.pop("source"),
         layer=row.pop("layer"),
         role=row.pop("role", "cause"),
@@ -210,12 +238,14 @@ def _pattern(slug: str, row: dict[str, Any]) -> Pattern:
         step=_texts(row.pop("step", [])),
         where=row.pop("where", "any"),
         frames=re.compile(frames) if frames else None,
+        least=row.pop("least", 1),
         weak=row.pop("weak", False),
         first=row.pop("first", False),
+        ends=row.pop("ends", ""),
         match=tuple(row.pop("match")),
         no_match=tuple(row.pop("no_match")),
     )
-    row.pop("regex")
+    _compiled(expression)
     if row:
         message = f"{pattern.name}: unknown keys {', '.join(sorted(row))}"
         raise TypeError(message)

@@ -10,6 +10,30 @@ _PROGRESS = re.compile(
     re.IGNORECASE,
 )
 FINITE_LOSS = re.compile(r"\bloss['\"]?\s*[:=|]?\s*\[?(?:tensor\()?-?\d", re.IGNORECASE)
+_FINISHED = re.compile(
+    r"\b[Tt]rain(?:ing)? (?:is |has )?(?:completed|complete|finished|done)\b|['\"]train_runtime['\"]"
+    r"|`Trainer\.fit` stopped: |exits successfully|\b[Ff]inished training\b"
+)
+_NCCL_TRACE = re.compile(r"NCCL INFO [\w/.]{1,80}:\d+ -> \d")
+"""Where an error was passed up within NCCL."""
+
+
+_SKIPPED = re.compile(r"\b(?:[Ss]kip(?:ping|ped)?|SKIP|[Ii]gnor(?:ing|ed)|[Rr]etry(?:ing)?)\b")
+
+
+def is_skip(text: str) -> bool:
+    """Tell whether a line says that something is skipped or tried again."""
+    return ("kip" in text or "gnor" in text or "etry" in text) and _SKIPPED.search(text) is not None
+
+
+def is_end(text: str) -> bool:
+    """Tell whether a line says that the training has ended well."""
+    return ("rain" in text or "exits" in text) and _FINISHED.search(text) is not None
+
+
+def is_nccl_at_work(text: str) -> bool:
+    """Tell whether NCCL reports something else than an error."""
+    return "NCCL INFO" in text and _NCCL_TRACE.search(text) is None
 
 
 def find(text: str) -> re.Match[str] | None:

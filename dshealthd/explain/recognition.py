@@ -14,7 +14,7 @@ from dshealthd.explain import input as logs
 from dshealthd.explain import patterns as known
 from dshealthd.explain import progress, structured
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
-from dshealthd.explain.facts import Recognised, SourceFacts
+from dshealthd.explain.facts import MAX_SKIPS, Recognised, SourceFacts
 from dshealthd.explain.launcher_summary import LauncherSummary
 from dshealthd.explain.progress import FINITE_LOSS
 from dshealthd.explain.streams import Line, Splitter
@@ -37,6 +37,13 @@ MAX_REMEMBERED = 1 << 21
 _DIGITS = str.maketrans("", "", "0123456789")
 MAX_ERROR_FILE = 1 << 20
 
+_SPOKEN = re.compile(
+    r"\[PG [^\]]{1,80}[ ]Rank (?P<group_rank>\d{1,6})\]|\[[Rr]ank[ :]?(?P<rank>\d{1,6})\]"
+    r"|--local[-_]rank[= '\",]{1,4}(?P<local>\d{1,4})\b"
+)
+"""A rank in the text of a line. ProcessGroupNCCL's is the rank in a group of the job."""
+_NAMES_RANKS = frozenset({"rank", "local", "task", "tasks", "key_rank", "culprit", "culprits"})
+
 _RESTART = re.compile(
     r"attempts left; will restart worker group|Rendezvous'ing worker group|Starting worker group"
     r"|Job restarted|Requeued|restart_count=[1-9]"
@@ -56,7 +63,7 @@ _GRADIENT_STACK = re.compile(
 """A frame in ProcessGroupNCCL's `Stack trace of the failed collective`."""
 _TROUBLE = re.compile(r"frame #|Exception raised from |[=-]{5}|.{0,100}ProcessGroupNCCL")
 """Lines of watchdogs, stacks and launchers' summaries that no pattern covers."""
-_NUMBERED = re.compile(r"_\d$")
+_NUMBERED = re.compile(r"_\d{1,2}$")
 _BLANK = ("", " ", "\t")
 
 
@@ -130,7 +137,7 @@ class Recogniser:
         key = event.pattern, event.origin, event.attempt
         if (kept := self._kept.get(key)) is not None and kept.fields == event.fields:
             kept.count += 1
-            kept.last = event.place
+            kept.last, kept.last_order = event.place, event.order
             return kept
         if len(self.found.events) >= self._max_events:
             self.found.dropped += 1
@@ -156,8 +163,12 @@ class Reader:
             self._found.see(self._splitter.base.rank)
         self._assembler = Assembler()
         self._sample: list[logs.Raw] | None = []
+        self._held: tuple[Line, str, logs.Raw] | None = None
+        """A line that the next one may continue, its last part, and its place in the file."""
         self._summary = LauncherSummary(self._found, source, self._assembler.feed)
-        self._losses: dict[str, Event] = {}
+        self._losses: dict[str, tuple[Event, int]] = {}
+        """By pattern: what a training loop reports since its last finite loss, and how often it
+        must."""
         self._last: dict[Origin, Event] = {}
         self._failed_since_restart = False
         self._in_stack = self._begins_in_stack = False
@@ -167,6 +178,7 @@ class Reader:
         """Recognise a line, or count lines that were skipped."""
         if isinstance(item, logs.Skipped):
             self._flush_sample()
+            self._flush()
             if item.is_progress:
                 self._facts.progress += item.lines
             if not self._facts.is_troubled:
@@ -185,10 +197,12 @@ class Reader:
     def pause(self) -> None:
         """Recognise what is at the end so far, although more may follow."""
         self._flush_sample()
+        self._flush()
         for traceback in self._assembler.finish():
             self._exception(traceback)
-        for event in self._losses.values():
-            self._parent.keep(event)
+        for event, least in self._losses.values():
+            if event.count >= least:
+                self._parent.keep(event)
         self._facts.attempt = max(self._facts.attempt, self._attempt)
         if self._begins_in_stack or self._in_stack:  # an empty line follows each stack of c10
             self._found.ledger.cut.add(self._source)
@@ -207,8 +221,31 @@ class Reader:
             self._text(text, raw)
 
     def _text(self, told: str, raw: logs.Raw) -> None:
-        """Recognise one line of text; `raw` is the line of the file that contains it."""
-        line = as_exception(self._splitter.split(told))
+        """Recognize one line of text, once it is known where it ends.
+
+        `raw` is the line of the file that contains it.
+        """
+        line = self._splitter.split(told)
+        if self._held is not None:
+            held, end, place = self._held
+            whole = self._splitter.continues(held, end, line)
+            if whole is not None and len(whole) < MAX_MATCHED:
+                self._held = replace(held, text=whole), told, place
+                return
+            self._flush()
+        if self._splitter.may_continue(line, told):
+            self._held = line, told, raw
+        else:
+            self._whole(line, raw)
+
+    def _flush(self) -> None:
+        """Recognize the line that waits for its continuation."""
+        if self._held is not None:
+            (line, _, raw), self._held = self._held, None
+            self._whole(line, raw)
+
+    def _whole(self, line: Line, raw: logs.Raw) -> None:
+        line = as_exception(line)
         tells = self._recognise(line, raw)
         facts = self._facts
         if facts.is_troubled:
@@ -225,25 +262,32 @@ class Reader:
         if self._in_stack and not self._order:
             self._begins_in_stack = True
         self._order += 1
-        self._found.learn(line, self._source)
+        self._found.learn(line, self._source, raw.number)
         place = Place(self._facts.name, raw.number, raw.text.strip()[:MAX_QUOTE])
         if self._summary.take(line, place):
             return True
         if text.startswith("#") and _GRADIENT_STACK.match(text):
             self._found.ledger.in_gradients = True
+        if progress.is_skip(text) and len(self._facts.skips) < MAX_SKIPS:
+            self._facts.skips.append(self._order)
         consumed, done = self._assembler.feed(line, place)
         for traceback in done:
             self._exception(traceback)
         if consumed or len(text) < 4:  # noqa: PLR2004 - shorter than any pattern
             return consumed
         text = text[:MAX_MATCHED]
+        is_finite = False
+        if progress.is_end(text):
+            self._facts.finished = self._order
+        elif progress.is_nccl_at_work(text):
+            self._facts.alive = self._order
         if shown := progress.find(text):
             self._facts.progress += 1
+            self._facts.alive = self._order
             self._facts.progress_before |= not self._facts.is_troubled
             if step := shown["step"]:
                 self._facts.last_step = int(step)
-            if self._losses and FINITE_LOSS.search(text):
-                self._losses.clear()
+            is_finite = bool(self._losses) and FINITE_LOSS.search(text) is not None
         if any(map(text.__contains__, _RESTART_WORDS)) and _RESTART.search(text):
             for traceback in self._assembler.finish():  # it ended with the attempt
                 self._exception(traceback)
@@ -253,8 +297,12 @@ class Reader:
             if pattern.where == "any" or line.level in {"E", "F"}:
                 match = pattern.regex.search(text)
                 if match:
+                    if is_finite and pattern.role != "loss":
+                        self._losses.clear()
                     self._keep(pattern, match.groupdict(), line, place)
                     return pattern.slug == "nccl-timeout"
+        if is_finite:
+            self._losses.clear()
         return False
 
     def _stamp(self, line: Line) -> Stamp | None:
@@ -279,6 +327,8 @@ class Reader:
     ) -> Event:  # fmt: skip
         # An expression cannot have a group twice: `port_2` is the port in another wording.
         known_fields = {_NUMBERED.sub("", name): value for name, value in fields.items() if value}
+        if not line.origin.labelled and not known_fields.keys() & _NAMES_RANKS:
+            known_fields |= _spoken_rank(pattern, line.text)
         event = Event(
             slug=pattern.slug,
             pattern=f"{pattern.slug}/{pattern.name}",
@@ -286,7 +336,9 @@ class Reader:
             layer=pattern.layer,
             says=known.said(pattern.says, known_fields),
             title=pattern.title,
+            texts=pattern.says,
             steps=pattern.step,
+            ends=pattern.ends,
             place=place,
             origin=line.origin,
             order=self._order,
@@ -301,7 +353,7 @@ class Reader:
         if traceback is not None:
             event.frames, event.bare = tuple(traceback.frames), traceback.bare
         if pattern.role == "loss":
-            kept = self._losses.setdefault(event.pattern, event)
+            kept, _ = self._losses.setdefault(event.pattern, (event, pattern.least))
             if kept is not event:
                 kept.count += 1
                 kept.last = place
@@ -347,9 +399,21 @@ class Reader:
 _PYTHON = known.Pattern(
     slug="child-failed", name="python", expression=".", literals=(), source="CPython", layer="program",
     role="cause", title="a Python exception that nothing caught", says=("{exception}: {message}", "{exception}"),
-    step=(), where="exception", frames=None, weak=True, first=False, match=(), no_match=(),
+    step=(), where="exception", frames=None, least=1, weak=True, first=False, ends="", match=(), no_match=(),
 )  # fmt: skip
 _PYTHON_EXIT = replace(_PYTHON, name="exit", role="consequence", layer="launcher")
+
+
+def _spoken_rank(pattern: Pattern, text: str) -> dict[str, str]:
+    """Return the rank that a line names in its text rather than in a prefix, as a field."""
+    # Watchdogs give the rank in their group, and launchers name ranks that they only ended.
+    if pattern.slug == "nccl-timeout" or pattern.role not in {"cause", "consequence"}:
+        return {}
+    match = _SPOKEN.search(text)
+    # DeepSpeed's launcher shows the command of its last rank, whichever failed: 0 is the only one.
+    if match is None or (match["local"] or "0") != "0":
+        return {}
+    return {name: value for name, value in match.groupdict().items() if value}
 
 
 def _by_literal(patterns: Iterable[Pattern]) -> list[tuple[str, list[tuple[int, Pattern]]]]:

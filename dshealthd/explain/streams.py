@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dshealthd.explain.events import Origin, Stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 MAX_PREFIXES = 8
 _SAMPLE = 0.6
@@ -22,7 +23,8 @@ _SAMPLE = 0.6
 _BRACKET = re.compile(
     r"\[(?:rank(?P<rank>\d{1,6})\]:[ ]?"  # torch >= 2.3, once a process group exists
     r"|default(?P<local>\d{1,4})\]:[ ]?"  # torchrun --tee
-    r"|(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)\][ ]*"  # logging, DeepSpeed, NCCL
+    r"|(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)"  # logging, DeepSpeed, NCCL
+    r"(?:[ ](?:[A-Z]{2}\d{1,4}[ ]?){1,4})?\][ ]*"  # SGLang: ` DP0 TP3`
     r"|(?P<level>[EWIFVD])(?:(?P<glog>\d{3,4} \d\d:\d\d:\d\d(?:\.\d+)?) )?[ ]?[\w./]+:\d+\][ ]*"
     r"|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL|WARN)(?:\|[\w./]{1,80}:\d+)?\](?:[ ](?:>>|-)[ ])?[ ]*"
     r"|(?:[\w.]{1,80}\]\[)(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\][ ]-[ ]"  # hydra, after the time
@@ -45,19 +47,41 @@ _LETTER = re.compile(
     r"|(?P<level>[EWIF])(?P<glog>\d{4} \d\d:\d\d:\d\d\.\d+)[ ]+"
     r"(?:(?P<launcher>\d{1,10})[ ][^\]\s]{0,160}torch/distributed/elastic/[^\]\s]{1,80}"
     r"|\d+[ ][^\]\s]{1,160})\][ ]?"
-    r"|(?:INFO|WARNING|ERROR)[ ]\d\d-\d\d[ ]\d\d:\d\d:\d\d[ ][\w./]{1,80}:\d+\][ ]?"  # vLLM
+    r"|(?:INFO|WARNING|ERROR)[ ]\d\d-\d\d[ ]\d\d:\d\d:\d\d[ ]\[?[\w./]{1,80}:\d+\][ ]?"  # vLLM
     r"|(?P<nccl_host>[\w.-]{1,255}):(?P<nccl_pid>\d{1,10}):\d{1,10}[ ](?:\[(?P<gpu>\d{1,6})\][ ])?"
     r"(?=.{0,80}NCCL[ ](?:WARN|INFO|TRACE|CALL))"
 )
 _RAY = re.compile(
-    r"\((?P<actor>[\w.]+)[^()]{0,80}?pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\w.:-]+))?\)[ ]?"
+    r"\((?P<actor>[\w.]+)(?:[ ]rank=(?P<rank>\d{1,6}))?[^()]{0,80}?pid=(?P<pid>\d{1,10})"
+    r"(?:, ip=(?P<ip>[\w.:-]+))?\)[ ]?"
 )
 _TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
 _NODE = re.compile(r"(?P<node>[A-Za-z][\w.-]*[\w]):(?:[ ]|$)")
 _ENOUGH = 4
 """A file must have more lines than this to tell host names from other words before a colon."""
 _INDENTED = re.compile(r" {2,12}(?=\[(?:rank|default)\d{1,6}\]:)")
-"""Indentation of a whole log that was pasted; no program writes blanks before these."""
+"""Indentation of a log that was pasted; no program writes blanks before these."""
+_QUOTED = re.compile(r"(?:[>#|] )+")
+"""What mails, issues, comments and tables put before each line of a quotation."""
+_COLLECTED = re.compile(
+    r"[\w.@/:-]{1,80}(?:\[\d{1,10}\])?[ ]{0,20}(?:\[(?:stdout|stderr|out|err)\]|\||std(?:out|err)(?:[ ][FP])?(?=[ ]))[ ]?"
+)
+"""A collector's name of a stream, as in `worker-0 | ` and `job.node-1 [stderr] `."""
+_NAMED = re.compile(r"[\w.@/:-]{1,80}[ ]{0,3}(?=\[(?:rank|default)\d{1,6}\]:)")
+"""Any word before a prefix that only torch writes."""
+MIN_WIDTH, MAX_WIDTH = 60, 1000
+"""Widths in characters at which terminals and loggers wrap lines."""
+_FULL = 3
+"""Number of lines of the greatest length, each with a rest after it, that shows a log to be wrapped."""
+_REST = re.compile(r"[ ,.;:)]?[a-z0-9]")
+"""How the rest of a line begins that was wrapped within a word or between two."""
+_RECORD = re.compile(
+    r"Traceback |frame #|Exception raised from |terminate called|what\(\):|During handling|The above exception"
+    r"|[=*-]{3}|#\d+ |\w+: (?:error|warning)|\s*$"
+)
+"""How a line begins that does not continue another."""
+_CONTINUED = re.compile(r"WorkNCCL\(|[a-z(]")
+"""How a line begins that continues one of ProcessGroupNCCL's, wherever that was wrapped."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NO_NODE = re.compile(
     r"(?:\w*(?:Error|Exception|Warning)|INFO|WARNING|ERROR|DEBUG|E|W|srun|slurmstepd)$"
@@ -103,6 +127,10 @@ class Splitter:
         self.attempt = 0
         self.has_tasks = False
         self.nodes: frozenset[str] = frozenset()
+        self._indent = ""
+        self._is_collected = False
+        self._width = 0
+        """Length of the lines that a terminal or a logger has wrapped; 0 if none are."""
         self.is_stamped = False
         """Whether a log collector stamps every line, so that a stamp does not begin a record."""
         local, task = None, None
@@ -118,10 +146,21 @@ class Splitter:
         self.base = Origin(source, rank=rank, local=local, task=task, host=host)
 
     def learn(self, lines: Iterable[str]) -> None:
-        """Learn from the first lines of the file whether `srun -l` or pdsh prefixes every line."""
+        """Learn from the first lines of the file what a collector or a person did to every line."""
         sample = [line for line in lines if line.strip()]
         if not sample:
             return
+        blank = min((line[: len(line) - len(line.lstrip())] for line in sample), key=len)
+        is_indented = all(line.startswith(blank) for line in sample) and len(sample) > 1
+        # The frames of a traceback without its head are indented, too.
+        if is_indented and not any(line[len(blank) :].startswith('File "') for line in sample):
+            self._indent = blank
+        self._width = _wrapped_at(sample)
+        sample = [self._unquoted(line) for line in sample]
+        collected = sum(_COLLECTED.match(line) is not None for line in sample)
+        self._is_collected = len(sample) > 1 and collected >= 0.9 * len(sample)
+        if self._is_collected:
+            sample = [_COLLECTED.sub("", line, count=1) for line in sample]
         stamps = sum(
             (match := _DIGIT.match(line) or _LETTER.match(line)) is not None
             and match.groupdict().get("nccl_host") is None
@@ -139,6 +178,35 @@ class Splitter:
         if len(sample) > _ENOUGH and sum(nodes.values()) >= 0.9 * len(sample):
             self.nodes = frozenset(nodes)
 
+    def continues(self, line: Line, end: str, following: Line) -> str | None:
+        """Return the whole text if one line continues another that was wrapped; None if not.
+
+        `end` is the last part of the first line as it is in the file.
+        """
+        if (
+            following.prefixed
+            or following.origin.rank not in {None, line.origin.rank}
+            or _RECORD.match(following.text)
+        ):
+            return None
+        text = following.text
+        if 0 < self._width == len(end) and text[0] not in "[{":
+            return line.text + text
+        if "[PG " not in line.text and "[Rank " not in line.text:
+            return None
+        if not line.prefixed or not _CONTINUED.match(text):
+            return None
+        return f"{line.text.rstrip()} {text}"
+
+    def may_continue(self, line: Line, end: str) -> bool:
+        """Tell whether the next line may belong to this one."""
+        return 0 < self._width == len(end) or (line.prefixed and "Rank " in line.text[:160])
+
+    def _unquoted(self, text: str) -> str:
+        if self._indent and text.startswith(self._indent):
+            text = text[len(self._indent) :]
+        return _QUOTED.sub("", text, count=1) if text[1:2] == " " and text[0] in ">#|" else text
+
     def split(self, text: str) -> Line:  # noqa: PLR0915 - one step for each kind of prefix
         """Return a line's text without prefixes, its origin, and its timestamp."""
         base = self.base
@@ -149,8 +217,9 @@ class Splitter:
         prefixed = False
         if "\x1b" in text:
             text = _ANSI.sub("", text)
-        while text.startswith("> "):  # quoted in a mail or an issue
-            text = text[2:]
+        text = self._unquoted(text)
+        if self._is_collected and (match := _COLLECTED.match(text)):
+            text = text[match.end() :]
         if text.startswith("  ") and (match := _INDENTED.match(text)):
             text = text[match.end() :]
         # Dispatch on the first character: a log has millions of lines, most without a prefix.
@@ -179,6 +248,7 @@ class Splitter:
                 if match is None:
                     break
                 pid, host = int(match["pid"]), match["ip"] or host
+                rank = int(match["rank"]) if match["rank"] else rank
             elif self.has_tasks and (match := _TASK.match(text)):
                 task = int(match["task"])
             elif head.isdigit():
@@ -196,9 +266,10 @@ class Splitter:
                 match = _LETTER.match(text)
                 if match is None:
                     match = _NODE.match(text) if self.nodes else None
-                    if match is None or match["node"] not in self.nodes:
+                    if match is not None and match["node"] in self.nodes:
+                        host = match["node"]
+                    elif "]:" not in text[:100] or (match := _NAMED.match(text)) is None:
                         break
-                    host = match["node"]
                 elif match["nccl_host"]:
                     host, pid = match["nccl_host"], int(match["nccl_pid"])
                     gpu = int(match["gpu"]) if match["gpu"] else gpu
@@ -223,3 +294,16 @@ class Splitter:
             else Origin(self.source, rank, local, task, host, pid, gpu)
         )
         return Line(text, origin, stamp, level, prefixed, launcher)
+
+
+def _wrapped_at(lines: Sequence[str]) -> int:
+    """Return the length at which the lines of a log were wrapped; 0 if they were not.
+
+    Lines of one form may all have one length, but then each begins as a record does.
+    """
+    width = max(map(len, lines))
+    cut = sum(
+        len(line) == width and _REST.match(following) is not None
+        for line, following in pairwise(lines)
+    )
+    return width if MIN_WIDTH <= width <= MAX_WIDTH and cut >= _FULL else 0

@@ -40,6 +40,7 @@ _ELASTIC_MESSAGE = re.compile(
 """The exception in the JSON that torchrun's error handler prints."""
 _UNCAUGHT = re.compile(r"\s*what\(\):\s{1,8}(\S.*)")
 """C++'s message about an uncaught exception, before the process aborts."""
+_FIELD = re.compile(r"[\w.\[\]'-]{1,80}")
 _LINKS = ("During handling of the above", "The above exception was the direct")
 _CONTINUES = re.compile(
     r"\s+\S|Last error|nccl[A-Z]|GPU device may|Search for `cuda|CUDA kernel err|For debugging|Compile with"
@@ -156,6 +157,9 @@ class Assembler:
         """Whether a logger stamps every line of it and the lines after it."""
         if line.prefixed != is_logged or len(closing.message) >= MAX_MESSAGE_LINES:
             return False
+        # pydantic names each field on a line of its own, without a blank before it.
+        if "validation error" in closing.message[0] and _FIELD.fullmatch(line.text):
+            return True
         if opened or is_logged or not line.origin.labelled:
             return _CONTINUES.match(line.text) is not None and not _FRAME.match(line.text)
         return bool(line.text.strip()) and not _BARE.fullmatch(line.text[:1000])

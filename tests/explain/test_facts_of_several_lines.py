@@ -1,0 +1,273 @@
+"""What no single line says: fields and ranks joined over lines, order of causes, undecided logs."""
+
+from __future__ import annotations
+
+import pytest
+
+from dshealthd.explain import command
+from tests.explain.test_first_steps import explained
+
+KERNEL = "Jan  5 10:00:00 gpu-7 kernel: "
+CAUGHT = (
+    "Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, OpType=ALLREDUCE, "
+    "NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for 600060 milliseconds before timing out."
+)
+LOST = "gpu-1:77:9{0} [{0}] NCCL WARN socketProgress: Connection closed by remote peer gpu-2<51234>"
+
+
+def test_an_oom_kill_is_one_event_over_two_lines_with_the_rank_of_its_pid() -> None:
+    """The kernel names the process on one line and its memory on another, torchrun its rank."""
+    finding = explained(
+        KERNEL + "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=x,mems_allowed=0-1,"
+        "oom_memcg=/job,task_memcg=/job,task=python,pid=4711,uid=1000",
+        KERNEL + "Memory cgroup out of memory: Killed process 4711 (python) total-vm:9kB, "
+        "anon-rss:8123kB, file-rss:0kB",
+        "E0105 10:00:02.000000 900 torch/distributed/elastic/multiprocessing/api.py:874] failed "
+        "(exitcode: -9) local_rank: 2 (pid: 4711) of binary: /usr/bin/python3",
+    )
+    assert finding.slug == "host-memory-pressure"
+    assert "process 4711 (python)" in finding.statement
+    assert "8123kB" in finding.statement
+    assert finding.ranks == (2,)
+    assert finding.host == "gpu-7"
+
+
+def test_slurm_names_host_and_tasks_after_the_kill() -> None:
+    """Slurmstepd counts the kills, srun says where and which tasks."""
+    finding = explained(
+        "slurmstepd: error: Detected 3 oom_kill events in StepId=4711.0. Some of the step tasks "
+        "have been OOM Killed.",
+        "srun: error: gpu-12: tasks 1-2,5: Out Of Memory",
+    )
+    assert finding.slug == "host-memory-pressure"
+    assert finding.ranks == (1, 2, 5)
+    assert finding.host == "gpu-12"
+
+
+def test_an_assertion_in_a_kernel_has_the_rank_of_the_exception_after_it() -> None:
+    """CUDA prints the assertion without a rank, torch the error with one."""
+    finding = explained(
+        "../aten/src/ATen/native/cuda/Loss.cu:250: nll_loss_forward: block: [0,0,0], thread: "
+        "[3,0,0] Assertion `t >= 0 && t < n_classes` failed.",
+        "[rank5]: torch.AcceleratorError: CUDA error: device-side assert triggered",
+    )
+    assert finding.slug == "cuda-fault"
+    assert "t >= 0 && t < n_classes" in finding.statement
+    assert finding.ranks == (5,)
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks"),
+    [
+        ("RuntimeError: Triton Error [CUDA]: misaligned address [Rank 3]", (3,)),
+        (
+            ("what(): [PG ID 0 PG GUID 0(default_pg) Rank 6] Process group watchdog thread "
+            "terminated with exception: CUDA error: an illegal memory access was encountered"),
+            (6,),
+        ),
+        ("ERROR:root:Unexpected result nan on rank 3 at iteration #3 invocation #2", (3,)),
+        ("AssertionError: Rank 4: found NaN in local forward loss calculation. Device: 4", (4,)),
+        ("gpu1:1:2 [0] NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1a", (0, 1)),
+        ("(VllmWorker rank=2 pid=77) RuntimeError: CUDA error: misaligned address", (2,)),
+        ("srun: error: gpu-1: task 3: Segmentation fault (core dumped)", (3,)),
+    ],
+)  # fmt: skip
+def test_a_rank_is_read_in_each_form_in_which_libraries_write_it(
+    line: str, ranks: tuple[int, ...]
+) -> None:
+    """In the text of the line, in the actor of a framework, as a task of srun."""
+    assert explained(line).ranks == ranks
+
+
+def test_a_local_rank_on_one_node_is_the_rank() -> None:
+    """Without another node, torchrun's local rank is the rank; after SIGABRT it is no culprit."""
+    text = (
+        "E0801 13:23:20.000000 32974 torch/distributed/elastic/multiprocessing/api.py:874] failed "
+        "(exitcode: {}) local_rank: 3 (pid: 33054) of binary: /opt/venv/bin/python3"
+    )
+    assert explained(text.format(1)).ranks == (3,)
+    assert explained(text.format(-6)).ranks == ()
+
+
+def test_the_kernel_s_device_is_in_where(capsys: pytest.CaptureFixture[str]) -> None:
+    """The PCI address of an Xid is what somebody on call looks for."""
+    from dshealthd.explain import answer
+    from dshealthd.explain.facts import Recognised
+
+    finding = explained(
+        KERNEL + "NVRM: Xid (PCI:0000:dc:00): 79, pid=1, GPU has fallen off the bus."
+    )
+    print(answer.text(finding, Recognised(), []))
+    assert "WHERE      host gpu-7, GPU 0000:dc:00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [
+            ("[rank6]:[W729 10:15:17.529361055 TCPStore.cpp:125] [c10d] recvValue failed on "
+            "SocketImpl(fd=76, addr=[localhost]:60950, remote=[localhost]:29500): Connection reset by peer")
+        ],
+        ["gpu1:77:99 [0] foo.cc:12 NCCL WARN Call to bar failed: Input/output error"],
+        [KERNEL + "NVRM: Xid (PCI:0000:dc:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"],
+        ["subprocess.CalledProcessError: Command '['python']' returned non-zero exit status 1."],
+    ],
+)  # fmt: skip
+def test_consequences_alone_are_undecided_and_say_what_would_decide(lines: list[str]) -> None:
+    """They are a failure's, so exit status 0 would be wrong; the log lacks its cause."""
+    finding = explained(*lines)
+    assert finding.outcome == "undecided"
+    assert command.EXIT[finding.outcome] == command.EXIT_UNDECIDED
+    assert finding.missing
+
+
+def test_the_same_lines_at_a_good_end_are_nothing() -> None:
+    """Rank 0 ends first, and the store with it: its peers warn of that at every orderly end."""
+    finding = explained(
+        "step 100 | loss 2.1",
+        "Training completed",
+        "[rank6]:[W729 10:15:17.529361055 TCPStore.cpp:125] [c10d] recvValue failed on "
+        "SocketImpl(fd=76, addr=[localhost]:60950, remote=[localhost]:29500): Connection reset by peer",
+    )
+    assert finding.outcome == "nothing"
+
+
+PREFIXES = [
+    "job.node-1 [stderr] ",
+    "worker-0  | ",
+    "# ",
+    "    > ",
+    "   ",
+    "trainer/0 ",
+]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_a_watchdog_is_read_behind_any_prefix(prefix: str) -> None:
+    """Collectors, quotations and indentation, and prefixes of prefixes."""
+    lines = []
+    for rank in (0, 2, 3):
+        head = f"[rank{rank}]:[E1122 04:44:58.49958410 ProcessGroupNCCL.cpp:616] "
+        lines += [
+            f"{head}[Rank {rank}] " + CAUGHT.format(7),
+            (
+                f"{head}[PG ID 0 PG GUID 0(default_pg) Rank {rank}]  failure detected by watchdog at work "
+                "sequence id: 7 PG status: last enqueued work: 7, last completed work: 6"
+            ),
+        ]
+    finding = explained(*(prefix + line for line in lines))
+    assert finding.slug == "nccl-timeout"
+    assert {rank for verdict in finding.verdicts for rank in verdict.waiting} == {0, 2, 3}
+
+
+def test_lines_that_a_terminal_wrapped_are_whole() -> None:
+    """Every line of a record but the last has the width of the terminal, often within a word."""
+    width, lines = 100, []
+    for rank in range(4):
+        record = (
+            f"[rank{rank}]:[E430 05:09:48.013703086 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID "
+            f"0(default_pg) Rank {rank}] Received a dump signal due to a collective timeout from this "
+            "local rank and we will try our best to dump the debug info. Last enqueued NCCL work: 9387, "
+            "last completed NCCL work: 9386.This is most likely caused by incorrect usages."
+        )
+        lines += [record[start : start + width] for start in range(0, len(record), width)]
+    finding = explained(*lines)
+    assert finding.slug == "nccl-timeout"
+    assert "#9387" in finding.statement
+
+
+def test_a_record_that_a_logger_wrapped_is_whole() -> None:
+    """The part after `timeout:` and the counts are on lines of their own, with the same prefix."""
+    lines = []
+    for rank in (8, 9):
+        head = f"node-1 [stderr] [rank{rank}]:[E909 09:55:29.314629539 ProcessGroupNCCL.cpp:607] "
+        first, second = CAUGHT.format(2070).split("WorkNCCL", 1)
+        lines += [
+            f"{head}[Rank {rank}] {first}",
+            f"node-1 [stderr] WorkNCCL{second}",
+            f"{head}[PG 0 (default_pg) Rank {rank}] Exception (either an error or timeout) detected",
+            (
+                "node-1 [stderr] by watchdog at work: 2070, last enqueued NCCL work: 2070, last "
+                "completed NCCL work: 2069."
+            ),
+        ]
+    finding = explained(*lines)
+    assert finding.slug == "nccl-timeout"
+    assert "ALLREDUCE #2070 of the default_pg" in finding.statement
+
+
+def test_a_lost_peer_comes_before_the_time_outs_of_those_that_waited_for_it() -> None:
+    """A rank was killed and two ranks noticed at once; the rest timed out ten minutes later."""
+    timeouts = [f"[rank{rank}]:[E ProcessGroupNCCL.cpp:563] [Rank {rank}] " + CAUGHT.format(5)
+                for rank in (2, 3)]  # fmt: skip
+    killed = explained("Killed", LOST.format(0), LOST.format(1), *timeouts)
+    assert killed.slug == "child-failed"
+    assert "SIGKILL" in killed.statement
+    lost = explained(LOST.format(0), LOST.format(1), *timeouts)
+    assert lost.slug == "nccl-remote-error"
+    watchdogs_first = explained(*timeouts, LOST.format(0), "Killed")
+    assert watchdogs_first.slug == "nccl-timeout"
+
+
+def test_an_empty_wrapper_does_not_hide_what_nccl_said() -> None:
+    """A parent's exception says that a child failed, not why."""
+    finding = explained(
+        "gpu1:77:99 [0] bootstrap.cc:126 NCCL WARN Bootstrap : no socket interface found",
+        "Traceback (most recent call last):",
+        '  File "/srv/train.py", line 9, in <module>',
+        "torch.multiprocessing.spawn.ProcessRaisedException: ",
+    )
+    assert finding.slug == "nccl-environment"
+
+
+def test_a_traceback_that_the_run_survived_is_no_cause() -> None:
+    """A broken sample is skipped; a run that says that it finished did."""
+    traceback = (
+        "Traceback (most recent call last):",
+        '  File "/srv/data.py", line 9, in load',
+        "ValueError: bad image header",
+    )
+    skipped = explained(
+        "step 1 | loss 2.1", *traceback, "skipping sample 4711", "step 2 | loss 2.0"
+    )
+    assert skipped.outcome == "nothing"
+    finished = explained("step 1 | loss 2.1", *traceback, "step 2 | loss 2.0", "Training completed")
+    assert finished.outcome == "nothing"
+    assert explained("step 1 | loss 2.1", *traceback).slug == "child-failed"
+
+
+def test_ranks_that_state_different_sizes_never_come_together() -> None:
+    """What each rank says of its own start is compared across their lines."""
+    finding = explained(
+        "initializing rank 0 world_size 16 on gpu-1",
+        "initializing rank 8 world_size 8 on gpu-2",
+        "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: "
+        "store_based_barrier_key:1 (world_size=16, worker_count=9, timeout=0:30:00)",
+    )
+    assert finding.slug == "rendezvous-env-mismatch"
+    assert "rank 0 was started for a job of 16 ranks, rank 8 for one of 8" in finding.statement
+
+
+def test_a_link_that_came_up_again_is_no_cause() -> None:
+    """At boot, and after a short interruption, the line of the link's return follows."""
+    down = KERNEL + "mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link DOWN"
+    up = KERNEL + "mlx5_core 0000:ab:00.0 mlx5_5: Port: 1 Link ACTIVE"
+    assert explained(down, up).outcome == "nothing"
+    assert explained(down, up, down).slug == "bad-link"
+    other = up.replace("ab:00.0", "9a:00.0")
+    assert explained(down, other).slug == "bad-link"
+
+
+def test_a_loss_scale_at_its_floor_for_several_steps_is_a_collapse() -> None:
+    """One skipped step at the floor is usual; step after step nothing is learned."""
+    line = "[2021-01-26 22:04:15,191] [INFO] [Rank 0] Overflow detected. Skipping step. Attempted loss scale: 1.0, reducing to 1.0"
+    assert explained(line).outcome == "nothing"
+    assert explained(*[line] * 4).slug == "loss-scale-collapse"
+
+
+def test_gradients_that_stay_nan_are_a_cause_although_the_loss_is_finite() -> None:
+    """The loss printed beside it is 0.0: it is not the line that clears it."""
+    bad = "{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 1e-05, 'epoch': 0.1}"
+    good = "{'loss': 1.9, 'grad_norm': 0.7, 'learning_rate': 1e-05, 'epoch': 0.2}"
+    assert explained(*[bad] * 5).slug == "loss-nan"
+    assert explained(*[bad] * 5, good).outcome == "nothing"
