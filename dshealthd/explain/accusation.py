@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
 ON_ALL = " (on all ranks)"
 """The end of a statement on a cause that all ranks report alike."""
+_OF_PEERS = {
+    "nccl-remote-error",
+    "nccl-timeout",
+    "gradient-sync-timeout",
+    "nccl-all-reduce-failed",
+    "ranks-stuck-at-init",
+}
+"""Failures that a rank reports although another one may be the cause."""
 MAX_NAMED = 8
 """Maximum number of ranks named in a line."""
 
@@ -91,7 +99,7 @@ def accused(
         text = f"{root.says}; only {listed(absent)} reported no failure"
         failures = [f.place for f in case.found.failures if f.rank in absent]
         return tuple(absent), (*proof, *failures)[:4], text
-    if root.slug != "nccl-environment":
+    if root.slug in _OF_PEERS:
         case.missing.append("the log of the rank that the other ranks lost or waited for")
     return (), tuple(proof), root.says
 

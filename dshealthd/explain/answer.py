@@ -131,6 +131,8 @@ def _where(finding: Finding) -> str:
         parts.append("ranks " + ", ".join(map(str, finding.ranks[:16])))
     elif finding.is_symmetric:
         parts.append("all ranks alike")
+    elif finding.root is not None and finding.root.layer == "scheduler":
+        parts.append("the whole job")
     elif finding.device is None:
         parts.append("rank unknown")
     if finding.host:

@@ -14,7 +14,7 @@ from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Event, Origin, Stamp
 from dshealthd.explain.facts import Recognised
 from dshealthd.explain.identity import Identities
-from dshealthd.explain.patterns import said
+from dshealthd.explain.patterns import load, said
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -145,7 +145,7 @@ def _place(case: Case, year: int) -> None:
         # A launcher that quotes a command shows that of any rank.
         if event.rank is None and "local" in event.fields and event.pattern not in _QUOTES_COMMANDS:
             local = int(event.fields["local"])
-            event.rank = identities.rank(replace(event.origin, local=local))
+            event.rank = identities.rank(event.origin._replace(local=local))
             if event.rank is not None and "pid" in event.fields:
                 identities.learn(int(event.fields["pid"]), event.rank)
     for event in events:
@@ -278,23 +278,32 @@ def _signals(case: Case) -> None:
         told.add(rank)
         event.role, event.layer, event.rank = "cause", "program", rank
         event.says = f"a rank was ended by {_signal(int(code))}"
+        event.title, event.steps = _of_crash(int(code))
         case.missing += _after_kill(int(code), event.host)
 
 
 def _crash(failure: Failure, case: Case) -> Event:
     code = failure.exit or 0
+    title, steps = _of_crash(code)
     case.missing += _after_kill(code, failure.host)
     stamp = Stamp("iso", failure.time.replace("_", " "))
     event = Event(
         slug="child-failed", pattern="child-failed/signal", role="cause", layer="program",
         says=f"rank {failure.rank} "
         + (f"was ended by {_signal(code)}" if code < 0 else f"ended with exit code {code}; these logs have no error message from it"),
-        place=failure.place,
+        title=title, steps=steps, place=failure.place,
         origin=Origin(failure.source, rank=failure.rank, host=failure.host), order=1 << 40,
         stamp=stamp, exact=False, fields={"exit": str(code)}, attempt=_last(case, failure.source),
     )  # fmt: skip
     event.rank, event.host, event.time = failure.rank, failure.host, clocks.seconds(stamp, 2000)
     return event
+
+
+def _of_crash(code: int) -> tuple[str, tuple[str, ...]]:
+    """Return the title and first steps for an exit code: those of the pattern that says the same."""
+    name = {-signal.SIGKILL: "killed", 1: "exit-code"}.get(code if code < 0 else 1, "crash")
+    pattern = load().by_id(f"child-failed/{name}")
+    return pattern.title, pattern.step
 
 
 def _last(case: Case, source: int) -> int:

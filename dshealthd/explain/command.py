@@ -8,7 +8,7 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NoReturn
 
-from dshealthd.explain import answer, dumps, patterns
+from dshealthd.explain import answer, dumps
 from dshealthd.explain import input as logs
 from dshealthd.explain.causality import Finding, decide
 from dshealthd.explain.events import Place
@@ -100,7 +100,7 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recogniser,
     if healthy:
         good, _ = read(healthy)
         usual = {(event.pattern, event.says) for event in good.found.events}
-    recogniser = Recogniser(finder=logs.finder(patterns.load().literals, keep=True))
+    recogniser = Recogniser()
     unread = []
     files = logs.expand(names)
     for name in files:

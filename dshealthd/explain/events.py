@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 MAX_QUOTE = 300
 """Maximum characters quoted from a line."""
@@ -12,8 +13,7 @@ LAYERS = ("hardware", "scheduler", "program", "communication", "launcher")
 """Layers in order of cause: a fault in one layer shows in the layers after it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """One line of one file: the proof of a claim."""
 
     file: str
@@ -21,8 +21,7 @@ class Place:
     quote: str
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """Where a line comes from, as far as the line and its file say; None is unknown."""
 
     source: int = 0
@@ -41,8 +40,7 @@ class Origin:
         return self.rank is not None or self.local is not None or self.pid is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(NamedTuple):
     """A timestamp as written: its format and its text."""
 
     form: str

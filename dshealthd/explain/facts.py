@@ -192,14 +192,15 @@ class Recognised:
                     key, line.stamp
                 )
         if ("rank" in text or "orld" in text or "WORLD" in text) and len(text) < 2000:  # noqa: PLR2004
-            if match := _WORLD.search(text):
-                self.world = max(self.world or 0, int(match[1]))
-            if match := _STATED.search(text):
-                place = Place(facts.name, number, text.strip()[:MAX_QUOTE])
-                self.worlds.setdefault(int(match[2]), (int(match[1]), place))
-            if origin.pid is not None and (match := _NCCL_RANK.search(text)):
+            if "orld" in text or "WORLD" in text or "nranks" in text:
+                if match := _WORLD.search(text):
+                    self.world = max(self.world or 0, int(match[1]))
+                if match := _STATED.search(text):
+                    place = Place(facts.name, number, text.strip()[:MAX_QUOTE])
+                    self.worlds.setdefault(int(match[2]), (int(match[1]), place))
+            if "nranks" in text and origin.pid is not None and (match := _NCCL_RANK.search(text)):
                 self.ranks_by_pid.setdefault((source, origin.pid), int(match[1]))
-            if match := _SPAWNED.search(text):
+            if "spawned" in text and (match := _SPAWNED.search(text)):
                 self.ranks_by_pid.setdefault((source, int(match[1])), int(match[2]))
                 self.see(int(match[2]))
                 facts.is_launcher = True

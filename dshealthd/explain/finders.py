@@ -1,15 +1,9 @@
-"""Finders of places in a block that may match a pattern: Hyperscan, or a cache of seen lines."""
+"""Finder of the lines in a block that may match a pattern, by a cache of seen lines."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import hashlib
-import importlib.metadata
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
-
-from dshealthd.explain import compiled
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,57 +58,3 @@ class Templates:
                 self._size = len(template) + _OVERHEAD
             self._is_hot[template] = hot
         return hot
-
-
-class Hyperscan:
-    """Finder that searches for all literals at once, with Intel's library from the extra `explain`."""
-
-    def __init__(self, literals: Sequence[str], *, keep: bool = False) -> None:
-        """Load or compile the literals; with `keep`, use the user's cache."""
-        self._database = _compiled(tuple(literals), keep=keep)
-
-    def __call__(self, block: bytes) -> Sequence[int]:
-        """Return the offsets of the last bytes of all literals found."""
-        found: list[int] = []
-
-        def matched(_id: int, _start: int, end: int, _flags: int, _context: object) -> None:
-            found.append(end - 1)
-
-        self._database.scan(block, match_event_handler=matched)
-        return found
-
-
-@functools.cache
-def _compiled(literals: tuple[str, ...], *, keep: bool) -> Any:
-    """Return the compiled database; with `keep`, that of an earlier run if there is one.
-
-    Compiling takes 30 MiB of memory and as long as searching 50 MB.
-    """
-    import hyperscan
-
-    if not keep:
-        return _made(hyperscan, literals)
-    told = "\0".join((importlib.metadata.version("hyperscan"), *literals))
-    name = f"literals-{hashlib.sha256(told.encode()).hexdigest()[:32]}"
-    with contextlib.suppress(compiled.NotKept, hyperscan.HyperscanError):  # none, or another CPU's
-        database = hyperscan.loadb(compiled.load(name), mode=hyperscan.HS_MODE_BLOCK)
-        database.scratch = hyperscan.Scratch(database)
-        return database
-    database = _made(hyperscan, literals)
-    with contextlib.suppress(compiled.NotKept):  # then the next run compiles it again
-        compiled.save(name, hyperscan.dumpb(database))
-    return database
-
-
-def _made(hyperscan: Any, literals: tuple[str, ...]) -> Any:
-    """Compile the literals as literals: as expressions they take twice as long."""
-    database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
-    expressions = [literal.encode() for literal in literals]
-    database.compile(
-        expressions=expressions,
-        ids=list(range(len(expressions))),
-        elements=len(expressions),
-        flags=[0] * len(expressions),
-        literal=True,
-    )
-    return database

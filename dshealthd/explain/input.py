@@ -18,7 +18,7 @@ import sys
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol, cast
+from typing import IO, TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from dshealthd.linux import process_files
 
@@ -78,8 +78,7 @@ class Skipped:
     has_loss: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Raw:
+class Raw(NamedTuple):
     """A line to examine; several share a number if a progress bar redrew the line."""
 
     number: int
@@ -314,13 +313,3 @@ def _lines(segment: bytes, number: int, statistics: Statistics) -> Iterator[Raw]
                     yield Raw(number + offset, part)
         else:
             yield Raw(number + offset, text)
-
-
-def finder(literals: Sequence[str], *, keep: bool = False) -> Finder:
-    """Return the fastest available finder; `keep` lets it use the user's cache."""
-    from dshealthd.explain import finders
-
-    try:
-        return finders.Hyperscan(literals, keep=keep)
-    except ImportError:
-        return finders.Templates(literals)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dshealthd.explain.events import Stamp
@@ -78,7 +77,7 @@ class LauncherSummary:
                 self._found.ranks_by_pid[self._source, failure.pid] = failure.rank
                 self._found.see(failure.rank)
         elif match[1] == "traceback" and "Traceback" in value:
-            origin = replace(line.origin, rank=failure.rank, host=failure.host)
+            origin = line.origin._replace(rank=failure.rank, host=failure.host)
             stamp = Stamp("iso", failure.time.replace("_", " "))
             self._feed(Line(value, origin, stamp, "", prefixed=False), place)
         return True

@@ -17,6 +17,7 @@ import functools
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from dshealthd.linux.kernel_lines import event_expressions, xid_expression
 from dshealthd.symptoms import entry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 ROLES = ("cause", "consequence", "confirmation", "loss")
 """A cause; a consequence of one; more detail about one; a value that a training loop reports."""
@@ -46,13 +47,21 @@ class PatternError(ValueError):
     """A file of patterns is invalid; the message says which and why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_NUMBERED = re.compile(r"_\d{1,2}$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pattern:
     """One pattern of a message."""
 
     slug: str
     name: str
+    id: str
+    """`SLUG/NAME`."""
     expression: str
+    names: Mapping[str, str]
+    """The value that each group of the expression has: `port_2` is the port in another wording, as
+    an expression cannot have a group twice."""
     literals: tuple[str, ...]
     """Every match contains one of these."""
     source: str
@@ -133,6 +142,10 @@ class Patterns:
     titles: dict[str, str]
     hang: dict[str, tuple[str, ...]]
     """First steps by the kind of verdict on a hang."""
+
+    def by_id(self, name: str) -> Pattern:
+        """Return the pattern called `SLUG/NAME`."""
+        return next(pattern for pattern in self.every if pattern.id == name)
 
     @property
     def lines(self) -> tuple[Pattern, ...]:
@@ -225,10 +238,15 @@ def _pattern(slug: str, row: dict[str, Any]) -> Pattern:
     frames = row.pop("frames", None)
     expression = _expression(row)
     given = row.pop("literals", None)
+    name = row.pop("name")
     pattern = Pattern(
         slug=slug,
-        name=row.pop("name"),
+        name=name,
+        id=f"{slug}/{name}",
         expression=expression,
+        names={
+            group: _NUMBERED.sub("", group) for group in re.findall(r"\(\?P<(\w+)>", expression)
+        },
         literals=tuple(given or required(expression)),
         source=row.pop("source"),
         layer=row.pop("layer"),

@@ -15,13 +15,14 @@ from dshealthd.explain import patterns as known
 from dshealthd.explain import progress, structured
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.facts import MAX_SKIPS, Recognised, SourceFacts
+from dshealthd.explain.finders import Templates
 from dshealthd.explain.launcher_summary import LauncherSummary
 from dshealthd.explain.progress import FINITE_LOSS
 from dshealthd.explain.streams import Line, Splitter
 from dshealthd.explain.tracebacks import Assembler, Traceback, as_exception
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from dshealthd.explain.patterns import Pattern, Patterns
 
@@ -63,7 +64,6 @@ _GRADIENT_STACK = re.compile(
 """A frame in ProcessGroupNCCL's `Stack trace of the failed collective`."""
 _TROUBLE = re.compile(r"frame #|Exception raised from |[=-]{5}|.{0,100}ProcessGroupNCCL")
 """Lines of watchdogs, stacks and launchers' summaries that no pattern covers."""
-_NUMBERED = re.compile(r"_\d{1,2}$")
 _BLANK = ("", " ", "\t")
 
 
@@ -80,7 +80,7 @@ class Recogniser:
         self.found = Recognised()
         self._max_events = max_events
         self._patterns = patterns or known.load()
-        self.find = finder or logs.finder(self._patterns.literals)
+        self.find = finder or Templates(self._patterns.literals)
         self._table = _by_literal(self._patterns.lines)
         self._near: dict[str, tuple[Pattern, ...]] = {}
         self._near_size = 0
@@ -132,12 +132,31 @@ class Recogniser:
             self._near[bare] = found
         return found
 
+    def again(
+        self,
+        pattern: str,
+        origin: Origin,
+        attempt: int,
+        fields: Mapping[str, str],
+        place: Place,
+        order: int,
+    ) -> Event | None:
+        """Count an event that its stream has had before; None if it is new."""
+        kept = self._kept.get((pattern, origin, attempt))
+        if kept is None:
+            return None
+        # Of hints that any line may give, the first one is enough.
+        is_hint = kept.weak and kept.role == "consequence"
+        if kept.fields != fields and not is_hint:
+            return None
+        kept.count += 1
+        kept.last, kept.last_order = place, order
+        return kept
+
     def keep(self, event: Event) -> Event:
         """Keep an event, or count it if its stream has had the same before."""
         key = event.pattern, event.origin, event.attempt
-        if (kept := self._kept.get(key)) is not None and kept.fields == event.fields:
-            kept.count += 1
-            kept.last, kept.last_order = event.place, event.order
+        if kept := self.again(*key, event.fields, event.place, event.order):
             return kept
         if len(self.found.events) >= self._max_events:
             self.found.dropped += 1
@@ -230,7 +249,7 @@ class Reader:
             held, end, place = self._held
             whole = self._splitter.continues(held, end, line)
             if whole is not None and len(whole) < MAX_MATCHED:
-                self._held = replace(held, text=whole), told, place
+                self._held = held._replace(text=whole), told, place
                 return
             self._flush()
         if self._splitter.may_continue(line, told):
@@ -308,10 +327,9 @@ class Reader:
     def _stamp(self, line: Line) -> Stamp | None:
         if line.stamp is not None:
             return line.stamp
-        stamps = self._facts.last_stamp
-        if (own := stamps.get(line.origin)) is not None:
+        stamps, origin = self._facts.last_stamp, line.origin
+        if (own := stamps.get(origin)) is not None:
             return own
-        origin = line.origin
         return next(
             (
                 stamp
@@ -325,17 +343,23 @@ class Reader:
         self, pattern: Pattern, fields: dict[str, str | None], line: Line, place: Place,
         traceback: Traceback | None = None,
     ) -> Event:  # fmt: skip
-        # An expression cannot have a group twice: `port_2` is the port in another wording.
-        known_fields = {_NUMBERED.sub("", name): value for name, value in fields.items() if value}
+        known_fields = {pattern.names[name]: value for name, value in fields.items() if value}
         if not line.origin.labelled and not known_fields.keys() & _NAMES_RANKS:
             known_fields |= _spoken_rank(pattern, line.text)
+        is_plain = traceback is None and pattern.role != "loss" and pattern.slug != "nccl-timeout"
+        if is_plain and (
+            kept := self._parent.again(
+                pattern.id, line.origin, self._attempt, known_fields, place, self._order
+            )
+        ):
+            return kept
         event = Event(
             slug=pattern.slug,
-            pattern=f"{pattern.slug}/{pattern.name}",
+            pattern=pattern.id,
             role=pattern.role,
             layer=pattern.layer,
             says=known.said(pattern.says, known_fields),
-            title=pattern.title,
+            title=known.said((pattern.title,), known_fields) if pattern.title else "",
             texts=pattern.says,
             steps=pattern.step,
             ends=pattern.ends,
@@ -397,11 +421,14 @@ class Reader:
 
 
 _PYTHON = known.Pattern(
-    slug="child-failed", name="python", expression=".", literals=(), source="CPython", layer="program",
-    role="cause", title="a Python exception that nothing caught", says=("{exception}: {message}", "{exception}"),
+    slug="child-failed", name="python", id="child-failed/python", expression=".",
+    names={"exception": "exception", "message": "message"}, literals=(), source="CPython", layer="program",
+    role="cause", title="{exception} in the program", says=("{exception}: {message}", "{exception}"),
     step=(), where="exception", frames=None, least=1, weak=True, first=False, ends="", match=(), no_match=(),
 )  # fmt: skip
-_PYTHON_EXIT = replace(_PYTHON, name="exit", role="consequence", layer="launcher")
+_PYTHON_EXIT = replace(
+    _PYTHON, name="exit", id="child-failed/exit", role="consequence", layer="launcher"
+)
 
 
 def _spoken_rank(pattern: Pattern, text: str) -> dict[str, str]:

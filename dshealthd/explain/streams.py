@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.explain.events import Origin, Stamp
 
@@ -103,8 +102,7 @@ _PATH_HOST = re.compile(
 """A host that names a log or a folder of logs; other names are ambiguous."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A line without its prefixes."""
 
     text: str

@@ -7,7 +7,7 @@ another one, and each exception line closes the one opened last.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dshealthd.explain.events import Frame, Place, Stamp
@@ -32,7 +32,7 @@ _BOXED_FRAME = re.compile(r"│ (/[^│\n]{1,300}\.py):(\d{1,9}) in ([\w.<>]{1,1
 """A frame in the format of the library rich."""
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]{0,200}(?::(?: |$)|$)")
 _BARE = re.compile(
-    r"(?:[A-Za-z_]\w*\.){0,12}(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)|OSError|Exception)(?:: .*|:?$)"
+    r"(?!LustreError)(?:[A-Za-z_]\w*\.){0,12}(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit)|OSError|Exception)(?:: .*|:?$)"
 )
 _ELASTIC_MESSAGE = re.compile(
     r'\s*"message": "([\w.]{0,80}(?:Error|Exception)(?:: .{0,1000})?)",?$'
@@ -51,9 +51,9 @@ def as_exception(line: Line) -> Line:
     """Return a line with an exception in another format as the last line of a traceback."""
     text = line.text
     if '"message"' in text and (match := _ELASTIC_MESSAGE.match(text)):
-        return replace(line, text=match[1], prefixed=False)
+        return line._replace(text=match[1], prefixed=False)
     if "what():" in text and (match := _UNCAUGHT.match(text)):
-        return replace(line, text=f"UncaughtException: {match[1]}", prefixed=False)
+        return line._replace(text=f"UncaughtException: {match[1]}", prefixed=False)
     return line
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from dshealthd.explain import command
 from dshealthd.explain import input as logs
+from dshealthd.explain.finders import Templates
 from dshealthd.explain.patterns import load
 from dshealthd.explain.recognition import Recogniser
 from tests.explain.test_collectives import dump
@@ -34,7 +35,7 @@ STEPS = "".join(f"step {step} | loss {2.5 - step / 10}\n" for step in range(3))
 """What each rank prints before it hangs."""
 CONSOLE = "torchrun.log"
 PATTERNS = load()
-FINDER = logs.finder(PATTERNS.literals)
+FINDER = Templates(PATTERNS.literals)
 
 Files = dict[str, str]
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from dshealthd.explain import answer, command
 from dshealthd.explain import input as logs
+from dshealthd.explain.finders import Templates
 from dshealthd.explain.patterns import load
 from dshealthd.explain.recognition import Recogniser
 from dshealthd.explain.streams import Splitter
@@ -211,7 +212,7 @@ def test_nothing_that_can_be_read_breaks_it(parts: list[str]) -> None:
     """
     recogniser = Recogniser()
     data = "".join(parts).encode("utf-8", "replace")
-    items = logs.read("fuzz", logs.finder(load().literals), recogniser.found.statistics,
+    items = logs.read("fuzz", Templates(load().literals), recogniser.found.statistics,
                       io.BytesIO(data))  # fmt: skip
     recogniser.add("fuzz/attempt_1/3/stderr.log", items)
     finding = command.conclude(recogniser)
