@@ -6,6 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks
+from dshealthd.explain.events import listed
 from dshealthd.explain.group_verdicts import MAX_GAPS, MAX_SIZE
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ _OF_PEERS = {
     "ranks-stuck-at-init",
 }
 """Failures that a rank reports although another one may be the cause."""
-MAX_NAMED = 8
-"""Maximum number of ranks named in a line."""
 
 
 def accused(
@@ -90,7 +89,7 @@ def accused(
             own = tuple(event.place for event in alike if event.rank == blocked)
             return (blocked,), own[:4], f"rank {blocked}: {root.says}"
         if verdicts:
-            case.missing.append(f"logs of the other ranks ({verdicts[0].says})")
+            case.missing.append("complete logs of all ranks, from before the hang until its end")
             return (), verdicts[0].proof[:3], verdicts[0].says
     absent = absent_ranks(case)
     if root.slug == "ranks-stuck-at-init" and "key_rank" in root.fields and not absent:
@@ -173,14 +172,6 @@ def _tied(events: Sequence[Event], case: Case) -> bool:
     """Tell whether the clocks give no order between events of several ranks."""
     times = [when for event in events if event.exact and (when := case.when(event)) is not None]
     return len(times) < len(events) or max(times) - min(times) <= clocks.UNCERTAINTY
-
-
-def listed(ranks: Sequence[int]) -> str:
-    """Return ranks as text for a sentence."""
-    shown = ", ".join(map(str, ranks[:MAX_NAMED]))
-    if len(ranks) > MAX_NAMED:
-        shown += f" and {len(ranks) - MAX_NAMED} more"
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
 def is_timeout(event: Event) -> bool:

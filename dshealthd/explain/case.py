@@ -211,13 +211,19 @@ def _merge(case: Case) -> None:
     """
     groups: dict[tuple[int, str], list[Event]] = defaultdict(list)
     for event in case.found.events:
-        if event.role == "cause" and event.layer in {"hardware", "program"}:
+        is_about = event.role == "cause" or (event.role == "confirmation" and not event.ends)
+        if is_about and event.layer in {"hardware", "program"}:
             groups[event.origin.source, event.slug].append(event)
     for events in groups.values():
         ranks = {event.rank for event in events if event.rank is not None}
         first = events[0]
         for event in events[1:]:
             if event.order - first.last_order > NEAR or not _agree(first, event):
+                first = event
+                continue
+            if first.role == "confirmation":  # it names the device of what follows
+                event.fields = {**first.fields, **event.fields}
+                event.says = said(event.texts, event.fields)
                 first = event
                 continue
             if event.pattern == first.pattern and event.fields != first.fields:
@@ -331,6 +337,7 @@ def _sort(case: Case) -> None:
         run = facts.name.partition("/attempt_")[0] if "/attempt_" in facts.name else facts.name
         latest[run] = max(latest[run], facts.attempt)
     enough = max(CLEARED_AFTER, 3 * len(case.seen))
+    _join_shared_memory(found.events)
     ended = _ended(found.events)
     for event in found.events:
         facts = found.sources[event.origin.source]
@@ -354,6 +361,15 @@ def _sort(case: Case) -> None:
             case.causes.append(event)
             if event.rank is not None and event.layer != "hardware":
                 case.failed.add(event.rank)
+
+
+def _join_shared_memory(events: Iterable[Event]) -> None:
+    """Let an ENOSPC without a path follow from a full /dev/shm, if any line shows that."""
+    events = list(events)
+    if any(event.slug == "shared-memory" and event.role == "cause" for event in events):
+        for event in events:
+            if event.slug == "disk-full" and "path" not in event.fields:
+                event.role = "consequence"
 
 
 def _is_skipped(event: Event, skips: list[int]) -> bool:

@@ -17,11 +17,10 @@ from dshealthd.explain.accusation import (
     accused,
     is_timeout,
     left_silently,
-    listed,
 )
 from dshealthd.explain.case import prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
-from dshealthd.explain.events import Event, Place, Stamp
+from dshealthd.explain.events import Event, Place, Stamp, listed
 from dshealthd.explain.group_verdicts import GroupVerdict, judge_groups
 from dshealthd.explain.patterns import advised, load
 
@@ -38,6 +37,7 @@ BEFORE, AFTER = 900.0, 120.0
 """Seconds before and after the first failure in which a hardware fault may be its cause: a watchdog
 waits 600 s, and the kernel log is written a little later than the fault."""
 MAX_CHAIN = 40
+ENDED_BY_WATCHDOG = "and a rank that waits for another one ends the same way"
 SEPARATE_LOGS = "start with `torchrun --log-dir=logs --redirects=3 --tee=3` to keep one"
 
 _RANKING = {
@@ -106,7 +106,7 @@ def decide(found: Recognised, *, year: int) -> Finding:
         ranks = (0,)  # its node holds the store
     if slug == "nccl-timeout" and found.ledger.in_gradients:
         slug = "gradient-sync-timeout"
-    if root.layer == "launcher" and not ranks:
+    if root.layer == "launcher" and not ranks and not root.first:
         case.missing.append("the log of the rank that failed first: no log here has its error")
     chain = sorted(
         (event for event in (*case.causes, *case.consequences) if event is not root),
@@ -161,7 +161,8 @@ def _device(root: Event) -> str | None:
     address = root.fields.get("pci")
     if address is None:
         return None
-    return f"GPU {address}" if "NVRM" in root.place.quote else f"PCI device {address}"
+    is_gpu = "NVRM" in root.place.quote or "nvidia " in root.place.quote
+    return f"GPU {address}" if is_gpu else f"PCI device {address}"
 
 
 def _judged(case: Case) -> list[GroupVerdict]:
@@ -303,7 +304,7 @@ def _without_cause(case: Case) -> Finding:
         # Watchdogs also end ranks this way that only waited for another one.
         is_own = failure.exit != ABORTED
         if not is_own:
-            says += ", and a rank that waits for another one ends the same way"
+            says += f", {ENDED_BY_WATCHDOG}"
         return Finding(
             outcome="found",
             slug="child-failed",
@@ -319,11 +320,13 @@ def _without_cause(case: Case) -> Finding:
         )
     ended = [event for event in case.consequences if "exit" in event.fields]
     if ended:
-        own = ended[0].rank if int(ended[0].fields["exit"]) not in {ABORTED, TERMINATED} else None
+        code = int(ended[0].fields["exit"])
+        own = ended[0].rank if code not in {ABORTED, TERMINATED} else None
+        says = ended[0].says + (f", {ENDED_BY_WATCHDOG}" if code == ABORTED else "")
         ranks = tuple(absent_ranks(case)) or (() if own is None else (own,))
         case.missing.append("the logs of the ranks: a launcher only reports that one failed")
         return Finding(
-            outcome="found", slug="child-failed", statement=ended[0].says, root=ended[0],
+            outcome="found", slug="child-failed", title=ended[0].title, statement=says, root=ended[0],
             step=_step(ended[0], ranks, ended[0].host, []),
             ranks=ranks, host=ended[0].host, time=ended[0].time,
             proof=(ended[0].place,), missing=tuple(case.missing),

@@ -10,6 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks
+from dshealthd.explain.events import listed
 from dshealthd.explain.identity import Identities
 
 if TYPE_CHECKING:
@@ -104,7 +105,14 @@ class Coverage:
 
     def gaps(self, ranks: Iterable[int]) -> list[str]:
         """Return why each of these ranks may have reported unseen; empty if none may have."""
-        return [f"rank {rank} {gap}" for rank in ranks if (gap := self.gap(rank))]
+        having: dict[str, list[int]] = defaultdict(list)
+        for rank in ranks:
+            if gap := self.gap(rank):
+                having[gap].append(rank)
+        return [
+            f"{listed(found)} {gap}" if len(found) == 1 else f"{listed(found)} have{gap[3:]}"
+            for gap, found in having.items()
+        ]
 
     def gap(self, rank: int) -> str:
         """Return why a silent rank may have reported unseen; empty if its silence is proven."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+MAX_NAMED = 8
+"""Maximum number of ranks named in a line."""
 MAX_QUOTE = 300
 """Maximum characters quoted from a line."""
 
@@ -118,4 +120,12 @@ class Event:
         return None
 
 
-LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "/bin/torchrun")
+LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "/bin/", "pydantic/")
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Return ranks as text for a sentence."""
+    shown = ", ".join(map(str, ranks[:MAX_NAMED]))
+    if len(ranks) > MAX_NAMED:
+        shown += f" and {len(ranks) - MAX_NAMED} more"
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

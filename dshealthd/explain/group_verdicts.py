@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dshealthd.explain.events import Place
+from dshealthd.explain.events import Place, listed
 from dshealthd.plural import plural
 
 if TYPE_CHECKING:
@@ -202,8 +202,7 @@ def _of_silent(
         proof += [member.place for member in stuck[:3]]
         return replace(unknown, kind="missing", says=text, culprits=missed, proof=tuple(proof))
     if 2 * len(absent) < size:
-        numbers = ", ".join(map(str, absent[:8]))
-        return replace(unknown, says=f"rank {numbers} of the {label} never reported on {what}")
+        return replace(unknown, says=f"{listed(absent)} of the {label} never reported on {what}")
     return unknown
 
 
@@ -221,7 +220,8 @@ def _group_size(
         or (world if is_whole else None)
         or _size(members.values())
     )
-    if size is None and is_whole:
+    # Unless its ranks are numbered anew, a group that has all ranks of the logs is the whole job.
+    if size is None and (is_whole or (len(members) > 1 and set(members) == present)):
         size = max((*present, *members)) + 1
     return size if size is not None and size <= MAX_SIZE else None
 

@@ -223,7 +223,7 @@ def _expression(row: dict[str, Any]) -> str:
         )
     for event in row.pop("events", ()):
         kernel += event_expressions(event)
-    parts += (f"(?:^|kernel: ?|\\d\\] )(?:{expression})" for expression in kernel)
+    parts += (f"(?:^ {{0,40}}|kernel: ?|\\d\\] )(?:{expression})" for expression in kernel)
     names: Counter[str] = Counter()
 
     def numbered(match: re.Match[str]) -> str:

@@ -271,3 +271,66 @@ def test_gradients_that_stay_nan_are_a_cause_although_the_loss_is_finite() -> No
     good = "{'loss': 1.9, 'grad_norm': 0.7, 'learning_rate': 1e-05, 'epoch': 0.2}"
     assert explained(*[bad] * 5).slug == "loss-nan"
     assert explained(*[bad] * 5, good).outcome == "nothing"
+
+
+def test_the_first_of_three_lines_names_the_gpu_that_is_off_the_bus() -> None:
+    """The driver's message is split over lines, and its address is in the first one alone."""
+    finding = explained(
+        "[ 1843.308145] NVRM: The NVIDIA GPU 0000:b3:00.0",
+        "               NVRM: (PCI ID: 10de:26b5) installed in this system has",
+        "               NVRM: fallen off the bus and is not responding to commands.",
+        "[ 1843.439662] NVRM: The NVIDIA probe routine failed for 1 device(s).",
+    )
+    assert finding.slug == "gpu-lost"
+    assert finding.device == "GPU 0000:b3:00.0"
+    assert "GPU 0000:b3:00.0 fell off the bus" in finding.statement
+
+
+def test_a_port_s_error_is_its_gpu_s_if_the_gpu_s_driver_says_so() -> None:
+    """PCIe reports the port; only the line of the device's driver shows what is behind it."""
+    port = "[  +0.000004] pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)"
+    alone = explained(port)
+    assert alone.slug == "pcie-error"
+    assert alone.device == "PCI device 0000:00:03.0"
+    gpu = "[  +0.000844] nvidia 0000:03:00.0: AER: can't recover (no error_detected callback)"
+    both = explained(gpu, port)
+    assert both.slug == "gpu-lost"
+    assert both.device == "GPU 0000:03:00.0"
+
+
+@pytest.mark.parametrize(
+    ("line", "slug", "told"),
+    [
+        (
+            "gpu1:4711 NCCL DIAG [INFO] Xid 79 detected 1 time on host gpu-7. For the response, see",
+            "gpu-lost",
+            "a GPU on gpu-7 fell off the bus",
+        ),
+        (
+            "gpu1:4711 NCCL DIAG [INFO] Xid 94 detected 2 times on host gpu-7. For the response, see",
+            "nccl-all-reduce-failed",
+            "a GPU on gpu-7 has an uncorrectable memory error: Xid 94",
+        ),
+        (
+            "gpu1:4711 NCCL DIAG [INFO] SXid 22013 detected 1 time (NVSwitch driver reported Fatal, link(s) {44}) on host gpu-7. See the",
+            "bad-link",
+            "a link of an NVSwitch on gpu-7 failed: fatal SXid 22013",
+        ),
+    ],
+)
+def test_nccl_s_own_diagnostics_name_the_host(line: str, slug: str, told: str) -> None:
+    """From release 2.31, rank 0 prints what all nodes of the job found."""
+    finding = explained(line)
+    assert (finding.slug, finding.statement, finding.host) == (slug, told, "gpu-7")
+
+
+def test_an_error_without_a_path_follows_from_a_full_shared_memory() -> None:
+    """The bare ENOSPC after it is no second cause, and no disk is to be looked at."""
+    finding = explained(
+        "RuntimeError: DataLoader worker (pid 56811) is killed by signal: Bus error..",
+        "OSError: [Errno 28] No space left on device",
+    )
+    assert finding.slug == "shared-memory"
+    assert finding.against == ()
+    alone = explained("OSError: [Errno 28] No space left on device")
+    assert "or /dev/shm" in alone.step
