@@ -89,7 +89,8 @@ def accused(
             own = tuple(event.place for event in alike if event.rank == blocked)
             return (blocked,), own[:4], f"rank {blocked}: {root.says}"
         if verdicts:
-            case.missing.append("complete logs of all ranks, from before the hang until its end")
+            why = verdicts[0].says.partition(": ")[2] or "from before the hang until its end"
+            case.missing.append(f"complete logs of all ranks: {why}")
             return (), verdicts[0].proof[:3], verdicts[0].says
     absent = absent_ranks(case)
     if root.slug == "ranks-stuck-at-init" and "key_rank" in root.fields and not absent:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.explain.events import Origin, Stamp
@@ -70,8 +71,17 @@ _NAMED = re.compile(r"[\w.@/:-]{1,80}[ ]{0,3}(?=\[(?:rank|default)\d{1,6}\]:)")
 """Any word before a prefix that only torch writes."""
 MIN_WIDTH, MAX_WIDTH = 60, 1000
 """Widths in characters at which terminals and loggers wrap lines."""
-_FULL = 3
+_FULL = 2
 """Number of lines of the greatest length, each with a rest after it, that shows a log to be wrapped."""
+_WORDS = 3
+"""Maximum number of words that a collector without a known form puts before a line."""
+_NUMBER = re.compile(r"\d+")
+_WORD_PREFIX = re.compile(r"[\w.@/:|\[\]()-]{1,80}(?: [\w.@/:|\[\]()-]{1,80}){0,2}")
+_ANCHOR = re.compile(
+    r"\[(?:rank|default)\d+\]:|Traceback \(most recent|\[[EWIF]\d* |\[[EWIF] [\w.]+:\d+\]"
+    r"|[\w.-]{1,80}:\d+:\d+ (?:\[\d+\] )?.{0,60}NCCL (?:WARN|INFO)"
+)
+"""How lines begin that no collector writes."""
 _REST = re.compile(r"[ ,.;:)]?[a-z0-9]")
 """How the rest of a line begins that was wrapped within a word or between two."""
 _RECORD = re.compile(
@@ -79,7 +89,7 @@ _RECORD = re.compile(
     r"|[=*-]{3}|#\d+ |\w+: (?:error|warning)|\s*$"
 )
 """How a line begins that does not continue another."""
-_CONTINUED = re.compile(r"WorkNCCL\(|[a-z(]")
+_CONTINUED = re.compile(r" ?(?:WorkNCCL\(|[a-z(])")
 """How a line begins that continues one of ProcessGroupNCCL's, wherever that was wrapped."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _NO_NODE = re.compile(
@@ -127,6 +137,8 @@ class Splitter:
         self.nodes: frozenset[str] = frozenset()
         self._indent = ""
         self._is_collected = False
+        self._constant: re.Pattern[str] | None = None
+        """What a collector without a known form puts before every line."""
         self._width = 0
         """Length of the lines that a terminal or a logger has wrapped; 0 if none are."""
         self.is_stamped = False
@@ -154,11 +166,12 @@ class Splitter:
         if is_indented and not any(line[len(blank) :].startswith('File "') for line in sample):
             self._indent = blank
         self._width = _wrapped_at(sample)
-        sample = [self._unquoted(line) for line in sample]
+        whole, sample = sample, [self._unquoted(line) for line in sample]
         collected = sum(_COLLECTED.match(line) is not None for line in sample)
         self._is_collected = len(sample) > 1 and collected >= 0.9 * len(sample)
         if self._is_collected:
             sample = [_COLLECTED.sub("", line, count=1) for line in sample]
+        self._constant = _constant_prefix([self.split(line).text for line in whole])
         stamps = sum(
             (match := _DIGIT.match(line) or _LETTER.match(line)) is not None
             and match.groupdict().get("nccl_host") is None
@@ -194,7 +207,7 @@ class Splitter:
             return None
         if not line.prefixed or not _CONTINUED.match(text):
             return None
-        return f"{line.text.rstrip()} {text}"
+        return f"{line.text.rstrip()} {text.lstrip()}"
 
     def may_continue(self, line: Line, end: str) -> bool:
         """Tell whether the next line may belong to this one."""
@@ -220,8 +233,11 @@ class Splitter:
             text = text[match.end() :]
         if text.startswith("  ") and (match := _INDENTED.match(text)):
             text = text[match.end() :]
+        constant = self._constant
         # Dispatch on the first character: a log has millions of lines, most without a prefix.
         for _ in range(MAX_PREFIXES):
+            if constant is not None and (found := constant.match(text)):
+                text, constant = text[found.end() :], None
             head = text[:1]
             if head == "[":
                 match = _BRACKET.match(text)
@@ -294,6 +310,26 @@ class Splitter:
         return Line(text, origin, stamp, level, prefixed, launcher)
 
 
+def _constant_prefix(texts: Sequence[str]) -> re.Pattern[str] | None:
+    """Return an expression for the words before every line, if what follows shows they are a prefix.
+
+    Their digits may differ. Behind them are prefixes that only torch, NCCL or CPython write, which
+    would otherwise not be seen.
+    """
+    texts = [text for text in texts if text.strip()]
+    words = [_NUMBER.sub("0", text).split(" ")[:_WORDS] for text in texts]
+    for count in range(1, _WORDS + 1):
+        heads = Counter(" ".join(head[:count]) for head in words)
+        common, number = max(heads.items(), key=itemgetter(1), default=("", 0))
+        if number < max(_ENOUGH, 0.9 * len(texts)) or not _WORD_PREFIX.fullmatch(common):
+            continue
+        form = re.compile(r"\d+".join(map(re.escape, common.split("0"))) + "(?: |$)")
+        rests = [text[match.end() :] for text in texts if (match := form.match(text))]
+        if any(map(_ANCHOR.match, rests)) and not any(map(_ANCHOR.match, texts)):
+            return form
+    return None
+
+
 def _wrapped_at(lines: Sequence[str]) -> int:
     """Return the length at which the lines of a log were wrapped; 0 if they were not.
 
@@ -301,7 +337,7 @@ def _wrapped_at(lines: Sequence[str]) -> int:
     """
     width = max(map(len, lines))
     cut = sum(
-        len(line) == width and _REST.match(following) is not None
+        len(line) == width and _REST.match(following) is not None and not _RECORD.match(following)
         for line, following in pairwise(lines)
     )
     return width if MIN_WIDTH <= width <= MAX_WIDTH and cut >= _FULL else 0

@@ -139,6 +139,8 @@ PREFIXES = [
     "    > ",
     "   ",
     "trainer/0 ",
+    "trainer-0 pytorch ",
+    "2025-01-01T00:00:00.123456789Z stderr F job.node-1 [stderr] ",
 ]
 
 
