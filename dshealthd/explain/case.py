@@ -8,25 +8,21 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dshealthd.explain import clocks
+from dshealthd.explain import clocks, joined
 from dshealthd.explain.clocks import Clock, Clocks
 from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Event, Origin, Stamp
 from dshealthd.explain.facts import Recognised
 from dshealthd.explain.identity import Identities
-from dshealthd.explain.patterns import load, said
+from dshealthd.explain.patterns import load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from dshealthd.explain.facts import Failure
 
 MAX_TASKS = 10_000
 """Maximum number of tasks in one of srun's messages."""
 AROUND = 2
 """Lines between a traceback and a line about it."""
-NEAR = 50
-"""Lines within which two messages may be about one fault."""
 CLEARED_AFTER = 10
 """Lines of progress after an error that show it ended nothing; ranks print a few more."""
 ENOUGH_HOSTS = 4
@@ -125,7 +121,7 @@ def prepare(found: Recognised, *, year: int) -> Case:
     case = Case(found, seen=set(found.ranks_seen), world=found.world)
     _place(case, year)
     _disagree(case)
-    _merge(case)
+    joined.merge(case.found.events)
     _signals(case)
     _sort(case)
     _index(case)
@@ -201,52 +197,6 @@ def _disagree(case: Case) -> None:
             place=place, origin=Origin(), order=0,
         )
     )  # fmt: skip
-
-
-def _merge(case: Case) -> None:
-    """Join what several lines say about one fault: they share a file and a symptom, and agree.
-
-    A kernel's OOM kill takes two lines, srun and slurmstepd each print one, and an assertion in a
-    kernel has no rank, while the exception that follows from it has.
-    """
-    groups: dict[tuple[int, str], list[Event]] = defaultdict(list)
-    for event in case.found.events:
-        is_about = event.role == "cause" or (event.role == "confirmation" and not event.ends)
-        if is_about and event.layer in {"hardware", "program"}:
-            groups[event.origin.source, event.slug].append(event)
-    for events in groups.values():
-        ranks = {event.rank for event in events if event.rank is not None}
-        first = events[0]
-        for event in events[1:]:
-            if event.order - first.last_order > NEAR or not _agree(first, event):
-                first = event
-                continue
-            if first.role == "confirmation":  # it names the device of what follows
-                event.fields = {**first.fields, **event.fields}
-                event.says = said(event.texts, event.fields)
-                first = event
-                continue
-            if event.pattern == first.pattern and event.fields != first.fields:
-                first.fields = {**event.fields, **first.fields}
-                suffix = first.says.partition(" at ")[1:] if first.own_frame else ()
-                first.says = said(first.texts, first.fields) + "".join(suffix)
-            first.host = first.host or event.host
-            first.last_order = event.last_order
-            if first.rank is None:
-                first.rank, first.ranks = event.rank, event.ranks
-        if len(ranks) == 1:
-            for event in events:
-                event.rank = next(iter(ranks))
-
-
-def _agree(one: Event, other: Event) -> bool:
-    """Tell whether two events may be one: no value, rank or host that both have differs."""
-    shared = one.fields.keys() & other.fields.keys()
-    return (
-        all(one.fields[name] == other.fields[name] for name in shared)
-        and (one.rank is None or other.rank is None or one.rank == other.rank)
-        and (one.host is None or other.host is None or one.host == other.host)
-    )
 
 
 def _signals(case: Case) -> None:
@@ -337,13 +287,13 @@ def _sort(case: Case) -> None:
         run = facts.name.partition("/attempt_")[0] if "/attempt_" in facts.name else facts.name
         latest[run] = max(latest[run], facts.attempt)
     enough = max(CLEARED_AFTER, 3 * len(case.seen))
-    _join_shared_memory(found.events)
-    ended = _ended(found.events)
+    joined.excuse_full_disk(found.events)
+    ended = joined.ended(found.events)
     for event in found.events:
         facts = found.sources[event.origin.source]
         run = facts.name.partition("/attempt_")[0] if "/attempt_" in facts.name else facts.name
         later = facts.progress - event.progress
-        if event.attempt < latest[run] or event.last_order < ended.get(_condition(event), 0):
+        if event.attempt < latest[run] or event.last_order < ended.get(joined.condition(event), 0):
             case.recovered.append(event)
         elif event.role == "loss":
             case.causes.append(event)
@@ -363,15 +313,6 @@ def _sort(case: Case) -> None:
                 case.failed.add(event.rank)
 
 
-def _join_shared_memory(events: Iterable[Event]) -> None:
-    """Let an ENOSPC without a path follow from a full /dev/shm, if any line shows that."""
-    events = list(events)
-    if any(event.slug == "shared-memory" and event.role == "cause" for event in events):
-        for event in events:
-            if event.slug == "disk-full" and "path" not in event.fields:
-                event.role = "consequence"
-
-
 def _is_skipped(event: Event, skips: list[int]) -> bool:
     """Tell whether a line right before or after a traceback says that what failed was skipped."""
     if not event.frames:
@@ -379,17 +320,6 @@ def _is_skipped(event: Event, skips: list[int]) -> bool:
     begin = event.order - AROUND - 3 * len(event.frames)  # each frame has up to three lines
     number = bisect.bisect_left(skips, begin)
     return number < len(skips) and skips[number] <= event.order + AROUND
-
-
-def _condition(event: Event) -> tuple[str, int, str | None]:
-    """Return what identifies a lasting condition: its pattern, its file, and the device or server."""
-    what = event.fields.get("pci", event.fields.get("server"))
-    return event.ends or event.pattern, event.origin.source, what
-
-
-def _ended(events: Iterable[Event]) -> dict[tuple[str, int, str | None], int]:
-    """Return where a line last says that a condition is over: a link up, a server that answers."""
-    return {_condition(event): event.last_order for event in events if event.ends}
 
 
 def _index(case: Case) -> None:

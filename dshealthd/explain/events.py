@@ -119,6 +119,12 @@ class Event:
                 return frame
         return None
 
+    @property
+    def whence(self) -> str:
+        """The program's own line that raised it, as the end of a sentence; empty if unknown."""
+        own = self.own_frame
+        return "" if own is None else f" at {own.file}:{own.line} in {own.function}"
+
 
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "/bin/", "pydantic/")
 

@@ -16,6 +16,7 @@ from dshealthd.explain import progress, structured
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.facts import MAX_SKIPS, Recognised, SourceFacts
 from dshealthd.explain.finders import Templates
+from dshealthd.explain.identity import NAMES_RANKS, spoken_rank
 from dshealthd.explain.launcher_summary import LauncherSummary
 from dshealthd.explain.progress import FINITE_LOSS
 from dshealthd.explain.streams import Line, Splitter
@@ -37,13 +38,6 @@ MAX_REMEMBERED = 1 << 21
 """Maximum characters of lines, without digits, remembered with the patterns that may match them."""
 _DIGITS = str.maketrans("", "", "0123456789")
 MAX_ERROR_FILE = 1 << 20
-
-_SPOKEN = re.compile(
-    r"\[PG [^\]]{1,80}[ ]Rank (?P<group_rank>\d{1,6})\]|\[[Rr]ank[ :]?(?P<rank>\d{1,6})\]"
-    r"|--local[-_]rank[= '\",]{1,4}(?P<local>\d{1,4})\b"
-)
-"""A rank in the text of a line. ProcessGroupNCCL's is the rank in a group of the job."""
-_NAMES_RANKS = frozenset({"rank", "local", "task", "tasks", "key_rank", "culprit", "culprits"})
 
 _RESTART = re.compile(
     r"attempts left; will restart worker group|Rendezvous'ing worker group|Starting worker group"
@@ -344,12 +338,17 @@ class Reader:
         traceback: Traceback | None = None,
     ) -> Event:  # fmt: skip
         known_fields = {pattern.names[name]: value for name, value in fields.items() if value}
-        if not line.origin.labelled and not known_fields.keys() & _NAMES_RANKS:
-            known_fields |= _spoken_rank(pattern, line.text)
-        is_plain = traceback is None and pattern.role != "loss" and pattern.slug != "nccl-timeout"
-        if is_plain and (
-            kept := self._parent.again(
-                pattern.id, line.origin, self._attempt, known_fields, place, self._order
+        # Watchdogs give the rank in their group; the ledger reads it.
+        is_plain = pattern.slug != "nccl-timeout" and pattern.role in {"cause", "consequence"}
+        if is_plain and not line.origin.labelled and not known_fields.keys() & NAMES_RANKS:
+            known_fields |= spoken_rank(line.text)
+        if (
+            is_plain
+            and traceback is None
+            and (
+                kept := self._parent.again(
+                    pattern.id, line.origin, self._attempt, known_fields, place, self._order
+                )
             )
         ):
             return kept
@@ -416,8 +415,7 @@ class Reader:
         event = self._keep(chosen, fields, line, place, traceback)
         if event.place is place:
             self._last[line.origin] = event
-            if own := event.own_frame:
-                event.says += f" at {own.file}:{own.line} in {own.function}"
+            event.says += event.whence
 
 
 _PYTHON = known.Pattern(
@@ -429,18 +427,6 @@ _PYTHON = known.Pattern(
 _PYTHON_EXIT = replace(
     _PYTHON, name="exit", id="child-failed/exit", role="consequence", layer="launcher"
 )
-
-
-def _spoken_rank(pattern: Pattern, text: str) -> dict[str, str]:
-    """Return the rank that a line names in its text rather than in a prefix, as a field."""
-    # Watchdogs give the rank in their group, and launchers name ranks that they only ended.
-    if pattern.slug == "nccl-timeout" or pattern.role not in {"cause", "consequence"}:
-        return {}
-    match = _SPOKEN.search(text)
-    # DeepSpeed's launcher shows the command of its last rank, whichever failed: 0 is the only one.
-    if match is None or (match["local"] or "0") != "0":
-        return {}
-    return {name: value for name, value in match.groupdict().items() if value}
 
 
 def _by_literal(patterns: Iterable[Pattern]) -> list[tuple[str, list[tuple[int, Pattern]]]]:

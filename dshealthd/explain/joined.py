@@ -1,0 +1,81 @@
+"""What several lines together say about one fault, and which conditions a later line ends."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from dshealthd.explain.patterns import said
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dshealthd.explain.events import Event
+
+NEAR = 50
+"""Lines within which two messages may be about one fault."""
+
+
+def merge(events: Sequence[Event]) -> None:
+    """Join what several lines say about one fault: they share a file and a symptom, and agree.
+
+    A kernel's OOM kill takes two lines, srun and slurmstepd each print one, and an assertion in a
+    kernel has no rank, while the exception that follows from it has.
+    """
+    groups: dict[tuple[int, str], list[Event]] = defaultdict(list)
+    for event in events:
+        is_about = event.role == "cause" or (event.role == "confirmation" and not event.ends)
+        if is_about and event.layer in {"hardware", "program"}:
+            groups[event.origin.source, event.slug].append(event)
+    for about in groups.values():
+        first = about[0]
+        for event in about[1:]:
+            if event.order - first.last_order > NEAR or not _agree(first, event):
+                first = event
+                continue
+            if first.role == "confirmation":  # it names the device of what follows
+                event.fields = {**first.fields, **event.fields}
+                event.says = said(event.texts, event.fields)
+                first = event
+                continue
+            if event.pattern == first.pattern and event.fields != first.fields:
+                first.fields = {**event.fields, **first.fields}
+                first.says = said(first.texts, first.fields) + first.whence
+            first.host = first.host or event.host
+            first.last_order = event.last_order
+            if first.rank is None:
+                first.rank, first.ranks = event.rank, event.ranks
+        ranked = [event for event in about if event.rank is not None]
+        if len({event.rank for event in ranked}) == 1:
+            for event in about:
+                if event.rank is None and _agree(event, ranked[0]):
+                    event.rank = ranked[0].rank
+
+
+def _agree(one: Event, other: Event) -> bool:
+    """Tell whether two events may be one: no value, rank or host that both have differs."""
+    shared = one.fields.keys() & other.fields.keys()
+    return (
+        all(one.fields[name] == other.fields[name] for name in shared)
+        and (one.rank is None or other.rank is None or one.rank == other.rank)
+        and (one.host is None or other.host is None or one.host == other.host)
+    )
+
+
+def excuse_full_disk(events: Sequence[Event]) -> None:
+    """Let an ENOSPC without a path follow from a full /dev/shm, if any line shows that."""
+    if any(event.slug == "shared-memory" and event.role == "cause" for event in events):
+        for event in events:
+            if event.slug == "disk-full" and "path" not in event.fields:
+                event.role = "consequence"
+
+
+def condition(event: Event) -> tuple[str, int, str | None]:
+    """Return what identifies a lasting condition: its pattern, its file, and the device or server."""
+    what = event.fields.get("pci", event.fields.get("server"))
+    return event.ends or event.pattern, event.origin.source, what
+
+
+def ended(events: Sequence[Event]) -> dict[tuple[str, int, str | None], int]:
+    """Return where a line last says that a condition is over: a link up, a server that answers."""
+    return {condition(event): event.last_order for event in events if event.ends}
