@@ -192,7 +192,7 @@ def _nvlink(source: Source) -> list[dashboard.Panel]:
             unit="none",
             steps=(
                 (limits["pcie_replays_per_minute"], ORANGE),
-                (limits["pcie_replays_critical_per_minute"], RED),
+                (limits["pcie_replays_gen5_per_minute"], RED),
             ),
             link=series_link(),
         ),

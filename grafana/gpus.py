@@ -338,7 +338,7 @@ def _links(source: Source) -> list[dashboard.Panel]:
             unit="none",
             steps=(
                 (limits["pcie_replays_per_minute"], ORANGE),
-                (limits["pcie_replays_critical_per_minute"], RED),
+                (limits["pcie_replays_gen5_per_minute"], RED),
             ),
         ),
     ]

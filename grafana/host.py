@@ -173,9 +173,7 @@ def _sockets(source: Source) -> list[dashboard.Panel]:
                 "{{scope}}",
             ),
             unit="percentunit",
-            steps=(
-                (limits["open_files_ratio"], ORANGE),
-            ),
+            steps=((limits["open_files_ratio"], ORANGE),),
         ),
         graph(
             "Loopback",

@@ -52,7 +52,5 @@ def read(file: Path = FILE) -> Limits:
                 message = f"{file}: {rule['record']} is not a threshold of the form vector(NUMBER)"
                 raise ValueError(message)
             values[rule["record"].removeprefix(PREFIX)] = float(match["number"])
-    values |= {
-        name: float(value) for name, value in dataclasses.asdict(findings.Limits()).items()
-    }
+    values |= {name: float(value) for name, value in dataclasses.asdict(findings.Limits()).items()}
     return Limits(values, str(file))

@@ -53,12 +53,26 @@ def share(part: float | None, whole: float | None) -> float | None:
     return part / whole if part is not None and whole else None
 
 
-def logged(series: Series, alert: str, *events: str, at_least: float = 1.0) -> Iterator[Sign]:
-    """Yield a sign if the kernel logged such events within ten minutes, with their number."""
+def logged(
+    series: Series,
+    alert: str,
+    *events: str,
+    at_least: float = 1.0,
+    seconds: float = RECENT,
+    part: str = "",
+    reason: str = "",
+) -> Iterator[Sign]:
+    """Yield a sign if the kernel logged such events within `seconds`, with their number."""
     name = "kernel_events_total"
-    lines = sum(point.value for point in series.rise(name, RECENT, event=events))
+    lines = sum(point.value for point in series.rise(name, seconds, event=events))
     if lines >= at_least:
-        yield Sign(alert=alert, value=lines, source=f"dshealthd_{name}")
+        yield Sign(
+            alert=alert,
+            part=part,
+            labels={"reason": reason},
+            value=lines,
+            source=f"dshealthd_{name}",
+        )
 
 
 def memory(series: Series, _wall: float) -> Iterator[Sign]:

@@ -133,6 +133,26 @@ class Limits:
     nvlink_bit_error_ratio: float = _ratio(
         1e-12, "NVLink 5: bit errors per bit after correction. DCGM [R]"
     )
+    pcie_replays_per_minute: float = option(
+        16.0,
+        "Packets that a GPU's PCIe link retransmits per minute, up to generation 4. DCGM, Azure [R]",
+        minimum=1,
+    )
+    pcie_replays_gen5_per_minute: float = option(
+        31.0, "The same from generation 5 on. DCGM, Azure [R]", minimum=1
+    )
+    pcie_nonfatal_errors_in_15m: float = option(
+        2.0,
+        "Non-fatal errors that a GPU counts on its PCIe link; a driver that looks for devices causes "
+        "one or two. [O]",
+        minimum=0,
+    )
+    pcie_corrected_errors_per_hour: float = option(
+        60.0,
+        "Corrected errors of a PCIe link, as its GPU counts them, and as the kernel logs them, which "
+        "limits their rate. [O]",
+        minimum=0,
+    )
     gpu_busy_ratio: float = _ratio(
         0.5, "Utilization from which values count that an idle GPU lowers to save power. [O]"
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.gpus import recent
+from dshealthd.findings.host import RECENT, logged, over
 from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
@@ -18,6 +19,19 @@ FABRIC_COMPLETE = 3
 """nvmlGpuFabricInfo: GPU_FABRIC_STATE_COMPLETED."""
 FABRIC_VERSIONS = frozenset(("5.0", "6.0"))
 """NVLink versions whose switch links need registration; on older ones state 0 is not a fault."""
+
+GENERATION_5 = 5
+DEVICE = "a PCIe device"
+"""The part where the kernel's log names it and its events do not."""
+IOMMU_FAULTS = 10
+"""Lines within ten minutes; a few come with a device that is reset."""
+PCIE_EVENTS = {
+    "pcie_slot_down": "the kernel lost the link of a slot",
+    "pcie_containment": "the kernel cut off a port after an error",
+    "pcie_recovery_failed": "a device did not recover from an error",
+    "pcie_error_uncorrected": "the kernel logged uncorrected errors",
+}
+"""Lines of the kernel log of which one is a fault, the most telling first."""
 
 
 def nvlink(series: Series, wall: float) -> Iterator[Sign]:
@@ -123,13 +137,16 @@ def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def pcie(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings about PCIe links that are too narrow, or too slow while GPUs are busy."""
+    """Yield findings about PCIe links that are narrow, slow under load, or have errors."""
     busy = {
         point.labels["gpu"]
         for point in series("gpu_utilization_ratio")
         if point.value > series.limits.gpu_busy_ratio
     }
-    for name in ("pcie_link_width", "pcie_link_generation"):
+    for name, lost in (
+        ("pcie_link_width", "has lost lanes"),
+        ("pcie_link_generation", "runs below its generation under load"),
+    ):
         most = {point.labels["gpu"]: point.value for point in series(f"{name}_max")}
         for labels, value in series(name):
             limit = most.get(labels["gpu"])
@@ -137,13 +154,77 @@ def pcie(series: Series, _wall: float) -> Iterator[Sign]:
             counts = name == "pcie_link_width" or labels["gpu"] in busy
             if limit is not None and value < limit and counts:
                 yield Sign(
-                    alert="DshealthdPcieLinkDegraded",
-                    labels=labels,
+                    alert="DshealthdPcieDegraded",
+                    labels={**labels, "reason": lost},
                     value=value,
                     limit=limit,
                     limit_source=f"dshealthd_{name}_max",
                     source=f"dshealthd_{name}",
                 )
+    gen5 = {
+        point.labels["gpu"]
+        for point in series("pcie_link_generation_max")
+        if point.value >= GENERATION_5
+    }
+    for labels, replays in series.rise("pcie_replays_total", RECENT):
+        # A link of twice the rate may have twice as many errors.
+        allowed = (
+            "pcie_replays_gen5_per_minute" if labels["gpu"] in gen5 else "pcie_replays_per_minute"
+        )
+        yield from over(
+            series,
+            "DshealthdPcieDegraded",
+            replays * 60 / RECENT,
+            allowed,
+            "pcie_replays_total",
+            {**labels, "reason": "retransmits packets after errors"},
+        )
+    yield from _pcie_errors(series)
+
+
+def _pcie_errors(series: Series) -> Iterator[Sign]:
+    """Yield errors that GPUs count at their end of the link, and those in the kernel's log."""
+    errors, hour = "pcie_errors_total", "pcie_corrected_errors_per_hour"
+    for labels, value in series.rise(errors, RECENT, type="fatal"):
+        if value > 0:
+            yield Sign(
+                alert="DshealthdPcieErrors",
+                labels={**labels, "reason": "fatal errors"},
+                value=value,
+                source=f"dshealthd_{errors}",
+            )
+    for type_, seconds, limit, reason in (
+        ("nonfatal", 900.0, "pcie_nonfatal_errors_in_15m", "counts non-fatal errors"),
+        ("correctable", 3600.0, hour, "counts many corrected errors"),
+    ):
+        for labels, value in series.rise(errors, seconds, type=type_):
+            yield from over(
+                series,
+                "DshealthdPcieDegraded",
+                value,
+                limit,
+                errors,
+                {**labels, "reason": reason},
+            )
+    for event, reason in PCIE_EVENTS.items():
+        yield from logged(series, "DshealthdPcieErrors", event, part=DEVICE, reason=reason)
+    yield from logged(
+        series,
+        "DshealthdPcieDegraded",
+        "pcie_error_corrected",
+        at_least=series.limit(hour) + 1,
+        seconds=3600.0,
+        part=DEVICE,
+        reason="has many corrected errors",
+    )
+    yield from logged(
+        series,
+        "DshealthdPcieDegraded",
+        "iommu_fault",
+        at_least=IOMMU_FAULTS,
+        part=DEVICE,
+        reason="accesses memory that the IOMMU does not allow it",
+    )
 
 
 def infiniband(series: Series, _wall: float) -> Iterator[Sign]:

@@ -187,7 +187,7 @@ def test_pcie_width(tmp_path: Path) -> None:
     machine = Machine(tmp_path, ["gpu", "pcie"])
     well = machine.scrape()
     machine.simulator.set(2, "pcie_width", 8)
-    assert fires("DshealthdPcieLinkDegraded", {"node": (well, machine.scrape())}, tmp_path) == (
+    assert fires("DshealthdPcieDegraded", {"node": (well, machine.scrape())}, tmp_path) == (
         False,
         True,
     )
