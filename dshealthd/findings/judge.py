@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome
-from dshealthd.findings import agent, catalogue, gpus, heat, host, jobs, links, storage
+from dshealthd.findings import agent, catalogue, fabric, gpus, heat, host, jobs, links, storage
 from dshealthd.findings.catalogue import starting, unread
 from dshealthd.findings.finding import State, Verdict
 from dshealthd.findings.series import DEFAULTS, Series
@@ -30,6 +30,7 @@ RULES = (
     *gpus.RULES,
     *heat.RULES,
     *links.RULES,
+    *fabric.RULES,
     *host.RULES,
     *storage.RULES,
     *jobs.RULES,

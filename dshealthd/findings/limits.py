@@ -161,6 +161,47 @@ class Limits:
         "RDMA bytes that an Ethernet port must have moved to count as part of the fabric. [O]",
         minimum=0,
     )
+    port_settle_seconds: Duration = option(
+        "5m", "Time after a boot in which fabric ports may still train. [O]"
+    )
+    link_downed_in_3h: float = option(
+        3.0,
+        "How often a fabric port's link, or an interface's carrier, went down in three hours. "
+        "NVSentinel, gpud [R]",
+        minimum=0,
+    )
+    infiniband_flaps_in_12h: float = option(
+        3.0, "How often a fabric port left ACTIVE in twelve hours. NVSentinel, gpud [R]", minimum=1
+    )
+    infiniband_symbol_errors_in_12m: float = option(
+        2.88, "Symbol errors at NDR (400 Gb/s) and above: 1e-14. UFM README [R]", minimum=0
+    )
+    infiniband_symbol_errors_in_125m: float = option(
+        3.0, "The same at 1e-15. UFM README [R]", minimum=0
+    )
+    infiniband_symbol_errors_in_1h: float = option(
+        120.0, "Symbol errors below NDR. IBTA, UFM README [R]", minimum=0
+    )
+    infiniband_recovery_per_minute: float = option(
+        5.0, "Link error recoveries per minute. NVSentinel [R]", minimum=0
+    )
+    infiniband_receive_errors_per_second: float = option(
+        10.0, "Receive errors per second. NVSentinel [R]", minimum=0
+    )
+    infiniband_discards_per_second: float = option(
+        100.0, "Discarded packets per second. NVSentinel [R]", minimum=0
+    )
+    roce_slow_restarts_per_second: float = option(
+        10.0, "Slow restarts of RoCE flows per second. NVSentinel [R]", minimum=0
+    )
+    network_used_bytes: Bytes = option(
+        Bytes(10**9),
+        "Bytes that a network interface must have received to count as in use. [O]",
+        minimum=0,
+    )
+    network_errors_per_second: float = option(
+        10.0, "Bad packets per second of an interface; NVSentinel uses 10 for ports. [O]", minimum=0
+    )
     probe_silent_seconds: Duration = option(
         "5m", "Time without a round while probes run. [O]", minimum="30s"
     )

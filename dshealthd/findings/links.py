@@ -1,4 +1,4 @@
-"""Findings about the links of this node's GPUs and adapters: NVLink, PCIe, InfiniBand."""
+"""Findings about the links of this node's GPUs: NVLink and PCIe."""
 
 from __future__ import annotations
 
@@ -227,28 +227,4 @@ def _pcie_errors(series: Series) -> Iterator[Sign]:
     )
 
 
-def infiniband(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings about InfiniBand ports that went down since the agent started.
-
-    A port that was never up may be unwired.
-    """
-    moved = {
-        (point.labels["device"], point.labels["port"])
-        for point in series("infiniband_port_transmit_bytes_total")
-        if point.value > series.limits.roce_fabric_bytes
-    }
-    apart = series.parts("infiniband_port_info", "device", "port", link_layer="Ethernet") - moved
-    apart |= series.parts("infiniband_port_physical_state", "device", "port", state="disabled")
-    flapped = series.parts("infiniband_port_flaps_total", "device", "port")
-    for labels, value in series("infiniband_port_up"):
-        port = labels["device"], labels["port"]
-        if value == 0 and port in flapped and port not in apart:
-            yield Sign(
-                alert="DshealthdInfinibandPortDown",
-                labels=labels,
-                value=value,
-                source="dshealthd_infiniband_port_up",
-            )
-
-
-RULES = (nvlink, nvlink_domain, pcie, infiniband)
+RULES = (nvlink, nvlink_domain, pcie)

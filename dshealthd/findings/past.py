@@ -25,10 +25,14 @@ class Kind(enum.StrEnum):
     HIGHEST = "highest"
     LOWEST = "lowest"
     MEAN = "mean"
+    PEAK = "peak"
 
 
 class Window:
     """The last `seconds` of the series that one rule asks for.
+
+    That of a peak is not a window: it keeps the highest value that a series has ever had, until the
+    series has been absent for `seconds`.
 
     A series is a flat array of steps: the time at which the step began, then its figures: the
     counter's total at its end, the highest or lowest value in it, or sum and number of its values.
@@ -77,7 +81,9 @@ class Window:
     def _put(self, labels: Labels, now: float, *figures: float) -> None:
         """Add figures to the current step of a series, or begin its next one."""
         kept = self._series.setdefault(labels, array("d"))
-        if not kept or now - kept[-self._width] >= self.step:
+        if self.kind is Kind.PEAK:
+            kept[:] = array("d", (now, max(*kept[1:], *figures, -math.inf)))
+        elif not kept or now - kept[-self._width] >= self.step:
             kept.extend((now, *figures))
         elif self.kind is Kind.MEAN:
             kept[-2] += figures[0]

@@ -128,6 +128,13 @@ class Series:
         """Yield the highest values within the last `seconds`, also of series that are gone."""
         return self._over_time(Kind.HIGHEST, name, seconds, labels, full=full)
 
+    def peak(self, name: str, seconds: float, **labels: Wanted) -> Iterator[Point]:
+        """Yield the highest values that series ever had, until they are absent for `seconds`.
+
+        For what has to stay as it was: a window would learn the fault in time.
+        """
+        return self._over_time(Kind.PEAK, name, seconds, labels, full=False)
+
     def lowest(
         self, name: str, seconds: float, *, full: bool = False, **labels: Wanted
     ) -> Iterator[Point]:

@@ -343,7 +343,7 @@ _TABLE = (
         _MLX5 + _REFUSED + r"[A-Z0-9_]+\(0x[0-9a-f]+\) op_mod\(0x[0-9a-f]+\) failed, ",
     ),
     _event(
-        "adapter_command_failed",
+        "adapter_command_timed_out",
         " timeout. Will cause a leak of a command resource",
         _MLX5 + r"[A-Z0-9_]+\(0x[0-9a-f]+\) timeout\. Will cause a leak",
     ),

@@ -62,7 +62,6 @@ BY_HISTORY = {
     "DshealthdNvlinkFabricUnhealthy": "its alert leaves out nodes whose whole domain is off",
     "DshealthdNvlinkDomainMismatch": "its alert knows the domain of nodes with the same GPUs",
     "DshealthdNvlinkFault": "its alert knows how many links were up an hour or a day ago",
-    "DshealthdInfinibandPortDown": "its alert knows whether the port was up, here and elsewhere",
     "DshealthdJobHang": "its alert knows the job's ranks on other nodes",
     "DshealthdCollectiveStuck": "its alert knows the GPUs possibly stuck",
     "DshealthdLossNotFinite": "its alert names the ranks at which it began",

@@ -129,3 +129,17 @@ def test_invalid_past_is_refused(rows: object) -> None:
     with pytest.raises((ValueError, TypeError)):
         past.restore({"rise x_total 60 ": rows}, 0.0)
     assert past.document(0.0) == {}
+
+
+def test_peak_does_not_learn_a_fault() -> None:
+    """What a series had at best stays for as long as it is seen, and for a while after that."""
+    window = Window(Kind.PEAK, 60.0)
+    for now, value in ((0.0, 18.0), (5.0, 17.0), (1000.0, 17.0), (1050.0, 16.0)):
+        window.add(now, [(A, value)])
+        assert dict(window.values()) == {A: 18.0}
+    restored = Window(Kind.PEAK, 60.0)
+    restored.restore(json.loads(json.dumps(window.document(1050.0))), 50.0)
+    restored.add(100.0, [])
+    assert dict(restored.values()) == {A: 18.0}
+    restored.add(113.0, [])
+    assert dict(restored.values()) == {}

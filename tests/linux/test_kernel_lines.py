@@ -221,6 +221,8 @@ EVENTS = {
         ),
         "infiniband efa_0: Failed to process command CREATE_QP (opcode 1) comp_status 6 err -12",
         "efa 0000:00:1d.0 efa_0: Failed to process command CREATE_AH (opcode 5) comp_status 2 err -5",
+    ],
+    "adapter_command_timed_out": [
         (
             "mlx5_core 0000:41:00.0: wait_func:1168:(pid 4711): ENABLE_HCA(0x104) timeout. "
             "Will cause a leak of a command resource"

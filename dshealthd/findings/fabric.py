@@ -1,0 +1,367 @@
+"""Findings about the ports of the fabric, their adapters and the network's interfaces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.core.collector import gauge
+from dshealthd.findings.finding import Sign
+from dshealthd.findings.host import RECENT, logged, over
+from dshealthd.findings.limits import source as limit_source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dshealthd.findings.series import Series
+
+    Port = tuple[str, str]
+
+HOUR, DAY = 3600.0, 86400.0
+WEEK = 7 * DAY
+"""Time for which the agent remembers a port, an interface or an adapter that is gone."""
+BLIP = 30.0
+"""Seconds that a port must be down to be found so (the hold); shorter ones are blips."""
+NEVER = {
+    "local_link_integrity_errors": "has local link integrity errors",
+    "excessive_buffer_overrun_errors": "has buffer overruns",
+    "req_rnr_retries_exceeded": "has lost a connection to a peer that was too slow to receive",
+}
+"""Types of errors of which a healthy port has none."""
+RISING = {
+    "link_error_recovery": ("infiniband_recovery_per_minute", 60.0, "has link error recoveries"),
+    "port_rcv_errors": ("infiniband_receive_errors_per_second", 1.0, "has receive errors"),
+    "port_xmit_discards": (
+        "infiniband_discards_per_second",
+        1.0,
+        "discards packets, as with congestion or a wrong PFC setting",
+    ),
+    "roce_slow_restart": ("roce_slow_restarts_per_second", 1.0, "restarts RoCE flows slowly"),
+}
+"""Types of errors of which some are healthy: their limit, its seconds, and words for them."""
+NDR = 5e10
+"""Bytes per second from which a link may have fewer symbol errors."""
+SYMBOL_ERRORS = (
+    (NDR, 720.0, "infiniband_symbol_errors_in_12m"),
+    (NDR, 7500.0, "infiniband_symbol_errors_in_125m"),
+    (0.0, HOUR, "infiniband_symbol_errors_in_1h"),
+)
+"""The lowest rate, the time and the limit of its symbol errors."""
+COMMANDS = 10
+"""Failed commands within ten minutes: tools cause a few on a healthy adapter."""
+LINKS_DOWN = 3
+"""Lines about a link that went down within an hour; the ports' own findings tell of single ones."""
+ADAPTER_FAILED = {
+    "adapter_failure": "the kernel reports that an adapter has failed",
+    "adapter_command_timed_out": "an adapter's firmware does not answer commands",
+}
+ADAPTER_TROUBLE = {
+    "adapter_overheated": "an adapter is too hot",
+    "adapter_power_insufficient": "an adapter gets too little power from its slot",
+    "module_error": "an adapter reports an error of a cable or module",
+    "module_unplugged": "a cable or module was unplugged",
+    "transmit_timeout": "a transmit queue of an interface timed out",
+}
+"""Lines of the kernel log of which one is a fault."""
+PORTS = gauge("dshealthd_infiniband_ports", "Ports that the collector sees.")
+LONG_DOWN = gauge(
+    "dshealthd_infiniband_port_long_down", "1 if down for longer than a blip.", "device", "port"
+)
+"""Derived here, for their past; not exported."""
+
+
+def ports(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield fabric ports and network interfaces that were in use and are down."""
+    ethernet = _ethernet(series)
+    interfaces = {
+        _pair(point.labels): point.labels["interface"] for point in series("infiniband_port_info")
+    }
+    told = set()
+    for port, state in _down(series).items():
+        told.add(interfaces.get(port))
+        # An Ethernet port that has moved no RDMA may be one for management.
+        fabric = port not in ethernet
+        yield Sign(
+            alert="DshealthdFabricPortDown" if fabric else "DshealthdNetworkLinkDown",
+            part="/".join(port) if fabric else ethernet[port] or "/".join(port),
+            labels={"reason": state},
+            value=0,
+            source="dshealthd_infiniband_port_up",
+        )
+    used = _used_interfaces(series)
+    for labels, value in series("network_up"):
+        device = labels["device"]
+        if not value and device in used - told and _settled(series):
+            yield Sign(
+                alert="DshealthdNetworkLinkDown",
+                part=device,
+                labels={"reason": "no carrier"},
+                value=value,
+                source="dshealthd_network_up",
+            )
+
+
+def _settled(series: Series, seconds: float = 0.0) -> bool:
+    """Return whether ports have had time to train, and `seconds` more, since the node booted."""
+    uptime = series.value("uptime_seconds")
+    return uptime is None or uptime > series.limits.port_settle_seconds + seconds
+
+
+def _ethernet(series: Series) -> dict[Port, str]:
+    """Return the Ethernet ports that have moved no RDMA in a week, with their interface or ""."""
+    name = "infiniband_port_info"
+    now = series.parts(name, "device", "port", link_layer="InfiniBand")
+    moved = {
+        _pair(point.labels)
+        for point in series.peak("infiniband_port_transmit_bytes_total", WEEK)
+        if point.value > series.limits.roce_fabric_bytes
+    }
+    known = {
+        _pair(point.labels): point.labels["interface"]
+        for point in series.peak(name, WEEK, link_layer="Ethernet")
+    }
+    return {port: interface for port, interface in known.items() if port not in moved | now}
+
+
+def _down(series: Series) -> dict[Port, str]:
+    """Return the ports that are down though they were up, with their physical state.
+
+    Not those that an operator has disabled, and none while they may train after a boot.
+    """
+    used = series.parts("infiniband_port_flaps_total", "device", "port") | {
+        _pair(point.labels) for point in series.peak("infiniband_port_up", WEEK) if point.value
+    }
+    states = {
+        _pair(point.labels): point.labels["state"]
+        for point in series("infiniband_port_physical_state")
+        if point.value
+    }
+    if not _settled(series):
+        return {}
+    return {
+        port: states.get(port, "gone").replace("_", " ")
+        for port in (
+            _pair(point.labels) for point in series("infiniband_port_up") if not point.value
+        )
+        if port in used and states.get(port) != "disabled"
+    }
+
+
+def _used_interfaces(series: Series) -> set[str]:
+    """Return the network interfaces that have carried traffic."""
+    return {
+        point.labels["device"]
+        for point in series.peak("network_receive_bytes_total", WEEK)
+        if point.value > series.limits.network_used_bytes
+    }
+
+
+def degraded(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield fabric ports that work, with errors, at a low rate or not all the time."""
+    yield from _flapping(series)
+    yield from _slow(series)
+    errors = "infiniband_port_errors_total"
+    for type_, reason in NEVER.items():
+        for labels, value in series.rise(errors, RECENT, type=type_):
+            if value > 0:
+                yield _sign(labels, reason, value)
+    for type_, (limit, per, reason) in RISING.items():
+        for labels, value in series.rise(errors, RECENT, type=type_):
+            yield from over(
+                series,
+                "DshealthdFabricPortDegraded",
+                value * per / RECENT,
+                limit,
+                errors,
+                {"reason": reason},
+                part=_port(labels),
+            )
+    yield from _symbol_errors(series)
+
+
+def _slow(series: Series) -> Iterator[Sign]:
+    """Yield ports that have run at less than their best rate for five minutes, while up."""
+    name, apart = "infiniband_port_rate_bytes_per_second", _ethernet(series).keys()
+    down = {_pair(point.labels) for point in series("infiniband_port_up") if not point.value}
+    best = {_pair(point.labels): point.value for point in series.peak(name, WEEK)}
+    for labels, value in series.highest(name, 300.0, full=True):
+        limit = best[_pair(labels)]
+        there = series.value(name, **labels) is not None
+        if there and value < limit and _pair(labels) not in apart | down and _settled(series):
+            yield Sign(
+                alert="DshealthdFabricPortDegraded",
+                part=_port(labels),
+                labels={"reason": "runs at a lower rate than it did"},
+                value=value,
+                limit=limit,
+                source=f"dshealthd_{name}",
+            )
+
+
+def _port(labels: Mapping[str, str]) -> str:
+    return f"{labels['device']}/{labels['port']}"
+
+
+def _pair(labels: Mapping[str, str]) -> Port:
+    return labels["device"], labels["port"]
+
+
+def _sign(labels: Mapping[str, str], reason: str, value: float) -> Sign:
+    return Sign(
+        alert="DshealthdFabricPortDegraded",
+        part=_port(labels),
+        labels={"reason": reason},
+        value=value,
+        source="dshealthd_infiniband_port_errors_total",
+    )
+
+
+def _flapping(series: Series) -> Iterator[Sign]:
+    """Yield ports that go down again and again, and those that were down for a moment.
+
+    One that is down, or was for longer than a blip, is found as down.
+    """
+    errors = "infiniband_port_errors_total"
+    for labels, value in series.rise(errors, 3 * HOUR, type="link_downed"):
+        if value > series.limits.link_downed_in_3h:
+            yield _sign(labels, "goes down again and again", value)
+    for labels, value in series.rise("infiniband_port_flaps_total", 12 * HOUR):
+        if value >= series.limits.infiniband_flaps_in_12h:
+            yield _sign(labels, "goes down again and again", value)
+    series.add(
+        LONG_DOWN(float(not value), *_pair(labels))
+        for labels, value in series.highest("infiniband_port_up", BLIP, full=True)
+    )
+    name = LONG_DOWN.name.removeprefix("dshealthd_")
+    found = {_port(point.labels) for point in series.highest(name, 900.0) if point.value}
+    found |= {_port(point.labels) for point in series("infiniband_port_up") if not point.value}
+    for labels, value in series.rise(errors, RECENT, type="link_downed"):
+        if value > 0 and _port(labels) not in found:
+            yield _sign(labels, "was down for a moment; a job there may have ended or hung", value)
+
+
+def _symbol_errors(series: Series) -> Iterator[Sign]:
+    """Yield ports with more symbol errors than a link of their rate may have.
+
+    Links have many while they train: after a boot, or when they come up again.
+    """
+    rates = {
+        _port(point.labels): point.value
+        for point in series("infiniband_port_rate_bytes_per_second")
+    }
+    for least, seconds, limit in SYMBOL_ERRORS:
+        up = {
+            _port(point.labels)
+            for point in series.lowest("infiniband_port_up", seconds)
+            if point.value
+        }
+        for labels, value in series.rise(
+            "infiniband_port_errors_total", seconds, type="symbol_error"
+        ):
+            port = _port(labels)
+            of_rate = (rates.get(port, -1.0) >= NDR) == (least == NDR) and port in rates
+            if of_rate and port in up and _settled(series, seconds):
+                yield from over(
+                    series,
+                    "DshealthdFabricPortDegraded",
+                    value,
+                    limit,
+                    "infiniband_port_errors_total",
+                    {"reason": "has more symbol errors than its cable should cause"},
+                    part=port,
+                )
+
+
+def adapters(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about adapters, from the kernel's log, and about ports that are missing."""
+    part, trouble = "an adapter", "DshealthdAdapterTrouble"
+    for event, reason in ADAPTER_FAILED.items():
+        yield from logged(series, "DshealthdAdapterFailed", event, part=part, reason=reason)
+    for event, reason in ADAPTER_TROUBLE.items():
+        yield from logged(series, trouble, event, part=part, reason=reason)
+    yield from logged(
+        series,
+        trouble,
+        "adapter_command_failed",
+        at_least=COMMANDS,
+        part=part,
+        reason="commands to an adapter fail",
+    )
+    yield from logged(
+        series,
+        trouble,
+        "link_down",
+        at_least=LINKS_DOWN,
+        seconds=HOUR,
+        part=part,
+        reason="the link of an interface goes down again and again",
+    )
+    there = len(list(series("infiniband_port_up")))
+    if there:
+        series.add([PORTS(there)])
+    before = list(series.highest(PORTS.name.removeprefix("dshealthd_"), WEEK))
+    collector = "infiniband"
+    works = series.value("collector_up", collector=collector) == 1
+    if not works and (there or series.value("collector_available", collector=collector) != 0):
+        return  # it fails or is switched off: ports that it does not see may be there
+    for _, most in before:
+        if there < most:
+            yield Sign(
+                alert="DshealthdAdapterTrouble",
+                part="ports",
+                labels={
+                    "reason": "it has fewer InfiniBand or RoCE ports than within the last week"
+                },
+                value=most - there,
+                limit=0,
+                source="dshealthd_infiniband_port_up",
+            )
+
+
+def network(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield network interfaces in use that are slower than they were, flap or have errors."""
+    alert, name = "DshealthdNetworkDegraded", "network_speed_bytes_per_second"
+    used = _used_interfaces(series)
+    best = {point.labels["device"]: point.value for point in series.peak(name, WEEK)}
+    for labels, value in series(name):
+        device = labels["device"]
+        if device in used and value < best.get(device, 0.0):
+            yield Sign(
+                alert=alert,
+                part=device,
+                labels={"reason": "has negotiated a lower speed than it had"},
+                value=value,
+                limit=best[device],
+                source=f"dshealthd_{name}",
+            )
+    name = "network_carrier_changes_total"
+    for labels, changes in series.rise(name, 3 * HOUR):
+        flaps = changes / 2
+        uptime = series.value("uptime_seconds")
+        booted = uptime is not None and uptime <= 3 * HOUR
+        if labels["device"] in used and not booted and flaps > series.limits.link_downed_in_3h:
+            yield Sign(
+                alert=alert,
+                part=labels["device"],
+                labels={"reason": "loses its carrier again and again"},
+                value=flaps,
+                limit=series.limits.link_downed_in_3h,
+                limit_source=limit_source("link_downed_in_3h"),
+                source=f"dshealthd_{name}",
+            )
+    errors: dict[str, float] = {}
+    for direction in ("receive", "transmit"):
+        for labels, value in series.rise(f"network_{direction}_errors_total", RECENT):
+            errors[labels["device"]] = errors.get(labels["device"], 0.0) + value
+    for device, value in errors.items():
+        yield from over(
+            series,
+            alert,
+            value / RECENT,
+            "network_errors_per_second",
+            "network_receive_errors_total",
+            {"reason": "has bad packets"},
+            part=device,
+        )
+
+
+RULES = (ports, degraded, adapters, network)
