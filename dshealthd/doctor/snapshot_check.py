@@ -24,8 +24,8 @@ class SnapshotCheck(Check[NodeContext]):
 
     collectors: tuple[str, ...] = ()
     """Collectors whose sources it needs: if one cannot be read, the result is unknown."""
-    alerts: str = ""
-    """Prefix of its alerts' names, for a symptom with several checks."""
+    alerts: str | tuple[str, ...] = ""
+    """Prefixes of its alerts' names, for a symptom with several checks."""
     reads_host: bool = False
     """Whether it also reads something that only a process on the node can read."""
 
@@ -47,14 +47,14 @@ def snapshot_check(
     collectors: tuple[str, ...],
     summary: Callable[[NodeContext], str],
     problems: Callable[[NodeContext], Iterable[Result]] = nothing,
-    alerts: str = "",
+    alerts: str | tuple[str, ...] = "",
     *,
     reads_host: bool = False,
 ) -> SnapshotCheck:
     """Return the check of one symptom.
 
     `summary` returns the text of the ok result; `problems` yields results that findings do not cover.
-    `alerts` is the prefix of this check's alerts, for a symptom with several checks. `reads_host`
+    `alerts` has the prefixes of this check's alerts, for a symptom with several checks. `reads_host`
     says that `summary` or `problems` reads more than the status document: for another node's document,
     such a check yields problems but never an ok result.
     """
@@ -89,7 +89,9 @@ def _without_agent(context: NodeContext) -> Result:
     return Result(Outcome.OK, "not applicable: neither an agent nor probes")
 
 
-def _findings(context: NodeContext, slug: str, alerts: str) -> list[Mapping[str, Any]]:
+def _findings(
+    context: NodeContext, slug: str, alerts: str | tuple[str, ...]
+) -> list[Mapping[str, Any]]:
     return [
         finding
         for finding in context.document["findings"]

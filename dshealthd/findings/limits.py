@@ -130,6 +130,15 @@ class Limits:
     nvlink_settle_seconds: Duration = option(
         "10m", "Time after a boot or a GPU reset in which NVLinks may still train. [O]"
     )
+    nvlink_errors_per_minute: float = option(
+        1.0,
+        "Replays or recoveries of a GPU's NVLinks per minute; with NVLink 5 also receive errors or "
+        "retransmissions. DCGM 4.6 [R]",
+        minimum=0,
+    )
+    nvlink_crc_per_second: float = option(
+        1.0, "CRC errors of a GPU's NVLinks per second, up to NVLink 4. DCGM 4.6 [R]", minimum=0
+    )
     nvlink_bit_error_ratio: float = _ratio(
         1e-12, "NVLink 5: bit errors per bit after correction. DCGM [R]"
     )

@@ -6,12 +6,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.gpus import recent
 from dshealthd.findings.host import RECENT, logged, over
 from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from dshealthd.findings.series import Series
 
@@ -20,6 +19,18 @@ FABRIC_COMPLETE = 3
 FABRIC_VERSIONS = frozenset(("5.0", "6.0"))
 """NVLink versions whose switch links need registration; on older ones state 0 is not a fault."""
 
+QUARTER = 900.0
+WEEK = 7 * 86400.0
+"""Time for which a GPU that is gone, and how it was linked, is remembered."""
+_CORRECTED = "have errors that they repair"
+NVLINK_ERRORS = {
+    **dict.fromkeys(
+        ("replay", "recovery", "link_recovery", "receive", "retransmit"),
+        ("nvlink_errors_per_minute", 60.0, _CORRECTED),
+    ),
+    "crc": ("nvlink_crc_per_second", 1.0, "have CRC errors"),
+}
+"""Types of errors: their limit, its seconds, and words for them."""
 GENERATION_5 = 5
 DEVICE = "a PCIe device"
 """The part where the kernel's log names it and its events do not."""
@@ -34,40 +45,157 @@ PCIE_EVENTS = {
 """Lines of the kernel log of which one is a fault, the most telling first."""
 
 
-def nvlink(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield findings about GPUs with fewer NVLinks than usual here, and links with errors."""
-    down = {point.labels["gpu"] for point in series("gpu_up") if not point.value}
-    uptime = series.value("uptime_seconds")
-    settled = uptime is not None and uptime > series.limits.nvlink_settle_seconds
-    up = {point.labels["gpu"]: point for point in series("nvlinks_up")}
-    most = max((point.value for point in up.values()), default=0)
+def nvlink(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield GPUs with fewer NVLinks than they had, or whose driver reports a failed link."""
+    lost = {point.labels["gpu"] for point in series("gpu_up") if not point.value}
+    # With MIG the links are off. They train after a boot and after a reset of the GPU.
+    lost |= {gpu for (gpu,) in series.parts("gpu_mode_info", "gpu", mig="on")}
+    training = _restarted(series)
+    alert, name = "DshealthdNvlinkDown", "nvlinks_up"
+    before = {point.labels["uuid"]: point.value for point in series.peak(name, WEEK)}
     switch = {point.labels["gpu"]: point.value for point in series("nvlinks", remote="switch")}
-    for gpu, (labels, value) in up.items():
-        # A GPU without links is not compared with its neighbours: it may not be bridged.
-        usual = max(switch.get(gpu, 0), most if value > 0 else 0)
-        if settled and value < usual and gpu not in down:
+    here = list(series(name))
+    most = max((point.value for point in here), default=0)
+    fewer = [point.labels["gpu"] for point in here if point.value < most]
+    for labels, value in here:
+        gpu = labels["gpu"]
+        # Bridges come in pairs and not between all GPUs: neighbors say little, unless all of them
+        # have more links than one.
+        alone = fewer == [gpu] and len(here) > 2 and value > 0  # noqa: PLR2004 - of two, either
+        usual = max(before.get(labels["uuid"], 0), switch.get(gpu, 0), most if alone else 0)
+        if value < usual and gpu not in lost | training and _settled(series):
             yield Sign(
-                alert="DshealthdNvlinkFault",
-                labels=labels,
+                alert=alert,
+                labels={**labels, "reason": "links are down"},
                 value=value,
                 limit=usual,
-                limit_source="dshealthd_nvlinks" if gpu in switch else "dshealthd_nvlinks_up",
-                source="dshealthd_nvlinks_up",
+                limit_source="dshealthd_nvlinks" if gpu in switch else f"dshealthd_{name}",
+                source=f"dshealthd_{name}",
             )
-    since = wall - series.limits.xid_recent_seconds
-    fatal = (
-        (point.labels, point.value)
-        for point in series("xid_nvlink_last_timestamp_seconds", severity="fatal")
-        if point.value > since
-    )
-    for labels, at in (*recent(series, frozenset(("74",)), wall), *fatal):
-        if labels["gpu"] not in down:
+    # Xids stand until the GPU is reset or the node boots.
+    for name, wanted in (
+        ("xid_last_timestamp_seconds", {"xid": "74"}),
+        ("xid_nvlink_last_timestamp_seconds", {"severity": "fatal"}),
+    ):
+        for labels, at in series(name, **wanted):
+            if labels["gpu"] not in lost:
+                yield Sign(
+                    alert=alert,
+                    labels={**labels, "reason": "the driver reports a failed link"},
+                    source=f"dshealthd_{name}",
+                    since=at,
+                )
+    for labels, value in series("sxid_errors_total", severity="fatal"):
+        if value > 0:
             yield Sign(
-                alert="DshealthdNvlinkFault",
-                labels=labels,
-                source="dshealthd_xid_last_timestamp_seconds",
-                since=at,
+                alert="DshealthdNvswitchError",
+                part=f"NVSwitch {labels['nvswitch']}",
+                value=value,
+                limit=0,
+                source="dshealthd_sxid_errors_total",
             )
+
+
+def _settled(series: Series) -> bool:
+    """Return whether NVLinks have had time to train since the node booted."""
+    uptime = series.value("uptime_seconds")
+    return uptime is None or uptime > series.limits.nvlink_settle_seconds
+
+
+def _restarted(series: Series) -> set[str]:
+    """Return the GPUs that were reset, or their driver reloaded, while NVLinks may still train.
+
+    Both restart the energy counter.
+    """
+    name = "gpu_energy_joules_total"
+    return {
+        labels["gpu"]
+        for labels, most in series.highest(name, series.limits.nvlink_settle_seconds)
+        if most > (series.value(name, **labels) or 0)
+    }
+
+
+def nvlink_errors(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield GPUs whose NVLinks work, with errors or slowly."""
+    alert, name = "DshealthdNvlinkDegraded", "gpu_nvlink_errors_total"
+    for type_, (limit, per, reason) in NVLINK_ERRORS.items():
+        for labels, value in series.rise(name, QUARTER, type=type_):
+            if value * per / QUARTER >= series.limit(limit):
+                yield Sign(
+                    alert=alert,
+                    labels={**labels, "reason": reason},
+                    value=value * per / QUARTER,
+                    limit=series.limit(limit),
+                    limit_source=limit_source(limit),
+                    source=f"dshealthd_{name}",
+                )
+    name = "nvlink_effective_bit_error_ratio"
+    for labels, value in series(name):
+        yield from over(
+            series,
+            alert,
+            value,
+            "nvlink_bit_error_ratio",
+            name,
+            {**labels, "reason": "have more bit errors than they can correct"},
+        )
+    name = "nvlink_speed_bytes_per_second"
+    best = {point.labels["uuid"]: point.value for point in series.peak(name, WEEK)}
+    most = max((point.value for point in series(name)), default=0)
+    for labels, value in series.highest(name, 300.0, full=True):
+        usual = max(best.get(labels["uuid"], 0), most)
+        if value < usual and series.value(name, **labels) is not None:
+            yield Sign(
+                alert=alert,
+                labels={**labels, "reason": "run slower than they did, or than another GPU's"},
+                value=value,
+                limit=usual,
+                source=f"dshealthd_{name}",
+            )
+
+
+def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about GPUs off the NVLink fabric or outside their domain, and about IMEX."""
+    name = "nvlink_domain_info"
+    now = {point.labels["gpu"]: _domain(point.labels) for point in series(name)}
+    before = {point.labels["uuid"]: _domain(point.labels) for point in series.peak(name, WEEK)}
+    if not _settled(series):
+        return
+    yield from _off_fabric(series, now or before)
+    registered = {
+        point.labels["gpu"]
+        for point in series("gpu_fabric_state")
+        if point.value == FABRIC_COMPLETE and (now or point.labels["uuid"] in before)
+    }
+    most = max(Counter(now.values()).values(), default=0)
+    if outside := len(registered | now.keys()) - most:
+        yield Sign(
+            alert="DshealthdNvlinkDomainMismatch",
+            value=outside,
+            limit=0,
+            source=f"dshealthd_{name}",
+        )
+    nodes = series.value("imex_nodes")
+    for name, reason in (("imex_running", "running"), ("imex_listening", "listening")):
+        if nodes is not None and nodes > 1 and series.value(name) == 0:
+            yield Sign(
+                alert="DshealthdImexDown",
+                labels={"reason": reason},
+                value=nodes,
+                source=f"dshealthd_{name}",
+            )
+
+
+def _domain(labels: Mapping[str, str]) -> str:
+    return f"{labels['domain']}/{labels['clique']}"
+
+
+def _off_fabric(series: Series, domains: Mapping[str, str]) -> Iterator[Sign]:
+    """Yield how many GPUs are not in a healthy fabric.
+
+    The part is the node's domain of several nodes, if it has one: where most of these are off the
+    fabric, Prometheus finds the domain rather than the nodes.
+    """
     sick = {point.labels["gpu"] for point in series("gpu_fabric_healthy") if point.value == 0}
     wanted = {
         point.labels["gpu"] for point in series("nvlinks", remote="switch", version=FABRIC_VERSIONS)
@@ -77,63 +205,15 @@ def nvlink(series: Series, wall: float) -> Iterator[Sign]:
         for point in series("gpu_fabric_state")
         if 0 < point.value < FABRIC_COMPLETE or (not point.value and point.labels["gpu"] in wanted)
     }
-    if sick and settled:
+    if sick:
+        common = Counter(domains.values()).most_common(1)
         yield Sign(
             alert="DshealthdNvlinkFabricUnhealthy",
+            part=common[0][0] if common else "",
             value=len(sick),
             limit=0,
             source="dshealthd_gpu_fabric_state",
         )
-    name, limit = "nvlink_effective_bit_error_ratio", "nvlink_bit_error_ratio"
-    for labels, value in series(name):
-        if value > series.limit(limit):
-            yield Sign(
-                alert="DshealthdNvlinkBitErrors",
-                labels=labels,
-                value=value,
-                limit=series.limit(limit),
-                limit_source=limit_source(limit),
-                source=f"dshealthd_{name}",
-            )
-    for labels, value in series("sxid_errors_total", severity="fatal"):
-        if value > 0:
-            yield Sign(
-                alert="DshealthdNvswitchError",
-                labels=labels,
-                value=value,
-                limit=0,
-                source="dshealthd_sxid_errors_total",
-            )
-
-
-def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings about GPUs outside the node's NVLink domain, and IMEX that is down."""
-    uptime = series.value("uptime_seconds")
-    if uptime is None or uptime <= series.limits.nvlink_settle_seconds:
-        return
-    cliques = {
-        point.labels["gpu"]: (point.labels["domain"], point.labels["clique"])
-        for point in series("nvlink_domain_info")
-    }
-    if not cliques:
-        return
-    registered = {
-        point.labels["gpu"]
-        for point in series("gpu_fabric_state")
-        if point.value == FABRIC_COMPLETE
-    }
-    _, most = Counter(cliques.values()).most_common(1)[0]
-    if outside := len(registered | cliques.keys()) - most:
-        yield Sign(
-            alert="DshealthdNvlinkDomainMismatch",
-            value=outside,
-            limit=0,
-            source="dshealthd_nvlink_domain_info",
-        )
-    nodes = series.value("imex_nodes")
-    for name in ("imex_running", "imex_listening"):
-        if nodes is not None and nodes > 1 and series.value(name) == 0:
-            yield Sign(alert="DshealthdImexDown", value=0, source=f"dshealthd_{name}")
 
 
 def pcie(series: Series, _wall: float) -> Iterator[Sign]:
@@ -227,4 +307,4 @@ def _pcie_errors(series: Series) -> Iterator[Sign]:
     )
 
 
-RULES = (nvlink, nvlink_domain, pcie)
+RULES = (nvlink, nvlink_errors, nvlink_domain, pcie)

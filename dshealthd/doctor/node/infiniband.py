@@ -120,5 +120,5 @@ CHECK = snapshot_check(
     ("infiniband",),
     _summary,
     _problems,
-    alerts="DshealthdInfiniband",
+    alerts=("DshealthdFabricPort", "DshealthdAdapter", "DshealthdNetwork"),
 )
