@@ -121,9 +121,22 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         ],
         [alert("training-slow", "warning", "job", exported_job="slurm-7")],
     ),
+    "an NVLink domain off its fabric, over its nodes and not over those of another": (
+        [
+            alert(
+                "bad-link",
+                component="nvlink_domain",
+                alertname="DshealthdNvlinkDomainUnhealthy",
+                part="d/7",
+            ),
+            alert("bad-link", node="b", alertname="DshealthdNvlinkFabricUnhealthy", part="d/8"),
+            alert("bad-link", node="c", alertname="DshealthdNvlinkFabricUnhealthy"),
+        ],
+        [alert("bad-link", node="a", alertname="DshealthdNvlinkFabricUnhealthy", part="d/7")],
+    ),
     "a leaf switch over its nodes and the ways to them": (
         [
-            alert("slow-communication", component="leaf", leaf="l1"),
+            alert("bad-link", component="leaf", leaf="l1"),
             alert("agent-gone", node="d", leaf="l2"),
         ],
         [

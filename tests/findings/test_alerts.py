@@ -45,6 +45,7 @@ LEFT_TO_PROMETHEUS = {
     "DshealthdRulesFailing": "is about Prometheus",
     "DshealthdGpusWaiting": HISTORY,
     "DshealthdNvlinkDomainUnhealthy": FLEET,
+    "DshealthdLeafPortsDown": FLEET,
 }
 """Critical alerts that no finding stands for, and why."""
 STANDS = "its alert knows whether the GPU was reset since its Xid"
