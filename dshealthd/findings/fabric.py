@@ -100,6 +100,14 @@ def ports(series: Series, _wall: float) -> Iterator[Sign]:
             )
 
 
+def names_in_faults(part: str) -> set[str]:
+    """Return how the collector names a port (`mlx5_3/1`) that it cannot read, or its device."""
+    device, _, port = part.lower().partition("/")
+    if not device or not port:
+        return set()
+    return {f"infiniband {device}", f"infiniband {device} port {port}"}
+
+
 def _settled(series: Series, seconds: float = 0.0) -> bool:
     """Return whether ports have had time to train, and `seconds` more, since the node booted."""
     uptime = series.value("uptime_seconds")

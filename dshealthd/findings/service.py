@@ -17,6 +17,7 @@ from dshealthd.core.child import StartError
 from dshealthd.core.collector import gauge
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.state_writer import LatestWriter
+from dshealthd.findings import fabric
 from dshealthd.findings.catalogue import catalogue
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State
@@ -193,8 +194,8 @@ class Judge:
         if latest is None or finding.severity is State.UNKNOWN:
             return True
         failed = latest.sampled is None or latest.result.outcome is CollectionOutcome.ERROR
-        part = finding.part.lower()
-        return not failed and all(fault.part.lower() != part for fault in latest.result.faults)
+        names = {finding.part.lower(), *fabric.names_in_faults(finding.part)}
+        return not failed and all(fault.part.lower() not in names for fault in latest.result.faults)
 
     async def _load(self) -> None:
         """Restore what an earlier agent of this node left."""

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd import config as configuration
+from dshealthd.collectors.infiniband import UP
 from dshealthd.collectors.open_files import LIMIT, OPEN
-from dshealthd.core.collector import Reason
+from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.options import ConfigError
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
@@ -132,6 +133,29 @@ def test_unreadable_source_ends_no_finding() -> None:
     assert node.judge.verdict.state is State.UNKNOWN
     node.over(0.1, 0)
     assert node.found() == []
+
+
+@pytest.mark.parametrize("part", ["infiniband mlx5_3", "infiniband mlx5_3 port 1"])
+def test_port_that_cannot_be_read_has_not_come_up(part: str) -> None:
+    """A port stays down while it, or its device, cannot be read; other ports can be."""
+    node = Node()
+    node.snapshot.expect("infiniband", 60.0)
+
+    def judge(*found: object, seconds: int) -> None:
+        samples = tuple(one for one in found if not isinstance(one, Fault))
+        faults = tuple(one for one in found if isinstance(one, Fault))
+        for _ in range(seconds // 5):
+            result = Result(CollectionOutcome.OK, samples, faults=faults, duration=0.0)  # type: ignore[arg-type]
+            node.snapshot.put("infiniband", result)
+            node.judge.judge()
+            node.now += 5
+
+    judge(UP(1.0, "mlx5_3", "1"), seconds=60)
+    judge(UP(0.0, "mlx5_3", "1"), seconds=60)
+    judge(Fault(part, Reason.IO_ERROR, "broken"), UP(1.0, "mlx5_4", "1"), seconds=900)
+    assert "FabricPortDown" in node.found()
+    judge(UP(1.0, "mlx5_3", "1"), seconds=900)
+    assert "FabricPortDown" not in node.found()
 
 
 def test_exported_findings_are_bounded() -> None:
