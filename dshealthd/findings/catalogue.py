@@ -81,7 +81,7 @@ def found(sign: Sign, common: Mapping[str, str], query: Query) -> Finding:
         source=sign.source,
         limit_source=sign.limit_source,
         since=sign.since,
-        hold_seconds=entry.hold_seconds,
+        hold_seconds=entry.hold_seconds if sign.hold is None else sign.hold,
         keep_seconds=entry.keep_seconds,
         training_job=job,
     )

@@ -148,5 +148,7 @@ def _continued(before: Finding, sign: Finding) -> Finding:
         # Its labels stay, or the alert of one fault would end and begin anew.
         reason=before.reason,
         since=before.since if sign.since is None else sign.since,
+        # What was certain once needs no hold afterwards.
+        hold_seconds=min(before.hold_seconds, sign.hold_seconds),
         training_job=before.training_job or sign.training_job,
     )

@@ -51,6 +51,11 @@ class Sign:
     """The metric that `value` comes from."""
     since: float | None = None
     """Unix time in seconds; None where the source does not give it."""
+    hold: float | None = None
+    """Seconds that it must last, where that differs from its finding's own hold.
+
+    0 for certain evidence.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,29 +1,65 @@
-"""Findings about GPUs, from NVML and the driver's log."""
+"""Findings about GPUs that are lost, in error or not monitored, from NVML and the driver's log."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from dshealthd.findings.series import Series
+    from dshealthd.findings.series import Point, Series
 
 HUNG = frozenset(("timeout", "stuck", "crashed"))
 """Reasons that mean a call did not return."""
+OF_THE_AGENT = frozenset(
+    ("permission_denied", "malformed", "cannot_start", "out_of_memory", "internal", "expired")
+)
+"""Reasons that lie with the agent: jobs may use a GPU that it cannot read."""
 XIDS_APPLICATION = frozenset(("13", "31", "43", "45", "68", "69", "141"))
 """Xids that an application causes, or that can be ignored, according to NVIDIA's catalogue."""
+XIDS_RECURRING = ("13", "31", "68", "69")
+"""Those of them that a faulty GPU causes as well, in one application after the other."""
 XIDS_MEMORY = frozenset(("48", "95"))
 XIDS_EXCHANGE = frozenset(("64",))
 XIDS_RESET = frozenset(("46", "62", "109", "110", "119", "120", "136", "140", "143", "158"))
 XIDS_NVLINK = frozenset(("144", "145", "146", "147", "148", "149", "150"))
 """For these the log line gives the severity; 74 is always fatal to the link."""
-_XID = "xid_last_timestamp_seconds"
+XIDS_TOLD = (
+    XIDS_APPLICATION | XIDS_MEMORY | XIDS_EXCHANGE | XIDS_RESET | {"63", "74", "79", "94", "154"}
+)
+"""Xids that have findings of their own, or need none."""
+RECOVERY = {
+    1: "asks for a reset",
+    2: "asks for a reboot",
+    3: "asks for peers to be drained",
+    5: "asks for IMEX recovery",
+    6: "asks for a bus reset",
+    7: "asks for a system reboot",
+}
+"""Recovery actions without which the GPU is no use (NVML's numbers); after 4, jobs go on."""
+DRAIN_AND_RESET = 4
+"""The GPU works with part of its memory off: running jobs may finish, then it wants a reset."""
 NVML = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes", "gpm")
 """Collectors that call NVML."""
+TWO_DEADLINES = 20.0
+"""Seconds for which a call must not return: one missed deadline is no hang."""
+RELEASED = 7200.0
+"""Seconds of maintenance after which the file that releases the GPUs was forgotten."""
+PEERMEM_LINES = 10
+"""Lines of nvidia-peermem within ten minutes; single ones come with a job that is killed."""
+MINUTES = 10
+HOUR, DAY = 3600.0, 86400.0
+_NVML_SAYS = {
+    "gpu_lost": "NVML: GPU is lost",
+    "not_found": "NVML lists it no more",
+    "frozen": "NVML: values are frozen",
+}
+_XID = "xid_last_timestamp_seconds"
 
 
 def recent(
@@ -35,204 +71,404 @@ def recent(
             yield labels, at
 
 
-def off_bus(series: Series, wall: float) -> Iterator[tuple[Mapping[str, str], float]]:
-    """Yield GPUs off the bus (Xid 79) at Unix time `wall`, and when each Xid was logged.
+def off_bus(series: Series, wall: float) -> list[Point]:
+    """Return GPUs off the bus (Xid 79) at Unix time `wall`, and when each Xid was logged.
 
-    An Xid counts for ten minutes whatever NVML says. After that it counts for as long as a GPU is
-    missing or has a fault, but not against a GPU that NVML reads again.
+    An Xid counts for ten minutes whatever NVML says, as a dying GPU may answer for a while; after
+    that until NVML reads the GPU at its address.
     """
-    down, well = series.parts("gpu_fault", "gpu"), _well(series)
-    expected, visible = series.value("gpus_expected"), series.value("gpus_visible")
-    fewer = expected is not None and visible is not None and visible < expected
-    for labels, at in series(_XID, xid="79"):
-        recently = at > wall - series.limits.xid_recent_seconds
-        if recently or ((fewer or (labels["gpu"],) in down) and labels["gpu"] not in well):
-            yield labels, at
+    up = {(point.labels["gpu"], point.labels["uuid"]) for point in series("gpu_up") if point.value}
+    read = {
+        point.labels["pci"]
+        for point in series("gpu_info")
+        if (point.labels["gpu"], point.labels["uuid"]) in up
+    }
+    since = wall - series.limits.xid_recent_seconds
+    return [
+        point
+        for point in series(_XID, xid="79")
+        if point.value > since or point.labels["pci"] not in read
+    ]
 
 
-def _well(series: Series) -> set[str]:
-    """Return the GPUs that NVML reads without an error."""
-    read = {point.labels["gpu"] for point in series("gpu_up") if point.value}
-    return read - {gpu for (gpu,) in series.parts("gpu_fault", "gpu")}
+def _logged(series: Series, alert: str, xids: frozenset[str]) -> Iterator[Sign]:
+    """Yield a sign for each GPU with such an Xid since its last reset."""
+    for labels, at in series(_XID, xid=xids):
+        yield Sign(
+            alert=alert,
+            labels={**labels, "reason": f"Xid {labels['xid']}"},
+            source=f"dshealthd_{_XID}",
+            since=at,
+        )
 
 
-def _logged(series: Series, alert: str, xids: frozenset[str], wall: float) -> Iterator[Sign]:
-    for labels, at in recent(series, xids, wall):
-        yield Sign(alert=alert, labels=labels, source=f"dshealthd_{_XID}", since=at)
-
-
-def inforom(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings for GPUs whose infoROM is corrupted."""
-    name = "gpu_inforom_valid"
-    for labels, value in series(name):
-        if value == 0:
-            yield Sign(
-                alert="DshealthdGpuInforomCorrupted",
-                labels=labels,
-                value=value,
-                source=f"dshealthd_{name}",
-            )
-
-
-def _flags(series: Series, alert: str, *names: str) -> Iterator[Sign]:
-    """Yield a sign for each series of these GPU metrics that is 1."""
-    for name in names:
+def _flags(series: Series, alert: str, **names: str) -> Iterator[Sign]:
+    """Yield a sign for each series of these GPU metrics that is 1; the values are the reasons."""
+    for name, reason in names.items():
         for labels, value in series(name):
             if value == 1:
-                yield Sign(alert=alert, labels=labels, value=value, source=f"dshealthd_{name}")
+                yield Sign(
+                    alert=alert, labels={**labels, "reason": reason}, source=f"dshealthd_{name}"
+                )
 
 
-def gpus(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield findings for GPUs that are lost, missing or unreadable."""
-    expected, visible = series.value("gpus_expected"), series.value("gpus_visible")
-    fewer = expected is not None and visible is not None and visible < expected
-    well = _well(series)
-    for labels, value in series("gpu_fault"):
-        lost = labels["reason"] == "gpu_lost" or (labels["reason"] == "not_found" and not fewer)
-        if value and lost:
-            yield Sign(alert="DshealthdGpuLost", labels=labels, source="dshealthd_gpu_fault")
+def _words(reason: str) -> str:
+    """Return the words for a reason that NVML gives."""
+    return f"NVML: {reason.replace('_', ' ')}"
+
+
+def lost(series: Series, wall: float) -> Iterator[Sign]:
+    """Yield findings for GPUs that are lost to the driver, or gone from the PCI bus."""
+    alert = "DshealthdGpuLost"
+    named = set()
     for labels, at in off_bus(series, wall):
-        yield Sign(alert="DshealthdGpuLost", labels=labels, source=f"dshealthd_{_XID}", since=at)
-    fallen = {labels["gpu"] for labels, _ in series(_XID, xid="79")} - well
-    fallen |= {labels["gpu"] for labels, _ in recent(series, frozenset(("79",)), wall)}
+        named.add(labels["gpu"])
+        yield Sign(
+            alert=alert,
+            labels={**labels, "reason": "Xid 79"},
+            source=f"dshealthd_{_XID}",
+            since=at,
+            hold=0.0,
+        )
     unread = {point.labels["gpu"] for point in series("gpu_up") if not point.value}
     for labels, value in series("gpu_fault"):
-        other = labels["reason"] not in HUNG | {"gpu_lost", "not_found"}
-        if value and other and labels["gpu"] in unread - fallen:
-            yield Sign(alert="DshealthdGpuUnreadable", labels=labels, source="dshealthd_gpu_fault")
-    lost = any(series("gpu_fault", reason="gpu_lost"))
-    if fewer and expected is not None and visible is not None and not lost and not fallen:
+        reason = labels["reason"]
+        gone = reason in {"gpu_lost", "not_found"}
+        other = reason not in HUNG | OF_THE_AGENT | {"reset_required"} and labels["gpu"] in unread
+        if value and labels["gpu"] not in named and (gone or other):
+            named.add(labels["gpu"])
+            yield Sign(
+                alert=alert,
+                labels={**labels, "reason": _NVML_SAYS.get(reason) or _words(reason)},
+                source="dshealthd_gpu_fault",
+            )
+    expected, visible = series.value("gpus_expected"), series.value("gpus_visible")
+    if expected is not None and visible is not None and expected - visible > len(named):
+        missing = expected - visible - len(named)
+        # The driver tells of a GPU that it cannot start once, when it is loaded.
+        failed = any(series("kernel_events_total", event=("gpu_init_failed", "gpu_off_bus")))
         yield Sign(
-            alert="DshealthdGpuMissing",
-            value=expected - visible,
+            alert=alert,
+            part=f"{missing:.0f} GPU{'' if missing == 1 else 's'}",
+            labels={
+                "reason": "the driver failed to start it"
+                if failed
+                else "on the PCI bus, but not in NVML"
+            },
+            value=missing,
             limit=0,
             limit_source="dshealthd_gpus_expected",
             source="dshealthd_gpus_visible",
         )
+    here = expected
+    if here is None and series.value("collector_available", collector="gpu_bus") == 0:
+        here = 0.0  # the collector says so if it has seen no GPU since it started
+    before = series.limits.gpus or series.value("gpus_before")
+    if here is not None and before is not None and before > here and not unread:
+        yield Sign(
+            alert="DshealthdGpusFewerThanBefore",
+            value=before - here,
+            limit=0,
+            limit_source=limit_source("gpus"),
+            source="dshealthd_gpus_expected",
+        )
 
 
-def memory(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield findings for GPU memory errors, and for GPUs that the driver wants reset."""
-    failed = series.parts("gpu_remapped_rows_failed", "gpu")
-    failed |= series.parts("gpu_memory_unrepairable", "gpu")
-    uncorrected = set()
-    name = "gpu_ecc_errors_total"
-    for labels, value in series(name, type="uncorrected", counter="volatile"):
-        if value > 0:
-            uncorrected.add((labels["gpu"],))
-            if (labels["gpu"],) not in failed:
-                yield Sign(
-                    alert="DshealthdGpuMemoryErrorUncorrected",
-                    labels=labels,
-                    value=value,
-                    limit=0,
-                    source=f"dshealthd_{name}",
-                )
-    for sign in _logged(series, "DshealthdGpuMemoryErrorUncorrected", XIDS_MEMORY, wall):
-        if (sign.labels["gpu"],) not in failed:
-            yield sign
+def errors(series: Series, wall: float) -> Iterator[Sign]:
+    """Yield findings for GPUs in error: each GPU's worst, as lesser ones come with it."""
+    told: set[str] = set()
+    degrees: tuple[Callable[[Series], Iterator[Sign]], ...] = (_rows, _memory, _resets, _repairs)
+    for degree in degrees:
+        apart = told | _followed_by_requests(series, wall) if degree is _resets else told
+        signs = [sign for sign in degree(series) if sign.labels["gpu"] not in apart]
+        yield from signs
+        told = told | {sign.labels["gpu"] for sign in signs}
+    yield from _worn(series)
+    yield from _other_xids(series, wall)
+    yield from _recurring(series)
+
+
+def _followed_by_requests(series: Series, wall: float) -> set[str]:
+    """Return the GPUs with a fault that has its own finding, and makes the driver ask for a reset."""
+    unread = {point.labels["gpu"] for point in series("gpu_up") if not point.value}
+    unread -= {point.labels["gpu"] for point in series("gpu_fault", reason="reset_required")}
+    logged = (
+        *off_bus(series, wall),
+        *series(_XID, xid="74"),
+        *series("xid_nvlink_last_timestamp_seconds", severity="fatal"),
+    )
+    return unread | {point.labels["gpu"] for point in logged}
+
+
+def _rows(series: Series) -> Iterator[Sign]:
+    """Yield GPUs that could not replace a bad memory row."""
+    alert = "DshealthdGpuRowRemapFailed"
     yield from _flags(
         series,
-        "DshealthdGpuRowRemapFailed",
-        "gpu_remapped_rows_failed",
-        "gpu_memory_unrepairable",
+        alert,
+        gpu_remapped_rows_failed="no spare row is left",
+        gpu_memory_unrepairable="the memory cannot be repaired",
     )
-    yield from _logged(series, "DshealthdGpuRowRemapFailed", XIDS_EXCHANGE, wall)
-    yield from _flags(series, "DshealthdGpuSramWornOut", "gpu_sram_threshold_exceeded")
-    broken = failed | uncorrected
-    pending = [
-        *_flags(
-            series,
-            "DshealthdGpuRowRemapPending",
-            "gpu_remapped_rows_pending",
-            "gpu_retired_pages_pending",
-            "gpu_repair_pending",
-        ),
-        *_logged(series, "DshealthdGpuRowRemapPending", frozenset(("63",)), wall),
-    ]
-    yield from (sign for sign in pending if (sign.labels["gpu"],) not in broken)
-    yield from _reset(series, wall, broken)
-    worn = series.parts("gpu_sram_threshold_exceeded", "gpu")
-    name, limit = "gpu_ecc_location_errors_total", "sram_uncorrected_aggregate"
-    for labels, value in series(name, location="sram", type="uncorrected", counter="aggregate"):
-        if value > series.limit(limit) and (labels["gpu"],) not in worn:
+    yield from _logged(series, alert, XIDS_EXCHANGE)
+
+
+def _memory(series: Series) -> Iterator[Sign]:
+    """Yield GPUs with memory errors that the driver did not contain."""
+    alert, name = "DshealthdGpuMemoryError", "gpu_ecc_errors_total"
+    yield from _logged(series, alert, XIDS_MEMORY)
+    # Where the driver says that it contained the error (Xid 94), one application has ended.
+    contained = {point.labels["gpu"] for point in series(_XID, xid="94")}
+    for labels, value in series(name, type="uncorrected", counter="volatile"):
+        if value > 0 and labels["gpu"] not in contained:
             yield Sign(
-                alert="DshealthdGpuSramErrors",
-                labels=labels,
+                alert=alert,
+                labels={**labels, "reason": "uncorrected ECC errors"},
                 value=value,
+                limit=0,
+                source=f"dshealthd_{name}",
+            )
+
+
+def _requests(series: Series) -> Iterator[tuple[Mapping[str, str], str, float]]:
+    """Yield the GPUs whose last Xid 154 requests something: labels, action, time."""
+    last: dict[str, Point] = {}
+    for point in series("xid_recovery_action_last_timestamp_seconds"):
+        pci = point.labels["pci"]
+        if pci not in last or point.value > last[pci].value:
+            last[pci] = point
+    # NVML says what is asked for now, if the driver supports it.
+    none = {point.labels["gpu"] for point in series("gpu_recovery_action") if not point.value}
+    for labels, at in last.values():
+        if labels["action"] != "none" and labels["gpu"] not in none:
+            yield labels, labels["action"], at
+
+
+def _resets(series: Series) -> Iterator[Sign]:
+    """Yield GPUs that are no use until they are reset, or their node is rebooted."""
+    alert = "DshealthdGpuResetNeeded"
+    for labels, value in series("gpu_recovery_action"):
+        if value > 0 and value != DRAIN_AND_RESET:
+            asks = RECOVERY.get(int(value), "asks for recovery")
+            yield Sign(
+                alert=alert,
+                labels={**labels, "reason": f"the driver {asks}"},
+                value=value,
+                limit=0,
+                source="dshealthd_gpu_recovery_action",
+            )
+    yield from _logged(series, alert, XIDS_RESET)
+    for labels, action, at in _requests(series):
+        if action != "drain_and_reset":
+            yield Sign(
+                alert=alert,
+                labels={**labels, "reason": f"Xid 154: {action.replace('_', ' ')}"},
+                source="dshealthd_xid_recovery_action_last_timestamp_seconds",
+                since=at,
+            )
+    for labels, value in series("gpu_fault", reason="reset_required"):
+        if value:
+            yield Sign(
+                alert=alert,
+                labels={**labels, "reason": "NVML: reset required"},
+                source="dshealthd_gpu_fault",
+            )
+
+
+def _repairs(series: Series) -> Iterator[Sign]:
+    """Yield GPUs that work, and that a reset would repair."""
+    alert = "DshealthdGpuRepairDue"
+    yield from _flags(
+        series,
+        alert,
+        gpu_remapped_rows_pending="a bad memory row is to be replaced",
+        gpu_retired_pages_pending="a bad memory page is to be retired",
+        gpu_repair_pending="a memory channel or a TPC is to be repaired",
+    )
+    known = {point.labels["gpu"] for point in series("gpu_remapped_rows_pending")}
+    for sign in _logged(series, alert, frozenset(("63",))):
+        if sign.labels["gpu"] not in known:
+            yield sign
+    for sign in _logged(series, alert, frozenset(("94",))):
+        yield _because(sign, "Xid 94: a contained memory error has ended one application")
+    for labels, value in series("gpu_recovery_action"):
+        if value == DRAIN_AND_RESET:
+            yield Sign(
+                alert=alert,
+                labels={**labels, "reason": "the driver asks for a drain and a reset"},
+                value=value,
+                source="dshealthd_gpu_recovery_action",
+            )
+    for labels, action, at in _requests(series):
+        if action == "drain_and_reset":
+            yield Sign(
+                alert=alert,
+                labels={**labels, "reason": "Xid 154: drain and reset"},
+                source="dshealthd_xid_recovery_action_last_timestamp_seconds",
+                since=at,
+            )
+    name, limit = "gpu_ecc_errors_total", "ecc_corrected_per_minute"
+    for labels, rise in series.rise(name, MINUTES * 60.0, type="corrected", counter="volatile"):
+        if rise / MINUTES > series.limit(limit):
+            yield Sign(
+                alert=alert,
+                labels={**labels, "reason": "it corrects memory errors all the time"},
+                value=rise / MINUTES,
                 limit=series.limit(limit),
                 limit_source=limit_source(limit),
                 source=f"dshealthd_{name}",
             )
 
 
-def _reset(series: Series, wall: float, broken: set[tuple[str, ...]]) -> Iterator[Sign]:
-    """Yield GPUs that need a reset, unless they have a worse finding, and unclassified Xids."""
-    worse = frozenset(("48", "64", "74", "79", "95")) | XIDS_NVLINK
-    known = {(labels["gpu"],) for labels, _ in recent(series, worse, wall)} | broken
-    known |= {(point.labels["gpu"],) for point in series("gpu_up") if not point.value}
-    wanted = [
-        Sign(
-            alert="DshealthdGpuResetNeeded",
-            labels=labels,
-            value=value,
-            limit=0,
-            source="dshealthd_gpu_recovery_action",
-        )
-        for labels, value in series("gpu_recovery_action")
-        if value > 0
-    ]
-    wanted += _logged(series, "DshealthdGpuResetNeeded", XIDS_RESET, wall)
-    asked: dict[str, tuple[float, str]] = {}
-    for labels, at in series("xid_recovery_action_last_timestamp_seconds"):
-        entry = at, labels["action"]
-        asked[labels["pci"]] = max(asked.get(labels["pci"], entry), entry)
-    wanted += [
-        sign
-        for sign in _logged(series, "DshealthdGpuResetNeeded", frozenset(("154",)), wall)
-        if asked.get(sign.labels["pci"], (0.0, "none"))[1] != "none"
-    ]
-    yield from (sign for sign in wanted if (sign.labels["gpu"],) not in known)
-    told = XIDS_APPLICATION | XIDS_MEMORY | XIDS_EXCHANGE | XIDS_RESET | {"63", "74", "79", "154"}
+def _because(sign: Sign, reason: str) -> Sign:
+    return dataclasses.replace(sign, labels={**sign.labels, "reason": reason})
+
+
+def _worn(series: Series) -> Iterator[Sign]:
+    """Yield GPUs with worn SRAM, or a corrupted infoROM."""
+    alert = "DshealthdGpuSramWornOut"
+    yield from _flags(series, alert, gpu_sram_threshold_exceeded="above NVIDIA's threshold")
+    judged = {point.labels["gpu"] for point in series("gpu_sram_threshold_exceeded")}
+    name, limit = "gpu_ecc_location_errors_total", "sram_uncorrected_aggregate"
+    for labels, value in series(name, location="sram", type="uncorrected", counter="aggregate"):
+        if value > series.limit(limit) and labels["gpu"] not in judged:
+            yield Sign(
+                alert=alert,
+                labels={**labels, "reason": "several in its life"},
+                value=value,
+                limit=series.limit(limit),
+                limit_source=limit_source(limit),
+                source=f"dshealthd_{name}",
+            )
+    for labels, value in series("gpu_inforom_valid"):
+        if value == 0:
+            yield Sign(
+                alert="DshealthdGpuInforomCorrupted",
+                labels=labels,
+                source="dshealthd_gpu_inforom_valid",
+            )
+
+
+def _other_xids(series: Series, wall: float) -> Iterator[Sign]:
+    """Yield GPUs with a recent Xid that no other finding tells of."""
     fatal = {
         point.labels["pci"]: point.value
         for point in series("xid_nvlink_last_timestamp_seconds", severity="fatal")
     }
     for labels, at in series(_XID):
-        new = at > wall - series.limits.xid_recent_seconds and labels["xid"] not in told
-        link = labels["xid"] in XIDS_NVLINK and at <= fatal.get(labels["pci"], 0.0)
-        if new and not link:
+        link = labels["xid"] in XIDS_NVLINK and at <= fatal.get(labels["pci"], -math.inf)
+        new = at > wall - series.limits.xid_recent_seconds
+        if new and labels["xid"] not in XIDS_TOLD and not link:
             yield Sign(
                 alert="DshealthdGpuErrorLogged",
-                labels=labels,
+                labels={**labels, "reason": f"Xid {labels['xid']}"},
                 source=f"dshealthd_{_XID}",
                 since=at,
             )
 
 
-def driver(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield findings for NVML that hangs or cannot be loaded, and for unmonitored GPUs."""
-    hung = [*series("collector_failing", collector=NVML, reason=HUNG)]
-    hung += [point for point in series("worker_stuck", worker="device") if point.value > 0]
-    if hung and not any(off_bus(series, wall)):
-        yield Sign(alert="DshealthdNvmlHung", source="dshealthd_collector_failing")
-    up = series.value("collector_up", collector="gpu")
-    for labels, _ in series("collector_failing", collector="gpu"):
-        other = labels["reason"] not in HUNG | {"waiting", "expired", "internal"}
-        if other and up == 0 and not any(series("gpu_up")):
+def _recurring(series: Series) -> Iterator[Sign]:
+    """Yield the only GPU on which applications of several jobs have failed within a day.
+
+    An application's bug would hit its other GPUs, too, and one user's bug is that user's problem.
+    """
+    name = "xid_errors_total"
+    days = {
+        (point.labels["gpu"], point.labels["pci"], point.labels["xid"]): point.value
+        for point in series.rise(name, DAY, from_zero=True, xid=XIDS_RECURRING)
+        if point.value > 0
+    }
+    hours = series.rise(name, HOUR, from_zero=True, xid=XIDS_RECURRING)
+    jobs = {
+        (point.labels["gpu"], point.labels["job"]) for point in series.highest("job_gpu_info", DAY)
+    }
+    gpus_of = {xid: {gpu for gpu, _, other in days if other == xid} for _, _, xid in days}
+    for labels, rise in hours:
+        gpu, xid = labels["gpu"], labels["xid"]
+        earlier = days.get((gpu, labels["pci"], xid), 0.0) > rise > 0
+        if earlier and gpus_of[xid] == {gpu} and sum(gpu == other for other, _ in jobs) > 1:
             yield Sign(
-                alert="DshealthdNvmlFailing", labels=labels, source="dshealthd_collector_failing"
+                alert="DshealthdApplicationXids",
+                labels={**labels, "reason": f"Xid {xid}"},
+                value=rise,
+                source=f"dshealthd_{name}",
+            )
+
+
+def driver(series: Series, wall: float) -> Iterator[Sign]:
+    """Yield findings for NVML that hangs or fails as a whole, and for GPUs that nobody monitors."""
+    broken, unwatched = "DshealthdNvmlBroken", "DshealthdGpusUnwatched"
+    hung = [
+        *series("collector_failing", collector=NVML, reason=HUNG),
+        *(point for point in series("worker_stuck", worker="device") if point.value > 0),
+    ]
+    if hung and not off_bus(series, wall):
+        where = sorted(
+            point.labels["gpu"] for point in series("gpu_fault", reason=HUNG) if point.value
+        )
+        at = f", at GPU {' '.join(where)}" if where else ""
+        yield Sign(
+            alert=broken,
+            labels={"reason": f"a call did not return{at}"},
+            source="dshealthd_collector_failing",
+            hold=TWO_DEADLINES,
+        )
+    whole = series.value("collector_up", collector="gpu") == 0 and not any(series("gpu_up"))
+    for labels, _ in series("collector_failing", collector="gpu"):
+        reason = labels["reason"]
+        if whole and reason not in HUNG | {"waiting", "expired", "internal"}:
+            agents = reason in OF_THE_AGENT
+            yield Sign(
+                alert=unwatched if agents else broken,
+                labels={"reason": reason.replace("_", " ")},
+                source="dshealthd_collector_failing",
+            )
+    for labels, value in series("gpu_fault", reason=OF_THE_AGENT):
+        if value and series.value("gpu_up", gpu=labels["gpu"], uuid=labels["uuid"]) == 0:
+            yield Sign(
+                alert=unwatched,
+                part=f"GPU {labels['gpu']}",
+                labels={"reason": f"GPU {labels['gpu']}: {labels['reason'].replace('_', ' ')}"},
+                source="dshealthd_gpu_fault",
             )
     expected = series.value("gpus_expected")
-    if not expected:
-        return
-    available = series.value("collector_available", collector="gpu")
-    if available == 0:
-        yield Sign(alert="DshealthdGpusReleased", value=expected, source="dshealthd_gpus_expected")
-    elif not any(series("gpu_up")) and not any(series("collector_failing", collector="gpu")):
+    if expected and series.value("collector_available", collector="gpu") == 0:
         yield Sign(
-            alert="DshealthdGpuMetricsGone", value=expected, source="dshealthd_gpus_expected"
+            alert=unwatched,
+            part="released GPUs",
+            labels={"reason": "released by an operator"},
+            value=expected,
+            source="dshealthd_gpus_expected",
+            hold=RELEASED,
         )
+    elif (
+        expected
+        and not any(series("gpu_up"))
+        and not any(series("collector_failing", collector="gpu"))
+    ):
+        yield Sign(
+            alert=unwatched,
+            labels={"reason": "no metrics, and no error"},
+            value=expected,
+            source="dshealthd_gpus_expected",
+        )
+    yield from _driver_lines(series)
 
 
-RULES = (gpus, memory, inforom, driver)
+def _driver_lines(series: Series) -> Iterator[Sign]:
+    """Yield what the driver logs about parts that have no counters."""
+    for event, part, at_least in (
+        ("nvidia_version_mismatch", "a library of another version than the module", 1),
+        ("nvlink_detect_failed", "NVLinks that find no other end", 1),
+        ("peermem_error", "nvidia-peermem", PEERMEM_LINES),
+    ):
+        for _, lines in series.rise("kernel_events_total", MINUTES * 60.0, event=event):
+            if lines >= at_least:
+                yield Sign(
+                    alert="DshealthdDriverErrors",
+                    part=part,
+                    value=lines,
+                    source="dshealthd_kernel_events_total",
+                )
+
+
+RULES = (lost, errors, driver)

@@ -52,7 +52,8 @@ OF_JOBS = frozenset(
 A part that cannot be read says nothing about the node, and a user must not be able to make a
 node's state unknown.
 """
-_NVML_HUNG, _NVML_FAILING = "DshealthdNvmlHung", "DshealthdNvmlFailing"
+_OF_NVML = frozenset(("DshealthdNvmlBroken", "DshealthdGpusUnwatched"))
+"""Findings that cover what collectors could not read from NVML."""
 
 
 def signs(series: Series, name: str, wall: float) -> Iterator[Sign]:
@@ -169,15 +170,15 @@ def _unread(
             latest.name, "", Reason.EXPIRED, f"no sample for {now - latest.sampled:.0f} s", node
         )
     elif result.outcome is CollectionOutcome.ERROR and result.reason is not None:
-        broken = _NVML_HUNG if result.reason in gpus.HUNG else _NVML_FAILING
-        of_nvml = latest.name in gpus.NVML and broken in alerts
-        if not of_nvml:
+        told = latest.name in gpus.NVML and not _OF_NVML.isdisjoint(alerts)
+        if not told:
             detail = f"{words(result.reason)}: {result.detail}"
             yield unread(latest.name, "", result.reason, detail, node)
     if latest.name in OF_JOBS:
         return
     for fault in result.faults:
-        told = fault.reason in gpus.HUNG and latest.name in gpus.NVML and _NVML_HUNG in alerts
+        hung = fault.reason in gpus.HUNG and latest.name in gpus.NVML
+        told = hung and "DshealthdNvmlBroken" in alerts
         if not told and not fault.of_job and fault.part.lower() not in parts:
             detail = f"{words(fault.reason)}: {fault.detail}"
             yield unread(latest.name, fault.part, fault.reason, detail, node)

@@ -105,8 +105,20 @@ class Limits:
     gpu_temperature_critical_celsius: float = option(
         90.0, "The same, critical. NVSentinel, Azure [R]", minimum=40, maximum=120
     )
+    gpus: float = option(
+        0.0,
+        "GPUs that the node must have on its PCI bus; 0: as many as it has ever had. Set it after "
+        "GPUs were removed on purpose. [O]",
+        minimum=0,
+    )
     xid_recent_seconds: Duration = option(
-        "10m", "Time for which an Xid counts as recent. [O]", minimum="1m"
+        "10m",
+        "Time for which an Xid counts as recent; those that only a reset clears count until then. "
+        "[O]",
+        minimum="1m",
+    )
+    ecc_corrected_per_minute: float = option(
+        100.0, "Corrected ECC errors per minute. Azure's health checks [R]", minimum=1
     )
     sram_uncorrected_aggregate: float = option(
         4.0,

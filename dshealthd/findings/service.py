@@ -21,7 +21,7 @@ from dshealthd.findings import fabric
 from dshealthd.findings.catalogue import catalogue
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State
-from dshealthd.findings.history import ReturnedGpus
+from dshealthd.findings.history import GpuHistory
 from dshealthd.findings.judge import series_of, signs_of
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.past import Past
@@ -102,7 +102,7 @@ class Judge:
         self._snapshot, self._own, self._names = snapshot, own, names
         self._monotonic, self._wall = monotonic, wall
         self._limits = Limits()
-        self._episodes, self._past, self._returned = Episodes(), Past(), ReturnedGpus()
+        self._episodes, self._past, self._gpus = Episodes(), Past(), GpuHistory()
         self._judged: float | None = None
         """Monotonic time of the last judgement."""
         self._saved = 0.0
@@ -136,7 +136,7 @@ class Judge:
         now, wall = self._monotonic(), self._wall()
         self._judged = now
         series = series_of(self._snapshot, self._own(), self._limits, self._past, now)
-        self._returned.settle(series, wall)
+        self._gpus.settle(series, wall)
         node, name = self._names()
         found = signs_of(self._snapshot, series, node=node, name=name, monotonic=now, wall=wall)
         self._episodes.update(found, now, wall, self._readable)
@@ -222,7 +222,7 @@ class Judge:
         past.restore(document["past"], then)
         self._episodes.restore(document["findings"], then, catalogue().__contains__)
         self._past = past
-        self._returned.restore(document["returned"])
+        self._gpus.restore(document["gpus"])
 
     def _save(self, now: float, wall: float) -> None:
         self._saved = now
@@ -231,7 +231,7 @@ class Judge:
             "time": wall,
             "findings": self._episodes.document(now),
             "past": self._past.document(now),
-            "returned": self._returned.document(),
+            "gpus": self._gpus.document(),
         }
         if self._writer is None:
             return

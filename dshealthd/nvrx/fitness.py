@@ -17,25 +17,19 @@ if TYPE_CHECKING:
 
 _SOURCES = frozenset(("gpu", "gpu_bus", "ecc", "kernel_log"))
 """Collectors without which fitness is unknown, as far as they run."""
-_UNWATCHED = frozenset(("DshealthdGpusReleased", "DshealthdGpuMetricsGone"))
-"""Alerts for GPUs that are not monitored: the node may be healthy."""
-
-
-OF_THE_AGENT = frozenset(("permission_denied", "malformed", "internal", "expired"))
-"""Reasons for an unreadable GPU or NVML that lie with the agent: the node may be healthy."""
+_UNWATCHED = "DshealthdGpusUnwatched"
+"""The finding that GPUs are not monitored: the node may be healthy."""
 
 
 class FitnessCheck(enum.StrEnum):
     """Checks that can fail; the values of the label `check`."""
 
     GPU_LOST = "gpu_lost"
-    GPU_MISSING = "gpu_missing"
-    """NVML lists fewer GPUs than are on the PCI bus."""
-    GPU_UNREADABLE = "gpu_unreadable"
+    """A GPU is off the PCI bus, cannot be read, or is missing from NVML's list."""
     NVML_BROKEN = "nvml_broken"
     """NVML hangs, or cannot be loaded."""
     MEMORY_UNCORRECTED = "memory_uncorrected"
-    """An uncorrectable ECC error since the driver was loaded."""
+    """An uncorrectable ECC error since the last reset that was not contained."""
     MEMORY_WORN_OUT = "memory_worn_out"
     """No spare rows left, or too many SRAM errors: replace the GPU."""
     RESET_NEEDED = "reset_needed"
@@ -46,11 +40,8 @@ class FitnessCheck(enum.StrEnum):
 
 CHECKS = {
     "DshealthdGpuLost": FitnessCheck.GPU_LOST,
-    "DshealthdGpuMissing": FitnessCheck.GPU_MISSING,
-    "DshealthdGpuUnreadable": FitnessCheck.GPU_UNREADABLE,
-    "DshealthdNvmlHung": FitnessCheck.NVML_BROKEN,
-    "DshealthdNvmlFailing": FitnessCheck.NVML_BROKEN,
-    "DshealthdGpuMemoryErrorUncorrected": FitnessCheck.MEMORY_UNCORRECTED,
+    "DshealthdNvmlBroken": FitnessCheck.NVML_BROKEN,
+    "DshealthdGpuMemoryError": FitnessCheck.MEMORY_UNCORRECTED,
     "DshealthdGpuRowRemapFailed": FitnessCheck.MEMORY_WORN_OUT,
     "DshealthdGpuSramWornOut": FitnessCheck.MEMORY_WORN_OUT,
     "DshealthdGpuResetNeeded": FitnessCheck.RESET_NEEDED,
@@ -98,8 +89,7 @@ def fitness(verdict: Verdict) -> Fitness:
     for finding in verdict.findings:
         check = CHECKS.get(finding.alert)
         unread = finding.severity is State.UNKNOWN and not _SOURCES.isdisjoint(finding.origins)
-        agents = check is not None and finding.reason in OF_THE_AGENT
-        if unread or agents or finding.alert in _UNWATCHED:
+        if unread or finding.alert == _UNWATCHED:
             unknown.append(finding.detail)
         elif check is not None and not _elsewhere(finding):
             failures.append(FailedCheck(check, finding.part or "node", finding.detail))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.http.client import Access, local
 from dshealthd.http.exchange import Rejected, Unreachable
-from dshealthd.nvrx.fitness import OF_THE_AGENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -81,8 +80,7 @@ def judge(document: Mapping[str, Any], alerts: frozenset[str]) -> AgentVerdict:
     critical = []
     for item in document["findings"]:
         asked = item["severity"] == "critical" and item["alert"] in alerts
-        # A GPU that the agent is not allowed or able to read may be healthy.
-        if asked and item["reason"] not in OF_THE_AGENT:
+        if asked:
             part = _part(item["component"], item["part"])
             xid = _xid(document, part.removeprefix("gpu=")) if part.startswith("gpu=") else ""
             critical.append(
@@ -99,7 +97,7 @@ def _part(component: str, part: str) -> str:
     reduced to harmless characters.
     """
     words = part.split()
-    if not words or component == "node":
+    if not words or component == "node" or words[-1].startswith("GPU"):  # of "1 GPU", no name
         return ""
     return f"{_word(component, 10)}={_word(words[-1], 40)}"
 

@@ -13,13 +13,10 @@ if TYPE_CHECKING:
 
 DRAIN_FOR = (
     "DshealthdGpuLost",
-    "DshealthdGpuMissing",
-    "DshealthdGpuUnreadable",
-    "DshealthdGpuMemoryErrorUncorrected",
+    "DshealthdGpuMemoryError",
     "DshealthdGpuRowRemapFailed",
     "DshealthdGpuResetNeeded",
-    "DshealthdNvmlHung",
-    "DshealthdNvmlFailing",
+    "DshealthdNvmlBroken",
 )
 """Alerts about this node's own GPUs that no job on it survives.
 

@@ -49,7 +49,7 @@ def hang(cause: str, job: str, **labels: str) -> Labels:
     return alert("training-hang", component="job", **labels)
 
 
-GPU = {"node": "a", "gpu": "3"}
+GPU = {"node": "a", "part": "GPU 3"}
 OUT_OF_MEMORY = {"node": "a", "alertname": "DshealthdRankOutOfMemory", "audience": "owner"}
 
 MAINTENANCE = {"alertname": "DshealthdMaintenance"}
@@ -57,7 +57,7 @@ MAINTENANCE = {"alertname": "DshealthdMaintenance"}
 SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
     "a node in maintenance, over all of its own, its absence too, and over none of another's": (
         [
-            alert("gpu-lost", component="gpu", node="b", gpu="3"),
+            alert("gpu-lost", component="gpu", node="b", part="GPU 3"),
             alert("agent-gone", component="fleet"),
         ],
         [
@@ -79,7 +79,7 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         ],
     ),
     "a node that is down, over none of another's": (
-        [alert("agent-gone", node="a"), alert("gpu-lost", component="gpu", node="b", gpu="3")],
+        [alert("agent-gone", node="a"), alert("gpu-lost", component="gpu", node="b", part="GPU 3")],
         [],
     ),
     "a node that is down, over nothing that names no node": (
@@ -97,7 +97,7 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
     "but not of another GPU, another symptom or another path": (
         [
             alert("gpu-throttled", component="gpu", **GPU),
-            alert("gpu-throttled", "warning", "gpu", node="a", gpu="4"),
+            alert("gpu-throttled", "warning", "gpu", node="a", part="GPU 4"),
             alert("cuda-oom", "warning", "gpu", **GPU),
             alert("disk-full", component="path", node="a", path="/data"),
             alert("disk-full", "warning", "path", node="a", path="/scratch"),
@@ -164,10 +164,10 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
     "a GPU that is lost, over what follows for the same GPU": (
         [
             alert("gpu-lost", component="gpu", **GPU),
-            alert("gpu-throttled", component="gpu", node="a", gpu="4"),
+            alert("gpu-throttled", component="gpu", node="a", part="GPU 4"),
         ],
         [
-            alert("bad-link", component="gpu", link="2", **GPU),
+            alert("bad-link", component="gpu", **GPU),
             alert("nvml-broken", component="gpu", **GPU),
         ],
     ),

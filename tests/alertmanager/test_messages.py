@@ -232,6 +232,11 @@ def test_ticket_by_mail(server: Server, mailbox: Mailbox) -> None:
             "node-1 GPU 0 NVLink 11",
         ),
         (
+            {"component": "gpu", "node": "node-1", "finding": "GpuLost", "part": "GPU 3"},
+            "node-1 GPU 3",
+        ),
+        ({"component": "node", "node": "node-1", "finding": "NvmlBroken", "part": ""}, "node-1"),
+        (
             {"component": "nic", "node": "node-1", "device": "mlx5_0", "port": "1"},
             "node-1 mlx5_0 port 1",
         ),

@@ -27,7 +27,7 @@ import yaml
 from dshealthd import reference
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State
-from dshealthd.findings.history import ReturnedGpus
+from dshealthd.findings.history import GpuHistory
 from dshealthd.findings.judge import seen
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.past import Past
@@ -91,13 +91,13 @@ class Scene:
 
     def play(self, node: str, until: float) -> Iterator[tuple[float, list[Finding]]]:
         """Yield a node's findings at each moment up to a time, in seconds; none without an agent."""
-        past, episodes, returned = Past(), Episodes(), ReturnedGpus()
+        past, episodes, gpus = Past(), Episodes(), GpuHistory()
         for step in range(int(until // self.interval) + 1):
             at = step * self.interval
             own = list(self.samples(node, at))
             if own:
                 series = Series(own, Limits(), past, at)
-                returned.settle(series, at)
+                gpus.settle(series, at)
                 episodes.update(seen(series, node=node, name=node, wall=at).values(), at, at)
             yield at, episodes.firing(at) if own else []
 

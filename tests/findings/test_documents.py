@@ -16,7 +16,7 @@ from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.episodes import Episodes
-from dshealthd.findings.history import ReturnedGpus
+from dshealthd.findings.history import GpuHistory
 from dshealthd.findings.judge import judge, series_of
 
 if TYPE_CHECKING:
@@ -53,7 +53,9 @@ def test_the_example_is_real() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     (example,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     judged = verdict(gpus(FAULT(1, "3", "GPU-d", "gpu_lost")))
-    found = Episodes().update(judged.findings, NOW, WALL).document()
+    episodes = Episodes()
+    episodes.update(judged.findings, NOW, WALL)
+    found = episodes.update(judged.findings, NOW + 15, WALL + 15).document()
     assert json.loads(example) == found
     (table,) = re.findall(r"A finding:\n\n(.*?)\n\n", text, re.DOTALL)
     assert set(
@@ -103,7 +105,7 @@ def test_since() -> None:
     history = Episodes()
     for later in (5, 50):
         dated = history.update(lost.findings, NOW + later, WALL + later)
-        assert dated.findings[0].since == WALL + 5
+    assert dated.findings[0].since == WALL + 5
 
 
 def test_what_is_not_there_is_well() -> None:
@@ -150,7 +152,7 @@ HANGS = (UP(0, "1", "GPU-b"), FAULT(1, "1", "GPU-b", "timeout"))
 READ = (UP(1, "1", "GPU-b"), INFO(1, "1", "GPU-b", "H100", PCI, "", "", ""))
 
 
-def after_xid(returned: ReturnedGpus, age: float, *samples: Sample) -> set[str]:
+def after_xid(past: GpuHistory, age: float, *samples: Sample) -> set[str]:
     """Return the alerts of which there are findings, with an Xid 79 of GPU 1 that is so old."""
     snapshot = Snapshot(lambda: NOW, lambda: WALL)
     logged = (LAST_XID(WALL - age, "1", PCI, "79"),)
@@ -164,7 +166,7 @@ def after_xid(returned: ReturnedGpus, age: float, *samples: Sample) -> set[str]:
         snapshot.expect(name, 15)
         snapshot.put(name, result)
     series = series_of(snapshot, ())
-    returned.settle(series, WALL)
+    past.settle(series, WALL)
     found = judge(snapshot, series, node="node-17", name="", monotonic=NOW, wall=WALL)
     return {finding.alert for finding in found.findings}
 
@@ -173,10 +175,10 @@ def test_hang_of_a_gpu_that_was_lost_once() -> None:
     """A GPU that NVML has read again after its Xid 79 is not lost anew when NVML hangs on it: one
     finding, the hang. Another Xid 79 counts.
     """
-    returned = ReturnedGpus()
-    assert after_xid(returned, 3600, *READ) == set()
-    assert after_xid(returned, 3600, *HANGS) == {"DshealthdNvmlHung"}
-    assert after_xid(returned, 60, *HANGS) == {"DshealthdGpuLost"}
+    past = GpuHistory()
+    assert after_xid(past, 3600, *READ) == set()
+    assert after_xid(past, 3600, *HANGS) == {"DshealthdNvmlBroken"}
+    assert after_xid(past, 60, *HANGS) == {"DshealthdGpuLost"}
 
 
 def test_gpu_that_was_never_read_again_stays_lost() -> None:
@@ -184,7 +186,7 @@ def test_gpu_that_was_never_read_again_stays_lost() -> None:
 
     Nor was it back where NVML read it within ten minutes only, as a dying GPU may answer for a while.
     """
-    returned = ReturnedGpus()
-    assert after_xid(returned, 60, *READ) == {"DshealthdGpuLost"}
+    past = GpuHistory()
+    assert after_xid(past, 60, *READ) == {"DshealthdGpuLost"}
     for age in (60, 3600):
-        assert after_xid(returned, age, *HANGS) == {"DshealthdGpuLost"}
+        assert after_xid(past, age, *HANGS) == {"DshealthdGpuLost"}

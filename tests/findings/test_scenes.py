@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from dshealthd.findings.catalogue import catalogue
@@ -24,7 +26,7 @@ def test_findings_over_time(document: dict[str, object]) -> None:
 
 
 FOUND = {
-    name.split(" ")[0]
+    re.split("[ ,]", name)[0]
     for file in FILES
     for document in documents(file)
     for names in document["found"].values()
@@ -42,7 +44,10 @@ def test_every_finding_has_its_scenes(name: str) -> None:
     """Each finding is found in a scene that also has a moment without it."""
     assert name in FOUND
     assert any(
-        {any(f"{name} " in f"{each} " for each in names) for names in document["found"].values()}
+        {
+            any(name in re.split("[ ,]", each) for each in names)
+            for names in document["found"].values()
+        }
         == {True, False}
         for file in FILES
         for document in documents(file)

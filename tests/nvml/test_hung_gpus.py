@@ -2,13 +2,12 @@
 
 Number 51 of the fault catalogue: the other GPUs stay fresher than 20 s, and each hung one has its
 verdict within 30 s, from the first moment on, whether a worker at it can be killed or not. Its own
-readings are withheld, few workers are started, and the alert can fire.
+readings are withheld, few workers are started, and the finding can begin.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -19,11 +18,11 @@ from dshealthd.collection import registry
 from dshealthd.collection.scheduler import WAKE_SPACING
 from dshealthd.collectors.gpu import COLLECTOR_FAULT, FAULT, UP, GpuOptions
 from dshealthd.core.backoff import Backoff
+from dshealthd.findings.gpus import HUNG, NVML, TWO_DEADLINES
 from tests import frozen
 from tests.agents import RunningAgent, Scrape, running
 from tests.nvml.simulator import Simulator
 from tests.stopwatch import Stopwatch
-from tests.symptoms.promtool import rule_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,9 +42,8 @@ READINGS = {metric.name for metric in registry.metrics(registry.load("gpu")).val
     COLLECTOR_FAULT.name,
 }
 """Metrics that the collector `gpu` reads from a GPU, not those that say that it cannot be read."""
-(ALERT,) = [rule for _, rule in rule_groups() if rule.get("alert") == "DshealthdNvmlHung"]
-FOR = float(ALERT["for"].removesuffix("s"))
-"""Seconds for which the alert's expression must hold before it fires."""
+FOR = TWO_DEADLINES
+"""Seconds for which the sign of a hang must last before it is a finding."""
 
 
 @contextlib.contextmanager
@@ -60,17 +58,10 @@ def healthy(directory: Path) -> Iterator[tuple[RunningAgent, Simulator]]:
 
 
 def pending(scrape: Scrape) -> bool:
-    """Return whether the alert's expression holds, judged by the selectors that it contains."""
-    selector = re.search(
-        r'dshealthd_collector_failing\{collector=~"(.+?)", reason=~"(.+?)"\}', ALERT["expr"]
-    )
-    assert selector, ALERT["expr"]
-    assert 'dshealthd_worker_stuck{worker="device"} > 0' in ALERT["expr"]
+    """Return whether there is a sign that NVML hangs."""
     failing = map(dict, scrape.series.get("dshealthd_collector_failing", {}))
     return bool(scrape.value("dshealthd_worker_stuck", worker="device")) or any(
-        re.fullmatch(selector[1], labels["collector"])
-        and re.fullmatch(selector[2], labels["reason"])
-        for labels in failing
+        labels["collector"] in NVML and labels["reason"] in HUNG for labels in failing
     )
 
 
@@ -118,10 +109,10 @@ class Seen:
 
 
 def follow(agent: RunningAgent, hung: set[int]) -> Seen:
-    """Watch until every hung GPU is down and the alert has had the time to fire.
+    """Watch until every hung GPU is down and the finding has had the time to begin.
 
-    From its verdict on, no scrape may show readings of a hung GPU. Once the alert's expression
-    holds, it must hold in each scrape.
+    From its verdict on, no scrape may show readings of a hung GPU. Once there is a sign of
+    the hang, each scrape must have it.
     """
     seen = Seen()
     gone = read = success = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dshealthd.collectors.ecc import ERRORS, ROWS_FAILED, THRESHOLD
-from dshealthd.collectors.gpu import FAULT, RECOVERY, UP, VISIBLE
+from dshealthd.collectors.gpu import FAULT, INFO, RECOVERY, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.kernel_log import LAST_XID
 from dshealthd.core.collector import Fault, Reason, Sample
@@ -95,26 +95,30 @@ def test_unfit(sample: Sample, check: FitnessCheck, part: str) -> None:
 
 
 def test_unreadable_gpu() -> None:
-    """A GPU that is down for any reason of its own makes the node unfit."""
+    """A GPU that the driver refuses to read until it is reset makes the node unfit."""
     verdict = judge(UP(0, "2", "GPU-c"), FAULT(1, "2", "GPU-c", "reset_required"))
     assert [(failure.check, failure.part) for failure in verdict.failures] == [
-        (FitnessCheck.GPU_UNREADABLE, "GPU 2")
+        (FitnessCheck.RESET_NEEDED, "GPU 2")
     ]
 
 
 def test_gpu_missing() -> None:
     """Fewer GPUs in NVML than on the bus make it unfit."""
     verdict = judge(results={"gpu_bus": Result(CollectionOutcome.OK, (EXPECTED(3),))})
-    assert [failure.check for failure in verdict.failures] == [FitnessCheck.GPU_MISSING]
+    assert [failure.check for failure in verdict.failures] == [FitnessCheck.GPU_LOST]
 
 
 def test_xids_pass() -> None:
-    """An Xid counts for ten minutes; 79 counts on while its GPU fails."""
+    """An Xid 79 counts for ten minutes, and for as long as its GPU fails; one that only a reset
+    clears counts until then.
+    """
     old = WALL - RECENT - 1
-    assert judge(LAST_XID(old, "1", "0000:02:00", "119")).fit is True
-    assert judge(LAST_XID(old, "1", "0000:02:00", "79")).fit is True
-    verdict = judge(LAST_XID(old, "1", "0000:02:00", "79"), FAULT(1, "1", "GPU-b", "io_error"))
-    assert [failure.check for failure in verdict.failures] == [FitnessCheck.GPU_LOST]
+    lost = LAST_XID(old, "1", "0000:02:00", "79")
+    read = INFO(1, "1", "GPU-b", "H100", "0000:02:00", "", "", "")
+    assert judge(lost, read).fit is True
+    for xid, check in (("79", FitnessCheck.GPU_LOST), ("119", FitnessCheck.RESET_NEEDED)):
+        verdict = judge(LAST_XID(old, "1", "0000:02:00", xid))
+        assert [failure.check for failure in verdict.failures] == [check]
 
 
 @pytest.mark.parametrize(

@@ -166,12 +166,12 @@ def test_verdicts(change: dict[str, Any], found: int, clean: bool) -> None:  # n
 
 
 def test_only_critical_ones_that_were_asked_for() -> None:
-    """A warning, another alert, an unknown source and an agent without rights drain nothing."""
+    """A warning, another alert, an unknown source and unmonitored GPUs drain nothing."""
     others = [
         finding(severity="warning"),
         finding(severity="unknown"),
         finding(alert="DshealthdFilesystemFull"),
-        finding(reason="permission_denied"),
+        finding(alert="DshealthdGpusUnwatched", severity="warning"),
     ]
     assert not agent.judge(document(findings=others), frozenset(DRAIN_FOR)).findings
 

@@ -54,7 +54,7 @@ def times(count: int, function: Callable[[], NodeCheckResult]) -> list[NodeCheck
 
 def test_drains_for_alerts_that_exist() -> None:
     """Each alert that drains by default is one of ours, critical, and of the node or a GPU."""
-    alerts = {alert.name: alert for entry in all_symptoms().values() for alert in entry.alerts}
+    alerts = {alert.name: alert for entry in all_symptoms().values() for alert in entry.findings}
     for name in DRAIN_FOR:
         assert alerts[name].severity == "critical"
         assert alerts[name].component in {"gpu", "node"}
@@ -73,7 +73,7 @@ def test_flapping_drains_nothing() -> None:
     """A finding that comes and goes, or is another each time, is no reason."""
     node_ = Node()
     other = AgentVerdict(
-        (CriticalFinding("nvml-broken", "DshealthdNvmlHung", "", ""),), clean=False
+        (CriticalFinding("nvml-broken", "DshealthdNvmlBroken", "", ""),), clean=False
     )
     for verdict in (BAD, CLEAN, BAD, other, BAD, UNKNOWN, BAD, AgentSilent("dead"), BAD):
         assert node_.check(verdict) is not NodeCheckResult.DRAINED

@@ -14,7 +14,7 @@ import yaml
 
 from dshealthd import reference
 from dshealthd.core.collector import MetricKind
-from dshealthd.findings.gpus import XIDS_APPLICATION
+from dshealthd.findings import gpus
 from dshealthd.symptoms import all_symptoms, rules
 from dshealthd.symptoms.entry import PARTS
 from dshealthd.symptoms.expression import selectors
@@ -291,44 +291,16 @@ def test_a_new_threshold_is_counted(tmp_path: Path) -> None:
     assert f" < {count}\n" in (tmp_path / "alerts.yml").read_text(encoding="utf-8")
 
 
-def test_application_xids() -> None:
-    """The Xids that findings take for an application's doing are those that no rule takes for the
-    GPU's.
+def test_hardware_xids() -> None:
+    """Rules about jobs that hang look at the Xids that findings know until a reset, and at none of
+    those that applications cause.
     """
-    application = XIDS_APPLICATION
-    others = [alert for alert in ALERTS.values() if alert.name != "DshealthdApplicationXids"]
-    selected = {
-        code
-        for expression in (
-            *(alert.expr for alert in others),
-            *(rule["expr"] for _, rule in rule_groups() if rule.get("record") == HARDWARE_XIDS),
-        )
-        for value in re.findall(r'xid=~?"([\d|]+)"', expression)
-        for code in value.split("|")
-    }
-    left_out = set(
-        re.findall(r'xid!~"([\d|]+)"', ALERTS["DshealthdGpuErrorLogged"].expr)[0].split("|")
-    )
-    assert {"13", "31", "43", "45", "68", "69"} <= application
-    assert selected & application == set()
-    assert left_out - selected == application
-    assert {
-        "46",
-        "48",
-        "62",
-        "64",
-        "74",
-        "79",
-        "95",
-        "109",
-        "110",
-        "119",
-        "120",
-        "136",
-        "140",
-        "143",
-        "158",
-    } <= selected
+    (rule,) = (rule for _, rule in rule_groups() if rule.get("record") == HARDWARE_XIDS)
+    selected = set(re.findall(r'xid=~"([\d|]+)"', rule["expr"])[0].split("|"))
+    known = gpus.XIDS_MEMORY | gpus.XIDS_EXCHANGE | gpus.XIDS_RESET | {"63", "74", "79"}
+    assert selected == known
+    assert known.isdisjoint(gpus.XIDS_APPLICATION)
+    assert known <= gpus.XIDS_TOLD
 
 
 def wrong(expression: str) -> list[str]:
