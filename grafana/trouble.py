@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from grafana.panels import Steps
 
 THROTTLES = 'reason=~"hw_.+|sw_thermal_slowdown"'
+OFTEN = 0.1
+"""Share of the time: gpud names a GPU that one check in ten finds throttled."""
 
 
 def panels(source: Source) -> list[dashboard.Panel]:
@@ -76,7 +78,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
                     expr=f"""topk({SERIES}, max by ({gpu}, reason)
                     (avg_over_time(dshealthd_gpu_throttle_active{{@fleet,{THROTTLES}}}[10m])) > 0)""",
                     unit="percentunit",
-                    steps=((None, YELLOW), (limits["gpu_throttled_ratio"], RED)),
+                    steps=((None, YELLOW), (OFTEN, RED)),
                 ),
             ],
             sort=("Share of 10 min", True),

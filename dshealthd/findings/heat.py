@@ -8,34 +8,57 @@ from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from dshealthd.findings.series import Series
 
+HOT = "DshealthdGpuHot"
+AGAIN = 60.0
+"""Seconds within which throttling comes again where it cools the GPU and then ends."""
+AFTER_HEAT = 600.0
+"""Seconds after throttling by heat in which the hardware's other signals are its echo."""
+BY_POWER = ("hw_slowdown", "hw_power_brake_slowdown")
+_THROTTLE = "gpu_throttle_active"
+
 
 def heat(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield GPUs that are hot or throttled, by their own limits where they report any."""
-    throttle = "gpu_throttle_active"
-    halved = series.parts(throttle, "gpu", "uuid", reason="hw_thermal_slowdown")
-    for alert, reasons in (
-        ("DshealthdGpuThermalSlowdown", ("hw_thermal_slowdown",)),
-        ("DshealthdGpuSlowedByHardware", ("hw_slowdown", "hw_power_brake_slowdown")),
-        ("DshealthdGpuThermallyLimited", ("sw_thermal_slowdown",)),
-    ):
-        for labels, value in series(throttle, reason=reasons):
-            told = (
-                labels["gpu"],
-                labels["uuid"],
-            ) in halved and alert != "DshealthdGpuThermalSlowdown"
-            if value == 1 and not told:
-                yield Sign(alert=alert, labels=labels, value=value, source=f"dshealthd_{throttle}")
-    for sign in (*_too_hot(series), *_margins(series)):
-        if (sign.labels["gpu"], sign.labels["uuid"]) not in halved:
+    """Yield GPUs that are too hot, by their own limits where they report any; the worst first."""
+    yield from _throttled(series, HOT, "its hardware slows it down", "hw_thermal_slowdown")
+    yield from _too_hot(series)
+    yield from _margins(series)
+    yield from _throttled(series, HOT, "the driver lowers its clocks", "sw_thermal_slowdown")
+
+
+def power(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield GPUs that are slowed down by the power brake."""
+    by_heat = {labels["gpu"] for labels in _active(series, AFTER_HEAT, "hw_thermal_slowdown")}
+    for sign in _throttled(series, "DshealthdGpuPowerBrake", "", *BY_POWER):
+        if sign.labels["gpu"] not in by_heat:
             yield sign
 
 
+def _active(series: Series, seconds: float, *reasons: str) -> Iterator[Mapping[str, str]]:
+    """Yield the GPUs that are or have been throttled for such a reason within the last seconds."""
+    for point in (
+        *series(_THROTTLE, reason=reasons),
+        *series.highest(_THROTTLE, seconds, reason=reasons),
+    ):
+        if point.value == 1:
+            yield point.labels
+
+
+def _throttled(series: Series, alert: str, why: str, *reasons: str) -> Iterator[Sign]:
+    for labels in _active(series, AGAIN, *reasons):
+        yield Sign(
+            alert=alert,
+            labels={"gpu": labels["gpu"], "reason": why},
+            value=1,
+            source=f"dshealthd_{_THROTTLE}",
+        )
+
+
 def _too_hot(series: Series) -> Iterator[Sign]:
-    """Compare temperatures with each GPU's own limits, or with the fleet's where it has none."""
+    """Compare temperatures with each GPU's own limits, or with the configured where it has none."""
     name = "gpu_temperature_celsius"
     limits = {
         (point.labels["gpu"], point.labels["limit"]): point.value
@@ -51,17 +74,18 @@ def _too_hot(series: Series) -> Iterator[Sign]:
         if core and slow is None:
             text = "gpu_temperature_critical_celsius"
             critical = series.limit(text), limit_source(text)
-        if core and most is None and gpu not in margins:
+        if core and slow is None and most is None and gpu not in margins:
             text = "gpu_temperature_celsius"
             hot = series.limit(text), limit_source(text)
-        for alert, (limit, source), over in (
-            ("DshealthdGpuTemperatureCritical", critical, value >= (critical[0] or 1e9)),
-            ("DshealthdGpuHot", hot, _hotter(value, hot[0], strict=most is not None)),
+        above = "above its highest operating temperature"
+        for why, (limit, source), over in (
+            ("at its slowdown temperature", critical, value >= (critical[0] or 1e9)),
+            (above if core else f"memory {above}", hot, _hotter(value, hot[0], most is not None)),
         ):
             if over:
                 yield Sign(
-                    alert=alert,
-                    labels=labels,
+                    alert=HOT,
+                    labels={**labels, "reason": why},
                     value=value,
                     limit=limit,
                     limit_source=source,
@@ -70,7 +94,7 @@ def _too_hot(series: Series) -> Iterator[Sign]:
                 break
 
 
-def _hotter(value: float, limit: float | None, *, strict: bool) -> bool:
+def _hotter(value: float, limit: float | None, strict: bool) -> bool:  # noqa: FBT001 - local
     """Return whether `value` is too hot. A GPU may run at its own highest operating temperature."""
     return limit is not None and (value > limit if strict else value >= limit)
 
@@ -86,9 +110,10 @@ def _margins(series: Series) -> Iterator[Sign]:
         limit = limits.get(labels["gpu"])
         slow = limit is not None and value <= limit
         if slow or value <= 0:
+            why = "at its slowdown" if slow else "no margin left to its highest operating"
             yield Sign(
-                alert="DshealthdGpuTemperatureCritical" if slow else "DshealthdGpuHot",
-                labels=labels,
+                alert=HOT,
+                labels={**labels, "reason": f"{why} temperature"},
                 value=value,
                 limit=limit if slow else 0,
                 limit_source="dshealthd_gpu_temperature_margin_limit_celsius" if slow else "",
@@ -96,4 +121,4 @@ def _margins(series: Series) -> Iterator[Sign]:
             )
 
 
-RULES = (heat,)
+RULES = (heat, power)

@@ -128,7 +128,7 @@ def test_gpus_that_are_released(make_machine: Callable[..., Machine]) -> None:
     )
     machine.config.write_text(released, encoding="utf-8")
     answer = machine.examine()
-    assert answer.found["gpu-metrics", ""] == ("gpu-metrics-gone", "warning")
+    assert answer.found["gpu-metrics", "released GPUs"] == ("gpu-metrics-gone", "warning")
     assert "remove `/run/dshealthd/release-gpus`" in answer.results("gpu-metrics")[0]["remedy"]
     file.unlink()
     assert machine.examine().found == {}

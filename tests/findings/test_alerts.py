@@ -50,8 +50,6 @@ LEFT_TO_PROMETHEUS = {
 """Critical alerts that no finding stands for, and why."""
 BY_HISTORY = {
     "DshealthdMaintenance": "its alert remembers a node whose agent is gone",
-    "DshealthdGpuSlowedByHardware": "its alert looks at ten minutes",
-    "DshealthdGpuThermallyLimited": "its alert looks at ten minutes",
     "DshealthdPathSlow": "its alert looks at five minutes",
     "DshealthdLoopbackSlow": "its alert looks at a minute",
     "DshealthdGpuComputesWrong": "its alert compares nodes, and with the past",
@@ -80,12 +78,6 @@ def findings_at(moment: Moment, node: str) -> list[Finding]:
 def everything() -> tuple[Moment, ...]:
     """Return the moments of all scenes."""
     return tuple(moments())
-
-
-STRONGER = {
-    "DshealthdGpuHot": "DshealthdGpuTemperatureCritical",
-}
-"""Where both alerts fire, Alertmanager keeps the weaker one back; there is no finding for it."""
 
 
 def test_every_finding_has_its_alert() -> None:
@@ -121,8 +113,6 @@ def test_findings_are_where_alerts_fire(name: str) -> None:
             nodes = {labels["node"]} if labels.get("node") else moment.scene.nodes()
             here = [finding for node in nodes for finding in findings_at(moment, node)]
             mine = [one for one in here if one.alert == name]
-            if STRONGER.get(name) in {one.alert for one in here}:
-                continue
             named = part(labels, entry.alert.component)
             if name in BY_HISTORY and named not in {one.part for one in mine}:
                 continue

@@ -71,8 +71,8 @@ def test_thresholds_and_runbooks_are_the_users(tmp_path: Path) -> None:
     """Another file of thresholds changes colours, and another place of the runbooks the links."""
     text = limits.FILE.read_text(encoding="utf-8")
     changed = re.sub(
-        r"(record: dshealthd:threshold:gpu_temperature_celsius\n\s+expr: )vector\(\S+\)",
-        r"\1vector(71.5)",
+        r"(record: dshealthd:threshold:gpu_memory_used_ratio\n\s+expr: )vector\(\S+\)",
+        r"\1vector(0.715)",
         text,
     )
     assert changed != text
@@ -90,7 +90,7 @@ def test_thresholds_and_runbooks_are_the_users(tmp_path: Path) -> None:
         == 0
     )
     node = (tmp_path / "new" / "dshealthd-node.json").read_text(encoding="utf-8")
-    assert '"value": 71.5' in node
+    assert '"value": 0.715' in node
     assert "https://wiki.example/runbooks/${__data.fields.symptom}.md" in node
     assert RUNBOOKS not in node
 
