@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collectors.gpu import FAULT, INFO, UP, VISIBLE
+from dshealthd.collectors.gpu import ENERGY, FAULT, INFO, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
+from dshealthd.collectors.kernel import UPTIME
 from dshealthd.collectors.kernel_log import LAST_XID
 from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
@@ -18,6 +19,7 @@ from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.history import GpuHistory
 from dshealthd.findings.judge import judge, series_of
+from dshealthd.findings.limits import Limits
 
 if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
@@ -190,3 +192,51 @@ def test_gpu_that_was_never_read_again_stays_lost() -> None:
     assert after_xid(past, 60, *READ) == {"DshealthdGpuLost"}
     for age in (60, 3600):
         assert after_xid(past, age, *HANGS) == {"DshealthdGpuLost"}
+
+
+def errors_after(past: GpuHistory, joules: float, uptime: float, xid_age: float = 60.0) -> set[str]:
+    """Return the alerts of a node whose GPU 1 has logged an Xid 62 and used so much energy."""
+    snapshot = Snapshot(lambda: NOW, lambda: WALL)
+    for name, sample in {
+        "gpu": ENERGY(joules, "1", "GPU-b"),
+        "kernel": UPTIME(uptime),
+        "kernel_log": LAST_XID(WALL - xid_age, "1", PCI, "62"),
+    }.items():
+        snapshot.expect(name, 15)
+        snapshot.put(name, Result(CollectionOutcome.OK, (sample,)))
+    series = series_of(snapshot, ())
+    past.settle(series, WALL)
+    found = judge(snapshot, series, node="node-17", name="", monotonic=NOW, wall=WALL)
+    return {finding.alert for finding in found.findings}
+
+
+def test_reset_while_the_agent_was_away() -> None:
+    """An Xid is over if its GPU was reset since, also while the agent did not run."""
+    before, after = GpuHistory(), GpuHistory()
+    assert errors_after(before, 9e6, uptime=90_000) == {"DshealthdGpuResetNeeded"}
+    after.restore(json.loads(json.dumps(before.document())))
+    assert errors_after(after, 50, uptime=90_000) == set()
+
+
+def test_boot_is_no_reset() -> None:
+    """What the driver has logged since a boot, before the agent started, is not over."""
+    before, after = GpuHistory(), GpuHistory()
+    assert errors_after(before, 9e6, uptime=90_000) == {"DshealthdGpuResetNeeded"}
+    document = {**before.document(), "settled": WALL - 600}
+    after.restore(document)
+    assert errors_after(after, 50, uptime=120) == {"DshealthdGpuResetNeeded"}
+
+
+def test_gpus_that_were_removed() -> None:
+    """A node keeps lacking the GPUs that it had, until its configuration says how many it has."""
+    for limit, expected in ((0.0, {"DshealthdGpusFewerThanBefore"}), (7.0, set())):
+        past = GpuHistory()
+        for count in (8, 7):
+            snapshot = Snapshot(lambda: NOW, lambda: WALL)
+            snapshot.expect("gpu_bus", 15)
+            snapshot.put("gpu_bus", Result(CollectionOutcome.OK, (EXPECTED(count),)))
+            series = series_of(snapshot, (), Limits(gpus=limit))
+            past.settle(series, WALL)
+        found = judge(snapshot, series, node="n1", name="", monotonic=NOW, wall=WALL)
+        alerts = {finding.alert for finding in found.findings}
+        assert alerts - {"DshealthdGpusUnwatched"} == expected

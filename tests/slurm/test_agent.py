@@ -165,6 +165,12 @@ def test_verdicts(change: dict[str, Any], found: int, clean: bool) -> None:  # n
     assert (len(verdict.findings), verdict.clean) == (found, clean)
 
 
+def test_missing_gpus_have_no_name() -> None:
+    """GPUs of which only the number is known are not taken for one called `GPUs`."""
+    found = agent.judge(document(findings=[finding(part="2 GPUs")]), frozenset(DRAIN_FOR)).findings
+    assert [(one.alert, one.part) for one in found] == [("DshealthdGpuLost", "")]
+
+
 def test_only_critical_ones_that_were_asked_for() -> None:
     """A warning, another alert, an unknown source and unmonitored GPUs drain nothing."""
     others = [
