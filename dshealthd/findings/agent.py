@@ -31,10 +31,16 @@ def workings(series: Series, wall: float) -> Iterator[Sign]:
         if labels["worker"] != "device" and value > 0 and not waiting:
             yield Sign(
                 alert="DshealthdWorkerStuck",
-                labels=labels,
+                part=labels["worker"],
                 value=value,
-                limit=0,
                 source="dshealthd_worker_stuck",
+            )
+    for _, lost in series.rise("kernel_log_records_lost_total", 900.0):
+        if lost > 0:
+            yield Sign(
+                alert="DshealthdKernelLogLost",
+                value=lost,
+                source="dshealthd_kernel_log_records_lost_total",
             )
     for name, file in FILES.items():
         if series.value(name) == 0:

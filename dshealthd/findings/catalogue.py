@@ -90,9 +90,13 @@ def found(sign: Sign, common: Mapping[str, str], query: Query) -> Finding:
 def unread(source: str, part: str, reason: str, detail: str, node: str) -> Finding:
     """Return the finding that a source, or one part of it, could not be read."""
     entry = catalogue()["DshealthdCollectorFailing"]
+    labels = {"node": node, "part": part or source, "reason": reason, "training_job": ""}
+    step = entry.remedy
+    if isinstance(entry.alert, FindingType):
+        step = sentence.text(entry.alert.step, labels, None)
     return Finding(
         slug=entry.slug,
-        alert="" if part else entry.alert.name,
+        alert=entry.alert.name,
         severity=State.UNKNOWN,
         component="node",
         part=part or source,
@@ -100,7 +104,7 @@ def unread(source: str, part: str, reason: str, detail: str, node: str) -> Findi
         summary=f"{part} could not be read" if part else "A source could not be read",
         reason=reason,
         detail=f"{source}: {detail}",
-        first_step=f"on {node}, read `journalctl -u dshealthd` and its page's Collectors panel",
+        first_step=step,
         runbook=RUNBOOKS + entry.slug,
         source="dshealthd_collector_failing",
         hold_seconds=entry.hold_seconds,

@@ -65,7 +65,7 @@ class Finding:
     slug: str
     """The symptom's slug, which also names the runbook."""
     alert: str
-    """The alert rule that fires for it; empty if only one part could not be read."""
+    """The alert rule that fires for it; empty while the agent has not read all sources yet."""
     severity: State
     component: str
     """Kind of the affected part, as in the alerts: node, gpu, nic, link, path, job."""

@@ -171,6 +171,8 @@ def _unread(
         )
     elif result.outcome is CollectionOutcome.ERROR and result.reason is not None:
         told = latest.name in gpus.NVML and not _OF_NVML.isdisjoint(alerts)
+        # Every path that a source reads may have a finding of its own.
+        told |= bool(result.faults) and all(each.part.lower() in parts for each in result.faults)
         if not told:
             detail = f"{words(result.reason)}: {result.detail}"
             yield unread(latest.name, "", result.reason, detail, node)

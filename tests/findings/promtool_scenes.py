@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from dshealthd.findings.series import Series
-from dshealthd.findings.service import exported
+from dshealthd.findings.service import LEFT_OUT, exported
 from tests.findings.player import METRICS, Scene, seconds
 from tests.symptoms.promtool import FILES, rule_groups
 
@@ -123,8 +123,12 @@ def thresholds() -> dict[str, float]:
 
 
 def finding_series(document: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """Yield the series that the judges of a promtool test's nodes export, in its notation."""
+    """Yield the series that the judges of a promtool test's nodes export, in its notation.
+
+    How many are left out is as the test says, if it does.
+    """
     scene = PromtoolScene("", document)
+    told = any(name == LEFT_OUT.name for name, _, _ in scene.series)
     entries = (*document.get("alert_rule_test", ()), *document.get("promql_expr_test", ()))
     until = max(seconds(str(entry["eval_time"])) for entry in entries)
     targets = {
@@ -136,6 +140,8 @@ def finding_series(document: dict[str, Any]) -> Iterator[dict[str, str]]:
         history: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         for step, (_, findings) in enumerate(scene.play(node, until)):
             for sample in exported(findings):
+                if told and sample.metric is LEFT_OUT:
+                    continue
                 row = history.setdefault((sample.metric.name, sample.labels), ["_"] * step)
                 row.append(f"{sample.value!r}")
             for row in history.values():

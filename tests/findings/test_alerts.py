@@ -38,6 +38,7 @@ HISTORY = "needs the history of a counter or a gauge, which Prometheus keeps"
 FLEET = "needs the other nodes"
 LEFT_TO_PROMETHEUS = {
     "DshealthdAgentGone": "an agent that is gone has no findings",
+    "DshealthdFindingsIncomplete": "is about the judge itself",
     "DshealthdFleetUnreachable": FLEET,
     "DshealthdNoTargets": FLEET,
     "DshealthdTargetsLost": FLEET,

@@ -36,6 +36,8 @@ NAMES = [
     finding.name.removeprefix("Dshealthd")
     for symptom in all_symptoms().values()
     for finding in symptom.findings
+    # Not about what was read, but about what was not: test_service.py has its scenes.
+    if finding.name != "DshealthdCollectorFailing"
 ]
 
 

@@ -158,6 +158,29 @@ def test_port_that_cannot_be_read_has_not_come_up(part: str) -> None:
     assert "FabricPortDown" not in node.found()
 
 
+def test_source_that_stays_unread_is_told() -> None:
+    """The node is unknown at once; people are told after five minutes, until it is read again."""
+    node = Node()
+
+    def told() -> list[tuple[str, ...]]:
+        node.judge.judge()
+        return [each.labels for each in node.judge.samples() if each.metric is FINDING]
+
+    node.fail()
+    assert told() == []
+    assert node.judge.verdict.state is State.UNKNOWN
+    node.now += 290
+    node.fail()
+    assert told() == []
+    node.now += 20
+    node.fail()
+    assert told() == [
+        ("CollectorFailing", "collector-failing", "node", SOURCE, "io_error", "unknown", "")
+    ]
+    node.read(0.1)
+    assert told() == []
+
+
 def test_exported_findings_are_bounded() -> None:
     """The worst are exported, and the others counted."""
     worst = sign("the worst")
