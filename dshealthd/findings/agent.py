@@ -24,8 +24,8 @@ FAILED = frozenset(("failed", "unreachable", "refused", "unauthorized", "intermi
 """Reasons of a suspect that mean probes do not get through."""
 
 
-def workings(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield findings about anything that keeps the agent or its probes from working."""
+def workings(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about what keeps the agent from working."""
     waiting = any(series("path_failing", reason=("timeout", "stuck")))
     for labels, value in series("worker_stuck"):
         if labels["worker"] != "device" and value > 0 and not waiting:
@@ -44,15 +44,14 @@ def workings(series: Series, wall: float) -> Iterator[Sign]:
             )
     for name, file in FILES.items():
         if series.value(name) == 0:
-            yield Sign(
-                alert="DshealthdReloadFailed",
-                labels={"file": file},
-                value=0,
-                source=f"dshealthd_{name}",
-            )
+            yield Sign(alert="DshealthdReloadFailed", part=file, source=f"dshealthd_{name}")
+
+
+def probes(series: Series, wall: float) -> Iterator[Sign]:
+    """Yield findings about what keeps this node from probes."""
     up = series.value("probe_up")
     if up == 0:
-        yield Sign(alert="DshealthdProbesDown", value=0, source="dshealthd_probe_up")
+        yield Sign(alert="DshealthdProbesDown", source="dshealthd_probe_up")
     name = "probe_last_round_timestamp_seconds"
     # With no round since the agent started, the silence counts from that start.
     started = series.value("process_start_time_seconds")
@@ -74,9 +73,17 @@ def workings(series: Series, wall: float) -> Iterator[Sign]:
     if end is not None and end - wall < series.limits.certificate_seconds:
         yield Sign(
             alert="DshealthdPeerCertificateEnds",
-            value=end - wall,
+            value=max(0.0, end - wall),
             limit=series.limits.certificate_seconds,
             limit_source=limit_source("certificate_seconds"),
+            source=f"dshealthd_{name}",
+        )
+    name = "probe_peer_disagrees"
+    for reason, peers in Counter(point.labels["reason"] for point in series(name)).items():
+        yield Sign(
+            alert="DshealthdPeersDiffer",
+            part=reason,
+            value=float(peers),
             source=f"dshealthd_{name}",
         )
 
@@ -144,4 +151,4 @@ def maintenance(series: Series, wall: float) -> Iterator[Sign]:
         )
 
 
-RULES = (workings, checksums, maintenance)
+RULES = (workings, probes, checksums, maintenance)
