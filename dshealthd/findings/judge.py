@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome
-from dshealthd.findings import agent, catalogue, fabric, gpus, heat, host, jobs, links, storage
+from dshealthd.findings import (
+    agent,
+    catalogue,
+    fabric,
+    gpus,
+    heat,
+    host,
+    jobs,
+    links,
+    settings,
+    storage,
+)
 from dshealthd.findings.catalogue import starting, unread
 from dshealthd.findings.finding import State, Verdict
 from dshealthd.findings.series import DEFAULTS, Series
@@ -34,6 +45,7 @@ RULES = (
     *host.RULES,
     *storage.RULES,
     *jobs.RULES,
+    *settings.RULES,
     *agent.RULES,
 )
 OF_JOBS = frozenset(
