@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.hangs import silent
+from dshealthd.findings.host import over
 from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from dshealthd.findings.series import Series
+
+SKIP_WINDOWS = ((60.0, 20), (300.0, 10))
+"""Seconds in which steps are counted, and how many there must be: the first that has as many."""
+SETTLED_STEPS = 100
+"""Steps in which the loss scale finds its place."""
 
 
 def hangs(series: Series, wall: float) -> Iterator[Sign]:
@@ -76,4 +82,41 @@ def losses(series: Series, _wall: float) -> Iterator[Sign]:
         )
 
 
-RULES = (hangs, losses)
+def skips(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about jobs that skip many of their last steps, as gradients overflow."""
+    # torch's GradScaler falls to a scale of 0 within seconds. It then skips all steps, and none is
+    # counted, because a skipped step is detected by the falling scale.
+    ratios = dict.fromkeys(_jobs_at_zero(series), 1.0)
+    decided: set[tuple[str, str]] = set()
+    for seconds, fewest in SKIP_WINDOWS:
+        steps = {_rank(labels): rise for labels, rise in series.rise("job_step", seconds)}
+        for labels, rise in series.rise("job_skipped_steps_total", seconds):
+            rank, step = _rank(labels), series.value("job_step", **labels)
+            if steps.get(rank, 0.0) <= fewest or rank in decided or step is None:
+                continue
+            decided.add(rank)
+            if step > SETTLED_STEPS:
+                job = labels["job"]
+                ratios[job] = max(ratios.get(job, 0.0), rise / steps[rank])
+    for job, ratio in ratios.items():
+        yield from over(
+            series,
+            "DshealthdStepsSkipped",
+            ratio,
+            "skipped_steps_ratio",
+            "job_skipped_steps_total",
+            part=job,
+            job=job,
+        )
+
+
+def _jobs_at_zero(series: Series) -> set[str]:
+    """Return the jobs whose loss scale is 0 on any rank here."""
+    return {labels["job"] for labels, scale in series("job_loss_scale") if scale == 0}
+
+
+def _rank(labels: Mapping[str, str]) -> tuple[str, str]:
+    return labels["job"], labels["rank"]
+
+
+RULES = (hangs, losses, skips)

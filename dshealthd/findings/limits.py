@@ -139,6 +139,9 @@ class Limits:
         "rank as evidence. [O]",
         minimum=2,
     )
+    skipped_steps_ratio: float = _ratio(
+        0.1, "Share of a job's last steps that are skipped because of an overflow. [O]"
+    )
     nvlink_settle_seconds: Duration = option(
         "10m", "Time after a boot or a GPU reset in which NVLinks may still train. [O]"
     )

@@ -37,12 +37,6 @@ def alert(
     }
 
 
-def skipped(alertname: str, job: str) -> Labels:
-    """Return an alert on the loss scale of a job, for its owner."""
-    labels = {"alertname": alertname, "exported_job": job, "audience": "owner"}
-    return alert("loss-scale-collapse", "warning", "job", **labels)
-
-
 def hang(cause: str, job: str, **labels: str) -> Labels:
     """Return the page of a job that hangs, of a class."""
     labels |= {"alertname": "DshealthdJobHang", "exported_job": job, "class": cause}
@@ -208,13 +202,6 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
             alert("host-memory-pressure", "warning", node="a", alertname="DshealthdHostMemoryLow"),
         ],
         [alert("host-memory-pressure", "warning", node="a", alertname="DshealthdOutOfMemoryKill")],
-    ),
-    "a job most of whose steps are skipped, over that many are, and not over another's": (
-        [
-            skipped("DshealthdStepsSkipped", "slurm-7"),
-            skipped("DshealthdLossScaleFalls", "slurm-8"),
-        ],
-        [skipped("DshealthdLossScaleFalls", "slurm-7")],
     ),
     "a node whose rounds hang, over that it is slow": (
         [alert("nccl-timeout", node="a"), alert("straggler", "warning", node="b")],
