@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from dshealthd.findings.series import Series
 
@@ -25,6 +26,14 @@ VALUES = {
 }
 """What is wrong with any other NCCL variable."""
 OF_DEVICES = frozenset(("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"))
+TRANSPORTS = {
+    "NCCL_P2P_DISABLE": "NVLink, which is up",
+    "NCCL_P2P_LEVEL": "NVLink, which is up",
+    "NCCL_SHM_DISABLE": "shared memory between the ranks of a node",
+    "NCCL_IB_DISABLE": "InfiniBand or RoCE, which is up",
+    "NCCL_NET": "InfiniBand or RoCE, which is up",
+}
+"""What a variable disables that would work."""
 MOST_NAMED = 3
 """Most problems that a finding names; the job's owner corrects them in one place."""
 
@@ -40,16 +49,21 @@ def variables(series: Series, _wall: float) -> Iterator[Sign]:
             of_job = found.setdefault((alert, labels["job"]), {})
             of_job[wrong] = max(of_job.get(wrong, 0.0), ranks)
     for (alert, job), problems in found.items():
-        named = sorted(problems)
-        more = [f"and {len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
-        yield Sign(
-            alert=alert,
-            part=job,
-            job=job,
-            labels={"reason": ", ".join([*named[:MOST_NAMED], *more])},
-            value=max(problems.values()),
-            source=f"dshealthd_{name}",
-        )
+        yield _of_job(alert, job, problems, max(problems.values()))
+
+
+def _of_job(alert: str, job: str, problems: Collection[str], ranks: float) -> Sign:
+    """Return the sign that a job on this node has these problems."""
+    named = sorted(problems)
+    more = [f"and {len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
+    return Sign(
+        alert=alert,
+        part=job,
+        job=job,
+        labels={"reason": ", ".join([*named[:MOST_NAMED], *more])},
+        value=ranks,
+        source="dshealthd_job_environment_problems",
+    )
 
 
 def _wrong(labels: Mapping[str, str]) -> tuple[str, str]:
@@ -62,4 +76,57 @@ def _wrong(labels: Mapping[str, str]) -> tuple[str, str]:
     return "", ""
 
 
-RULES = (variables,)
+def transports(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about jobs that disable a transport although it would work for them."""
+    nvlink = any(point.value > 0 for point in series("nvlinks_up"))
+    fabric = _fabric_up(series)
+    found: dict[str, dict[str, float]] = {}
+    for labels, ranks in series("job_environment_problems", problem="disabled"):
+        job, variable = labels["job"], labels["variable"]
+        run = {"job": job, "run": labels["run"]}
+        here, world = series.value("job_ranks", **run), series.value("job_world_size", **run)
+        several = here is not None and here > 1
+        uses = {
+            "NCCL_P2P_DISABLE": several and nvlink,
+            "NCCL_P2P_LEVEL": several and nvlink,
+            "NCCL_SHM_DISABLE": several,
+            "NCCL_IB_DISABLE": here is not None and world is not None and here < world and fabric,
+        }
+        uses["NCCL_NET"] = uses["NCCL_IB_DISABLE"]
+        if uses.get(variable):
+            found.setdefault(job, {})[f"{variable} disables {TRANSPORTS[variable]}"] = ranks
+    for job, problems in found.items():
+        yield _of_job("DshealthdTransportDisabled", job, problems, max(problems.values()))
+
+
+def _fabric_up(series: Series) -> bool:
+    """Return whether an InfiniBand port is up, or one of RoCE: Ethernet that has moved RDMA."""
+    ports = ("device", "port")
+    moved = {
+        (point.labels["device"], point.labels["port"])
+        for point in series("infiniband_port_transmit_bytes_total")
+        if point.value > series.limits.roce_fabric_bytes
+    }
+    apart = series.parts("infiniband_port_info", *ports, link_layer="Ethernet") - moved
+    return bool(series.parts("infiniband_port_up", *ports) - apart)
+
+
+def placement(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about jobs with several ranks on one GPU that is not divided by MIG."""
+    divided = series.parts("mig_device_info", "gpu")
+    ranks: dict[tuple[str, str], set[str]] = {}
+    for labels, _ in series("job_gpu_info"):
+        if (labels["gpu"],) not in divided:
+            ranks.setdefault((labels["job"], labels["gpu"]), set()).add(labels["rank"])
+    shared = Counter(job for (job, _), on_gpu in ranks.items() if len(on_gpu) > 1)
+    for job, gpus in shared.items():
+        yield Sign(
+            alert="DshealthdRanksShareGpu",
+            part=job,
+            job=job,
+            value=float(gpus),
+            source="dshealthd_job_gpu_info",
+        )
+
+
+RULES = (variables, transports, placement)

@@ -28,7 +28,6 @@ NEVER_ONE = {
     "DshealthdLossNotFinite": "counts ranks only above eight",
     "DshealthdMembersUnwatched": "more members than targets, and one target at least",
     "DshealthdNvlinkDomainUnhealthy": "fires above one node",
-    "DshealthdRanksShareGpu": "fires above one rank",
     "DshealthdTargetTwice": "fires above one target",
     "DshealthdTargetsFewer": "at least half of more than three targets",
 }
