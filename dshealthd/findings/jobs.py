@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.hangs import silent
 from dshealthd.findings.host import over
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
 
     from dshealthd.findings.series import Series
 
+UTILIZATION = gauge(
+    "dshealthd_training_gpu_utilization_ratio", "Mean utilization of the GPUs with a process."
+)
+"""Derived here, and kept for ten minutes; not exported."""
 SKIP_WINDOWS = ((60.0, 20), (300.0, 10))
 """Seconds in which steps are counted, and how many there must be: the first that has as many."""
 SETTLED_STEPS = 100
@@ -119,4 +124,35 @@ def _rank(labels: Mapping[str, str]) -> tuple[str, str]:
     return labels["job"], labels["rank"]
 
 
-RULES = (hangs, losses, skips)
+def starved(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield the finding that GPUs with a process hardly compute while tasks queue for the CPUs."""
+    used = series.parts("gpu_compute_processes", "gpu", "uuid")
+    now = [
+        point.value
+        for point in series("gpu_utilization_ratio")
+        if (point.labels["gpu"], point.labels["uuid"]) in used
+    ]
+    if not now:
+        return
+    series.add([UTILIZATION(sum(now) / len(now))])
+    name = UTILIZATION.name.removeprefix("dshealthd_")
+    queued = [
+        point.value
+        for point in series.mean(
+            "pressure_stalled_ratio", 600.0, full=True, resource="cpu", tasks="some"
+        )
+    ]
+    limits = series.limits
+    for _, computed in series.mean(name, 600.0, full=True):
+        waiting = any(ratio > limits.cpu_pressure_ratio for ratio in queued)
+        if waiting and computed < limits.gpu_utilization_training_ratio:
+            yield Sign(
+                alert="DshealthdGpusStarved",
+                value=computed,
+                limit=limits.gpu_utilization_training_ratio,
+                limit_source=limit_source("gpu_utilization_training_ratio"),
+                source="dshealthd_gpu_utilization_ratio",
+            )
+
+
+RULES = (hangs, losses, skips, starved)

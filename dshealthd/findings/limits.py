@@ -139,6 +139,12 @@ class Limits:
         "rank as evidence. [O]",
         minimum=2,
     )
+    cpu_pressure_ratio: float = _ratio(
+        0.3, "Share of the time in which tasks wait for a CPU, so that it delays the GPUs. [O]"
+    )
+    gpu_utilization_training_ratio: float = _ratio(
+        0.5, "Utilization of the GPUs of a training below which it is slow. Guides [S]"
+    )
     skipped_steps_ratio: float = _ratio(
         0.1, "Share of a job's last steps that are skipped because of an overflow. [O]"
     )
