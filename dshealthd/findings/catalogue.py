@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from dshealthd.findings.finding import Finding, State
 from dshealthd.symptoms import all_symptoms, sentence
@@ -91,12 +91,10 @@ def unread(source: str, part: str, reason: str, detail: str, node: str) -> Findi
     """Return the finding that a source, or one part of it, could not be read."""
     entry = catalogue()["DshealthdCollectorFailing"]
     labels = {"node": node, "part": part or source, "reason": reason, "training_job": ""}
-    step = entry.remedy
-    if isinstance(entry.alert, FindingType):
-        step = sentence.text(entry.alert.step, labels, None)
+    kind = cast("FindingType", entry.alert)
     return Finding(
         slug=entry.slug,
-        alert=entry.alert.name,
+        alert=kind.name,
         severity=State.UNKNOWN,
         component="node",
         part=part or source,
@@ -104,7 +102,7 @@ def unread(source: str, part: str, reason: str, detail: str, node: str) -> Findi
         summary=f"{part} could not be read" if part else "A source could not be read",
         reason=reason,
         detail=f"{source}: {detail}",
-        first_step=step,
+        first_step=sentence.text(kind.step, labels, None),
         runbook=RUNBOOKS + entry.slug,
         source="dshealthd_collector_failing",
         hold_seconds=entry.hold_seconds,
