@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from dshealthd.symptoms.expression import selectors
+from tests.symptoms.expression import selectors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

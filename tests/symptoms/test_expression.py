@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dshealthd.symptoms.expression import selectors
+from tests.symptoms.expression import selectors
 
 CASES = {
     "up == 0": {"up": set()},

@@ -17,7 +17,7 @@ from dshealthd.core.collector import MetricKind
 from dshealthd.findings import gpus
 from dshealthd.symptoms import all_symptoms, rules
 from dshealthd.symptoms.entry import PARTS
-from dshealthd.symptoms.expression import selectors
+from tests.symptoms.expression import selectors
 from tests.symptoms.promtool import ROOT, RULES, promtool, rule_groups, scenes
 
 if TYPE_CHECKING:
