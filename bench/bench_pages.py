@@ -118,7 +118,7 @@ def run(rounds: int, *, as_shipped: bool) -> None:
     seconds: dict[str, list[float]] = {}
     with (
         tempfile.TemporaryDirectory() as directory,
-        Paging(Path(directory), NODES, gpus=8, as_shipped=as_shipped) as lab,
+        Paging(Path(directory), NODES, gpus=8, as_shipped=as_shipped, training=True) as lab,
     ):
         if lab.lab.limits:
             print("; ".join(lab.lab.limits))

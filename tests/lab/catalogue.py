@@ -41,7 +41,7 @@ class Fault:
 
 
 def _gpu(number: int) -> dict[str, str]:
-    return {"gpu": str(number)}
+    return {"part": f"GPU {number}"}
 
 
 FAULTS: dict[str, Fault] = {
@@ -85,6 +85,7 @@ FAULTS: dict[str, Fault] = {
         title="a GPU that its hardware slows down as it is too hot",
         inject=lambda _, node: hardware.thermal_slowdown(node, 2),
         symptom="gpu-throttled",
+        receiver=TICKET,
         part=_gpu(2),
     ),
     "nvlink-down": Fault(
@@ -97,7 +98,7 @@ FAULTS: dict[str, Fault] = {
         title="an InfiniBand port that is down",
         inject=lambda _, node: hardware.infiniband_down(node, ADAPTERS[1]),
         symptom="bad-link",
-        part={"device": ADAPTERS[1], "port": PORT.rpartition("/")[2]},
+        part={"part": f"{ADAPTERS[1]}/{PORT.rpartition('/')[2]}"},
     ),
     "time-wait": Fault(
         title="the rendezvous ports held by sockets in TIME_WAIT",
@@ -110,19 +111,19 @@ FAULTS: dict[str, Fault] = {
         inject=lambda _, node: hardware.open_files(node, 990, 1024),
         symptom="open-files",
         receiver=TICKET,
-        part={"exported_job": JOB_NAME},
+        part={"training_job": JOB_NAME},
     ),
     "disk-full": Fault(
         title="a disk that is nearly full",
         inject=lambda _, node: hardware.disk_full(node, 0.98),
         symptom="disk-full",
-        part={"path": DATA},
+        part={"part": DATA},
     ),
     "path-hang": Fault(
         title="a checkpoint directory whose file system hangs",
         inject=lambda _, node: hardware.path_hangs(node),
         symptom="checkpoint-path",
-        part={"path": CHECKPOINTS},
+        part={"part": CHECKPOINTS},
     ),
     "slow-node": Fault(
         title="a node whose network is slow",

@@ -59,6 +59,7 @@ class Demo:
             show=self._show,
             adapt=self._write_texts,
             period=PERIOD if nodes > 1 else None,
+            training=True,
         )
         self._began = time.monotonic()
         self._waits_for = ""

@@ -182,6 +182,18 @@ def time_wait_flood(node: Node, each: int = 3) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def training(node: Node, number: int) -> Iterator[None]:
+    """A training job of one rank on the node, which does nothing: faults there are pages."""
+    job = {**JOB, "SLURM_JOB_ID": str(4800 + number)}
+    process = node.station.popen(["sleep", "infinity"], env=job)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait(timeout=60)
+
+
+@contextlib.contextmanager
 def open_files(node: Node, number: int, limit: int) -> Iterator[None]:
     """A process of a training job with so many open files of as many as its limit allows."""
     command = [

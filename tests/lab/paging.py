@@ -15,7 +15,7 @@ from dshealthd.cli import main as dshealthd
 from dshealthd.collection import registry
 from dshealthd.core.options import encode
 from tests.lab import jobs, probing
-from tests.lab.hardware import CHECKPOINTS, DATA, equip
+from tests.lab.hardware import CHECKPOINTS, DATA, equip, training
 from tests.lab.lab import Lab
 from tests.lab.node import merged, toml
 from tests.lab.receiver import Receiver
@@ -108,8 +108,11 @@ class Paging:
         period: float | None = None,
         slow_ratio: float = 9.0,
         collectors: Sequence[str] = COLLECTORS,
+        training: bool = False,
     ) -> None:
         """Prepare.
+
+        With `training` each node has a job of its own, so that a fault of its hardware is a page.
 
         Where `as_shipped`, the agents sample as seldom, and give up as late, as they do without a
         configuration; with a `period` in seconds they probe each other, by echoes, which are slow
@@ -119,6 +122,7 @@ class Paging:
         self._as_shipped, self._period, self._slow_ratio = as_shipped, period, slow_ratio
         self._directory, self._nodes, self._gpus = directory, nodes, gpus
         self._collectors = collectors
+        self._training = training
         self._progress, self._show, self._adapt, self._thresholds = (
             progress,
             show,
@@ -167,7 +171,9 @@ class Paging:
         for node in lab.nodes:
             log = self.kernel_logs[node.name] = equip(node)
             stack.callback(log.close)
-        for node in lab.nodes:
+        for number, node in enumerate(lab.nodes):
+            if self._training:
+                stack.enter_context(training(node, number))
             node.begin()
         assert (
             dshealthd(

@@ -35,7 +35,7 @@ WAVES = (
     ("nvml-hang", "gpu-missing", "open-files", "nvlink-down", "node-dead"),
 )
 NODES = max(map(len, WAVES))
-COMES, GOES = 150.0, 600.0
+COMES, GOES = 240.0, 900.0
 """Seconds in which all pages of a wave come, and in which the last of all are over.
 
 Sockets in TIME_WAIT alone stay for 60.
@@ -111,6 +111,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
                     gpus=4,
                     thresholds=THRESHOLDS,
                     collectors=QUIET_COLLECTORS,
+                    training=True,
                 )
             )
         except NotPermitted as error:
