@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests import status_documents
 from tests.deploy.slurm import CHECK_SECONDS, SlurmCluster, require
 from tests.lab.lab import Lab
 from tests.lab.node import PORT
@@ -69,26 +70,21 @@ class Cluster:
         return self.directory / f"{node.name}.json"
 
     def _write(self, node: Node, **other: object) -> None:
+        text = json.dumps(status_documents.document(time=time.time(), **other))
         new = self._document(node).with_suffix(".new")
-        new.write_text(json.dumps({"time": time.time(), "schema": 1, **other}), encoding="utf-8")
+        new.write_text(text, encoding="utf-8")
         new.replace(self._document(node))
 
     def well(self, node: Node) -> None:
         """Have the agent find nothing."""
-        self._write(node, verdict="ok", findings=[])
+        self._write(node)
 
     def bad(self, node: Node) -> None:
         """Have the agent find a GPU lost."""
-        finding = {
-            "slug": "gpu-lost",
-            "alert": "DshealthdGpuLost",
-            "severity": "critical",
-            "component": "gpu",
-            "part": "GPU 3",
-        }
         sample = {"labels": {"gpu": "3", "xid": "79"}, "value": time.time()}
         metrics = {"dshealthd_xid_last_timestamp_seconds": {"samples": [sample]}}
-        self._write(node, verdict="critical", findings=[finding], metrics=metrics)
+        findings = [status_documents.finding()]
+        self._write(node, verdict="critical", findings=findings, metrics=metrics)
 
     def checks(self, node: Node) -> list[float]:
         """Return how long each check of the node took, in seconds."""
