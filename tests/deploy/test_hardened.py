@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import time
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ floor = "2s"
 after = "1s"
 min_free_bytes = 0
 """
+NVML_ERROR_GPU_IS_LOST = 15
 LIBRARY = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 MEMORY_GROUPS = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup")
 HOG = "echo $$ >{}/cgroup.procs; exec python3 -c 'b = [bytes([1]) * (1 << 20) for _ in range(500)]'"
@@ -136,6 +138,28 @@ def test_hung_nvml_is_not_restarted(machine: Machine, gpus: Simulator) -> None:
         machine.write("/etc/nvml-scenario", gpus.scenario.read_text())
 
 
+def test_a_finding_outlives_a_restart(machine: Machine, gpus: Simulator) -> None:
+    """The judge may write and read its file: a restarted agent knows since when a GPU is lost."""
+
+    def lost() -> float:
+        found = (item for item in machine.status()["findings"] if item["slug"] == "gpu-lost")
+        return float(next(found, {"since": 0})["since"])
+
+    gpus.fault("fail", NVML_ERROR_GPU_IS_LOST, gpu=5)
+    machine.write("/etc/nvml-scenario", gpus.scenario.read_text())
+    try:
+        since = machine.wait(lost, "the finding")
+        began = time.time()
+        machine.run("systemctl", "restart", "dshealthd")
+        assert machine.wait(lost, "the finding again") == pytest.approx(since, abs=0.1)
+        assert since < began
+        assert machine.scrape().value("dshealthd_state_write_failures_total", file="findings") == 0
+        assert "begins without a past" not in machine.log(began)
+    finally:
+        gpus.clear_faults()
+        machine.write("/etc/nvml-scenario", gpus.scenario.read_text())
+
+
 def test_kernel_log(machine: Machine) -> None:
     """A line that the kernel itself writes is counted, where dmesg_restrict refuses others."""
     group = None
@@ -213,7 +237,7 @@ def test_training_and_evidence_of_its_hang(machine: Machine) -> None:
     assert machine.property("MainPID", "training.service") == str(pid)
 
     summary, stacks, kernel = evidence_of_a_stop(machine, pid)
-    assert "rank 0: stopped" in summary, summary
+    assert "rank 0 is stopped" in summary, summary
     assert "/home/alice/train.py" in stacks, summary
     assert "T (stopped)" in kernel
     assert "+0x" not in kernel, "the kernel's stack takes the drop-in for the curious"

@@ -152,6 +152,10 @@ def test_cautious(machine: Machine) -> None:
         assert scrape.value("dshealthd_collector_up", collector="memory") == 1
         assert scrape.value("dshealthd_collector_up", collector="clock") == 1
         assert scrape.value("dshealthd_collector_up", collector="training") == 1
+        machine.wait(
+            lambda: machine.scrape().value("dshealthd_state_writes_total", file="findings"),
+            "state that the judge has written",
+        )
         report = machine.run("systemd-analyze", "security", "--no-pager", "dshealthd", check=False)
         level = float(report.stdout.rsplit("dshealthd.service: ", 1)[1].split()[0])
         print(f"exposure {level}")
