@@ -41,14 +41,26 @@ class Window:
     def __init__(self, kind: Kind, seconds: float, *, from_zero: bool = False) -> None:
         """Start empty. `from_zero`: an absent counter has the value 0."""
         self.kind, self.seconds, self.step = kind, seconds, seconds / STEPS
-        self.dimensions: tuple[str, ...] = ()
-        """Names of the series' labels."""
+        self._dimensions: tuple[str, ...] = ()
         self._from_zero = from_zero
         self._added = self._began = -math.inf
         self._series: dict[Labels, array[float]] = {}
         self._raw: dict[Labels, float] = {}
         """Each counter's last value: what it rose by is added up, so that a reset loses nothing."""
         self._width = 3 if kind is Kind.MEAN else 2
+
+    @property
+    def dimensions(self) -> tuple[str, ...]:
+        """Names of the series' labels, also while their source gives none; empty before the first.
+
+        Series with other names, as an earlier release had them, are dropped.
+        """
+        return self._dimensions
+
+    @dimensions.setter
+    def dimensions(self, names: tuple[str, ...]) -> None:
+        if names != self._dimensions:
+            self._series, self._raw, self._dimensions = {}, {}, names
 
     def add(self, now: float, samples: Iterable[tuple[Labels, float]]) -> None:
         """Record the values of monotonic time `now`, once."""
@@ -122,18 +134,27 @@ class Window:
             else:
                 yield labels, (max if self.kind is Kind.HIGHEST else min)(figures)
 
-    def document(self, now: float) -> list[Any]:
+    def document(self, now: float) -> dict[str, Any]:
         """Return the window for JSON, with ages in place of times."""
-        return [
-            [labels, self._raw[labels], list(self._aged(kept, now))]
-            for labels, kept in self._series.items()
-        ]
+        return {
+            "dimensions": self._dimensions,
+            "series": [
+                [labels, self._raw[labels], list(self._aged(kept, now))]
+                for labels, kept in self._series.items()
+            ],
+        }
 
     def restore(self, document: Any, now: float) -> None:
-        """Restore what `document` returned. Raise ValueError or TypeError if it is not that."""
-        for names, raw, aged in document:
+        """Restore what `document` returned. Raise KeyError, TypeError or ValueError if it is not
+        that.
+        """
+        self._dimensions = tuple(map(str, document["dimensions"]))
+        for values, raw, aged in document["series"]:
             figures = [float(value) for value in aged]
-            labels = tuple(map(str, names))
+            labels = tuple(map(str, values))
+            if len(labels) != len(self._dimensions):
+                message = f"a series of a window has the labels {labels[:6]}"
+                raise ValueError(message)
             if not all(map(math.isfinite, (raw, *figures))) or len(figures) % self._width:
                 message = f"a series of a window has the figures {figures[:6]}"
                 raise ValueError(message)
@@ -176,7 +197,8 @@ class Past:
         window = self._windows.get(key)
         if window is None:
             window = self._windows[key] = Window(kind, seconds, from_zero=from_zero)
-            window.restore(self._kept.pop(key, ()), self._restored)
+            if (kept := self._kept.pop(key, None)) is not None:
+                window.restore(kept, self._restored)
         return window
 
     def document(self, now: float) -> dict[str, Any]:
@@ -186,7 +208,7 @@ class Past:
     def restore(self, document: Mapping[str, Any], now: float) -> None:
         """Restore what `document` returned, for monotonic time `now`.
 
-        Raise ValueError or TypeError if it is not that, and keep nothing of it.
+        Raise KeyError, TypeError or ValueError if it is not that, and keep nothing of it.
         """
         for key, rows in document.items():
             kind, _, seconds, *_ = key.split(" ")

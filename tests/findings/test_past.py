@@ -109,25 +109,42 @@ def test_past_outlives_the_agent(kind: Kind) -> None:
     past, later, whole = Past(), Past(), Past()
     for now, value in enumerate((1.0, 5.0, 3.0)):
         for each in (past, whole):
-            each.window(kind, "x_total", 60.0, {"type": ("b", "a")}).add(float(now), [(A, value)])
+            window = each.window(kind, "x_total", 60.0, {"type": ("b", "a")})
+            window.dimensions = ("type",)
+            window.add(float(now), [(A, value)])
     document = json.loads(json.dumps(past.document(2.0)))
     later.restore(document, 1002.0)
     mine = later.window(kind, "x_total", 60.0, {"type": ("a", "b")})
+    assert mine.dimensions == ("type",)
     mine.add(1010.0, [(A, 4.0)])
     other = whole.window(kind, "x_total", 60.0, {"type": ("a", "b")})
     other.add(10.0, [(A, 4.0)])
     assert dict(mine.values()) == dict(other.values())
 
 
+def rows(*series: object) -> dict[str, object]:
+    """Return a window as a state file has it."""
+    return {"dimensions": ["type"], "series": list(series)}
+
+
 @pytest.mark.parametrize(
-    "rows",
-    [[["a"]], [[["a"], "x", []]], [[["a"], 1.0, [1.0]]], [[["a"], 1.0, [float("nan"), 1.0]]], 5],
+    "window",
+    [
+        rows(["a"]),
+        rows([["a"], "x", []]),
+        rows([["a"], 1.0, [1.0]]),
+        rows([["a"], 1.0, [float("nan"), 1.0]]),
+        rows([["a", "b"], 1.0, [1.0, 1.0]]),
+        {"series": []},
+        [[["a"], 1.0, [1.0, 1.0]]],
+        5,
+    ],
 )
-def test_invalid_past_is_refused(rows: object) -> None:
+def test_invalid_past_is_refused(window: object) -> None:
     """A state file with other content restores nothing of the past."""
     past = Past()
-    with pytest.raises((ValueError, TypeError)):
-        past.restore({"rise x_total 60 ": rows}, 0.0)
+    with pytest.raises((KeyError, ValueError, TypeError)):
+        past.restore({"rise x_total 60 ": window}, 0.0)
     assert past.document(0.0) == {}
 
 

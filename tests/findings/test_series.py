@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 
 from dshealthd.core.collector import gauge
+from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
 
 STEP = gauge("dshealthd_test_step", "For tests.", "job", "rank")
@@ -30,3 +32,20 @@ def test_series_that_are_gone_are_forgotten() -> None:
         del job, ranks, moment
     assert len([job for job in jobs if job() is not None]) <= 2
     assert {id(labels) for labels in kept} == {id(kept[0])}
+
+
+def test_past_of_a_source_that_is_gone() -> None:
+    """After a restart without the source, its series still have their labels.
+
+    Of another release, with other labels, nothing is kept.
+    """
+    before = Past()
+    list(Series([KEPT(7.0, "3")], past=before, now=0.0).highest("test_kept", 60.0))
+    document = json.loads(json.dumps(before.document(1.0)))
+    past = Past()
+    past.restore(document, 2.0)
+    (point,) = Series([], past=past, now=3.0).highest("test_kept", 60.0)
+    assert (dict(point.labels), point.value) == ({"gpu": "3"}, 7.0)
+    renamed = gauge("dshealthd_test_kept", "For tests.", "gpu", "uuid")
+    (point,) = Series([renamed(1.0, "3", "u")], past=past, now=4.0).highest("test_kept", 60.0)
+    assert (dict(point.labels), point.value) == ({"gpu": "3", "uuid": "u"}, 1.0)
