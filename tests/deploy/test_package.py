@@ -155,6 +155,7 @@ def test_cautious(machine: Machine) -> None:
         machine.wait(
             lambda: machine.scrape().value("dshealthd_state_writes_total", file="findings"),
             "state that the judge has written",
+            90,
         )
         report = machine.run("systemd-analyze", "security", "--no-pager", "dshealthd", check=False)
         level = float(report.stdout.rsplit("dshealthd.service: ", 1)[1].split()[0])
