@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import background, state_file, state_writer
 from dshealthd.core.child import StartError
-from dshealthd.core.collector import gauge
+from dshealthd.core.collector import Reason, gauge
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.state_writer import LatestWriter
 from dshealthd.findings import fabric
-from dshealthd.findings.catalogue import catalogue
+from dshealthd.findings.catalogue import catalogue, unread
 from dshealthd.findings.episodes import Episodes
-from dshealthd.findings.finding import State
+from dshealthd.findings.finding import State, Verdict
 from dshealthd.findings.history import GpuHistory
 from dshealthd.findings.judge import series_of, signs_of
 from dshealthd.findings.limits import Limits
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from dshealthd.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot
-    from dshealthd.findings.finding import Finding, Verdict
+    from dshealthd.findings.finding import Finding
 
 log = logging.getLogger(__name__)
 
@@ -126,20 +126,27 @@ class Judge:
 
     @property
     def verdict(self) -> Verdict:
-        """The findings of the last judgement."""
-        if self._judged is None:
+        """The findings of the last judgement; unknown beside them where a defect has ended it."""
+        if self._judged is None and not self._failed:
             self.judge()
-        return self._episodes.verdict()
+        verdict = self._episodes.verdict()
+        if not self._failed:
+            return verdict
+        node, _ = self._names()
+        why = "the last judgement failed by a defect; the log has it"
+        failed = unread(self.name, "", Reason.INTERNAL, why, node)
+        return Verdict.of((*verdict.findings, failed))
 
     def judge(self) -> None:
         """Judge the samples of this moment."""
+        self._failed = True
         now, wall = self._monotonic(), self._wall()
-        self._judged = now
         series = series_of(self._snapshot, self._own(), self._limits, self._past, now)
         self._gpus.settle(series, wall)
         node, name = self._names()
         found = signs_of(self._snapshot, series, node=node, name=name, monotonic=now, wall=wall)
         self._episodes.update(found, now, wall, self._readable)
+        self._judged, self._failed = now, False
         if self._episodes.changed or now - self._saved >= SAVE_EVERY:
             self._save(now, wall)
 
@@ -182,9 +189,7 @@ class Judge:
         # The next turn first, so that a defect, which the loop logs, costs only one judgement.
         self._timer = None
         self._judge_within(AT_LEAST_EVERY)
-        self._failed = True
         self.judge()
-        self._failed = False
         self._judge_within(self._episodes.due(self._monotonic()) + DELAY)
 
     def _readable(self, finding: Finding) -> bool:

@@ -151,6 +151,7 @@ def test_invalid_past_is_refused(window: object) -> None:
 def test_peak_does_not_learn_a_fault() -> None:
     """What a series had at best stays for as long as it is seen, and for a while after that."""
     window = Window(Kind.PEAK, 60.0)
+    window.dimensions = ("gpu",)
     for now, value in ((0.0, 18.0), (5.0, 17.0), (1000.0, 17.0), (1050.0, 16.0)):
         window.add(now, [(A, value)])
         assert dict(window.values()) == {A: 18.0}

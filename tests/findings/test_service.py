@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from dshealthd.core.collector import Sample
+
 SOURCE = "open_files"
 
 
@@ -179,6 +181,27 @@ def test_source_that_stays_unread_is_told() -> None:
     ]
     node.read(0.1)
     assert told() == []
+
+
+def test_failed_judgement_is_unknown() -> None:
+    """A defect in a rule leaves no node healthy: its state is unknown, and its judge looks stalled."""
+    node = Node()
+    node.over(0.1)
+    judged = list(node.judge.samples())[-1]
+
+    def defect() -> tuple[Sample, ...]:
+        message = "a defect"
+        raise LookupError(message)
+
+    node.judge._own = defect
+    with pytest.raises(LookupError, match="a defect"):
+        node.judge.judge()
+    assert node.judge.verdict.state is State.UNKNOWN
+    node.now += 60
+    assert list(node.judge.samples())[-1].value == judged.value
+    node.judge._own = lambda: ()
+    node.over(0.1, 0)
+    assert node.judge.verdict.state is State.OK
 
 
 def test_exported_findings_are_bounded() -> None:
