@@ -1,10 +1,10 @@
 """What is wrong with this node now. This package alone judges that.
 
-`judge` reads the last samples of the collectors, the probes and the hang detector, and returns
-`Finding`s. Each is one alert of `dshealthd.symptoms`, as far as one moment on one node shows it:
-slug, severity, wording and first step come from there, limits from `limits`. The page, `dshealthd
-status`, the NVRx health check and clients of `/api/v1/status` render findings and judge nothing
-themselves.
+`service` judges each time the samples change: rules (`gpus`, `links`, `storage` and others) yield
+signs from the samples of this moment (`series`) and their past (`past`), `episodes` makes them
+findings after their hold and keeps them over restarts, and `catalogue` words them from
+`dshealthd.symptoms`. Limits are options (`limits`). The page, `dshealthd status`, Slurm, Kubernetes,
+NVRx and the alerts show these findings and judge nothing themselves.
 
-Anything that needs history (a rate, a day's median) or other nodes is left to Prometheus.
+What takes several nodes is left to Prometheus.
 """
