@@ -149,6 +149,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("evidence.exposition_text", "parse", LINES),
         ("evidence.stacks", "parse", BYTES),
         ("jobs.hangs.activity", "parse_activity", BYTES),
+        ("linux.fuse", "parse_served_by_users", BYTES),
         ("linux.starvation", "parse_run_queue", BYTES),
         (
             "jobs.deepspeed_operators",

@@ -18,7 +18,7 @@ MAX_SERIES = 2048
 """Most series of one window; further ones are not kept. 16 GPUs with 18 links have 288 of a type."""
 
 
-class Kind(enum.StrEnum):
+class Measure(enum.StrEnum):
     """What a window says of its series."""
 
     RISE = "rise"
@@ -38,7 +38,7 @@ class Window:
     counter's total at its end, the highest or lowest value in it, or sum and number of its values.
     """
 
-    def __init__(self, kind: Kind, seconds: float, *, from_zero: bool = False) -> None:
+    def __init__(self, kind: Measure, seconds: float, *, from_zero: bool = False) -> None:
         """Start empty. `from_zero`: an absent counter has the value 0."""
         self.kind, self.seconds, self.step = kind, seconds, seconds / STEPS
         self._dimensions: tuple[str, ...] = ()
@@ -47,7 +47,7 @@ class Window:
         self._series: dict[Labels, array[float]] = {}
         self._raw: dict[Labels, float] = {}
         """Each counter's last value: what it rose by is added up, so that a reset loses nothing."""
-        self._width = 3 if kind is Kind.MEAN else 2
+        self._width = 3 if kind is Measure.MEAN else 2
 
     @property
     def dimensions(self) -> tuple[str, ...]:
@@ -76,13 +76,13 @@ class Window:
                 labels not in self._raw and len(self._raw) >= MAX_SERIES
             ):
                 continue
-            if self.kind is Kind.RISE:
+            if self.kind is Measure.RISE:
                 before = self._raw.get(labels, 0.0 if begins_at_zero else value)
                 if labels not in self._series:
                     self._series[labels] = array("d", (now - self.step, 0.0))
                 total = self._series[labels][-1] + (value - before if value >= before else value)
                 self._put(labels, now, total)
-            elif self.kind is Kind.MEAN:
+            elif self.kind is Measure.MEAN:
                 self._put(labels, now, value, 1.0)
             else:
                 self._put(labels, now, value)
@@ -93,23 +93,23 @@ class Window:
     def _put(self, labels: Labels, now: float, *figures: float) -> None:
         """Add figures to the current step of a series, or begin its next one."""
         kept = self._series.setdefault(labels, array("d"))
-        if self.kind is Kind.PEAK:
+        if self.kind is Measure.PEAK:
             kept[:] = array("d", (now, max(*kept[1:], *figures, -math.inf)))
         elif not kept or now - kept[-self._width] >= self.step:
             kept.extend((now, *figures))
-        elif self.kind is Kind.MEAN:
+        elif self.kind is Measure.MEAN:
             kept[-2] += figures[0]
             kept[-1] += figures[1]
-        elif self.kind is Kind.RISE:
+        elif self.kind is Measure.RISE:
             kept[-1] = figures[0]
         else:
-            kept[-1] = (max if self.kind is Kind.HIGHEST else min)(kept[-1], figures[0])
+            kept[-1] = (max if self.kind is Measure.HIGHEST else min)(kept[-1], figures[0])
 
     def _forget(self, now: float) -> None:
         """Drop the steps that ended before the window, and the series without any other."""
         start, width = now - self.seconds, self._width
         # Of a counter, one ended step stays: the window's rise begins at its total.
-        spare = width if self.kind is Kind.RISE else 0
+        spare = width if self.kind is Measure.RISE else 0
         for labels, kept in list(self._series.items()):
             while len(kept) > width + spare and kept[width + spare] <= start:
                 del kept[:width]
@@ -127,12 +127,12 @@ class Window:
             if kept[0] > since:
                 continue
             figures = kept[1 :: self._width]
-            if self.kind is Kind.RISE:
+            if self.kind is Measure.RISE:
                 yield labels, figures[-1] - figures[0]
-            elif self.kind is Kind.MEAN:
+            elif self.kind is Measure.MEAN:
                 yield labels, sum(figures) / sum(kept[2 :: self._width])
             else:
-                yield labels, (max if self.kind is Kind.HIGHEST else min)(figures)
+                yield labels, (max if self.kind is Measure.HIGHEST else min)(figures)
 
     def document(self, now: float) -> dict[str, Any]:
         """Return the window for JSON, with ages in place of times."""
@@ -181,7 +181,7 @@ class Past:
 
     def window(
         self,
-        kind: Kind,
+        kind: Measure,
         name: str,
         seconds: float,
         labels: Mapping[str, str | Collection[str]],
@@ -212,5 +212,5 @@ class Past:
         """
         for key, rows in document.items():
             kind, _, seconds, *_ = key.split(" ")
-            Window(Kind(kind), float(seconds)).restore(rows, now)
+            Window(Measure(kind), float(seconds)).restore(rows, now)
         self._kept, self._restored = dict(document), now

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.findings.limits import Limits
-from dshealthd.findings.past import Kind
+from dshealthd.findings.past import Measure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -120,36 +120,36 @@ class Series:
         first ones of a name did not, unless `from_zero`, for counters that exist from their first
         event on. `full` leaves out series that are not known for that long.
         """
-        return self._over_time(Kind.RISE, name, seconds, labels, full=full, from_zero=from_zero)
+        return self._over_time(Measure.RISE, name, seconds, labels, full=full, from_zero=from_zero)
 
     def highest(
         self, name: str, seconds: float, *, full: bool = False, **labels: Wanted
     ) -> Iterator[Point]:
         """Yield the highest values within the last `seconds`, also of series that are gone."""
-        return self._over_time(Kind.HIGHEST, name, seconds, labels, full=full)
+        return self._over_time(Measure.HIGHEST, name, seconds, labels, full=full)
 
     def peak(self, name: str, seconds: float, **labels: Wanted) -> Iterator[Point]:
         """Yield the highest values that series ever had, until they are absent for `seconds`.
 
         For what has to stay as it was: a window would learn the fault in time.
         """
-        return self._over_time(Kind.PEAK, name, seconds, labels, full=False)
+        return self._over_time(Measure.PEAK, name, seconds, labels, full=False)
 
     def lowest(
         self, name: str, seconds: float, *, full: bool = False, **labels: Wanted
     ) -> Iterator[Point]:
         """Yield the lowest values within the last `seconds`, also of series that are gone."""
-        return self._over_time(Kind.LOWEST, name, seconds, labels, full=full)
+        return self._over_time(Measure.LOWEST, name, seconds, labels, full=full)
 
     def mean(
         self, name: str, seconds: float, *, full: bool = False, **labels: Wanted
     ) -> Iterator[Point]:
         """Yield the means of the last `seconds`, also of series that are gone."""
-        return self._over_time(Kind.MEAN, name, seconds, labels, full=full)
+        return self._over_time(Measure.MEAN, name, seconds, labels, full=full)
 
     def _over_time(
         self,
-        kind: Kind,
+        kind: Measure,
         name: str,
         seconds: float,
         labels: Mapping[str, Wanted],

@@ -48,7 +48,7 @@ class DocumentError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Text(Plain):
+class DocumentText(Plain):
     """A text."""
 
     def read(self, value: object, place: str) -> str:
@@ -92,7 +92,7 @@ class Shallow(Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Samples(Plain):
+class SampleList(Plain):
     """All samples by metric: thousands, so that they are checked in one loop and not copied."""
 
     def read(self, value: object, place: str) -> Any:
@@ -137,7 +137,7 @@ def _record(fields: Mapping[str, Type], **optional: Type) -> Record:
 
 MANY = 1 << 20
 """More items than any list of a document of that size has."""
-TEXT = Text()
+TEXT = DocumentText()
 FIGURE = Number(-sys.float_info.max, sys.float_info.max)
 TIME = Number(0, 1e11)
 """Unix time, at most that of the year 5138: clocks are wrong, but `localtime` has a range."""
@@ -210,7 +210,7 @@ STATUS = _record(
         "findings": Array(_FINDING, MANY),
         "jobs": Array(_JOB, MANY),
         "collectors": Array(_COLLECTOR, MANY),
-        "metrics": Samples(),
+        "metrics": SampleList(),
     },
     probe=OrNull(_PROBE),
 )

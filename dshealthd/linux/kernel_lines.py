@@ -12,8 +12,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from dshealthd.core.counter_file import OTHER
-
 _PCI = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}"
 _XID_TEXT = (
     rf"NVRM: Xid \((?:PCI:)?(?P<pci>{_PCI})(?:\.\d)?(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\): "
@@ -119,7 +117,7 @@ def recovery_action(found: Xid) -> str | None:
     if not match:
         return None
     number = int(match[1], 16)
-    return RECOVERY_ACTIONS[number] if number < len(RECOVERY_ACTIONS) else OTHER
+    return RECOVERY_ACTIONS[number] if number < len(RECOVERY_ACTIONS) else "other"
 
 
 def link_error(found: Xid) -> LinkError | None:

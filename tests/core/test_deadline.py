@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import select
 import socket
 import sys
@@ -29,6 +30,7 @@ from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.workers.fork_server import ForkServer, ForkServerError
 from dshealthd.probe.workers.store import LocalStore
+from tests.status_documents import document
 from tests.suspension import Suspension, turns
 
 if TYPE_CHECKING:
@@ -376,7 +378,7 @@ def test_a_status_document_that_came_while_the_agent_was_stopped_is_read(
         async def call(self, *_: Any) -> dict[str, Any]:
             await self.ready.wait()
             await asyncio.sleep(0)  # as what has arrived takes a turn of the loop to be read
-            data = gzip.compress(b'{"node": "b"}')
+            data = gzip.compress(json.dumps(document(node="b")).encode())
             return {"data": data, "stamp": "1", "size": len(data)}
 
         async def close(self) -> None:
@@ -395,7 +397,7 @@ def test_a_status_document_that_came_while_the_agent_was_stopped_is_read(
         suspension.resume(agents.CALL_DEADLINE + 1.0)
         return await asking
 
-    assert asyncio.run(ask(answers=True)) == {"node": "b"}
+    assert asyncio.run(ask(answers=True))["node"] == "b"
     with pytest.raises(TimeoutError):
         asyncio.run(ask(answers=False))
 

@@ -146,5 +146,6 @@ def test_63_a_hung_mount_of_a_user(public_path: Path) -> None:
                 assert not scrape.value("dshealthd_worker_quarantined", worker=worker)
             assert scrape.value("dshealthd_collector_up", collector="software") == 1
             time.sleep(0.5)
-        failing = {"collector": "software", "reason": "permission_denied"}
-        assert scrape.value("dshealthd_collector_failing", **failing) == 1
+        # A job's own part is no fault of the node's collector; it is counted, with its reason.
+        refused = {"collector": "software", "reason": "permission_denied"}
+        assert (scrape.value("dshealthd_collector_errors_total", **refused) or 0) > 0

@@ -126,25 +126,6 @@ def test_findings_are_where_alerts_fire(name: str) -> None:
     assert seen, f"no scene has shown {name} as a finding"
 
 
-@pytest.mark.parametrize(
-    "name",
-    sorted(
-        name for name in FOUND - {UNKNOWN} - BY_HISTORY.keys() if not catalogue()[name].alert.hold
-    ),
-)
-def test_no_finding_where_the_alert_is_quiet(name: str) -> None:
-    """Where a scene has an alert fire for no node, no agent has the finding either.
-
-    Those that must last before they fire are left out: a finding is of the moment.
-    """
-    for moment in everything():
-        if moment.alert == name and not moment.fires:
-            for node in moment.scene.nodes():
-                series = moment.scene.look(node, moment.at)
-                alerts = [sign.alert for sign in signs(series, node, moment.at)]
-                assert name not in alerts, (moment.scene.name, moment.at, node)
-
-
 def test_healthy_nodes_have_no_findings() -> None:
     """The fleet in which no alert fires has no finding at any moment."""
     seen = 0

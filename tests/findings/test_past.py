@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.findings.past import MAX_SERIES, Kind, Past, Window
+from dshealthd.findings.past import MAX_SERIES, Measure, Past, Window
 
 A, B = ("a",), ("b",)
 
 
 def test_rise_adds_up_over_resets() -> None:
     """A counter that restarts at 0 loses nothing of what it had counted."""
-    window = Window(Kind.RISE, 60.0)
+    window = Window(Measure.RISE, 60.0)
     for now, value in enumerate((100.0, 103.0, 1.0, 2.0)):
         window.add(float(now), [(A, value)])
     assert dict(window.values()) == {A: 5.0}
@@ -23,7 +23,7 @@ def test_rise_adds_up_over_resets() -> None:
 
 def test_first_series_of_a_name_may_have_counted_for_years() -> None:
     """What stood there at the first look did not rise; a type of error that is new later did."""
-    window = Window(Kind.RISE, 60.0)
+    window = Window(Measure.RISE, 60.0)
     window.add(0.0, [(A, 13_312.0)])
     window.add(5.0, [(A, 13_312.0), (B, 2.0)])
     assert dict(window.values()) == {A: 0.0, B: 2.0}
@@ -31,11 +31,11 @@ def test_first_series_of_a_name_may_have_counted_for_years() -> None:
 
 def test_counter_that_exists_from_its_first_event_on() -> None:
     """Such a counter rose from 0, but not one that an agent finds right after its start."""
-    window = Window(Kind.RISE, 60.0, from_zero=True)
+    window = Window(Measure.RISE, 60.0, from_zero=True)
     window.add(0.0, [])
     window.add(1.0, [(A, 7.0)])
     assert dict(window.values()) == {A: 0.0}
-    later = Window(Kind.RISE, 60.0, from_zero=True)
+    later = Window(Measure.RISE, 60.0, from_zero=True)
     later.add(0.0, [])
     later.add(30.0, [(A, 7.0)])
     assert dict(later.values()) == {A: 7.0}
@@ -43,7 +43,7 @@ def test_counter_that_exists_from_its_first_event_on() -> None:
 
 def test_rise_leaves_the_window() -> None:
     """A rise is forgotten when the window has passed it, to within a step."""
-    window = Window(Kind.RISE, 300.0)
+    window = Window(Measure.RISE, 300.0)
     window.add(0.0, [(A, 0.0)])
     for now in range(5, 700, 5):
         window.add(float(now), [(A, 4.0)])
@@ -55,7 +55,7 @@ def test_rise_leaves_the_window() -> None:
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=200))
 def test_rise_is_that_of_all_values_within_a_step(steps: list[int]) -> None:
     """The rise of a window is at least that of its length, at most that of a step more."""
-    window, total, history = Window(Kind.RISE, 60.0), 0.0, []
+    window, total, history = Window(Measure.RISE, 60.0), 0.0, []
     for place, step in enumerate(steps):
         total += step
         history.append(total)
@@ -67,9 +67,9 @@ def test_rise_is_that_of_all_values_within_a_step(steps: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [(Kind.HIGHEST, 9.0), (Kind.LOWEST, 1.0), (Kind.MEAN, 4.0)]
+    ("kind", "value"), [(Measure.HIGHEST, 9.0), (Measure.LOWEST, 1.0), (Measure.MEAN, 4.0)]
 )
-def test_extremes_and_means(kind: Kind, value: float) -> None:
+def test_extremes_and_means(kind: Measure, value: float) -> None:
     """A window has the highest, lowest or mean value, also of a series that is gone."""
     window = Window(kind, 60.0)
     for now, seen in enumerate((3.0, 9.0, 1.0, 3.0)):
@@ -82,7 +82,7 @@ def test_extremes_and_means(kind: Kind, value: float) -> None:
 
 def test_moment_counts_once() -> None:
     """Two rules that ask for the same window at one moment do not count its values twice."""
-    window = Window(Kind.MEAN, 60.0)
+    window = Window(Measure.MEAN, 60.0)
     window.add(0.0, [(A, 1.0)])
     window.add(1.0, [(A, 4.0)])
     window.add(1.0, [(A, 400.0)])
@@ -91,20 +91,20 @@ def test_moment_counts_once() -> None:
 
 def test_series_are_bounded() -> None:
     """Labels that somebody multiplies take no memory without end."""
-    window = Window(Kind.RISE, 60.0)
+    window = Window(Measure.RISE, 60.0)
     window.add(0.0, [((str(number),), 1.0) for number in range(MAX_SERIES + 50)])
     assert len(dict(window.values())) == MAX_SERIES
 
 
 def test_unknown_is_no_value() -> None:
     """A value that is not a number is left out."""
-    window = Window(Kind.HIGHEST, 60.0)
+    window = Window(Measure.HIGHEST, 60.0)
     window.add(0.0, [(A, float("nan")), (B, float("inf"))])
     assert dict(window.values()) == {}
 
 
-@pytest.mark.parametrize("kind", list(Kind))
-def test_past_outlives_the_agent(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", list(Measure))
+def test_past_outlives_the_agent(kind: Measure) -> None:
     """A restarted agent goes on with the windows, whose ages grow meanwhile."""
     past, later, whole = Past(), Past(), Past()
     for now, value in enumerate((1.0, 5.0, 3.0)):
@@ -150,12 +150,12 @@ def test_invalid_past_is_refused(window: object) -> None:
 
 def test_peak_does_not_learn_a_fault() -> None:
     """What a series had at best stays for as long as it is seen, and for a while after that."""
-    window = Window(Kind.PEAK, 60.0)
+    window = Window(Measure.PEAK, 60.0)
     window.dimensions = ("gpu",)
     for now, value in ((0.0, 18.0), (5.0, 17.0), (1000.0, 17.0), (1050.0, 16.0)):
         window.add(now, [(A, value)])
         assert dict(window.values()) == {A: 18.0}
-    restored = Window(Kind.PEAK, 60.0)
+    restored = Window(Measure.PEAK, 60.0)
     restored.restore(json.loads(json.dumps(window.document(1050.0))), 50.0)
     restored.add(100.0, [])
     assert dict(restored.values()) == {A: 18.0}

@@ -62,6 +62,15 @@ def faults(node: int, nodes: int) -> list[Series]:
     gpu = {"gpu": "3"}
     port = {"device": "mlx5_0", "port": "1"}
     peer = f"node-{node % nodes + 1}"
+    off_fabric = {
+        "finding": "NvlinkFabricUnhealthy",
+        "symptom": "bad-link",
+        "component": "node",
+        "part": "rack/1",
+        "reason": "",
+        "severity": "critical",
+        "training_job": "",
+    }
     accused = {"kind": "link", "component": f"node-{node}--{peer}", "reason": "hung"}
     return [
         Series("dshealthd_gpu_up", gpu, 1, 0),
@@ -80,6 +89,7 @@ def faults(node: int, nodes: int) -> list[Series]:
         Series("dshealthd_nvlink_errors_total", {"gpu": "0", "link": "7", "type": "replay"}, 0, 40),
         Series("dshealthd_nvlink_domain_info", {"gpu": "0", "domain": "rack", "clique": "1"}, 1, 1),
         Series("dshealthd_gpu_fabric_healthy", {"gpu": "6"}, 1, 0),
+        Series("dshealthd_finding_value", off_fabric, 1, 1),
         Series("dshealthd_pcie_link_width", {"gpu": "4"}, 16, 8),
         Series("dshealthd_infiniband_port_up", port, 1, 0),
         Series("dshealthd_infiniband_port_flaps_total", port, 0, 3),

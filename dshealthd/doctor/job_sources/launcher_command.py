@@ -205,7 +205,7 @@ def _weight(found: LauncherCommand | None) -> int:
 
 
 def _launcher(
-    command: shell.Command, variables: Mapping[str, shell.Value], nesting: int
+    command: shell.ShellCommand, variables: Mapping[str, shell.Value], nesting: int
 ) -> LauncherCommand | None:
     """Return the launcher that a simple command starts; None if it starts something else."""
     own = dict(command.own)
@@ -234,7 +234,7 @@ def _launcher(
     named, unknown, arguments, is_partial = _options(rest, GRAMMARS[program])
     inner = None
     if program == "srun" and arguments:
-        started = shell.Command(command.line, tuple(arguments), here=command.here)
+        started = shell.ShellCommand(command.line, tuple(arguments), here=command.here)
         inner = _launcher(started, {**variables, **own}, nesting + 1)
     return LauncherCommand(program, named, tuple(arguments), tuple(unknown), own, inner, is_partial)
 

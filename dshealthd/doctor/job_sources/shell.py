@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dshealthd.doctor.job_sources.shell_syntax import ASSIGNMENT, Parsed, Part, Word, parse
+from dshealthd.doctor.job_sources.shell_syntax import ASSIGNMENT, Parsed, Word, WordPart, parse
 from dshealthd.jobs.environment import MAX_VALUE
 
 MAX_TEXT = 1 << 16
@@ -30,7 +30,7 @@ Value = str | tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ShellCommand:
     """A command that a script runs, after expansion."""
 
     line: int
@@ -41,7 +41,7 @@ class Command:
     is_conditional: bool = False
 
 
-def commands(text: str, variables: dict[str, Value]) -> Iterator[Command]:
+def commands(text: str, variables: dict[str, Value]) -> Iterator[ShellCommand]:
     """Yield the commands of a script in its order; `variables` always has their values so far.
 
     ValueError, after the commands before it, for what cannot be parsed or grows beyond a limit.
@@ -59,7 +59,7 @@ class _Shell:
 
     def run(
         self, parsed: Iterator[Parsed] | Sequence[Parsed], given: tuple[str, ...], nesting: int
-    ) -> Iterator[Command]:
+    ) -> Iterator[ShellCommand]:
         """Yield what commands run; `given` are the arguments of their function."""
         for one in parsed:
             self._count += 1
@@ -89,7 +89,7 @@ class _Shell:
                     name: value if isinstance(value, str) else f"${{{name}}}"
                     for name, value in own.items()
                 }
-                yield Command(one.line, tuple(words), texts, one.here, one.is_conditional)
+                yield ShellCommand(one.line, tuple(words), texts, one.here, one.is_conditional)
 
     def _assign(self, name: str, value: Value, *, may_be_skipped: bool) -> None:
         known = self._variables.get(name)
@@ -106,7 +106,7 @@ class _Shell:
         """
         found: dict[str, Value] = {}
         for at, word in enumerate(words):
-            first = word.parts[0] if word.parts else Part("")
+            first = word.parts[0] if word.parts else WordPart("")
             match = None if first.is_quoted or first.expands else ASSIGNMENT.match(first.text)
             if match is None:
                 if skip:
@@ -114,7 +114,7 @@ class _Shell:
                 return found, words[at:]
             name = match[1]
             value: Value
-            begin = Part(first.text[match.end() :])
+            begin = WordPart(first.text[match.end() :])
             quoted = (part._replace(is_quoted=True) for part in word.parts[1:])
             try:
                 if word.array is not None:

@@ -30,7 +30,7 @@ _HEADS = frozenset({"for", "case", "select"})
 _OPEN = "No closing quotation"
 
 
-class Part(NamedTuple):
+class WordPart(NamedTuple):
     """A stretch of a word."""
 
     text: str
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 class Word(NamedTuple):
     """A word before expansion."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[WordPart, ...]
     array: tuple[Word, ...] | None = None
     """The elements of `name=(...)`; `parts` are then the name."""
 
@@ -135,8 +135,8 @@ class _Parser:
             elif keyword in _HEADS:
                 if keyword != "case" and words and words[0].plain.isidentifier():
                     # the variable of a loop has another value each time
-                    unknown = Part("$(loop)", expands=True)
-                    assignment = Word((Part(f"{words[0].plain}="), unknown))
+                    unknown = WordPart("$(loop)", expands=True)
+                    assignment = Word((WordPart(f"{words[0].plain}="), unknown))
                     self._made.append(Parsed(line, (assignment,)))
                 return
         if words:
@@ -213,13 +213,13 @@ class _Lexer:
         self._at = end
 
     def _word(self) -> Word:
-        parts: list[Part] = []
+        parts: list[WordPart] = []
         text = self._text
         while self._at < len(text):
             letter = text[self._at]
             if match := _PLAIN.match(text, self._at):
                 self._move(match.end())
-                parts.append(Part(match[0]))
+                parts.append(WordPart(match[0]))
                 is_array = self._at < len(text) and text[self._at] == "(" and len(parts) == 1
                 if is_array and ASSIGNMENT.fullmatch(match[0]):
                     return Word(tuple(parts), self._array())
@@ -227,13 +227,13 @@ class _Lexer:
                 escaped = text[self._at + 1 : self._at + 2]
                 self._move(min(self._at + 2, len(text)))
                 if escaped != "\n":
-                    parts.append(Part(escaped, is_quoted=True))
+                    parts.append(WordPart(escaped, is_quoted=True))
             elif letter == "'" or text.startswith("$'", self._at):
                 start = text.index("'", self._at) + 1
                 end = text.find("'", start)
                 if end < 0:
                     raise ValueError(_OPEN)
-                parts.append(Part(text[start:end], is_quoted=True))
+                parts.append(WordPart(text[start:end], is_quoted=True))
                 self._move(end + 1)
             elif letter == '"' or text.startswith('$"', self._at):
                 self._move(self._at + 1 + (letter == "$"))
@@ -244,9 +244,9 @@ class _Lexer:
                 break
         return Word(tuple(parts))
 
-    def _quoted(self) -> list[Part]:
+    def _quoted(self) -> list[WordPart]:
         """Return the parts between double quotes, of which the first is behind."""
-        parts = [Part("", is_quoted=True)]
+        parts = [WordPart("", is_quoted=True)]
         text = self._text
         while self._at < len(text):
             letter = text[self._at]
@@ -258,15 +258,15 @@ class _Lexer:
                 self._move(min(self._at + 2, len(text)))
                 if escaped != "\n":
                     kept = escaped if escaped in '$`"\\' else f"\\{escaped}"
-                    parts.append(Part(kept, is_quoted=True))
+                    parts.append(WordPart(kept, is_quoted=True))
             elif letter in "$`":
                 parts.append(self._expansion(is_quoted=True))
             elif match := _IN_QUOTES.match(text, self._at):
-                parts.append(Part(match[0], is_quoted=True))
+                parts.append(WordPart(match[0], is_quoted=True))
                 self._move(match.end())
         raise ValueError(_OPEN)
 
-    def _expansion(self, *, is_quoted: bool) -> Part:
+    def _expansion(self, *, is_quoted: bool) -> WordPart:
         text, start = self._text, self._at
         if text[start] == "`":
             end = text.find("`", start + 1) + 1
@@ -278,9 +278,9 @@ class _Lexer:
             end = match.end()
         else:  # a dollar sign alone
             self._at += 1
-            return Part("$", is_quoted=True)
+            return WordPart("$", is_quoted=True)
         self._move(end)
-        return Part(text[start:end], is_quoted, expands=True)
+        return WordPart(text[start:end], is_quoted, expands=True)
 
     def _array(self) -> tuple[Word, ...]:
         """Return the elements of an array; the position is that of its parenthesis."""
