@@ -49,7 +49,7 @@ def test_an_alert_is_claimed_where_there_is_one() -> None:
     for number, slug, _, level, _ in ROWS:
         if level in INJECTED:
             found = all_symptoms()[slug]
-            assert found.alerts or found.covered_by, number
+            assert found.entries or found.covered_by, number
 
 
 def test_the_numbers_in_the_text() -> None:

@@ -95,7 +95,7 @@ def test_page_shows_the_gpus_and_what_changes(
     made.nvml.set(3, "temperature", 91)
     made.nvml.set(4, "remapped_failure", 1)
     made.nvml.fault("fail", 15, gpu=6)
-    visit.wait(".verdict li", "91 °C, its slowdown limit")
+    visit.wait(".gpus > li", "91 °C")  # a finding after two minutes: tests/findings/scenes
     visit.wait(".verdict li", "A GPU could not replace a bad memory row")
     visit.wait(".gpus > li", "gpu lost \u2013 its values are unknown")
     assert "0" not in rows.nth(6).inner_text().replace("GPU 6", "")
