@@ -32,7 +32,8 @@ def exists(name: str) -> bool:
     """Tell whether a test, as `FILE::FUNCTION`, or a file of scenes exists."""
     file, _, function = name.partition("::")
     if not function:
-        return (ROOT / "tests/symptoms" / file).exists()
+        folders = ("tests/symptoms", "tests/findings/scenes")
+        return any((ROOT / folder / file).exists() for folder in folders)
     tree = ast.parse((ROOT / file).read_text())
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     return any(isinstance(node, functions) and node.name == function for node in tree.body)
