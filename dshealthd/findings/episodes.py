@@ -92,6 +92,12 @@ class Episodes:
             ).findings
         )
 
+    def open_at(self, finding: Finding, now: float) -> bool:
+        """Return whether a sign that is seen now is a finding by now."""
+        episode = self._episodes.get(finding.key)
+        began = now if episode is None else episode.began
+        return (episode is not None and episode.opened) or now - began >= finding.hold_seconds
+
     def due(self, now: float) -> float:
         """Return the seconds after which time alone may open or close a finding; infinite if never."""
         return min(

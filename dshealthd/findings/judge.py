@@ -27,7 +27,7 @@ from dshealthd.findings.finding import State, Verdict
 from dshealthd.findings.series import DEFAULTS, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Latest, Snapshot
@@ -97,16 +97,24 @@ def seen(series: Series, *, node: str, name: str, wall: float) -> dict[Key, Find
 
 
 def signs_of(
-    snapshot: Snapshot, series: Series, *, node: str, name: str, monotonic: float, wall: float
+    snapshot: Snapshot,
+    series: Series,
+    *,
+    node: str,
+    name: str,
+    monotonic: float,
+    wall: float,
+    shown: Callable[[Finding], bool] = lambda _finding: True,
 ) -> Collection[Finding]:
     """Return what is wrong with this node at this moment, and what cannot be checked.
 
-    `series` has all samples; `monotonic` is the snapshot's clock in seconds; the others are as
-    `seen` takes them.
+    `series` has all samples; `monotonic` is the snapshot's clock in seconds; `shown` says whether a
+    sign is a finding by now, and not held back any more: until then it does not stand for what
+    could not be read. The others are as `seen` takes them.
     """
     found = seen(series, node=node, name=name, wall=wall)
-    parts = {finding.part.lower() for finding in found.values()}
-    alerts = {finding.alert for finding in found.values()}
+    parts = {finding.part.lower() for finding in found.values() if shown(finding)}
+    alerts = {finding.alert for finding in found.values() if shown(finding)}
     if pending := tuple(latest.name for latest in snapshot if latest.sampled is None):
         late = starting(pending, node)
         found[late.key] = late

@@ -144,7 +144,15 @@ class Judge:
         series = series_of(self._snapshot, self._own(), self._limits, self._past, now)
         self._gpus.settle(series, wall)
         node, name = self._names()
-        found = signs_of(self._snapshot, series, node=node, name=name, monotonic=now, wall=wall)
+        found = signs_of(
+            self._snapshot,
+            series,
+            node=node,
+            name=name,
+            monotonic=now,
+            wall=wall,
+            shown=lambda finding: self._episodes.open_at(finding, now),
+        )
         self._episodes.update(found, now, wall, self._readable)
         self._judged, self._failed = now, False
         if self._episodes.changed or now - self._saved >= SAVE_EVERY:
