@@ -90,20 +90,6 @@ PORTS = snapshot_check(
 )
 
 
-def _rendezvous_connections_problems(context: NodeContext) -> Iterator[Result]:
-    waiting = context.series.value("rendezvous_client_sockets", state="syn_sent")
-    if waiting:
-        yield Result(
-            Outcome.WARNING,
-            f"{plural(waiting, 'connection')} to a rendezvous port without an answer yet: a "
-            "firewall or a dead route drops packets, or MASTER_ADDR is wrong",
-            remedy="ss -tnpo state syn-sent",
-            value=f"{waiting:g}",
-            limit="0",
-            source="dshealthd_rendezvous_client_sockets",
-        )
-
-
 def _rendezvous_connections(context: NodeContext) -> str:
     connected = context.series.value("rendezvous_client_sockets", state="established") or 0.0
     return f"{plural(connected, 'connection')} to rendezvous ports, none waiting for an answer"
@@ -115,5 +101,4 @@ RENDEZVOUS_CONNECTIONS = snapshot_check(
     "Connections to rendezvous ports are answered",
     ("rendezvous",),
     _rendezvous_connections,
-    _rendezvous_connections_problems,
 )

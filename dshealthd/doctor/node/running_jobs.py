@@ -111,14 +111,6 @@ JOB_LOSSES = snapshot_check(
 )
 
 
-def _job_nccl_settings_problems(context: NodeContext) -> Iterator[Result]:
-    yield from problems(
-        context,
-        lambda variable, problem: "NCCL_" in variable and problem != "disabled",
-        "ip -br link; ibdev2netdev; env | grep NCCL_",
-    )
-
-
 def _job_nccl_settings(context: NodeContext) -> str:
     runs = len(list(context.series("job_ranks")))
     return f"{plural(runs, 'training run')} on this node; none has a wrong NCCL variable"
@@ -130,7 +122,6 @@ JOB_NCCL_SETTINGS = snapshot_check(
     "NCCL's variables in running jobs fit the node",
     ("job_environment",),
     _job_nccl_settings,
-    _job_nccl_settings_problems,
 )
 
 
