@@ -40,7 +40,7 @@ def catalogue(node: Node, began: float) -> list[Fault]:
     return [
         Fault("gpu-lost", "gpu", "gpu_fault", _gpu(node, reason="gpu_lost"), _always(1)),
         Fault("gpu-lost", "gpu", "xid_last_timestamp_seconds", _pci(xid="79"), _always(began)),
-        Fault("gpu-lost", "node", "gpus_visible", {}, _always(1)),
+        Fault("gpu-lost", "gpu", "gpus_visible", {}, _always(1)),
         *(
             Fault(
                 "nccl-all-reduce-failed",
