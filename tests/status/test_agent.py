@@ -112,7 +112,8 @@ def test_watch(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 60, 0, 0))
     with agents.running(tmp_path) as agent:
-        watching = watch(agent.port, theirs)
+        node = f"127.0.0.1:{agent.port}"
+        watching = watch(agent.port, theirs, node, node, node)
         drawn = b""
         while drawn.count(CLEAR.encode()) < 3:
             drawn += os.read(ours, 65536)
