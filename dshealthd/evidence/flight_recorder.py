@@ -20,8 +20,9 @@ from dshealthd.core.watched_file import signature
 from dshealthd.evidence import privileges
 from dshealthd.evidence.findings import file_of
 from dshealthd.evidence.step import Missing
-from dshealthd.linux.process_files import Irregular, Root, read
+from dshealthd.linux.process_files import Root
 from dshealthd.linux.process_stat import parse_stat
+from dshealthd.linux.regular_files import Irregular, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple, Protocol, cast
 
-from dshealthd.linux import process_files
+from dshealthd.linux import regular_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -121,7 +121,7 @@ def open_file(name: str) -> IO[bytes]:
     """
     if name.startswith(_PIPES):
         return open(name, "rb")
-    return open(process_files.open_named(name), "rb")
+    return open(regular_files.open_named(name), "rb")
 
 
 def open_log(name: str, closing: contextlib.ExitStack) -> IO[bytes]:

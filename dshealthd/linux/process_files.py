@@ -2,9 +2,8 @@
 
 Such paths come from the environment, argv or maps. Naming a path must gain its author nothing. A
 file is looked up below the process's own root (openat2(2), Linux 5.6; ENOSYS on older kernels),
-with the rights of the process's user and without capabilities. It is opened only once it is known
-to be a regular file on a file system that stores files: opening a device or a FIFO has side
-effects, and `/proc/self` is the reader's own. Nothing on a FUSE mount of a user's is touched.
+with the rights of the process's user and without capabilities, and opened as `regular_files` does.
+Nothing on a FUSE mount of a user's is touched.
 
 Any access may hang with its file system; callers run in processes that are killed when they hang.
 """
@@ -22,46 +21,28 @@ from typing import TYPE_CHECKING, Self
 
 from dshealthd.linux.credentials import User, assumed, is_secure, parse_user
 from dshealthd.linux.fuse import mount_id, parse_served_by_users
+from dshealthd.linux.regular_files import PROC, Irregular, check, file_system, read, reopen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from dshealthd.core.host import Host
+    from dshealthd.linux.regular_files import Checks
 
-    Checks = Callable[[int], bool]
 
 MAX_FILE = 1 << 20
 MAX_NAMES = 20_000
 """Most entries of a directory that are read; the largest environments have some 2,000."""
-_CHUNK = 1 << 18
 _OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_IN_ROOT = 0x02, 0x10
-_PROC = 0x9FA0
 _MOUNTS = 4 << 20
 """Bytes of a process's list of mounts; a node with a thousand containers has about 1 MiB."""
 _MAX_LINKS = 40
 """Most links in a path, as in the kernel (MAXSYMLINKS)."""
-_NO_STORE = frozenset(
-    (_PROC, 0x62656572, 0x64626720, 0x74726163, 0x27E0EB, 0x63677270, 0xCAFE4A11, 0x73636673)
-)
-"""proc, sysfs, debugfs, tracefs, cgroup, cgroup2, bpf, securityfs (`linux/magic.h`).
-
-Reading there can have side effects, never end, or describe the reader instead of the process.
-"""
 _SELF = "/proc/self"
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class Irregular(OSError):
-    """The object at a path must not be opened: a device, a link, another user's."""
-
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(errno.EINVAL, why, path)
-
-    def __str__(self) -> str:
-        return f"{self.filename} {self.strerror}"
 
 
 class Root:
@@ -215,12 +196,12 @@ class Root:
         Opens the object that was checked, wherever the path leads by then.
         """
         with self._found(path, follow=follow) as descriptor:
-            _check(descriptor, path, is_kind, kind)
+            check(descriptor, path, is_kind, kind)
             uid = os.fstat(descriptor).st_uid
             if owned and uid != self.owner.uid:
                 why = f"belongs to user {uid}, and the process to {self.owner.uid}"
                 raise Irregular(path, why)
-            return _reopen(descriptor, path, flags)
+            return reopen(descriptor, path, flags)
 
     @contextlib.contextmanager
     def _found(self, path: str, *, follow: bool) -> Iterator[int]:
@@ -302,63 +283,13 @@ def rights_of(status: os.stat_result) -> User:
     return User(status.st_uid, status.st_gid) if os.geteuid() == 0 else _own()
 
 
-def open_entry(directory: int, name: str) -> int:
-    """Return a descriptor of a regular file in an open directory; follow no link. OSError.
-
-    Uses the caller's current rights: within `assumed`, those of a user.
-    """
-    return _open_file(name, os.O_NOFOLLOW, directory)
-
-
-def open_named(path: str) -> int:
-    """Return a descriptor of a regular file that whoever runs a command has named. OSError.
-
-    Its directory may be a user's: a FIFO there would block the command, and a device be opened.
-    """
-    return _open_file(path, 0, None)
-
-
-def _open_file(name: str, flags: int, directory: int | None) -> int:
-    descriptor = os.open(name, flags | os.O_PATH | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        _check(descriptor, name, stat.S_ISREG, "regular file")
-        return _reopen(descriptor, name, os.O_RDONLY)
-    finally:
-        os.close(descriptor)
-
-
-def read(descriptor: int, limit: int) -> bytes:
-    """Return the rest of a process's file, at most `limit` bytes, even if it grows."""
-    chunks = []
-    while limit > 0 and (chunk := os.read(descriptor, min(limit, _CHUNK))):
-        chunks.append(chunk)
-        limit -= len(chunk)
-    return b"".join(chunks)
-
-
 def _own() -> User:
     return User(os.geteuid(), os.getegid(), tuple(os.getgroups()))
 
 
-def _check(descriptor: int, path: str, is_kind: Checks, kind: str) -> None:
-    if not is_kind(os.fstat(descriptor).st_mode) or _file_system(descriptor) in _NO_STORE:
-        raise Irregular(path, f"is not a {kind}")
-
-
-def _reopen(descriptor: int, path: str, flags: int) -> int:
-    """Open the object of an O_PATH descriptor of a process's file; errors name `path`."""
-    # Through the descriptor that was checked, not the path, whose owner may have replaced the file
-    # since. O_NONBLOCK, as opening a FIFO would wait for a writer.
-    flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    try:
-        return os.open(f"/proc/self/fd/{descriptor}", flags)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
-
-
 def _owner(place: int) -> User:
     """Return the user of the process with this directory in `/proc`, to open its files as."""
-    if _file_system(place) != _PROC:  # a fixture in place of procfs
+    if file_system(place) != PROC:  # a fixture in place of procfs
         status = os.fstat(place)
         return User(status.st_uid, status.st_gid)
     user = parse_user(_entry(place, "status"))
@@ -399,12 +330,3 @@ def _working_directory(place: int) -> str | None:
     if directory != root and not directory.startswith(f"{root}/"):
         return None
     return directory.removeprefix(root) or "/"
-
-
-def _file_system(descriptor: int) -> int:
-    """Return the type of a file's file system: `f_type` of fstatfs(2)."""
-    data = ctypes.create_string_buffer(256)
-    if _libc.fstatfs(descriptor, data):
-        code = ctypes.get_errno()
-        raise OSError(code, f"fstatfs: {os.strerror(code)}")
-    return int(struct.unpack_from("=q", data.raw)[0]) & 0xFFFFFFFF

@@ -142,11 +142,14 @@ def nvlink_down(node: Node, gpu: int, link: int) -> contextlib.AbstractContextMa
 
 @contextlib.contextmanager
 def xid(node: Node, log: KernelLog, gpu: int, code: int, text: str) -> Iterator[None]:
-    """The driver reports an Xid, once; nothing is to be undone."""
+    """The driver reports an Xid, once. Then the GPU is reset, which restarts its energy counter."""
     bus = node.gpus.value(gpu, "pci")[4:-2].lower()
     with node.lab.injected(f"Xid {code} on {node.name} GPU {gpu}"):
         log.say(f"NVRM: Xid (PCI:{bus}): {code}, {text}")
-        yield
+        try:
+            yield
+        finally:
+            node.gpus.set(gpu, "energy", int(node.gpus.value(gpu, "energy")) // 2)
 
 
 @contextlib.contextmanager

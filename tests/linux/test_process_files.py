@@ -22,7 +22,8 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.linux import process_files
 from dshealthd.linux.credentials import User, assumed, is_secure, parse_user
-from dshealthd.linux.process_files import Irregular, Root, user_of
+from dshealthd.linux.process_files import Root, user_of
+from dshealthd.linux.regular_files import Irregular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from dshealthd.linux.process_files import Irregular
+from dshealthd.linux.regular_files import Irregular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

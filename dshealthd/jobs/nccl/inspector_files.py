@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dshealthd.linux.credentials import assumed
-from dshealthd.linux.process_files import Irregular, open_entry, rights_of
-from dshealthd.linux.process_files import read as read_bytes
+from dshealthd.linux.process_files import rights_of
+from dshealthd.linux.regular_files import Irregular, open_entry
+from dshealthd.linux.regular_files import read as read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
