@@ -42,7 +42,9 @@ class Window:
         """Start empty. `from_zero`: an absent counter has the value 0."""
         self.kind, self.seconds, self.step = kind, seconds, seconds / STEPS
         self._dimensions: tuple[str, ...] = ()
-        self._from_zero = from_zero
+        self.from_zero = from_zero
+        self.asked = -math.inf
+        """Monotonic time at which a rule asked for it, or an earlier agent left it."""
         self._added = self._began = -math.inf
         self._series: dict[Labels, array[float]] = {}
         self._raw: dict[Labels, float] = {}
@@ -64,13 +66,14 @@ class Window:
 
     def add(self, now: float, samples: Iterable[tuple[Labels, float]]) -> None:
         """Record the values of monotonic time `now`, once."""
+        self.asked = now
         if now <= self._added:
             return
         if math.isinf(self._began):
             self._began = now
         # The first series of a name may have counted for years. Later ones, as of a type of error
         # that is new, began at 0.
-        begins_at_zero = bool(self._raw) or (self._from_zero and now - self._began > self.step)
+        begins_at_zero = bool(self._raw) or (self.from_zero and now - self._began > self.step)
         for labels, value in samples:
             if not math.isfinite(value) or (
                 labels not in self._raw and len(self._raw) >= MAX_SERIES
@@ -148,6 +151,7 @@ class Window:
         """Restore what `document` returned. Raise KeyError, TypeError or ValueError if it is not
         that.
         """
+        self.asked = now
         self._dimensions = tuple(map(str, document["dimensions"]))
         for values, raw, aged in document["series"]:
             figures = [float(value) for value in aged]
@@ -175,9 +179,6 @@ class Past:
     def __init__(self) -> None:
         """Start empty."""
         self._windows: dict[str, Window] = {}
-        self._kept: dict[str, Any] = {}
-        """Windows of an earlier agent that no rule has asked for yet."""
-        self._restored = 0.0
 
     def window(
         self,
@@ -196,21 +197,29 @@ class Past:
         key = f"{kind} {name} {seconds:g} {wanted}"
         window = self._windows.get(key)
         if window is None:
-            window = self._windows[key] = Window(kind, seconds, from_zero=from_zero)
-            if (kept := self._kept.pop(key, None)) is not None:
-                window.restore(kept, self._restored)
+            window = self._windows[key] = Window(kind, seconds)
+        window.from_zero = from_zero
         return window
 
     def document(self, now: float) -> dict[str, Any]:
-        """Return all windows for JSON; `now` is monotonic time in seconds."""
-        return {key: window.document(now) for key, window in self._windows.items()}
+        """Return all windows for JSON; `now` is monotonic time in seconds.
+
+        Not those that no rule has asked for within their length, as the rules of an earlier release.
+        """
+        return {
+            key: window.document(now)
+            for key, window in self._windows.items()
+            if now - window.asked <= window.seconds
+        }
 
     def restore(self, document: Mapping[str, Any], now: float) -> None:
         """Restore what `document` returned, for monotonic time `now`.
 
         Raise KeyError, TypeError or ValueError if it is not that, and keep nothing of it.
         """
+        windows = {}
         for key, rows in document.items():
             kind, _, seconds, *_ = key.split(" ")
-            Window(Measure(kind), float(seconds)).restore(rows, now)
-        self._kept, self._restored = dict(document), now
+            windows[key] = Window(Measure(kind), float(seconds))
+            windows[key].restore(rows, now)
+        self._windows = windows

@@ -122,6 +122,18 @@ def test_past_outlives_the_agent(kind: Measure) -> None:
     assert dict(mine.values()) == dict(other.values())
 
 
+def test_past_that_nobody_has_asked_for_yet_outlives_a_second_restart() -> None:
+    """Some windows are asked for under a condition: the file keeps them for their length."""
+    first, second, third = Past(), Past(), Past()
+    window = first.window(Measure.HIGHEST, "x", 60.0, {})
+    window.dimensions = ("type",)
+    window.add(0.0, [(A, 7.0)])
+    second.restore(first.document(0.0), 0.0)
+    third.restore(second.document(10.0), 10.0)
+    assert dict(third.window(Measure.HIGHEST, "x", 60.0, {}).values()) == {A: 7.0}
+    assert third.document(71.0) == {}
+
+
 def rows(*series: object) -> dict[str, object]:
     """Return a window as a state file has it."""
     return {"dimensions": ["type"], "series": list(series)}
