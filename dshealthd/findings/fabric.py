@@ -114,6 +114,11 @@ def _settled(series: Series, seconds: float = 0.0) -> bool:
     return uptime is None or uptime > series.limits.port_settle_seconds + seconds
 
 
+def fabric_up(series: Series) -> bool:
+    """Return whether a port of InfiniBand is up, or one of RoCE that has moved RDMA."""
+    return bool(series.parts("infiniband_port_up", "device", "port") - _ethernet(series).keys())
+
+
 def _ethernet(series: Series) -> dict[Port, str]:
     """Return the Ethernet ports that have moved no RDMA in a week, with their interface or ""."""
     name = "infiniband_port_info"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from dshealthd.findings.fabric import fabric_up
 from dshealthd.findings.finding import Sign
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _wrong(labels: Mapping[str, str]) -> tuple[str, str]:
 def transports(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs that disable a transport although it would work for them."""
     nvlink = any(point.value > 0 for point in series("nvlinks_up"))
-    fabric = _fabric_up(series)
+    fabric = fabric_up(series)
     found: dict[str, dict[str, float]] = {}
     for labels, ranks in series("job_environment_problems", problem="disabled"):
         job, variable = labels["job"], labels["variable"]
@@ -97,18 +98,6 @@ def transports(series: Series, _wall: float) -> Iterator[Sign]:
             found.setdefault(job, {})[f"{variable} disables {TRANSPORTS[variable]}"] = ranks
     for job, problems in found.items():
         yield _of_job("DshealthdTransportDisabled", job, problems, max(problems.values()))
-
-
-def _fabric_up(series: Series) -> bool:
-    """Return whether an InfiniBand port is up, or one of RoCE: Ethernet that has moved RDMA."""
-    ports = ("device", "port")
-    moved = {
-        (point.labels["device"], point.labels["port"])
-        for point in series("infiniband_port_transmit_bytes_total")
-        if point.value > series.limits.roce_fabric_bytes
-    }
-    apart = series.parts("infiniband_port_info", *ports, link_layer="Ethernet") - moved
-    return bool(series.parts("infiniband_port_up", *ports) - apart)
 
 
 def placement(series: Series, _wall: float) -> Iterator[Sign]:
