@@ -48,6 +48,8 @@ NVML = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes",
 """Collectors that call NVML."""
 TWO_DEADLINES = 20.0
 """Seconds for which a call must not return: one missed deadline is no hang."""
+IN_USE = 60.0
+"""Seconds for which a rank counts as on its GPU: NVML does not list the processes of a lost one."""
 RELEASED = 7200.0
 """Seconds of maintenance after which the file that releases the GPUs was forgotten."""
 PEERMEM_LINES = 10
@@ -131,6 +133,7 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
             hold=0.0,
         )
     unread = {point.labels["gpu"] for point in series("gpu_up") if not point.value}
+    used = {point.labels["gpu"] for point in series.highest("job_gpu_info", IN_USE)}
     for labels, value in series("gpu_fault"):
         reason = labels["reason"]
         gone = reason in {"gpu_lost", "not_found"}
@@ -141,6 +144,8 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
                 alert=alert,
                 labels={**labels, "reason": _NVML_SAYS.get(reason) or _words(reason)},
                 source="dshealthd_gpu_fault",
+                # The driver resets no GPU that a process uses.
+                hold=0.0 if labels["gpu"] in used else None,
             )
     expected, visible = series.value("gpus_expected"), series.value("gpus_visible")
     if expected is not None and visible is not None and expected - visible > len(named):
