@@ -125,6 +125,26 @@ def test_nothing_is_exported_before_the_first_judgement() -> None:
     assert list(Node().judge.samples()) == []
 
 
+def test_unread_source_is_unknown_while_its_finding_waits() -> None:
+    """NVML that cannot be read is unknown at once, and later the one finding that says why."""
+    node = Node()
+    node.snapshot.expect("gpu", 60.0)
+    failed = Result(
+        CollectionOutcome.ERROR, (), duration=0.0, reason=Reason.VERSION_MISMATCH, detail="18"
+    )
+    node.read(0.1)
+    node.snapshot.put("gpu", failed)
+    node.judge.judge()
+    assert node.judge.verdict.state is State.UNKNOWN
+    for _ in range(60):
+        node.now += 5
+        node.read(0.1)
+        node.snapshot.put("gpu", failed)
+        node.judge.judge()
+        assert node.found()
+    assert node.found() == ["NvmlBroken"]
+
+
 def test_unreadable_source_ends_no_finding() -> None:
     """A limit that was nearly reached is not far away because it cannot be read any more."""
     node = Node()
