@@ -95,11 +95,12 @@ def test_page_shows_the_gpus_and_what_changes(
     made.nvml.set(3, "temperature", 91)
     made.nvml.set(4, "remapped_failure", 1)
     made.nvml.fault("fail", 15, gpu=6)
-    visit.wait(".gpus > li", "91 °C")  # a finding after two minutes: tests/findings/scenes
+    visit.wait(".gpus > li", "91 °C")
     visit.wait(".verdict li", "A GPU could not replace a bad memory row")
     visit.wait(".gpus > li", "gpu lost \u2013 its values are unknown")
     assert "0" not in rows.nth(6).inner_text().replace("GPU 6", "")
     assert "7 of 8 answer" in visit.panel("GPUs")
+    visit.wait(".verdict li", "at its slowdown temperature", 240)  # it lasts for two minutes first
     made.nvml.clear_faults()
     made.nvml.set(4, "remapped_failure", 0)
     made.train(0)
