@@ -141,7 +141,8 @@ class Episodes:
             if known(finding.alert):
                 ages = float(row["age"]), float(row["unseen"])
                 restored[finding.key] = Episode(finding, now - ages[0], now - ages[1], opened=True)
-        self._episodes = {**restored, **self._episodes}
+        # They began before anything that was seen since.
+        self._episodes |= restored
 
 
 def _continued(before: Finding, sign: Finding) -> Finding:

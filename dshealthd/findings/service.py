@@ -155,7 +155,8 @@ class Judge:
         )
         self._episodes.update(found, now, wall, self._readable)
         self._judged, self._failed = now, False
-        if self._episodes.changed or now - self._saved >= SAVE_EVERY:
+        # A request may come before `apply` has read the file, which must not be lost to it.
+        if self._running and (self._episodes.changed or now - self._saved >= SAVE_EVERY):
             self._save(now, wall)
 
     def samples(self) -> Iterator[Sample]:

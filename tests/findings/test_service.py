@@ -13,6 +13,7 @@ import pytest
 from dshealthd import config as configuration
 from dshealthd.collectors.infiniband import UP
 from dshealthd.collectors.open_files import LIMIT, OPEN
+from dshealthd.core import state_writer
 from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.options import ConfigError
 from dshealthd.core.result import CollectionOutcome, Result
@@ -324,6 +325,28 @@ async def test_findings_outlive_a_restart(tmp_path: Path) -> None:
     assert after.since == before.since
     later.over(0.1, 0)
     assert later.found() == []
+    await later.judge.close()
+
+
+@in_loop
+async def test_a_request_before_the_start_costs_no_past(tmp_path: Path) -> None:
+    """What asks for the verdict before the file is read neither replaces it nor holds its findings
+    anew.
+    """
+    node = Node(tmp_path)
+    await node.judge.apply(loaded("", tmp_path))
+    node.over(0.9)
+    await node.judge.close()
+    kept = (tmp_path / "findings.json").read_bytes()
+    later = Node(tmp_path)
+    later.now = node.now + 3
+    later.read(0.9)
+    assert later.found() == []
+    await state_writer.settled(60)
+    assert (tmp_path / "findings.json").read_bytes() == kept
+    await later.judge.apply(loaded("", tmp_path))
+    later.judge.judge()
+    assert later.found() == ["OpenFilesNearLimit"]
     await later.judge.close()
 
 
