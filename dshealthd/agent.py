@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from dshealthd.config import Config
     from dshealthd.core.collector import Sample
+    from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.hang import Hang
     from dshealthd.nvrx.fitness import Fitness
     from dshealthd.service import Service
@@ -79,7 +80,7 @@ class Agent:
         self._probes = Probes(
             self._snapshot,
             lambda: self._judge.verdict,
-            lambda: overview(series_of(self._snapshot, self._own_samples()), ""),
+            lambda: overview(self._series(), ""),
             self._packed_status,
             time.monotonic,
             time.time,
@@ -270,6 +271,10 @@ class Agent:
             if service is not self._judge:
                 yield from service.samples()
 
+    def _series(self) -> Series:
+        """Return what the overview of jobs reads, with the limits by which findings are judged."""
+        return series_of(self._snapshot, self._samples_to_judge(), self._config.findings.limits)
+
     def _packed_status(self) -> bytes:
         """Return the status document, gzip-compressed, for other members."""
         return self._server.packed_status()
@@ -285,10 +290,9 @@ class Agent:
 
     def _sections(self) -> Mapping[str, Any]:
         """Return the parts of the status document that do not come from collectors."""
-        series = series_of(self._snapshot, self._own_samples())
         return {
             **self._judge.verdict.document(),
-            "jobs": overview(series, str(self._evidence.directory)),
+            "jobs": overview(self._series(), str(self._evidence.directory)),
             "probe": self._probes.status(),
             "evidence": self._evidence.status(),
         }

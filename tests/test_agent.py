@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
 
+from dshealthd import config
+from dshealthd.agent import Agent
+from dshealthd.collectors.job_hang import HANG, OVERDUE
+from dshealthd.collectors.nccl_ras import IDLE
+from dshealthd.collectors.training import STEP
+from dshealthd.core.result import CollectionOutcome, Result
 from tests.agents import running, seconds_to_end
 
 if TYPE_CHECKING:
@@ -66,6 +73,28 @@ def test_a_change_taken_back_needs_no_restart(tmp_path: Path) -> None:
             agent.wait(lambda _: reloads() > before)  # noqa: B023 - called in this turn only
         said = agent.log.read_text().count("web.max_connections has changed and takes effect")
         assert said == 1
+
+
+def test_a_job_is_shown_by_the_limits_of_its_finding(tmp_path: Path) -> None:
+    """A silence that the configured limits allow is no finding, and the page calls it no hang."""
+    file = tmp_path / "dshealthd.toml"
+    file.write_text(
+        f"[path]\nstate = '{tmp_path}'\n[findings.limits]\nhang_moving_seconds = '20m'\n",
+        encoding="utf-8",
+    )
+    loaded = config.load(file)
+    silent = (STEP(7, "run-1", "0"), HANG(1, "run-1", "process"), OVERDUE(900, "run-1", "0"))
+
+    async def shown() -> tuple[str, list[str]]:
+        agent = Agent(loaded, file, {})
+        await agent._judge.apply(loaded)
+        agent._snapshot.expect("training", 3600)
+        agent._snapshot.put("training", Result(CollectionOutcome.OK, (*silent, IDLE(0, "run-1"))))
+        document = agent._sections()
+        await agent._judge.close()
+        return document["jobs"][0]["state"], [each["alert"] for each in document["findings"]]
+
+    assert asyncio.run(shown()) == ("stalled", [])
 
 
 def test_stops_at_once(tmp_path: Path) -> None:
