@@ -57,6 +57,7 @@ def job(**other: Any) -> dict[str, Any]:
         "loss": "finite",
         "state": "training",
         "hang": None,
+        "stall": None,
         "failures": [],
         "slowest_rank": None,
         "evidence": None,

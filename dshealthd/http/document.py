@@ -158,9 +158,11 @@ _HANG = _record(
     {
         "cause": TEXT,
         "overdue_seconds": OrNull(FIGURE),
-        "culprits": Array(_record({"rank": WHOLE, "reason": TEXT}), MANY),
-    }
+        "culprits": Array(_record({"rank": WHOLE, "reason": TEXT}, says=TEXT), MANY),
+    },
+    says=TEXT,
 )
+_STALL = _record({"says": TEXT, "silent_seconds": FIGURE, "hung_in_seconds": FIGURE})
 _RANK = _record(
     {
         "rank": WHOLE,
@@ -179,6 +181,7 @@ _JOB = _record(
         "evidence": OrNull(TEXT),
         "ranks": Array(_RANK, MANY),
     },
+    stall=OrNull(_STALL),
     failures=Array(_record({"slug": TEXT, "rank": OrNull(WHOLE), "node": TEXT}), MANY),
 )
 _COLLECTOR = _record(

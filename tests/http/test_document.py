@@ -27,9 +27,11 @@ FULL = document(
         job(
             hang={
                 "cause": "input",
+                "says": "work between steps",
                 "overdue_seconds": 9.0,
-                "culprits": [{"rank": 0, "reason": "input"}],
+                "culprits": [{"rank": 0, "reason": "input", "says": "has not begun"}],
             },
+            stall={"says": "between two steps", "silent_seconds": 45.0, "hung_in_seconds": 600},
             failures=[{"slug": "cuda-oom", "rank": None, "node": ""}],
             ranks=[rank(), rank(rank=1, step=None, phase=None, gpu=None)],
         )
@@ -105,6 +107,14 @@ WRONG = {
     "jobs is null": {"jobs": None},
     "a job without a hang": {"jobs": [{"job": "j"}]},
     "a hang that is a text": {"jobs": [job(hang="x")]},
+    "a stall that is a text": {"jobs": [job(stall="x")]},
+    "a stall without a time": {"jobs": [job(stall={"says": "x"})]},
+    "a stall for a text": {
+        "jobs": [job(stall={"says": "x", "silent_seconds": "1", "hung_in_seconds": 1})]
+    },
+    "a hang that says a number": {
+        "jobs": [job(hang={"cause": "x", "says": 1, "overdue_seconds": 1, "culprits": []})]
+    },
     "a step that is a text": {"jobs": [job(step="\x1b[2J")]},
     "a rank that is a text": {"jobs": [job(ranks=[rank(rank="\x1b[2J")])]},
     "a step that is none": {"jobs": [job(ranks=[rank(step=1.5)])]},
