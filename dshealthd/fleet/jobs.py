@@ -11,6 +11,8 @@ MAX_JOBS = 200
 """Most jobs shown."""
 OUT_OF_DATE = "out of date"
 """State of what is known only from old answers: the job may have ended since."""
+_STATES = ("no heartbeats", "training", "stalled", "failed", "hung")
+"""States of a job on a node, from best to worst; the worst is that of the job."""
 
 
 def merged(
@@ -52,6 +54,11 @@ def _empty(name: str, state: str) -> dict[str, Any]:
     }
 
 
+def _badness(state: str) -> int:
+    """Return how bad a state is; one that only another release has is next to the best."""
+    return _STATES.index(state) if state in _STATES else 1
+
+
 def _add(job: dict[str, Any], node: str, told: Mapping[str, Any]) -> None:
     """Add one node's part of a job to the fleet's entry for it."""
     job["nodes"].append(node)
@@ -65,7 +72,7 @@ def _add(job: dict[str, Any], node: str, told: Mapping[str, Any]) -> None:
     pace = told.get("steps_per_minute")
     if pace is not None:
         job["steps_per_minute"] = min(job["steps_per_minute"] or pace, pace)
-    if told["state"] == "hung" or job["state"] == "no heartbeats":
+    if _badness(told["state"]) > _badness(job["state"]):
         job["state"] = told["state"]
     if told["loss"] == "not finite" or job["loss"] == "unknown":
         job["loss"] = told["loss"]

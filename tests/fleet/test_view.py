@@ -7,6 +7,9 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from dshealthd.fleet.jobs import merged
 from dshealthd.fleet.view import AT_ONCE, CALLS_PER_SECOND, EVERY, Fleet
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.observation import Outcome
@@ -241,3 +244,21 @@ def test_jobs_across_nodes() -> None:
         await cluster.fleet.close()
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        ("no heartbeats", "training"),
+        ("training", "stalled"),
+        ("stalled", "failed"),
+        ("failed", "hung"),
+        ("no heartbeats", "of a later release"),
+    ],
+)
+def test_a_job_is_as_bad_as_on_its_worst_node(states: tuple[str, str]) -> None:
+    """Which node answers first decides nothing."""
+    for order in (states, states[::-1]):
+        told = [(state, WELL | {"jobs": (PART | {"state": state},)}) for state in order]
+        (job,) = merged(told, ())
+        assert job["state"] == states[1]
