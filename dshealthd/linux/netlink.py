@@ -209,11 +209,12 @@ def request(states: int, ports: tuple[int, int] | None, sequence: int) -> bytes:
 def lookup(own: SocketEnd, other: SocketEnd) -> OneSocket | None:
     """Return the socket with these addresses and ports, `own` being its local ones.
 
-    One lookup in the kernel's hash table, however many sockets there are. None if there is none in
-    this network namespace, or only a listener or a stand-in for a closed socket.
+    One lookup in the kernel's hash table, however many sockets there are. None if there is only a
+    listener there.
 
-    Raises OSError if netlink is refused, MalformedReply. A kernel without `tcp_diag` refuses with
-    ENOENT, as one that has no such socket does: then `lookup` of a socket that exists tells which.
+    Raises FileNotFoundError if there is none in this network namespace, OSError if netlink is
+    refused, MalformedReply, Interrupted. A kernel without `tcp_diag` refuses with ENOENT, too:
+    `lookup` of a socket that exists tells which.
     """
     sequence = next(_sequences) & 0xFFFFFFFF
     family = socket.AF_INET if len(own.address) == 4 else socket.AF_INET6  # noqa: PLR2004 - bytes

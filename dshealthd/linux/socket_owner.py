@@ -31,7 +31,7 @@ def peer_uid(connection: socket.socket, procfs: str = "/proc") -> int | None:
     here, there = _end(connection.getsockname()), _end(connection.getpeername())
     try:
         return _from_kernel(here, there)
-    except (OSError, netlink.MalformedReply):
+    except (OSError, netlink.MalformedReply, netlink.Interrupted):
         return _from_files(here, there, procfs)
 
 
