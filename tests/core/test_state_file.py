@@ -65,3 +65,11 @@ def test_only_files_are_read(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not a regular file"):
         state_file.read(tmp_path / "fifo", 3)
     os.close(writer)
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """Where the new file cannot be put in place, it does not stay beside the old one."""
+    (tmp_path / "x").mkdir()
+    with pytest.raises(IsADirectoryError):
+        state_file.replace(tmp_path / "x", b"1", durable=False)
+    assert os.listdir(tmp_path) == ["x"]
