@@ -203,6 +203,7 @@ class Supervisor:
                         if failed_alone == broken.collector and failed_alone in pending:
                             pending.remove(failed_alone)
                             publish(failed_alone, failed(broken.reason, broken.detail))
+                            hung = ""  # the others have no such part, and need no survey
                         failed_alone = broken.collector
                     continue
                 await self._give_up(broken)

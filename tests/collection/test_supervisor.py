@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,7 @@ from dshealthd.collection.supervisor import REPLACED, STARTS, STUCK, UP, Supervi
 from dshealthd.core import child
 from dshealthd.core.backoff import Backoff
 from dshealthd.core.collector import Metric, News, Reason, read_by, shared_part
+from dshealthd.core.host import Host
 from dshealthd.core.options import encode
 from dshealthd.core.result import CollectionOutcome, Result
 from tests import frozen, workers
@@ -24,9 +25,7 @@ from tests.stopwatch import Stopwatch
 from tests.workers import obstinate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from dshealthd.core.host import Host
+    from collections.abc import Callable, Coroutine, Sequence
 
 WORKERS = str(Path(workers.__file__).parent)
 DEADLINE = 0.4
@@ -99,7 +98,6 @@ async def start_of_a_worker(path: Path, host: Host) -> float:
 @pytest.fixture
 def play(tmp_path: Path) -> Callable[..., None]:
     """Return a function that runs a scene with a supervisor and closes it."""
-    from dshealthd.core.host import Host
 
     def run(
         scene: Callable[[Bench], Coroutine[None, None, None]],
@@ -338,6 +336,54 @@ def test_a_collector_that_fails_beside_others_is_left_out(play: Callable[..., No
         }
 
     play(scene, backoff=LONG, hangs=False)
+
+
+def test_a_collector_that_is_left_out_is_not_surveyed(tmp_path: Path) -> None:
+    """Where one collector hangs at what it alone reads of two parts, the next one is not collected
+    to find out more: its readings would be thrown away.
+    """
+
+    async def scene() -> None:
+        script = tmp_path / "script"
+        script.write_text("a,~read~by~obstinate hang\nb,~read~by~obstinate hang\n")
+        deadline = max(DEADLINE, await start_of_a_worker(tmp_path, Host()))
+        memory = registry.load("memory")
+        bench = Bench(script, Host(), LONG, deadline)
+        options = obstinate.Options(script=str(script))
+        bench.supervisor = Supervisor(
+            "test",
+            {
+                "worker": "test",
+                "host": encode(Host()),
+                "collectors": {"obstinate": encode(options), "memory": encode(memory.Options())},
+                "log_level": 50,
+            },
+            {"obstinate": deadline, "memory": deadline},
+            {
+                name: registry.metrics(kind)
+                for name, kind in (("memory", memory), ("obstinate", obstinate.Obstinate))
+            },
+            time.monotonic,
+            LONG,
+            COMMAND,
+            parallel=["obstinate", "memory"],
+        )
+        surveyed = []
+        survey = bench.supervisor._survey
+
+        async def seen(process: Any, names: Sequence[str], hung: str) -> None:
+            surveyed.append(names[0])
+            await survey(process, names, hung)
+
+        bench.supervisor._survey = seen  # type: ignore[method-assign] # watches
+        results: dict[str, Result] = {}
+        await bench.supervisor.collect(["obstinate", "memory"], results.__setitem__)
+        await bench.supervisor.close()
+        assert results["obstinate"].reason is Reason.TIMEOUT
+        assert results["memory"].outcome is CollectionOutcome.OK
+        assert surveyed == ["obstinate"]
+
+    asyncio.run(scene())
 
 
 def test_no_second_worker_where_one_is_stuck() -> None:
