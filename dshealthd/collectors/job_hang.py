@@ -79,7 +79,8 @@ ENDED = gauge(
     "Unix time at which the process of a rank that had made steps ended, and how: ended (exit "
     "status 0), failed (another status), terminated (a termination signal, or exit status 128 "
     "plus its number), killed (SIGKILL), crashed (another signal), unknown. Shown for ten "
-    "minutes after the last end of the job here, or until the job continues.",
+    "minutes after the last end of the job here, for longer while a rank here is silent, or until "
+    "the job continues.",
     "job",
     "rank",
     "how",

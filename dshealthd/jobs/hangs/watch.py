@@ -40,8 +40,8 @@ REMEMBERED = 60.0
 FRESH = 2.0
 """Seconds of silence below which a rank's heartbeats count as arriving."""
 KEPT = 600.0
-"""Seconds for which the ends of a job's ranks are reported after the last of them, unless the job
-goes on with another process.
+"""Seconds for which the ends of a job's ranks are reported after the last of them, and longer while
+another rank waits, unless the job goes on with another process.
 
 They are forgotten together, never the first one alone: the rest would appear to be first.
 """
