@@ -142,14 +142,16 @@ def local(loaded: Config, access: Access, seconds: float | None = None) -> Clien
     """Return a client for this node's agent, at the configured address.
 
     Its calls raise Impostor, before anything is sent, if another user's process answers there.
-    With TLS in `web.config_file` any certificate is accepted, unless `access` names authorities.
+    With TLS, of which `web.config_file` or `access` tells, any certificate is accepted, unless
+    `access` names authorities.
     Raise Unreachable if a file cannot be read.
     """
     host, port = listen_address(loaded.web.listen_address)
     try:
-        tls = access.context()
-        if tls is None and _serves_tls(loaded):
-            tls = access.unverified_context()
+        if access.ca_file is None and (access.tls or _serves_tls(loaded)):
+            tls: ssl.SSLContext | None = access.unverified_context()
+        else:
+            tls = access.context()
         headers = access.headers()
     except (OSError, ValueError) as error:
         message = f"the agent of this node cannot be queried: {error}"

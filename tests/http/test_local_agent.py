@@ -25,6 +25,7 @@ from tests import no_netlink
 from tests.http.impostors import impostor, saying, serving
 from tests.status_documents import document, job
 from tests.stopwatch import Stopwatch
+from tests.web.certificates import authority
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -199,3 +200,17 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_no_certificate_is_needed_of_an_identified_agent() -> None:
     """The context for the local agent verifies none: the kernel has said who answers."""
     assert Access().unverified_context().verify_mode is ssl.CERT_NONE
+
+
+def test_tls_of_the_local_agent_is_verified_with_authorities_alone(tmp_path: Path) -> None:
+    """The local agent is asked at a loopback address, which its certificate does not have: with
+    `--tls` alone the kernel's word suffices, as where its web config file says that it serves TLS.
+    """
+    authority(tmp_path, "ca")
+    for given, mode in (
+        (Access(tls=True), ssl.CERT_NONE),
+        (Access(ca_file=tmp_path / "ca.pem"), ssl.CERT_REQUIRED),
+    ):
+        context = local(configured(1), given)._request.tls
+        assert context is not None
+        assert context.verify_mode is mode

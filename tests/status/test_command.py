@@ -332,8 +332,8 @@ def test_60_a_verdict_that_contradicts_its_findings_is_not_ok(
 def test_password_and_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An agent with TLS and a password is asked with both.
 
-    This node's own is expected to have the certificate that is configured.
-    Without the password it says what to give; a certificate that nobody vouches for is refused.
+    This node's own is known by the process that answers, whatever its certificate. Without the
+    password it says what to give; another's certificate that nobody vouches for is refused.
     """
     authority(tmp_path, "ca")
     certificate(tmp_path, "server", "ca", "IP:127.0.0.1")
