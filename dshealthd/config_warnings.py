@@ -1,4 +1,4 @@
-"""Warnings about a configuration: files that this machine lacks, and values that conflict.
+"""Warnings about a configuration: missing files, values that conflict, names that mean nothing.
 
 None keeps the agent from starting: a hostfile may come with its job, a key with a volume.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from dshealthd.symptoms import all_symptoms
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def of(config: Config) -> Iterator[str]:
-    """Yield a warning for each missing configured file and each deadline that is too long."""
+    """Yield a warning for each missing configured file, each deadline that is too long, and each
+    alert to drain for that no finding of this release has.
+    """
     probe, peer = config.probe, config.probe.peer
     for key, path in (
         ("probe.python", probe.python),
@@ -45,3 +49,7 @@ def of(config: Config) -> Iterator[str]:
                 f"collectors.{name}.deadline: {options.deadline} is longer than the interval, "
                 f"{options.interval}: one hung source delays the next samples"
             )
+    findings = {finding.name for symptom in all_symptoms().values() for finding in symptom.findings}
+    for alert in config.slurm.drain_for:
+        if alert not in findings:
+            yield f"slurm.drain_for: no finding is called {alert}, so no node is drained for it"

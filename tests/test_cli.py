@@ -212,12 +212,15 @@ def test_flags_have_the_type_of_their_option(
 
 
 def test_check_config_warns_of_what_is_missing(tmp_path: Path) -> None:
-    """Files that are named and not there, and a deadline beyond its interval, are warnings."""
+    """Files that are named and not there, a deadline beyond its interval, and an alert to drain for
+    that this release does not have are warnings.
+    """
     file = tmp_path / "c.toml"
     file.write_text(
         "[probe]\npython = '/nowhere/python'\n[probe.members]\nhostfile = '/nowhere/hosts'\n"
         "[probe.peer]\nlisten_address = '127.0.0.1:1'\nkey_file = '/nowhere/key'\n"
-        "[collectors.memory]\ninterval = '1s'\n",
+        "[collectors.memory]\ninterval = '1s'\n"
+        "[slurm]\ndrain_for = ['DshealthdGpuLost', 'DshealthdNvmlHung']\n",
         encoding="utf-8",
     )
     done = dshealthd("check-config", "--config.file", str(file))
@@ -230,4 +233,5 @@ def test_check_config_warns_of_what_is_missing(tmp_path: Path) -> None:
             f"{file}: warning: collectors.memory.deadline: 2s is longer than the interval, 1s: "
             "one hung source delays the next samples"
         ),
+        f"{file}: warning: slurm.drain_for: no finding is called DshealthdNvmlHung, so no node is drained for it",
     ]
