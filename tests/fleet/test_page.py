@@ -166,6 +166,40 @@ def test_old_answers_are_grey(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+def test_a_failed_job_is_as_bad_as_on_its_nodes_page(tmp_path: Path) -> None:
+    """A job that has failed is no greyer than one that has only stalled."""
+    job = {
+        "loss": "finite",
+        "nodes": ["n1"],
+        "ranks": 8,
+        "world_size": 8,
+        "step": 7,
+        "step_highest": 7,
+        "steps_per_minute": None,
+        "culprits": [],
+        "slowest": None,
+    }
+    levels = {"failed": "bad", "stalled": "warn", "training": "good", "no heartbeats": "quiet"}
+    answer = {
+        "schema": 1,
+        "node": "n1",
+        "time": time.time(),
+        "asking": False,
+        "suspects": [],
+        "nodes": [{"name": "n1", "leaf": "", "state": "ok", "time": time.time()}],
+        "jobs": [job | {"job": state, "state": state} for state in levels],
+    }
+    with running(tmp_path) as agent, chromium() as browser:
+        page = browser.new_page()
+        page.route("**/api/v1/fleet", lambda route: route.fulfill(json=answer))
+        page.goto(f"http://127.0.0.1:{agent.port}/fleet")
+        page.wait_for_selector("tbody tr")
+        for state, level in levels.items():
+            row = page.locator("tbody tr", has=page.locator("th", has_text=state))
+            assert row.locator(f"th .{level}").count() == 1, row.inner_html()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 def test_the_page_without_probes(tmp_path: Path) -> None:
     """The page opens, and says why there is nothing on it."""
     with running(tmp_path) as agent, chromium() as browser:

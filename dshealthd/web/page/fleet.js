@@ -111,7 +111,7 @@ function squares(nodes) {
 
 function jobs(found) {
   const rows = found.map((job) => {
-    const bad = job.state === "hung" || job.loss === "not finite";
+    const bad = job.state === "hung" || job.state === "failed" || job.loss === "not finite";
     const apart = known(job.step) && known(job.step_highest) && job.step_highest !== job.step ? `\u2013${count(job.step_highest)}` : "";
     const culprits = job.culprits.map(({ rank, node, cause }) => `rank ${rank} on ${node} (${words(cause || "unknown")})`);
     const slow = job.slowest && job.slowest.ratio >= 1.05 ? `slowest rank ${job.slowest.rank} on ${job.slowest.node}, ${job.slowest.ratio.toFixed(2)}\u00d7` : "";
