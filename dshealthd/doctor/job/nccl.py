@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 
 WORDS: Mapping[str, str] = {
     **MEANINGS,
-    Misnomer.MISSPELT: "seems to be misspelt: a similar variable is set that nothing reads",
     Misnomer.UNKNOWN: "is not read by any known component; a plugin may read it",
     problems.Problem.DISABLED: "disables InfiniBand, which works on this node",
 }
 
-_CRITICAL = frozenset({*Misfit, *problems.Problem, Misnomer.MISSPELT} - {problems.Problem.DISABLED})
+_CRITICAL = frozenset(
+    {*Misfit, *problems.Problem, Misnomer.MISSPELT}
+    - {problems.Problem.DISABLED, problems.Problem.EXPOSED}
+)
 """Problems that make the job fail or run without the setting it wants."""
 
 SOURCE = "names and ranges of NCCL 2.30.7"

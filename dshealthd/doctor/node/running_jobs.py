@@ -26,6 +26,7 @@ MEANINGS = {
     "renamed": "has been renamed",
     "differs": "differs between the ranks of this node",
     "disabled": "disables a fast transport",
+    "exposed": "opens a port without authentication to other hosts",
 }
 
 

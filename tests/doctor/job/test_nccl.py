@@ -60,6 +60,8 @@ def adapters(tmp_path: Path) -> Host:
         ("NCCL_IB_TIMEOUT=1000", CRITICAL, "NCCL_IB_TIMEOUT=1000 has a value out of range"),
         ("NCCL_IB_DISABLE=true", CRITICAL, "has a value that is not a number"),
         ("NCCL_SOCKET_IFNAME=nosuch0", CRITICAL, "names a device that this node does not have"),
+        ("NCCL_RAS_ADDR=localhost:28028", OK, "NCCL reads it as set"),
+        ("NCCL_RAS_ADDR=0.0.0.0:28028", WARNING, "opens a port without authentication"),
     ],
 )
 def test_variables(variable: str, outcome: Outcome, words: str) -> None:
