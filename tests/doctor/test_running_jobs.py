@@ -14,9 +14,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from dshealthd.core.host import Host
 from dshealthd.doctor.node import nccl_releases, resources, running_jobs
-from tests.doctor.looks import look, results
+from tests.doctor.looks import look, outcomes, results
+from tests.doctor.test_snapshot_checks import seen
 from tests.doctor.test_software import installed
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
     from dshealthd.doctor.check import Check, Result
     from dshealthd.doctor.node_context import NodeContext
+    from dshealthd.doctor.snapshot_check import SnapshotCheck
     from tests.doctor.machine import Machine
 
 JOB = "987654"
@@ -62,14 +66,14 @@ def of_the_job(check: Check[NodeContext], context: NodeContext) -> list[Result]:
 
 def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> None:
     """A rank that is used twice, a GPU that its rank cannot see, an interface that is not there and
-    NVLink switched off are found; with the right variables nothing is.
+    NVLink switched off are found, each once; with the right variables nothing is.
     """
     machine = make_machine()
     host = Host(sysfs=machine.sys, dev=machine.dev)
     sources = ("job_environment", "nvlink", "infiniband")
     wrong = {"RANK": "0", "LOCAL_RANK": "5", "CUDA_VISIBLE_DEVICES": "0,1"}
     wrong |= {"NCCL_SOCKET_IFNAME": "nothere0", "NCCL_P2P_DISABLE": "1"}
-    with ranks(wrong, wrong):
+    with ranks(wrong, wrong, wrong | {"RANK": "1"}):
         context = look(*sources, host=host)
         found = {
             check.name: (check.slug, [one.outcome.value for one in of_the_job(check, context)])
@@ -99,6 +103,44 @@ def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> No
             running_jobs.JOB_TRANSPORTS,
         ):
             assert of_the_job(check, context) == []
+
+
+@pytest.mark.parametrize(
+    ("check", "variable", "problem", "words"),
+    [
+        (running_jobs.JOB_NCCL_SETTINGS, "NCCL_TIMEOUT", "unread", "is not read by any release"),
+        (running_jobs.JOB_NCCL_SETTINGS, "NCCL_RINGS", "retired", "is no longer read"),
+        (running_jobs.JOB_NCCL_SETTINGS, "NCCL_MIN_NRINGS", "renamed", "has been renamed"),
+        (running_jobs.JOB_NCCL_SETTINGS, "NCCL_ALGO", "differs", "differs between the ranks"),
+        (running_jobs.JOB_DEVICES, "LOCAL_RANK", "beyond", "is not below the number of"),
+        (running_jobs.JOB_DEVICES, "CUDA_VISIBLE_DEVICES", "repeated", "lists a GPU twice"),
+    ],
+)
+def test_problems_that_are_no_findings(
+    check: SnapshotCheck, variable: str, problem: str, words: str
+) -> None:
+    """What only the fleet's alerts or nobody else judges is a warning here, in words."""
+    scene = ("job_environment_problems", 2, JOB, "run", "3", variable, problem)
+    (found,) = results(check, seen(check, (scene,)))
+    assert found.outcome.value == "warning"
+    assert f"{variable} of job {JOB} {words}" in found.text
+    assert "(2 ranks, first rank 3)" in found.text
+    assert found.remedy
+
+
+@pytest.mark.parametrize("variable", ["NCCL_SHM_DISABLE", "NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"])
+def test_transports_that_a_job_would_not_use(variable: str) -> None:
+    """A job of one rank needs no transport, whatever the node has: as for the alert, that is ok."""
+    run = JOB, "run"
+    scene = (
+        ("job_ranks", 1, *run),
+        ("job_world_size", 1, *run),
+        ("nvlinks_up", 18, "0", "GPU-a"),
+        ("infiniband_port_up", 1, "mlx5_0", "1"),
+        ("job_environment_problems", 1, *run, "0", variable, "disabled"),
+    )
+    context = seen(running_jobs.JOB_TRANSPORTS, scene)
+    assert outcomes(running_jobs.JOB_TRANSPORTS, context) == ["ok"]
 
 
 def test_nccl_release_with_a_defect(tmp_path: Path) -> None:

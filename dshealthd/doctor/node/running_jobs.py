@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 MEANINGS = {
+    "beyond": "is not below the number of ranks or of visible GPUs",
+    "repeated": "lists a GPU twice, so CUDA shows none",
     "absent": "names a device that this node does not have",
     "down": "names a device that is down",
     "loopback": "leaves a multi-node job only the loopback interface",
@@ -25,7 +27,6 @@ MEANINGS = {
     "retired": "is no longer read",
     "renamed": "has been renamed",
     "differs": "differs between the ranks of this node",
-    "disabled": "disables a fast transport",
     "exposed": "opens a port without authentication to other hosts",
 }
 
@@ -112,6 +113,18 @@ JOB_LOSSES = snapshot_check(
 )
 
 
+def _job_nccl_settings_problems(context: NodeContext) -> Iterator[Result]:
+    """Yield the variables that nothing reads, and those that ranks here set differently.
+
+    Only Prometheus judges these, the latter over all nodes of a job. All others are findings.
+    """
+    yield from problems(
+        context,
+        lambda _variable, problem: problem in {"unread", "retired", "renamed", "differs"},
+        "env | grep NCCL_; cat /etc/nccl.conf ~/.nccl.conf  # of the job",
+    )
+
+
 def _job_nccl_settings(context: NodeContext) -> str:
     runs = len(list(context.series("job_ranks")))
     return f"{plural(runs, 'training run')} on this node; none has a wrong NCCL variable"
@@ -123,6 +136,7 @@ JOB_NCCL_SETTINGS = snapshot_check(
     "NCCL's variables in running jobs fit the node",
     ("job_environment",),
     _job_nccl_settings,
+    _job_nccl_settings_problems,
 )
 
 
@@ -156,24 +170,9 @@ JOB_RANKS = snapshot_check(
 )
 
 
-def _job_transports_problems(context: NodeContext) -> Iterator[Result]:
-    """Yield the transports that a running job disables although the node has them."""
-    nvlink = any(point.value for point in context.series("nvlinks_up"))
-    network = any(point.value for point in context.series("infiniband_port_up"))
-
-    def there(variable: str, problem: str) -> bool:
-        if problem != "disabled":
-            return False
-        if "P2P" in variable:
-            return nvlink
-        return network if variable in {"NCCL_IB_DISABLE", "NCCL_NET"} else True
-
-    yield from problems(context, there, "unset NCCL_P2P_DISABLE NCCL_IB_DISABLE NCCL_SHM_DISABLE")
-
-
 def _job_transports(context: NodeContext) -> str:
     runs = len(list(context.series("job_ranks")))
-    return f"{plural(runs, 'training run')} on this node; none disables NVLink, shared memory or InfiniBand"
+    return f"{plural(runs, 'training run')} on this node; none disables a transport that it needs"
 
 
 JOB_TRANSPORTS = snapshot_check(
@@ -182,5 +181,4 @@ JOB_TRANSPORTS = snapshot_check(
     "Running jobs use the fast transports",
     ("job_environment",),
     _job_transports,
-    _job_transports_problems,
 )
