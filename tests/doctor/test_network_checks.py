@@ -19,6 +19,7 @@ from dshealthd.config import load
 from dshealthd.core.host import Host
 from dshealthd.doctor.node import host_name, infiniband, member_connections, rendezvous, resources
 from tests.doctor.looks import apply, look, outcomes, results
+from tests.doctor.test_snapshot_checks import seen
 from tests.netns import leave_time_wait, listener, network_namespace, ss
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from dshealthd.doctor.check import Result
     from tests.doctor.machine import Machine
+    from tests.doctor.test_snapshot_checks import Scene
 
 PORT = 29501
 SET_NAME, SET_CHILD_SUBREAPER = 15, 36
@@ -268,3 +270,37 @@ def test_infiniband_ports_of_one_board(make_machine: Callable[..., Machine]) -> 
     assert (missing.outcome.value, missing.limit) == ("critical", "2")
     assert missing.remedy.startswith("ibstat")
     assert is_mended(2)
+
+
+def test_infiniband_port_with_a_finding() -> None:
+    """A port that is slower than its peers and than it was, or down, is told once: by its finding.
+    What findings do not judge is still told beside one of the same port.
+    """
+
+    def scene(rate: float, up: int = 1, errors: int = 0) -> Scene:
+        """Return three ports of a board; the others are well."""
+        other = ("mlx5_0", "1"), ("mlx5_2", "1")
+        return (
+            *(("infiniband_port_up", 1, *port) for port in other),
+            *(("infiniband_port_rate_bytes_per_second", 5e10, *port) for port in other),
+            ("infiniband_port_up", up, "mlx5_1", "1"),
+            ("infiniband_port_rate_bytes_per_second", rate, "mlx5_1", "1"),
+            (
+                *("infiniband_port_errors_total", errors, "mlx5_1", "1"),
+                "local_link_integrity_errors",
+            ),
+        )
+
+    def said(now: Scene, *earlier: Scene) -> list[str]:
+        before = zip((900.0, 400.0, 200.0), earlier, strict=True)
+        return [one.text for one in results(infiniband.CHECK, seen(infiniband.CHECK, now, before))]
+
+    (slow,) = said(scene(1.25e10), scene(5e10), scene(1.25e10), scene(1.25e10))
+    assert "runs at a lower rate than it did" in slow
+    (down,) = said(scene(0, up=0), *3 * [scene(5e10)])
+    assert "is down" in down
+    always = 3 * [scene(1.25e10)]
+    assert ["its peers run at 400" in text for text in said(scene(1.25e10), *always)] == [True]
+    errors, slower = said(scene(1.25e10, errors=9), *always)
+    assert "link integrity" in errors
+    assert "its peers run at 400" in slower

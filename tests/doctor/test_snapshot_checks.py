@@ -14,10 +14,15 @@ from dshealthd.core.result import Result as Collected
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.doctor.node import agent, probes, resources, running_jobs
 from dshealthd.findings.judge import judge, series_of
+from dshealthd.findings.judge import seen as all_signs
+from dshealthd.findings.past import Past
+from dshealthd.findings.series import Series
 from dshealthd.web.status import document
 from tests.doctor.looks import look, outcomes, results
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dshealthd.core.collector import Sample
     from dshealthd.doctor.node_context import NodeContext
     from dshealthd.doctor.snapshot_check import SnapshotCheck
@@ -28,22 +33,33 @@ Scene = tuple[tuple[str | float, ...], ...]
 """Rows of a metric's name, its value and the values of its labels."""
 
 
-def seen(check: SnapshotCheck, scene: Scene) -> NodeContext:
-    """Return the context with the status of an agent that has these samples.
-
-    Those of the agent itself and its probes are its own, as in an agent; the others are what the
-    check's collectors have read.
-    """
-    samples: list[Sample] = [
+def _samples(scene: Scene) -> list[Sample]:
+    return [
         METRICS[f"dshealthd_{name}"](float(value), *map(str, labels))
         for name, value, *labels in scene
     ]
+
+
+def seen(
+    check: SnapshotCheck, scene: Scene, earlier: Iterable[tuple[float, Scene]] = ()
+) -> NodeContext:
+    """Return the context with the status of an agent that has these samples.
+
+    Those of the agent itself and its probes are its own, as in an agent; the others are what the
+    check's collectors have read. `earlier` has what they had read so many
+    seconds before.
+    """
+    past = Past()
+    for ago, before in earlier:
+        series = Series(_samples(before), past=past, now=100.0 - ago)
+        all_signs(series, node=NODE, name=NODE, wall=WALL - ago)
+    samples = _samples(scene)
     snapshot = Snapshot(lambda: 100.0, lambda: WALL)
     for name in check.collectors:
         snapshot.expect(name, 15)
         snapshot.put(name, Collected(CollectionOutcome.OK, tuple(samples)))
         samples = []  # the first has them all
-    series = series_of(snapshot, samples)
+    series = series_of(snapshot, samples, past=past, now=100.0)
     verdict = judge(snapshot, series, node=NODE, name=NODE, monotonic=100.0, wall=WALL)
     body = document(
         snapshot,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
 
 Port = tuple[str, str]
+_UP, _RATE = "infiniband_port_up", "infiniband_port_rate_bytes_per_second"
 PEERS = "the ports of the same board on this node"
 
 
@@ -27,7 +28,7 @@ def _ports(context: NodeContext) -> dict[Port, float]:
     ethernet = context.series.parts("infiniband_port_info", "device", "port", link_layer="Ethernet")
     return {
         port: point.value
-        for point in context.series("infiniband_port_up")
+        for point in context.series(_UP)
         if (port := (point.labels["device"], point.labels["port"])) not in ethernet
     }
 
@@ -46,7 +47,8 @@ def _boards(context: NodeContext, ports: dict[Port, float]) -> dict[str, list[Po
 def _problems(context: NodeContext) -> Iterator[Result]:
     """Yield InfiniBand ports that are down or slow where their peers are not."""
     series, ports = context.series, _ports(context)
-    told = {finding["part"] for finding in context.document["findings"]}
+    # A port may have a finding for another reason, which says nothing of this one.
+    told = {(finding["part"], finding["source"]) for finding in context.document["findings"]}
     wanted = context.config.doctor.infiniband_ports
     up = [port for port, value in ports.items() if value]
     if wanted and len(up) < wanted:
@@ -59,10 +61,7 @@ def _problems(context: NodeContext) -> Iterator[Result]:
             limit=str(wanted),
             source="doctor.infiniband_ports",
         )
-    rates = {
-        (point.labels["device"], point.labels["port"]): point.value
-        for point in series("infiniband_port_rate_bytes_per_second")
-    }
+    rates = {(point.labels["device"], point.labels["port"]): point.value for point in series(_RATE)}
     disabled = series.parts("infiniband_port_physical_state", "device", "port", state="disabled")
     linked = series.parts("infiniband_port_physical_state", "device", "port", state="link_up")
     for peers in _boards(context, ports).values():
@@ -77,8 +76,8 @@ def _problems(context: NodeContext) -> Iterator[Result]:
                     remedy="sminfo; systemctl status opensm",
                     component=name,
                 )
-            elif not ports[port] and 2 * len(alive) > len(peers) and not {name} & told:
-                if port not in disabled:
+            elif not ports[port] and 2 * len(alive) > len(peers):
+                if port not in disabled and (name, f"dshealthd_{_UP}") not in told:
                     yield Result(
                         Outcome.WARNING,
                         f"{name} is down, but {len(alive)} of {len(peers)} ports like it are up",
@@ -86,7 +85,12 @@ def _problems(context: NodeContext) -> Iterator[Result]:
                         component=name,
                         source=PEERS,
                     )
-            elif ports[port] and port in rates and rates[port] < fastest:
+            elif (
+                ports[port]
+                and port in rates
+                and rates[port] < fastest
+                and (name, f"dshealthd_{_RATE}") not in told
+            ):
                 yield Result(
                     Outcome.WARNING,
                     f"{name} runs at {rates[port] * 8e-9:g} Gb/s, its peers run at "
@@ -102,7 +106,7 @@ def _problems(context: NodeContext) -> Iterator[Result]:
 def _summary(context: NodeContext) -> str:
     ports = _ports(context)
     up = sum(ports.values())
-    everything = len(list(context.series("infiniband_port_up")))
+    everything = len(list(context.series(_UP)))
     if not everything:
         return "no InfiniBand"
     other = (
