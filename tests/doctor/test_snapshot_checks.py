@@ -12,7 +12,7 @@ from dshealthd import reference
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.result import Result as Collected
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.doctor.node import agent, probes, resources, running_jobs
+from dshealthd.doctor.node import agent, gpus, probes, rendezvous, resources, running_jobs
 from dshealthd.findings.judge import judge, series_of
 from dshealthd.findings.judge import seen as all_signs
 from dshealthd.findings.past import Past
@@ -180,3 +180,40 @@ def test_findings_of_an_agent(
     assert (check.slug, found.outcome.value, found.component) == (slug, outcome, component)
     assert step in found.remedy
     assert outcomes(check, seen(check, well)) == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("check", "scene", "says", "not_says"),
+    [
+        (resources.CLOCK, (("clock_synchronized", 0),), "not synchronized", "off by"),
+        (resources.LOOPBACK, (("loopback_up", 0),), "failed", "0 ms"),
+        (gpus.GPU_METRICS, (("gpus_expected", 8),), "NVML does not show", "responds"),
+        (
+            gpus.IMEX,
+            (("imex_nodes", 4), ("imex_running", 0), ("imex_listening", 0)),
+            "is not ready",
+            "runs for",
+        ),
+        (probes.PROBE_ROUNDS, (("probe_up", 0),), "do not run", "probes run"),
+        (
+            agent.AGENT_CONFIG,
+            (("config_last_reload_successful", 0),),
+            "not: configuration",
+            "every",
+        ),
+        (
+            rendezvous.RENDEZVOUS_CONNECTIONS,
+            (("rendezvous_client_sockets", 2, "syn_sent"),),
+            "2 waiting for an answer",
+            "none",
+        ),
+    ],
+)
+def test_signs_that_are_held(check: SnapshotCheck, scene: Scene, says: str, not_says: str) -> None:
+    """What does not last long enough yet to be a finding is not said to be well."""
+    context = seen(check, scene)
+    held = dataclasses.replace(context, document={**context.document, "findings": []})
+    (found,) = results(check, held)
+    assert found.outcome.value == "ok"
+    assert says in found.text
+    assert not_says not in found.text

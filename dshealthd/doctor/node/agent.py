@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.findings.agent import FILES
 from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
 
 
-def _agent_config(_context: NodeContext) -> str:
-    return "every file was reloaded"
+def _agent_config(context: NodeContext) -> str:
+    failed = [file for name, file in FILES.items() if context.series.value(name) == 0]
+    return f"reloaded, but not: {', '.join(failed)}" if failed else "every file was reloaded"
 
 
 AGENT_CONFIG = snapshot_check(

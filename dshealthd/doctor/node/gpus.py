@@ -66,11 +66,12 @@ GPU_MEMORY = snapshot_check(
 
 def _gpu_metrics(context: NodeContext) -> str:
     expected = context.series.value("gpus_expected") or 0
-    return (
-        f"{plural(expected, 'NVIDIA GPU')} on the PCI bus, and NVML responds"
-        if expected
-        else "no NVIDIA GPU on the PCI bus"
-    )
+    if not expected:
+        return "no NVIDIA GPU on the PCI bus"
+    here = f"{plural(expected, 'NVIDIA GPU')} on the PCI bus"
+    if context.series.value("gpus_visible") is None:
+        return f"{here}; NVML does not show any at present"
+    return f"{here}, and NVML responds"
 
 
 GPU_METRICS = snapshot_check(
@@ -121,6 +122,8 @@ def _imex(context: NodeContext) -> str:
         return "the GPUs are not part of a multi-node NVLink fabric"
     if nodes[0] < 2:  # noqa: PLR2004 - two nodes make a fabric
         return f"{NODES} lists no other nodes: jobs run without NVLink between nodes"
+    if any(context.series.value(name) == 0 for name in ("imex_running", "imex_listening")):
+        return f"{DAEMON} is not ready at present, for {nodes[0]:g} nodes"
     return f"{DAEMON} runs for {nodes[0]:g} nodes"
 
 

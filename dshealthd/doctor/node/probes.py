@@ -75,7 +75,9 @@ PROBE_FAILURES = snapshot_check(
 
 def _probe_rounds(context: NodeContext) -> str:
     up = context.series.value("probe_up")
-    return "no probes are configured" if up is None else "probes run"
+    if up is None:
+        return "no probes are configured"
+    return "probes run" if up else "probes do not run at present"
 
 
 PROBE_ROUNDS = snapshot_check(

@@ -91,8 +91,13 @@ PORTS = snapshot_check(
 
 
 def _rendezvous_connections(context: NodeContext) -> str:
-    connected = context.series.value("rendezvous_client_sockets", state="established") or 0.0
-    return f"{plural(connected, 'connection')} to rendezvous ports, none waiting for an answer"
+    name = "rendezvous_client_sockets"
+    connected = context.series.value(name, state="established") or 0.0
+    waiting = context.series.value(name, state="syn_sent") or 0.0
+    return (
+        f"{plural(connected, 'connection')} to rendezvous ports, "
+        f"{f'{waiting:g}' if waiting else 'none'} waiting for an answer"
+    )
 
 
 RENDEZVOUS_CONNECTIONS = snapshot_check(

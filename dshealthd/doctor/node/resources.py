@@ -33,6 +33,8 @@ AIO_REQUESTS = snapshot_check(
 
 def _clock(context: NodeContext) -> str:
     offset = context.series.value("clock_offset_seconds")
+    if context.series.value("clock_synchronized") == 0:
+        return "not synchronized at present"
     return "synchronized" if offset is None else f"synchronized, off by {offset:.3g} s"
 
 
@@ -103,7 +105,9 @@ HOST_MEMORY = snapshot_check(
 
 
 def _loopback(context: NodeContext) -> str:
-    seconds = context.series.value("loopback_connect_seconds") or 0.0
+    seconds = context.series.value("loopback_connect_seconds")
+    if seconds is None:
+        return "the last TCP connection to 127.0.0.1 failed"
     return f"a TCP connection to 127.0.0.1 takes {seconds * 1e3:.2g} ms"
 
 
