@@ -62,7 +62,7 @@ def test_findings_come_from_the_agent(make_machine: Callable[..., Machine]) -> N
         before = machine.simulator.trace()
         answer = ask(agent, machine)
         assert answer.node["source"] == "agent"
-        assert answer.found["gpu-memory", "gpu 2"][0] == "nccl-all-reduce-failed"
+        assert answer.found["gpu-memory", "gpu 2"] == ("nccl-all-reduce-failed", "critical")
         assert answer.node["facts"]["gpus"] == "8"
         assert machine.simulator.trace() == before  # nobody else has opened NVML
         machine.simulator.unset(2, "remapped_failure")
