@@ -16,6 +16,7 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.core.options import Bytes
+from dshealthd.doctor import path_check as path_checks
 from dshealthd.doctor.node import (
     async_io,
     kernel_log,
@@ -291,6 +292,24 @@ def test_paths_of_the_command_line(mount: frozen.Mount) -> None:
     assert outcomes(path_check(path), context) == ["ok"]
     (absent,) = results(path_check(f"{path}/absent"), context)
     assert absent.outcome.value == "critical"
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "left", "outcome"),
+    [
+        (1000, 0.5, "ok"),
+        (1000, 0.02, "critical"),
+        (10_000_000, 0.02, "warning"),  # room for thousands of checkpoints
+    ],
+)
+def test_path_that_is_full(gigabytes: int, left: float, outcome: str) -> None:
+    """A path is full as for the finding: by its share, unless what is left holds a checkpoint."""
+    blocks = gigabytes * 10**9 // 4096
+    free = int(blocks * left)
+    status = os.statvfs_result((4096, 4096, blocks, free, free, 1, 1, 1, 0, 255))
+    limits = look().config.findings.limits
+    (found,) = path_checks._judge("/checkpoints", status, 0.1, limits)
+    assert found.outcome.value == outcome, found.text
 
 
 @pytest.mark.parametrize(
