@@ -42,8 +42,12 @@ def run(context: JobContext) -> Iterator[Result]:
             else "an unknown number of ranks"
         )
         limit = context.gpus_per_node
-        gpus = plural(limit, "GPU") if limit else "an unknown number of GPUs"
-        yield Result(Outcome.OK, f"{counted}, {gpus} per node")
+        gpus = ", an unknown number of GPUs per node"
+        if limit:
+            gpus = f", {plural(limit, 'GPU')} per node"
+        elif _is_counted_by_ssh(context):
+            gpus = "; the check `ssh` counts each host's GPUs"
+        yield Result(Outcome.OK, f"{counted}{gpus}")
 
 
 def _order(context: JobContext) -> Iterator[Result]:
@@ -105,8 +109,8 @@ def _ranks(context: JobContext) -> Iterator[Result]:
     if per_node is None:
         return
     if limit is None:
-        if context.layout.hosts and context.by_ssh:
-            return  # the check `ssh` counts the GPUs of each host
+        if _is_counted_by_ssh(context):
+            return
         yield Result(
             Outcome.UNKNOWN,
             f"{plural(per_node, 'rank')} per node ({context.layout.source}); the number of GPUs"
@@ -139,6 +143,11 @@ def _ignores_visible(context: JobContext) -> str:
     return (
         ", ".join(f"--{name.replace('-', '_')}" for name in options) if not context.members else ""
     )
+
+
+def _is_counted_by_ssh(context: JobContext) -> bool:
+    """Whether the check `ssh` compares each host's GPUs with its ranks."""
+    return bool(context.layout.hosts) and context.by_ssh
 
 
 def _why(context: JobContext) -> str:

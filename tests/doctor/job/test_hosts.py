@@ -94,6 +94,13 @@ def test_filter_that_names_no_host(tmp_path: Path) -> None:
     assert [one.outcome for one in results("hostfile", made)] == [OK]
 
 
+def test_ranks_of_hosts_that_ssh_compares(tmp_path: Path) -> None:
+    """Where this node's GPUs are not known, the result names the check that counts the hosts'."""
+    (found,) = results("ranks-and-gpus", job(tmp_path, "127.0.0.1 slots=8\n"))
+    assert found.outcome is OK
+    assert "8 ranks per node (hostfile); the check `ssh` counts each host's GPUs" in found.text
+
+
 def test_hostfile_of_the_command(tmp_path: Path) -> None:
     """The hostfile that the launcher is given is read without being named again."""
     file = tmp_path / "hosts"
