@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dshealthd.findings.catalogue import catalogue
 from dshealthd.symptoms.rules import LABELS
 
 if TYPE_CHECKING:
@@ -43,6 +44,12 @@ def hang(cause: str, job: str, **labels: str) -> Labels:
     return alert("training-hang", component="job", **labels)
 
 
+def path(name: str, part: str, severity: str = "critical") -> Labels:
+    """Return what a node finds of a path, with the labels that findings have."""
+    symptom = catalogue()[name].slug
+    return alert(symptom, severity, "path", alertname=name, node="a", part=part)
+
+
 GPU = {"node": "a", "part": "GPU 3"}
 OUT_OF_MEMORY = {"node": "a", "alertname": "DshealthdRankOutOfMemory", "audience": "owner"}
 
@@ -69,7 +76,7 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
             alert("gpu-lost", component="gpu", **GPU),
             alert("time-wait", "warning", node="a"),
             alert("nccl-timeout", node="a", part="a"),
-            alert("disk-full", component="path", node="a", path="/data"),
+            alert("disk-full", component="path", node="a", part="/data"),
         ],
     ),
     "a node that is down, over none of another's": (
@@ -93,8 +100,8 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
             alert("gpu-throttled", component="gpu", **GPU),
             alert("gpu-throttled", "warning", "gpu", node="a", part="GPU 4"),
             alert("cuda-oom", "warning", "gpu", **GPU),
-            alert("disk-full", component="path", node="a", path="/data"),
-            alert("disk-full", "warning", "path", node="a", path="/scratch"),
+            alert("disk-full", component="path", node="a", part="/data"),
+            alert("disk-full", "warning", "path", node="a", part="/scratch"),
         ],
         [],
     ),
@@ -149,7 +156,7 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
     "but not over disks and GPUs of its nodes": (
         [
             alert("slow-communication", component="leaf", leaf="l1"),
-            alert("disk-full", component="path", node="a", leaf="l1", path="/data"),
+            alert("disk-full", component="path", node="a", leaf="l1", part="/data"),
             alert("gpu-lost", component="gpu", leaf="l1", **GPU),
             alert("straggler", "warning", node="e"),
         ],
@@ -242,12 +249,20 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         ],
         [],
     ),
-    "a full disk, over that nothing can be written there": (
+    "a full disk, over that nothing can be written there, and not over a path that hangs": (
         [
-            alert("disk-full", component="path", node="a", path="/data"),
-            alert("checkpoint-path", component="path", node="a", path="/ckpt"),
+            path("DshealthdFilesystemFull", "/data"),
+            path("DshealthdPathFailing", "/ckpt"),
+            path("DshealthdPathHangs", "/data"),
         ],
-        [alert("checkpoint-path", component="path", node="a", path="/data")],
+        [path("DshealthdPathFailing", "/data"), path("DshealthdPathSlow", "/data", "warning")],
+    ),
+    "a disk that is filling, over nothing": (
+        [
+            path("DshealthdFilesystemFilling", "/data", "warning"),
+            path("DshealthdPathFailing", "/data"),
+        ],
+        [],
     ),
 }
 

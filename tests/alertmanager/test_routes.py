@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from dshealthd.findings.service import FINDING
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.rules import LABELS
 from tests.lab.servers import ALERTMANAGER, PART, routes
+from tests.symptoms.promtool import RULES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FILE = ALERTMANAGER / PART
+MATCHER = re.compile(r'^(\w+)(=~|!~|!=|=)"([^"]*)"$')
+FOUND = {finding.name for symptom in all_symptoms().values() for finding in symptom.findings}
+"""Alerts that report what nodes find."""
 COMMON = tuple(f"{name}={value}" for name, value in LABELS.items())
 
 
@@ -131,6 +136,45 @@ def test_every_symptom_that_is_named_exists() -> None:
     assert {slug for text in named for slug in text.split("|")} - set(all_symptoms()) == set()
 
 
+def test_rules_about_findings_name_labels_that_findings_have() -> None:
+    """An inhibition rule whose sources or targets are all findings requires no other label of them.
+
+    One that did would never apply.
+    """
+    config = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    having = {"cluster", "node", "leaf", "instance", *FINDING.dimensions}
+    checked = 0
+    for rule in config["inhibit_rules"]:
+        for side in ("source_matchers", "target_matchers"):
+            matchers = [found for text in rule[side] for found in MATCHER.findall(text)]
+            assert len(matchers) == len(rule[side])
+            selected = set(_selected(matchers))
+            assert selected, rule[side]
+            if not selected <= FOUND:
+                continue
+            checked += 1
+            needed = {name for name, operator, value in matchers if (operator, value) == ("!=", "")}
+            assert needed <= having, rule
+            assert set(rule["equal"]) <= having, rule
+    assert checked > 3
+
+
+def _selected(matchers: list[tuple[str, str, str]]) -> list[str]:
+    """Return the names of the alerts that matchers select by what is fixed in the rules."""
+    alerts = yaml.safe_load(RULES[-1].read_text(encoding="utf-8"))["groups"]
+    return [
+        rule["alert"]
+        for group in alerts
+        for rule in group["rules"]
+        if all(
+            (re.fullmatch(value, fixed[name]) is not None) == (operator in {"=", "=~"})
+            for fixed in [rule["labels"] | {"alertname": rule["alert"]}]
+            for name, operator, value in matchers
+            if name in fixed
+        )
+    ]
+
+
 def test_every_severity_has_its_receiver() -> None:
     """No alert has a severity beside those that routes speak of, and the Watchdog's."""
     found = {alert.severity for symptom in all_symptoms().values() for alert in symptom.alerts}
@@ -154,7 +198,17 @@ def test_pages_are_few() -> None:
         if alert.severity == "critical"
     ]
     assert len(pages) <= 30
-    assert [alert.name for alert in pages if alert.audience != "operator"] == []
+    # What a node finds may page as well.
+    found = [
+        finding
+        for symptom in all_symptoms().values()
+        for finding in symptom.findings
+        if finding.severity == "critical"
+    ]
+    assert found
+    told = [(page.name, page.audience) for page in pages]
+    told += [(finding.name, finding.audience) for finding in found]
+    assert [name for name, audience in told if audience != "operator"] == []
 
 
 def test_groups_wait_longer_than_resends() -> None:
