@@ -297,7 +297,7 @@ def test_hardware_xids() -> None:
     """
     (rule,) = (rule for _, rule in rule_groups() if rule.get("record") == HARDWARE_XIDS)
     selected = set(re.findall(r'xid=~"([\d|]+)"', rule["expr"])[0].split("|"))
-    known = gpus.XIDS_MEMORY | gpus.XIDS_EXCHANGE | gpus.XIDS_RESET | {"63", "74", "79"}
+    known = gpus.XIDS_MEMORY | gpus.XIDS_EXCHANGE | gpus.XIDS_RESET | {"74", "79"}
     assert selected == known
     assert known.isdisjoint(gpus.XIDS_APPLICATION)
     assert known <= gpus.XIDS_TOLD
