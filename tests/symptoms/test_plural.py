@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.symptoms import all_symptoms
+from dshealthd.symptoms.sentence import LABELS, text
 from dshealthd.symptoms.template import render
 from tests.singular import ONE_OF_MANY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.symptoms.entry import Alert
+    from dshealthd.symptoms.entry import Alert, FindingType
 
 ALERTS = [alert for symptom in all_symptoms().values() for alert in symptom.alerts]
+FINDINGS = [finding for symptom in all_symptoms().values() for finding in symptom.findings]
 NEVER_ONE = {
     "DshealthdAgentRestarts": "fires above two restarts",
     "DshealthdChecksumsDisagree": "two GPUs at least",
@@ -48,6 +50,14 @@ def test_one(alert: Alert) -> None:
     """What an alert says of a single one is in the singular, unless there never is a single one."""
     found = [match[0] for text in texts(alert) for match in ONE_OF_MANY.finditer(text)]
     assert bool(found) == (alert.name in NEVER_ONE), found
+
+
+@pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.name)
+def test_one_found(finding: FindingType) -> None:
+    """What a node finds of a single one is in the singular, too."""
+    labels = dict.fromkeys(LABELS, "x")
+    said = (text(finding.says, labels, 1.0), text(finding.step, labels, 1.0))
+    assert [match[0] for one in said for match in ONE_OF_MANY.finditer(one)] == []
 
 
 def test_plurals_are_found() -> None:
