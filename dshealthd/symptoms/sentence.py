@@ -10,11 +10,12 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 LABELS = ("node", "part", "reason", "training_job")
 _PLACEHOLDER = re.compile(r"\{(\w+)(?::([^{}]+))?\}")
-_PREFIXES = ("", "ki", "Mi", "Gi", "Ti", "Pi")
+_LARGE, _SMALL = tuple("kMGTPEZY"), tuple("munpfazy")
+_BINARY = ("ki", "Mi", "Gi", "Ti", "Pi", "Ei", "Zi", "Yi")
 
 
 class SentenceError(ValueError):
@@ -25,48 +26,51 @@ def _number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def _percent(value: float) -> str:
+def percentage(value: float) -> str:
+    """Write a ratio as Prometheus' humanizePercentage does."""
     return f"{value * 100:.4g}%"
 
 
-def _bytes(value: float) -> str:
-    """Write bytes as Prometheus' humanize1024 does, with the unit."""
-    for prefix in _PREFIXES:
-        if abs(value) < 1024 or prefix == _PREFIXES[-1]:  # noqa: PLR2004 - what "Ki" means
-            break
-        value /= 1024
-    return f"{value:.4g}{prefix}B"
+def humanize(value: float) -> str:
+    """Write a number as Prometheus' humanize does: with a prefix, also of parts of one."""
+    if not value or abs(value) >= 1:
+        return _scaled(value, 1000, _LARGE)
+    place = 0
+    while abs(value) < 1 and place < len(_SMALL):
+        value, place = value * 1000, place + 1
+    return f"{value:.4g}{_SMALL[place - 1]}"
 
 
-def _duration(value: float) -> str:
+def humanize1024(value: float) -> str:
+    """Write a number as Prometheus' humanize1024 does."""
+    return _scaled(value, 1024, _BINARY)
+
+
+def _scaled(value: float, base: float, prefixes: Sequence[str]) -> str:
+    place = 0
+    while abs(value) >= base and place < len(prefixes):
+        value, place = value / base, place + 1
+    return f"{value:.4g}{prefixes[place - 1] if place else ''}"
+
+
+def duration(value: float) -> str:
     """Write seconds as Prometheus' humanizeDuration does."""
     if abs(value) < 1:
-        power = 0
-        while value and abs(value) < 1 and power < 3:  # noqa: PLR2004 - down to nanoseconds
-            value, power = value * 1000, power + 1
-        return f"{value:.4g}{('', 'm', 'u', 'n')[power]}s"
+        return f"{humanize(value)}s"
     whole = int(abs(value))
-    sign = "-" if value < 0 else ""
-    days, hours, minutes, seconds = (
-        whole // 86400,
-        whole // 3600 % 24,
-        whole // 60 % 60,
-        whole % 60,
-    )
-    if days:
-        return f"{sign}{days}d {hours}h {minutes}m {seconds}s"
-    if hours:
-        return f"{sign}{hours}h {minutes}m {seconds}s"
-    if minutes:
-        return f"{sign}{minutes}m {seconds}s"
-    return f"{value:.4g}s"
+    if whole < 60:  # noqa: PLR2004 - seconds of a minute
+        return f"{value:.4g}s"
+    parts = (whole // 86400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "m")
+    first = next(place for place, (number, _) in enumerate(parts) if number)
+    shown = [f"{number}{unit}" for number, unit in (*parts[first:], (whole % 60, "s"))]
+    return ("-" if value < 0 else "") + " ".join(shown)
 
 
 FORMS: Mapping[str, tuple[Callable[[float], str], str]] = {
     "number": (_number, '{{ printf "%.4g" $value }}'),
-    "percent": (_percent, "{{ $value | humanizePercentage }}"),
-    "bytes": (_bytes, "{{ $value | humanize1024 }}B"),
-    "duration": (_duration, "{{ $value | humanizeDuration }}"),
+    "percent": (percentage, "{{ $value | humanizePercentage }}"),
+    "bytes": (lambda value: f"{humanize1024(value)}B", "{{ $value | humanize1024 }}B"),
+    "duration": (duration, "{{ $value | humanizeDuration }}"),
 }
 """Forms of a value: how the agent writes it, and Prometheus' template that writes the same."""
 

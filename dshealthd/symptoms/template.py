@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.symptoms import sentence
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -179,26 +181,6 @@ def _plain(value: Any) -> str:
     return f"{value:.12g}" if isinstance(value, float | int) else str(value)
 
 
-def _humanize(value: float, base: float, prefixes: Sequence[str]) -> str:
-    """Format with a unit prefix and four significant digits, as Prometheus' templates do."""
-    place = 0
-    while abs(value) >= base and place < len(prefixes):
-        value, place = value / base, place + 1
-    return f"{value:.4g}{prefixes[place - 1] if place else ''}"
-
-
-def _duration(seconds: float) -> str:
-    """Format as `1h 2m 3s`, as Prometheus' templates do."""
-    if abs(seconds) < 1:
-        return f"{seconds * 1000:.4g}ms"
-    whole = int(abs(seconds))
-    parts = zip("dhm", (whole // 86400, whole // 3600 % 24, whole // 60 % 60), strict=True)
-    shown = [f"{number}{unit}" for unit, number in parts]
-    while shown and shown[0].startswith("0"):
-        shown.pop(0)
-    return ("-" if seconds < 0 else "") + " ".join((*shown, f"{whole % 60}s"))
-
-
 def _number(function: Any) -> Any:
     """Return a template function that formats a number, and returns "unknown" for None."""
     return lambda value: "unknown" if value is None else function(value)
@@ -218,8 +200,8 @@ _FUNCTIONS: Mapping[str, Any] = {
     "first": lambda found: found[0],
     "value": lambda found: found.value,
     "label": lambda name, found: found.labels.get(_target(name), ""),
-    "humanize": _number(lambda value: _humanize(value, 1000, "kMGTPE")),
-    "humanize1024": _number(lambda value: _humanize(value, 1024, ("ki", "Mi", "Gi", "Ti"))),
-    "humanizePercentage": _number(lambda value: f"{value * 100:.4g}%"),
-    "humanizeDuration": _number(_duration),
+    "humanize": _number(sentence.humanize),
+    "humanize1024": _number(sentence.humanize1024),
+    "humanizePercentage": _number(sentence.percentage),
+    "humanizeDuration": _number(sentence.duration),
 }

@@ -42,6 +42,9 @@ def test_unknown_value_is_said() -> None:
 
 VALUES = (
     0.0,
+    -61.5,
+    3e-11,
+    2.0**55,
     0.0004,
     0.12,
     1.0,

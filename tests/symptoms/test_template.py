@@ -30,7 +30,7 @@ LABELS = {"node": "n1", "class": "input", "empty": ""}
         ("a{{ range query `up == 1` }} {{ .Labels.node }}{{ end }}", "a"),
         ("a{{ with printf `up{x=%q}` $labels.node | query }} {{ first . | value }}{{ end }}", "a"),
         ("{{ if gt $value 1.0 }}more{{ end }}{{ if lt $value 1.0 }}less{{ end }}", "more"),
-        ("{{ $value | humanizePercentage }} {{ $value | humanizeDuration }}", "150% 1s"),
+        ("{{ $value | humanizePercentage }} {{ $value | humanizeDuration }}", "150% 1.5s"),
         ('{{ printf "%.2f" $value }}', "1.50"),
     ],
 )
@@ -41,11 +41,35 @@ def test_rendered(template: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(1500.0, "1.5k"), (0.5, "0.5"), (2e9, "2G"), (999.0, "999"), (-3e6, "-3M")],
+    [(1500.0, "1.5k"), (0.5, "500m"), (2e9, "2G"), (999.0, "999"), (-3e6, "-3M")],
 )
 def test_humanize(value: float, text: str) -> None:
     """Numbers are written as Prometheus writes them."""
     assert render("{{ $value | humanize }}", {}, value) == text
+
+
+def test_numbers_are_those_of_prometheus() -> None:
+    """Each function that formats a number is Prometheus' own, by promtool's word."""
+    from tests.symptoms.promtool import rendered
+
+    functions = ("humanize", "humanize1024", "humanizePercentage", "humanizeDuration")
+    values = (
+        0.0,
+        -0.0004,
+        0.25,
+        1.0,
+        1.5,
+        59.0,
+        -61.5,
+        999.0,
+        1023.0,
+        4096.0,
+        90061.0,
+        1.5e9,
+        -3e6,
+    )
+    cases = [(f"{{{{ $value | {name} }}}}", value) for name in functions for value in values]
+    assert [render(template, {}, value) for template, value in cases] == rendered(cases)
 
 
 @pytest.mark.parametrize(
