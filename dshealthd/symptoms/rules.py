@@ -99,12 +99,11 @@ def _finding_rules(
 ) -> Iterator[dict[str, Any]]:
     """Yield the alert that reports what agents find: one rule for each severity that it may have.
 
-    The agent has judged it, holds included.
+    The agent has judged it, holds included. Where it knows no value for a sentence that says one,
+    the alert says NaN; it must not wait for the value.
     """
     label = finding.name.removeprefix(PREFIX)
-    metric = (
-        "dshealthd_finding_value" if has_value(finding.says + finding.step) else "dshealthd_finding"
-    )
+    says_value = has_value(finding.says + finding.step)
     told = f"{template(finding.says)} "
     step = FIRST_STEP + template(finding.step)
     in_job = f"{told}Training job: {{{{ $labels.training_job }}}}. {step}"
@@ -119,9 +118,11 @@ def _finding_rules(
     }
     for severity, jobs, description in variants[finding.page]:
         selector = f'finding="{label}"' + (f", training_job{jobs}" if jobs else "")
+        found = f"dshealthd_finding{{{selector}}}"
+        valued = f"dshealthd_finding_value{{{selector}}} or NaN * {found}"
         yield {
             "alert": finding.name,
-            "expr": f"{metric}{{{selector}}}",
+            "expr": valued if says_value else found,
             "keep_firing_for": KEEP_FIRING,
             "labels": {
                 **LABELS,
