@@ -23,17 +23,9 @@ PARTS = (
     "rank",
     "class",
     "gpu",
-    "link",
-    "device",
-    "port",
-    "path",
     "part",
     "peer",
     "leaf",
-    "xid",
-    "sensor",
-    "collector",
-    "worker",
     "reason",
 )
 """Labels with which an alert names the part of its node."""
@@ -44,19 +36,25 @@ RULES_LOADED = 'sum(ALERTS{@alerts,alertname="DshealthdWatchdog",alertstate="fir
 
 def firing(
     source: Source,
-    matchers: str,
-    *,
+    *matchers: str,
     title: str = "Firing alerts",
     limit: int = ROWS,
     size: tuple[int, int],
 ) -> dashboard.Panel:
-    """Return a table of firing alerts, the latest `limit` of each severity, pages first."""
+    """Return a table of firing alerts, the latest `limit` of each severity, pages first.
+
+    An alert is in it if it has the labels of any of `matchers`.
+    """
+
+    def fired(labels: str) -> str:
+        # The value of ALERTS_FOR_STATE is the time at which the alert's condition became true.
+        return f'ALERTS_FOR_STATE{{{labels}}} and ignoring (alertstate) ALERTS{{{labels},alertstate="firing"}}'
 
     def since(severity: str) -> str:
-        # The value of ALERTS_FOR_STATE is the time at which the alert's condition became true.
-        both = f'{matchers},severity="{severity}"'
-        fired = f'ALERTS_FOR_STATE{{{both}}} and ignoring (alertstate) ALERTS{{{both},alertstate="firing"}}'
-        return f"topk({limit}, 1000 * min by ({KEPT}) ({parts(fired, *PARTS)}))"
+        found = " or ".join(fired(f'{labels},severity="{severity}"') for labels in matchers)
+        # What a node finds names its job in a label of its own.
+        named = f'label_replace({found}, "exported_job", "$1", "training_job", "(.+)")'
+        return f"topk({limit}, 1000 * min by ({KEPT}) ({parts(named, *PARTS)}))"
 
     return rows(
         title,

@@ -60,8 +60,8 @@ class Board:
     description: str
     variables: Sequence[dashboard.VariableModel]
     rows: Sequence[Row]
-    alerts: str = "@alerts"
-    """The matchers of the alerts that graphs mark."""
+    alerts: tuple[str, ...] = ("@alerts",)
+    """The matchers of the alerts that graphs mark: those with the labels of any."""
     since: str = "now-1h"
 
 
@@ -213,7 +213,7 @@ def _annotations(board: Board) -> list[dashboard.AnnotationQuery]:
 
     Most alerts of jobs are tickets for their owners, so a board of jobs marks all severities alike.
     """
-    if "exported_job" in board.alerts:
+    if any("exported_job" in labels for labels in board.alerts):
         return [_annotation("Alerts", "critical|warning", RED, board)]
     return [
         _annotation("Pages", "critical", RED, board),
@@ -226,10 +226,9 @@ def _annotation(name: str, severity: str, color: str, board: Board) -> dashboard
 
     It draws one line per rule, not one per node for which the rule fires.
     """
-    expr = promql(
-        "count by (alertname, symptom) "
-        f'(ALERTS{{{board.alerts},alertstate="firing",severity=~"{severity}"}})'
-    )
+    firing = f'alertstate="firing",severity=~"{severity}"'
+    found = " or ".join(f"ALERTS{{{labels},{firing}}}" for labels in board.alerts)
+    expr = promql(f"count by (alertname, symptom) ({found})")
     return dashboard.AnnotationQuery(
         name=name,
         datasource=DATA_SOURCE,

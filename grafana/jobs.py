@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 NO_JOBS = "no jobs"
 JOB = "cluster, exported_job"
+ALERTS = ('@alerts,exported_job=~"$training"', '@alerts,training_job=~"$training"')
+"""The alerts of a job: what Prometheus judges, and what nodes find."""
 ANY: Steps = ((None, GREEN), (1, RED))
 
 
@@ -50,7 +52,7 @@ def board(source: Source) -> Board:
             Row(title="Collectives", panels=collectives.panels()),
             Row(title="Environment", panels=_environment()),
         ],
-        alerts='@alerts,exported_job=~"$training"',
+        alerts=ALERTS,
     )
 
 
@@ -105,7 +107,7 @@ def _now(source: Source) -> list[dashboard.Panel]:
         ),
         alerts.firing(
             source,
-            '@alerts,exported_job=~"$training"',
+            *ALERTS,
             title="Firing alerts of jobs",
             size=(12, 10),
         ),

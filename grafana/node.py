@@ -38,7 +38,7 @@ def board(source: Source) -> Board:
             *gpus.board_rows(source),
             *host.board_rows(source),
         ],
-        alerts='@alerts,node="$node"',
+        alerts=('@alerts,node="$node"',),
     )
 
 

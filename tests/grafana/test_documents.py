@@ -240,6 +240,7 @@ def test_query(query: Any) -> None:
                 "severity",
                 "node",
                 "exported_job",
+                "training_job",
             }
         else:
             assert "job" in matched
