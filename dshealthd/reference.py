@@ -37,6 +37,7 @@ from dshealthd.probe.peers import server as peer_server
 from dshealthd.probe.verdicts import confirmation
 from dshealthd.probe.workers import worker_pool as nursery
 from dshealthd.symptoms import all_symptoms
+from dshealthd.symptoms.entry import FindingType
 from dshealthd.symptoms.runbooks import anchor, render
 from dshealthd.web import server
 
@@ -158,8 +159,9 @@ def runbooks_md() -> str:
     for symptom in all_symptoms().values():
         page = f"runbooks/{symptom.slug}.md"
         alerts = [
-            f"[`{alert.name}`]({page}#{anchor(alert)}) ({alert.severity})"
-            for alert in symptom.alerts
+            f"[`{entry.name}`]({page}#{anchor(entry)}) "
+            f"({entry.severities if isinstance(entry, FindingType) else entry.severity})"
+            for entry in symptom.entries
         ]
         alerts += [f"those of [{other}](runbooks/{other}.md)" for other in symptom.covered_by]
         waits = f"waits for {symptom.waits_for}" if symptom.waits_for else ""

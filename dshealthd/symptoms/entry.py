@@ -127,6 +127,11 @@ class FindingType:
         """`critical` if it stops or corrupts training, so that it may be a page."""
         return "warning" if self.page == "never" else "critical"
 
+    @property
+    def severities(self) -> str:
+        """The severities that its alert may have, in words."""
+        return "critical or warning" if self.page == "job" else self.severity
+
 
 @dataclass(frozen=True, kw_only=True)
 class Symptom:

@@ -50,7 +50,7 @@ def url(base: str, slug: str) -> str:
     return f"{base.rstrip('/')}/{slug}.md"
 
 
-def anchor(alert: Alert) -> str:
+def anchor(alert: Alert | FindingType) -> str:
     """Return the anchor of an alert's heading, as GitHub and GitLab generate it."""
     return alert.name.lower()
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.reference import runbooks_md
 from dshealthd.symptoms import all_symptoms
-from dshealthd.symptoms.runbooks import anchor, first_step, render
+from dshealthd.symptoms.runbooks import anchor, first_step, render, step
 from tests.symptoms.promtool import ROOT, rule_groups
 
 if TYPE_CHECKING:
-    from dshealthd.symptoms.entry import Alert
+    from dshealthd.symptoms.entry import Alert, FindingType
 
 BANNED = (
     "stands still",
@@ -25,6 +26,7 @@ BANNED = (
     "Nobody accused",
 )
 """Words that no page may say; the field has others."""
+FINDINGS = [finding for symptom in all_symptoms().values() for finding in symptom.findings]
 ALERTS = [(symptom, alert) for symptom in all_symptoms().values() for alert in symptom.alerts]
 
 
@@ -54,6 +56,18 @@ def test_every_link_has_its_heading() -> None:
         }
 
 
+def test_the_index_names_every_alert() -> None:
+    """Each alert stands in the index beside its runbook, with the severities that its rules have."""
+    index = runbooks_md()
+    severities: dict[str, set[str]] = {}
+    for _, rule in rule_groups():
+        if "alert" in rule:
+            severities.setdefault(rule["alert"], set()).add(rule["labels"]["severity"])
+    assert len(severities) > 100
+    for name, found in severities.items():
+        assert f"#{name.lower()}) ({' or '.join(sorted(found))})" in index
+
+
 @pytest.mark.parametrize("slug", all_symptoms())
 def test_cites_nothing_that_a_reader_has_not(slug: str) -> None:
     """A runbook says what advice is wrong, and not by the letter and number of some article."""
@@ -71,6 +85,15 @@ def test_every_alert_says_what_to_do(alert: Alert) -> None:
     step = first_step(alert)
     assert len(step) > 20
     assert anchor(alert) == alert.name.lower()
+
+
+@pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.name)
+def test_every_finding_says_what_to_do(finding: FindingType) -> None:
+    """The first step of each finding stands without its labels, too."""
+    assert len(step(finding)) > 20
+    assert anchor(finding) == finding.name.lower()
+    text = f"{finding.summary} {finding.says} {finding.step}"
+    assert [phrase for phrase in BANNED if phrase in text] == []
 
 
 def test_pages_speak_plainly() -> None:
