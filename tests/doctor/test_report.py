@@ -266,7 +266,7 @@ def alerts_of_findings() -> list[tuple[str, str]]:
     return [
         (symptom.slug, alert.name)
         for symptom in all_symptoms().values()
-        for alert in symptom.alerts
+        for alert in symptom.entries
         if alert.name in names and alert.name != "DshealthdCollectorFailing"
     ]
 

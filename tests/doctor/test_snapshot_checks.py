@@ -135,6 +135,18 @@ LOST = ("job_step", 100, JOB, "0")
             id="a loss that is NaN, from the last good checkpoint",
         ),
         pytest.param(
+            *(running_jobs.JOB_STEPS, "loss-scale-collapse", "warning", JOB, "bf16"),
+            (LOST, ("job_loss_scale", 0, JOB, "0")),
+            (LOST, ("job_loss_scale", 65536, JOB, "0")),
+            id="a loss scale that has collapsed, with bf16",
+        ),
+        pytest.param(
+            *(probes.MEMBERS, "members-disagree", "warning", "members", "names the peers"),
+            (("probe_peer_disagrees", 1, "node-3", "members"), *MEMBERS),
+            MEMBERS,
+            id="a peer with another list of members, which is given the same",
+        ),
+        pytest.param(
             *(probes.LINK_SUSPECTS, "bad-link", "warning", f"{NODE}--node-18", "mlxlink"),
             suspect("link", f"{NODE}--node-18", "slow", 1),
             suspect("link", f"{NODE}--node-18", "slow", 0),

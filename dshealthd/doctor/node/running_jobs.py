@@ -113,6 +113,35 @@ JOB_LOSSES = snapshot_check(
 )
 
 
+def _job_steps(context: NodeContext) -> str:
+    jobs = {point.labels["job"] for point in context.series("job_loss_scale")}
+    report = plural(len(jobs), "training job reports", "training jobs report")
+    return f"{report} a loss scale; none skips many steps"
+
+
+JOB_STEPS = snapshot_check(
+    "loss-scale-collapse",
+    "job-steps",
+    "Training jobs do not skip their steps",
+    ("training",),
+    _job_steps,
+)
+
+
+def _job_cpus(context: NodeContext) -> str:
+    used = len(list(context.series("gpu_compute_processes")))
+    return f"no sign that the CPUs delay the GPUs ({plural(used, 'GPU')} in use)"
+
+
+JOB_CPUS = snapshot_check(
+    "training-slow",
+    "job-cpus",
+    "GPUs do not wait for overloaded CPUs",
+    ("gpu", "gpu_processes", "pressure"),
+    _job_cpus,
+)
+
+
 def _job_nccl_settings_problems(context: NodeContext) -> Iterator[Result]:
     """Yield the variables that nothing reads, and those that ranks here set differently.
 
