@@ -105,8 +105,9 @@ def main() -> None:
             explain = [sys.executable, "-c", _EXPLAIN, str(path)]
             turns = [(timed(search)[0], timed(explain)) for _ in range(TURNS)]
             searched = min(spent for spent, _ in turns)
-            spent, text = min(told for _, told in turns)
-            examined, peak = map(int, text.split())
+            spent = min(spent for _, (spent, _) in turns)
+            told = [text.split() for _, (_, text) in turns]
+            examined, peak = int(told[0][0]), max(int(memory) for _, memory in told)
             print(f"| {make.__name__} | {searched:.2f} | {spent:.2f} | {spent / searched:.2f} | "
                   f"{spent / examined * 1e6:.0f} | {peak} |", flush=True)  # fmt: skip
 
