@@ -99,7 +99,7 @@ def main() -> None:
             # A log of failures alone is not that long.
             size = MEGABYTES * 1_000_000 // (10 if make is failures else 1)
             with path.open("w") as file:
-                for _ in range(size // len(block)):
+                for _ in range(max(1, size // len(block))):
                     file.write(block)
             search = ["grep", "-c", "-F", "-f", str(literals), str(path)]
             explain = [sys.executable, "-c", _EXPLAIN, str(path)]
