@@ -205,20 +205,20 @@ def sockets(series: Series, _wall: float) -> Iterator[Sign]:
 
 def rendezvous(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about rendezvous ports, and about ranks that cannot reach their master."""
-    busy = "DshealthdRendezvousPortsBusy"
-    waiting = series.value("rendezvous_sockets", state="time_wait")
-    yield from over(
-        series,
-        busy,
-        waiting,
-        "rendezvous_time_wait_sockets",
-        "rendezvous_sockets",
-        part="held by sockets in TIME_WAIT",
-    )
+    # Sockets in TIME_WAIT are in use as well: where they are the reason, it is the only one.
     used = share(series.value("rendezvous_ports_used"), series.value("rendezvous_ports"))
-    yield from over(
-        series, busy, used, "rendezvous_ports_ratio", "rendezvous_ports_used", part="mostly in use"
-    )
+    for reason, value, limit, name in (
+        (
+            "held by sockets in TIME_WAIT",
+            series.value("rendezvous_sockets", state="time_wait"),
+            "rendezvous_time_wait_sockets",
+            "rendezvous_sockets",
+        ),
+        ("mostly in use", used, "rendezvous_ports_ratio", "rendezvous_ports_used"),
+    ):
+        yield from over(
+            series, "DshealthdRendezvousPortsBusy", value, limit, name, {"reason": reason}
+        )
     for labels, age in series("rendezvous_orphan_age_seconds"):
         connections = series.value("rendezvous_orphan_connections", **labels) or 0
         # Rank 0 is connected to itself: that one is no use if it has lost its launcher and has no
