@@ -152,14 +152,15 @@ def launch(
     port: int = 0,
     flags: tuple[str, ...] = (),
     popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
+    module: str = "dshealthd",
 ) -> subprocess.Popen[str]:
     """Start an agent on a configuration's text, without waiting for it.
 
-    It logs to `agent.log` in the directory.
+    It logs to `agent.log` in the directory. `module` takes the command line of `dshealthd`.
     """
     file = directory / "dshealthd.toml"
     file.write_text(config, encoding="utf-8")
-    command = [sys.executable, "-m", "dshealthd", "run", "--config.file", str(file)]
+    command = [sys.executable, "-m", module, "run", "--config.file", str(file)]
     command += [
         "--web.listen-address",
         f"{address}:{port}",

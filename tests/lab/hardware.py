@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -169,9 +172,10 @@ def infiniband_down(node: Node, adapter: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def time_wait_flood(node: Node, each: int = 3) -> Iterator[None]:
-    """Connections to all rendezvous ports that were closed a moment ago.
+    """Connections to all rendezvous ports that are closed again and again, as by a launch that
+    fails and restarts.
 
-    They go by themselves, a minute later.
+    The last ones go by themselves, a minute later.
     """
 
     def flood() -> None:
@@ -179,19 +183,39 @@ def time_wait_flood(node: Node, each: int = 3) -> Iterator[None]:
             with listener("127.0.0.1", port) as master:
                 leave_time_wait(master, each, server=True)
 
-    with node.lab.injected(f"{each * len(RENDEZVOUS_PORTS)} sockets in TIME_WAIT on {node.name}"):
+    over = threading.Event()
+
+    def restart() -> None:
+        while not over.wait(20):
+            node.station.inside(flood)
+
+    with (
+        node.lab.injected(f"{each * len(RENDEZVOUS_PORTS)} sockets in TIME_WAIT on {node.name}"),
+        ThreadPoolExecutor(1) as again,
+    ):
         node.station.inside(flood)
-        yield
+        restarts = again.submit(restart)
+        try:
+            yield
+        finally:
+            over.set()
+            restarts.result()
 
 
 @contextlib.contextmanager
 def training(node: Node, number: int) -> Iterator[None]:
-    """A training job of one rank on the node, which does nothing: faults there are pages."""
+    """A training job of one rank on all GPUs of the node, which does nothing: faults there are
+    pages.
+    """
     job = {**JOB, "SLURM_JOB_ID": str(4800 + number)}
     process = node.station.popen(["sleep", "infinity"], env=job)
+    status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+    inside = re.findall(r"^NSpid:.*\t(\d+)$", status, re.MULTILINE)
+    node.gpus.set(None, "processes", f"{inside[0]}:4096")
     try:
         yield
     finally:
+        node.gpus.unset(None, "processes")
         process.kill()
         process.wait(timeout=60)
 

@@ -118,8 +118,10 @@ class Node:
         """Tell whether the agent has been started and has not ended, by itself or otherwise."""
         return self._agent is not None and self._agent.process.poll() is None
 
-    def begin(self, environment: Mapping[str, str] | None = None) -> None:
-        """Start the agent without waiting for it."""
+    def begin(
+        self, environment: Mapping[str, str] | None = None, module: str = "dshealthd"
+    ) -> None:
+        """Start the agent, which `module` is, without waiting for it."""
         assert not self.runs, f"the agent of {self.name} runs"
         self._starting = launch(
             self.directory,
@@ -129,6 +131,7 @@ class Node:
             port=self._port,
             flags=("--path.sysfs", str(self.sysfs)),
             popen=self.station.popen,
+            module=module,
         )
         self.lab.records.process(f"agent of {self.name}", self._starting.pid)
 

@@ -174,7 +174,7 @@ class Paging:
         for number, node in enumerate(lab.nodes):
             if self._training:
                 stack.enter_context(training(node, number))
-            node.begin()
+            node.begin(module="tests.lab.brief_agent")
         assert (
             dshealthd(
                 [

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dshealthd.symptoms.rules import URGENT
+from tests.lab.brief_agent import KEEP_SECONDS
 from tests.lab.station import NotPermitted, connect, listen
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ PART = "dshealthd.yml"
 RULES = ("thresholds.yml", "recording.yml", "alerts.yml")
 START_SECONDS = 120.0
 RESEND = "10s"
-KEEP_FIRING = "15s"
+KEEP_FIRING = f"{KEEP_SECONDS}s"
 """How long alerts of a lab go on firing, where those that are shipped do for minutes."""
 
 
