@@ -52,12 +52,17 @@ def worst(
 
 def parts(expression: str, *labels: str) -> str:
     """Return the expression with a label `which`, made of the names and values of these labels that
-    are not empty.
+    are not empty; of those that findings have, the values say what they are.
     """
+    names = []
     for label in labels:
-        expression = f'label_replace({expression}, "_{label}", "{label} $1", "{label}", "(.+)")'
-    names = ", ".join(f'"_{label}"' for label in labels)
-    return f'label_join({expression}, "which", " ", {names})'
+        if label in {"part", "reason"}:
+            names.append(label)
+        else:
+            names.append(f"_{label}")
+            expression = f'label_replace({expression}, "_{label}", "{label} $1", "{label}", "(.+)")'
+    joined = ", ".join(f'"{name}"' for name in names)
+    return f'label_join({expression}, "which", " ", {joined})'
 
 
 def grown(selector: str) -> str:

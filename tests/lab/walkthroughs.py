@@ -21,6 +21,7 @@ from tests.grafana.documents import queries, substituted, variables
 from tests.lab import faults, jobs
 from tests.lab.catalogue import FAULTS
 from tests.lab.forward import forwarded
+from tests.lab.hardware import training
 from tests.lab.paging import Paging
 from tests.lab.receiver import FIRING
 from tests.web.browser import Visit, chromium
@@ -126,7 +127,7 @@ def fit(walk: Walk, node: Node) -> Iterator[tuple[str, float]]:
     yield "fit: shell, without a fault", took
     yield "fit: page, without a fault", walk.page(node.name)
     began = time.monotonic()
-    with FAULTS["gpu-lost"].inject(walk.lab, node):
+    with training(node, 0), FAULTS["gpu-lost"].inject(walk.lab, node):
         until(lambda: walk.shell("status", node.name)[1] == 2, "status shows no lost GPU")
         yield "gpu: from the fault until `dshealthd status` has it", time.monotonic() - began
         until(lambda: walk.paged("gpu-lost", node.name), "no page came")
@@ -138,7 +139,7 @@ def fit(walk: Walk, node: Node) -> Iterator[tuple[str, float]]:
         yield "fit: page, names the GPU", walk.page(node.name, "GPU 3")
         yield (
             "fit: dashboard's query",
-            walk.dashboard(ALERTS_PANEL, node=node.name, symptom="gpu-lost", which="GPU 3"),
+            walk.dashboard(ALERTS_PANEL, node=node.name, symptom="gpu-lost", which="GPU 3 NVML: GPU is lost"),
         )
     until(lambda: walk.shell("status", node.name)[1] != 2, "the fault does not end")
 
