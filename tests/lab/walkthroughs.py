@@ -139,7 +139,9 @@ def fit(walk: Walk, node: Node) -> Iterator[tuple[str, float]]:
         yield "fit: page, names the GPU", walk.page(node.name, "GPU 3")
         yield (
             "fit: dashboard's query",
-            walk.dashboard(ALERTS_PANEL, node=node.name, symptom="gpu-lost", which="GPU 3 NVML: GPU is lost"),
+            walk.dashboard(
+                ALERTS_PANEL, node=node.name, symptom="gpu-lost", which="GPU 3 NVML: GPU is lost"
+            ),
         )
     until(lambda: walk.shell("status", node.name)[1] != 2, "the fault does not end")
 
