@@ -194,6 +194,26 @@ def test_findings_of_an_agent(
     assert outcomes(check, seen(check, well)) == ["ok"]
 
 
+def test_gpus_that_wait_for_the_cpus() -> None:
+    """GPUs that hardly compute while tasks queue for the CPUs are found; with CPUs to spare not."""
+
+    def scene(computes: float, stalled: float) -> Scene:
+        return (
+            ("gpu_compute_processes", 1, "0", "GPU-0"),
+            ("gpu_utilization_ratio", computes, "0", "GPU-0"),
+            ("pressure_stalled_ratio", stalled, "cpu", "some"),
+        )
+
+    def after(what: Scene) -> NodeContext:
+        check = running_jobs.JOB_CPUS
+        return seen(check, what, [(float(ago), what) for ago in range(600, 0, -20)])
+
+    (found,) = results(running_jobs.JOB_CPUS, after(scene(0.05, 0.9)))
+    assert (running_jobs.JOB_CPUS.slug, found.outcome.value) == ("training-slow", "warning")
+    assert found.remedy
+    assert outcomes(running_jobs.JOB_CPUS, after(scene(0.95, 0.1))) == ["ok"]
+
+
 @pytest.mark.parametrize(
     ("check", "scene", "says", "not_says"),
     [

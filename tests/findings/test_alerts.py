@@ -42,7 +42,6 @@ LEFT_TO_PROMETHEUS = {
     "DshealthdFleetUnreachable": FLEET,
     "DshealthdNoTargets": FLEET,
     "DshealthdTargetsLost": FLEET,
-    "DshealthdThresholdsMissing": "is about Prometheus",
     "DshealthdRulesFailing": "is about Prometheus",
     "DshealthdGpusWaiting": HISTORY,
     "DshealthdNvlinkDomainUnhealthy": FLEET,
