@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 
 WAVES = (
-    ("gpu-lost", "ecc", "xid-79", "disk-full", "path-hang"),
-    ("infiniband-down", "thermal", "time-wait", "row-remap"),
+    ("gpu-lost", "ecc", "xid-79", "row-remap", "path-hang"),
+    # Two of these last for two minutes before they are findings.
+    ("infiniband-down", "thermal", "time-wait", "disk-full"),
     # The node that dies had no fault in the wave before: of an alert that ends while that of its
     # node's death inhibits it, Alertmanager never says that it is over.
     # That a link is down is told once it is known, a minute after Prometheus began, that it should
