@@ -210,7 +210,7 @@ def try_it(lab: Paging, watch: Watch, trial: Trial, folder: Path, until: float) 
                 (notification.received, alert)
                 for notification in list(lab.receiver.notifications)
                 for alert in notification.alerts
-                if alert.labels.get("exported_job") == trial.job
+                if alert.labels.get("training_job") == trial.job
                 and alert.status == FIRING
                 and notification.receiver == "page"
             ]

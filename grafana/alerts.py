@@ -29,7 +29,7 @@ PARTS = (
     "reason",
 )
 """Labels with which an alert names the part of its node."""
-KEPT = "severity, alertname, symptom, cluster, node, exported_job, which"
+KEPT = "severity, alertname, symptom, cluster, node, training_job, which"
 RULES_LOADED = 'sum(ALERTS{@alerts,alertname="DshealthdWatchdog",alertstate="firing"})'
 """Empty if Prometheus evaluates no rules: then the absence of alerts means nothing."""
 
@@ -52,9 +52,7 @@ def firing(
 
     def since(severity: str) -> str:
         found = " or ".join(fired(f'{labels},severity="{severity}"') for labels in matchers)
-        # What a node finds names its job in a label of its own.
-        named = f'label_replace({found}, "exported_job", "$1", "training_job", "(.+)")'
-        return f"topk({limit}, 1000 * min by ({KEPT}) ({parts(named, *PARTS)}))"
+        return f"topk({limit}, 1000 * min by ({KEPT}) ({parts(found, *PARTS)}))"
 
     return rows(
         title,
@@ -64,7 +62,7 @@ def firing(
             Column(title="Severity", label="severity", states=SEVERITIES, width=90),
             Column(title="Alert", label="alertname", link=source.runbook()),
             Column(title="Node", label="node", link=node_link()),
-            Column(title="Job", label="exported_job", link=job_link()),
+            Column(title="Job", label="training_job", link=job_link()),
             Column(title="Part", label="which"),
             Column(
                 title="Since",

@@ -81,7 +81,7 @@ def job_link() -> Link:
     """Return a link from a table's row to the dashboard of its training job."""
     return Link(
         title="Job",
-        url=f"/d/dshealthd-jobs/dshealthd-jobs?var-training=${{__data.fields.exported_job}}&{KEPT}",
+        url=f"/d/dshealthd-jobs/dshealthd-jobs?var-training=${{__data.fields.training_job}}&{KEPT}",
     )
 
 
@@ -213,7 +213,7 @@ def _annotations(board: Board) -> list[dashboard.AnnotationQuery]:
 
     Most alerts of jobs are tickets for their owners, so a board of jobs marks all severities alike.
     """
-    if any("exported_job" in labels for labels in board.alerts):
+    if any("training_job" in labels for labels in board.alerts):
         return [_annotation("Alerts", "critical|warning", RED, board)]
     return [
         _annotation("Pages", "critical", RED, board),

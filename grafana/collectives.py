@@ -15,14 +15,14 @@ from grafana.tables import Column, rows
 if TYPE_CHECKING:
     from grafana_foundation_sdk.models import dashboard
 
-JOB = "cluster, exported_job"
-OPERATION = "cluster, exported_job, operation, size, message"
-LEGEND = "{{exported_job}} {{operation}} {{size}} ranks {{message}}"
+JOB = "cluster, training_job"
+OPERATION = "cluster, training_job, operation, size, message"
+LEGEND = "{{training_job}} {{operation}} {{size}} ranks {{message}}"
 
 
 def panels() -> list[dashboard.Panel]:
     """Return the panels."""
-    place = "cluster, exported_job, rank, host, gpu"
+    place = "cluster, training_job, rank, host, gpu"
     bandwidth = "dshealthd_job_nccl_bus_bandwidth_bytes_per_second{@jobs}"
     of_gpu = f"min by ({OPERATION}, node, uuid) ({bandwidth})"
     return [
@@ -31,7 +31,7 @@ def panels() -> list[dashboard.Panel]:
             f"""Ranks that RAS reports as dead, unresponsive or with an error, at most eight per job and {ROWS} in all. Host is an address
             on NCCL's bootstrap network.""",
             [
-                Column(title="Job", label="exported_job", link=job_link()),
+                Column(title="Job", label="training_job", link=job_link()),
                 Column(title="Rank", label="rank", width=60),
                 Column(title="Host", label="host"),
                 Column(title="GPU", label="gpu", width=60),
@@ -51,7 +51,7 @@ def panels() -> list[dashboard.Panel]:
             f"""Number of operations by which a rank lags behind the others of a stalled communicator: at most {ROWS} ranks. The rank has
             not launched the operation in which the others wait.""",
             [
-                Column(title="Job", label="exported_job", link=job_link()),
+                Column(title="Job", label="training_job", link=job_link()),
                 Column(title="Rank", label="rank", width=60),
                 Column(title="Host", label="host"),
                 Column(title="GPU", label="gpu", width=60),
@@ -73,7 +73,7 @@ def panels() -> list[dashboard.Panel]:
             f"""Result of the last query of each job's RAS. Only the node of rank 0 queries it. At most {ROWS} jobs; if elsewhere is the
             only state of a job, no agent can see its rank 0.""",
             [
-                Column(title="Job", label="exported_job", link=job_link()),
+                Column(title="Job", label="training_job", link=job_link()),
                 Column(title="State", label="state"),
                 Column(
                     title="Nodes",
@@ -94,7 +94,7 @@ def panels() -> list[dashboard.Panel]:
                 worst(
                     f"max by ({JOB}) (dshealthd_job_nccl_answers_without_progress{{@jobs}})", JOB
                 ),
-                "{{exported_job}}",
+                "{{training_job}}",
             ),
             unit="none",
         ),
@@ -123,7 +123,7 @@ def panels() -> list[dashboard.Panel]:
                     f"{OPERATION}, node, uuid",
                     lowest=True,
                 ),
-                "{{exported_job}} {{node}} {{uuid}} {{operation}} {{message}}",
+                "{{training_job}} {{node}} {{uuid}} {{operation}} {{message}}",
             ),
             unit="percentunit",
             link=series_link(),

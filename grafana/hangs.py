@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from grafana.panels import States
 
-RANK = "cluster, exported_job, node, rank"
+RANK = "cluster, training_job, node, rank"
 DOING: States = {
     0: ("training", GREEN),
     1: ("input", BLUE),
@@ -35,16 +35,16 @@ _PHASES = {"training": 0, "evaluation": 4, "checkpoint": 5, "compile": 6, "other
 
 def panels() -> list[dashboard.Panel]:
     """Return the panels."""
-    cause = "cluster, exported_job, node, rank, gpu, part, peer, class, reason"
+    cause = "cluster, training_job, node, rank, gpu, part, peer, class, reason"
     overdue = f"max by ({RANK}) (dshealthd_job_overdue_seconds{{@jobs}})"
-    ended = "cluster, exported_job, node, rank, how"
+    ended = "cluster, training_job, node, rank, how"
     return [
         rows(
             "Causes of hangs",
             f"""The best explanation of each hang, from all nodes of the job: the class, and the rank, GPU or peer that the others wait
             for; at most eight per job and {ROWS} in all. Class unknown: no node has found a cause.""",
             [
-                Column(title="Job", label="exported_job", link=job_link()),
+                Column(title="Job", label="training_job", link=job_link()),
                 Column(title="Class", label="class", width=90),
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="Rank", label="rank", width=60),
@@ -64,14 +64,14 @@ def panels() -> list[dashboard.Panel]:
             f"""Ranks that block a job, as far as their own node can tell: stopped, gone, blocked in the kernel, in a pause, waiting for
             input, behind or ahead. At most {ROWS}.""",
             [
-                Column(title="Job", label="exported_job", link=job_link()),
+                Column(title="Job", label="training_job", link=job_link()),
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="Rank", label="rank", width=60),
                 Column(title="Class", label="class"),
                 Column(title="Reason", label="reason"),
                 Column(
                     title="",
-                    expr=f"""topk({ROWS}, max by (cluster, exported_job, node, rank, class, reason)
+                    expr=f"""topk({ROWS}, max by (cluster, training_job, node, rank, class, reason)
                         (dshealthd_job_hang_culprit_info{{@jobs}}))""",
                 ),
             ],
@@ -82,7 +82,7 @@ def panels() -> list[dashboard.Panel]:
             f"Ranks whose process ended in the last ten minutes, and how: the first {ROWS}. "
             "Look at the first that failed.",
             [
-                Column(title="Job", label="exported_job", link=job_link()),
+                Column(title="Job", label="training_job", link=job_link()),
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="Rank", label="rank", width=60),
                 Column(title="How", label="how"),
@@ -103,11 +103,11 @@ def panels() -> list[dashboard.Panel]:
             f"""Nodes on which every rank of a job was silent for longer than usual, by the class that the node found; {SERIES} of those at
             the end of the time shown. Waiting: nothing on this node explains the hang.""",
             worst(
-                "max by (cluster, exported_job, node, class) "
+                "max by (cluster, training_job, node, class) "
                 '(dshealthd_job_hang{@jobs,class!="none"})',
-                "cluster, exported_job, node, class",
+                "cluster, training_job, node, class",
             ),
-            "{{exported_job}} {{node}} {{class}}",
+            "{{training_job}} {{node}} {{class}}",
             {1: ("hung", RED)},
             link=series_link(),
             size=(8, 8),
@@ -116,7 +116,7 @@ def panels() -> list[dashboard.Panel]:
             "Silence beyond usual",
             f"""Seconds by which a rank's silence exceeds its usual maximum, learnt from the rank's own history: the {SERIES} ranks with the
             most. 0 is usual.""",
-            (worst(overdue, RANK), "{{exported_job}} {{rank}} {{node}}"),
+            (worst(overdue, RANK), "{{training_job}} {{rank}} {{node}}"),
             unit="s",
             link=series_link(),
             size=(8, 8),
@@ -127,7 +127,7 @@ def panels() -> list[dashboard.Panel]:
             A rank whose stage is unknown is shown as training.""",
             f"({_doing()}) and on ({RANK}) topk({SERIES}, max_over_time(({overdue})[15m:1m] "
             "@ end()))",
-            "{{exported_job}} {{rank}} {{node}}",
+            "{{training_job}} {{rank}} {{node}}",
             DOING,
             link=series_link(),
             size=(8, 8),

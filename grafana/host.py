@@ -271,12 +271,12 @@ def _agent() -> list[dashboard.Panel]:
                 Column(title="Component", label="component"),
                 Column(title="Version", label="version"),
                 Column(title="Environment", label="environment"),
-                Column(title="Job", label="exported_job"),
+                Column(title="Job", label="training_job"),
                 Column(
                     title="",
                     expr=(
                         f"topk({4 * ROWS}, max by (component, version, environment, "
-                        f"exported_job) (dshealthd_software_info{{@node}}))"
+                        f"training_job) (dshealthd_software_info{{@node}}))"
                     ),
                 ),
             ],

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from grafana.panels import Steps
 
 NO_JOBS = "no jobs"
-JOB = "cluster, exported_job"
-ALERTS = ('@alerts,exported_job=~"$training"', '@alerts,training_job=~"$training"')
+JOB = "cluster, training_job"
+ALERTS = ('@alerts,training_job=~"$training"',)
 """The alerts of a job: what Prometheus judges, and what nodes find."""
 ANY: Steps = ((None, GREEN), (1, RED))
 
@@ -35,7 +35,7 @@ def board(source: Source) -> Board:
             choice(
                 "training",
                 "Training job",
-                "label_values({__name__=~'dshealthd_job_(run_)?info',@fleet}, exported_job)",
+                "label_values({__name__=~'dshealthd_job_(run_)?info',@fleet}, training_job)",
                 description=(
                     "The job's name, the same on all its nodes: the scheduler's number, or a digest "
                     "of where its ranks meet."
@@ -116,7 +116,7 @@ def _now(source: Source) -> list[dashboard.Panel]:
             f"""Ranks, nodes and step of each job, and the longest silence of a rank; the {ROWS} jobs with the most ranks. “Median” is the
             median of the ranks' step times, “Slowest” the longest.""",
             [
-                Column(title="Job", label="exported_job", link=job_link()),
+                Column(title="Job", label="training_job", link=job_link()),
                 Column(title="Ranks", expr=f"{heard} {shown}", width=70),
                 Column(
                     title="Nodes",
@@ -148,7 +148,7 @@ def _now(source: Source) -> list[dashboard.Panel]:
 
 
 def _environment() -> list[dashboard.Panel]:
-    run = "cluster, exported_job, run"
+    run = "cluster, training_job, run"
     largest = f"topk({ROWS}, sum by ({run}) (dshealthd_job_ranks{{@jobs}}))"
     return [
         rows(
@@ -156,14 +156,14 @@ def _environment() -> list[dashboard.Panel]:
             f"""Ranks' variables that name something missing, are out of range or differ between ranks; the number of affected ranks on the
             node, and the lowest of them. At most {ROWS}.""",
             [
-                Column(title="Job", label="exported_job", link=job_link()),
+                Column(title="Job", label="training_job", link=job_link()),
                 Column(title="Node", label="node"),
                 Column(title="Lowest rank", label="rank", width=90),
                 Column(title="Variable", label="variable"),
                 Column(title="Problem", label="problem"),
                 Column(
                     title="Ranks",
-                    expr=f"""topk({ROWS}, max by (cluster, exported_job, node, rank, variable, problem)
+                    expr=f"""topk({ROWS}, max by (cluster, training_job, node, rank, variable, problem)
                         (dshealthd_job_environment_problems{{@jobs}}))""",
                     width=70,
                 ),
@@ -175,7 +175,7 @@ def _environment() -> list[dashboard.Panel]:
             f"""Ranks on all nodes that agree on their meeting point and world size; the world size; orphaned ranks, whose starting process
             is gone. At most {ROWS}.""",
             [
-                Column(title="Job", label="exported_job", link=job_link()),
+                Column(title="Job", label="training_job", link=job_link()),
                 Column(title="Run", label="run"),
                 Column(title="Ranks", expr=largest, width=80),
                 Column(

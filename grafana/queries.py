@@ -16,8 +16,8 @@ SCOPES = {
     "@nodes": 'cluster=~"$cluster",job=~"$job",node=~"$node"',
     "@node": 'cluster=~"$cluster",job=~"$job",node="$node"',
     "@gpus": 'cluster=~"$cluster",job=~"$job",node="$node",gpu=~"$gpu"',
-    "@jobs": 'cluster=~"$cluster",job=~"$job",exported_job=~"$training"',
-    "@of_jobs": 'cluster=~"$cluster",exported_job=~"$training"',
+    "@jobs": 'cluster=~"$cluster",job=~"$job",training_job=~"$training"',
+    "@of_jobs": 'cluster=~"$cluster",training_job=~"$training"',
     "@rules": 'cluster=~"$cluster"',
     "@alerts": 'cluster=~"$cluster",alertname=~"Dshealthd.+"',
 }
@@ -25,8 +25,8 @@ SCOPES = {
 
 `node` is the label that `deploy/prometheus/dshealthd.yml` gives every target and that the rules
 use. `cluster` may be an external label, which a Prometheus does not add to its own answers, so all
-its matchers also match series without it. Recorded series have no `job`. `exported_job` is a
-training job; `@of_jobs` is for recorded series of one.
+its matchers also match series without it. Recorded series have no `job`, which names
+the scrape; `training_job` names a training, and `@of_jobs` is for recorded series of one.
 """
 _SCOPE = re.compile(r"@(?:fleet|nodes|node|gpus|jobs|of_jobs|rules|alerts)\b")
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from grafana.board import Source
 
-JOB = "cluster, exported_job"
-RANK = "cluster, exported_job, node, rank"
-LEGEND = "{{exported_job}} {{rank}} {{node}}"
+JOB = "cluster, training_job"
+RANK = "cluster, training_job, node, rank"
+LEGEND = "{{training_job}} {{rank}} {{node}}"
 
 
 def panels(source: Source) -> list[dashboard.Panel]:
@@ -33,7 +33,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
             "Steps per minute",
             f"Rate of each job's fastest rank: the {SERIES} slowest jobs. 0 while a job is hung, "
             "evaluates or saves.",
-            (worst(rate, JOB, lowest=True), "{{exported_job}}"),
+            (worst(rate, JOB, lowest=True), "{{training_job}}"),
             unit="none",
         ),
         graph(
@@ -42,7 +42,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
             f"the {SERIES} slowest jobs.",
             (
                 worst(f"quantile by ({JOB}) (0.5, dshealthd_job_step_seconds{{@jobs}})", JOB),
-                "{{exported_job}}",
+                "{{training_job}}",
             ),
             unit="s",
         ),
@@ -83,7 +83,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
                     f"(dshealthd_job_step{{@jobs}})",
                     JOB,
                 ),
-                "{{exported_job}}",
+                "{{training_job}}",
             ),
             unit="none",
         ),
@@ -98,7 +98,7 @@ def health() -> list[dashboard.Panel]:
             "Ranks with NaN or infinite loss",
             f"Ranks whose last known loss is NaN or infinite, and the number of such losses: at most {ROWS}.",
             [
-                Column(title="Job", label="exported_job", link=job_link()),
+                Column(title="Job", label="training_job", link=job_link()),
                 Column(title="Node", label="node", link=node_link()),
                 Column(title="Rank", label="rank", width=60),
                 Column(
@@ -116,7 +116,7 @@ def health() -> list[dashboard.Panel]:
             "with the lowest. It falls with each overflow.",
             (
                 worst(f"min by ({JOB}) (dshealthd_job_loss_scale{{@jobs}})", JOB, lowest=True),
-                "{{exported_job}}",
+                "{{training_job}}",
             ),
             unit="none",
             minimum=None,
@@ -131,7 +131,7 @@ def health() -> list[dashboard.Panel]:
                     f"rate(dshealthd_job_skipped_steps_total{{@jobs}}[$__rate_interval]))",
                     JOB,
                 ),
-                "{{exported_job}}",
+                "{{training_job}}",
             ),
             unit="none",
         ),
@@ -141,7 +141,7 @@ def health() -> list[dashboard.Panel]:
             "with the highest.",
             (
                 worst(f"max by ({JOB}) (dshealthd_job_gradient_norm{{@jobs}})", JOB),
-                "{{exported_job}}",
+                "{{training_job}}",
             ),
             unit="none",
         ),

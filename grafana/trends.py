@@ -111,7 +111,7 @@ def differences() -> list[dashboard.Panel]:
                 Column(
                     title="Nodes",
                     expr=f"""bottomk({ROWS}, count by (component, version) (count by (cluster, node, component, version)
-                        (dshealthd_software_info{{@fleet,environment="",exported_job=""}})))""",
+                        (dshealthd_software_info{{@fleet,environment="",training_job=""}})))""",
                     width=80,
                 ),
             ],

@@ -31,7 +31,7 @@ MEMORY = gauge(
 RANK = gauge(
     "dshealthd_job_gpu_info",
     "1 for each rank of a training job with a compute process on the GPU; at most 64 per node.",
-    *("job", "rank", "gpu", "uuid"),
+    *("training_job", "rank", "gpu", "uuid"),
 )
 UNKNOWN = gauge(
     "dshealthd_gpu_compute_processes_unknown",

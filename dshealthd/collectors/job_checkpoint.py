@@ -41,25 +41,25 @@ FREE = gauge(
     "dshealthd_job_checkpoint_free_bytes",
     "Space available to users other than root where the job saves its checkpoints, as of the last "
     "look outside a save; a quota may leave less.",
-    "job",
+    "training_job",
 )
 SIZE = gauge(
     "dshealthd_job_checkpoint_size_bytes",
     "Size of the files in the checkpoint that DeepSpeed's latest names, without subdirectories "
     "such as tensors of NVMe offload.",
-    "job",
+    "training_job",
 )
 NEXT = gauge(
     "dshealthd_job_checkpoint_next_bytes",
     "Expected size of the job's next checkpoint: the largest of its last three. Absent if the job "
     "needs no extra room: each save overwrites the last one, or an earlier save fitted with less "
     "free space than that.",
-    "job",
+    "training_job",
 )
 SAVED = gauge(
     "dshealthd_job_checkpoint_timestamp_seconds",
     "Completion time (Unix) of the checkpoint that DeepSpeed's latest names.",
-    "job",
+    "training_job",
 )
 PROBLEMS = gauge(
     "dshealthd_job_checkpoint_problems",
@@ -67,7 +67,7 @@ PROBLEMS = gauge(
     "file, judged by the other names and the number of files expected), empty, cut_off (ends "
     "before its table of contents); no_directory: 1 if the checkpoint's directory does not exist. "
     "As of the look after the save. Missing is absent where each node saves to its own disk.",
-    "job",
+    "training_job",
     "problem",
 )
 JOBS_LEFT_OUT = gauge(

@@ -55,40 +55,42 @@ INFO = gauge(
     "1 for each run with ranks on this node, by launcher: torchrun, deepspeed, openmpi, pmi, "
     "slurm, torch (RANK set by something else). A run is the set of ranks with the same "
     "rendezvous and world size; a scheduler's job may have several.",
-    "job",
+    "training_job",
     "run",
     "launcher",
 )
 WORLD_SIZE = gauge(
     "dshealthd_job_world_size",
     "Number of ranks in the run, according to their environments.",
-    "job",
+    "training_job",
     "run",
 )
 PORT = gauge(
     "dshealthd_job_master_port",
     "MASTER_PORT of the run; absent if its launcher sets none.",
-    "job",
+    "training_job",
     "run",
 )
 RANKS = gauge(
     "dshealthd_job_ranks",
     "Ranks of the run on this node; a duplicate rank counts once.",
-    "job",
+    "training_job",
     "run",
 )
-LOWEST = gauge("dshealthd_job_lowest_rank", "Lowest rank of the run on this node.", "job", "run")
+LOWEST = gauge(
+    "dshealthd_job_lowest_rank", "Lowest rank of the run on this node.", "training_job", "run"
+)
 PROCESSES = gauge(
     "dshealthd_job_processes",
     "Processes on this node that were started as this rank, without their children: more than 1, "
     "or the same rank on two nodes, is a duplicate rank. At most max_ranks per run.",
-    *("job", "run", "rank"),
+    *("training_job", "run", "rank"),
 )
 ORPHANED = gauge(
     "dshealthd_job_orphaned_ranks",
     "Ranks whose process has lost its parent: left over from a run that has ended, or detached on "
     "purpose (nohup).",
-    "job",
+    "training_job",
     "run",
 )
 KIN = gauge(
@@ -96,7 +98,7 @@ KIN = gauge(
     "1; kin is a digest of the run's rendezvous with one variable left out. Runs with the same "
     "kin differ only in that variable; if only one of them has a rank 0, their ranks belong "
     "together and failed to meet.",
-    *("job", "run", "variable", "kin"),
+    *("training_job", "run", "variable", "kin"),
 )
 PROBLEMS = gauge(
     "dshealthd_job_environment_problems",
@@ -105,13 +107,13 @@ PROBLEMS = gauge(
     "exposed; value: out_of_range, no_number, differs (from most ranks here); name: unread, "
     "retired, renamed, misspelt (variable is the intended name), unknown (variable is other). "
     "Absent means none.",
-    *("job", "run", "rank", "variable", "problem"),
+    *("training_job", "run", "rank", "variable", "problem"),
 )
 FINGERPRINT = gauge(
     "dshealthd_job_setting_fingerprint",
     "48-bit digest of the values that the run's ranks on this node have for an NCCL setting that "
     "must be the same on all ranks; absent if no rank sets it.",
-    *("job", "run", "variable"),
+    *("training_job", "run", "variable"),
 )
 LEFT_OUT = gauge(
     "dshealthd_job_runs_left_out",

@@ -25,7 +25,7 @@ HANG = gauge(
     "1 while every rank of the job on this node has been silent for longer than usual, with the "
     "cause as far as this node knows: process, checkpoint, input, desync; waiting if no cause is "
     "on this node. 0 with class none while the job makes progress.",
-    "job",
+    "training_job",
     "class",
 )
 HOLD = gauge(
@@ -33,14 +33,14 @@ HOLD = gauge(
     "Time that the ranks of such a job must be overdue before this node shows it as hung: 600 s "
     "while they may be in an unmarked pause between two steps, 90 s while no cause is known here, "
     "else 0.",
-    "job",
+    "training_job",
 )
 CULPRIT = gauge(
     "dshealthd_job_hang_culprit_info",
     "1 for a rank on this node that the others wait for: stopped, gone, blocked in the kernel or "
     "in a checkpoint; or, only if all ranks of the job are on this node, in a pause of its own, "
     "between steps (input), behind or ahead. At most 8 per job.",
-    "job",
+    "training_job",
     "rank",
     "class",
     "reason",
@@ -49,28 +49,28 @@ OVERDUE = gauge(
     "dshealthd_job_overdue_seconds",
     "Time by which a rank's silence exceeds the usual; 0 while it does not. Counts only time in "
     "which the agent ran.",
-    "job",
+    "training_job",
     "rank",
 )
 BOUND = gauge(
     "dshealthd_job_step_bound_seconds",
     "Longest usual silence in the rank's current phase: twice the longest of the last hours, at "
     "least 30 s; 1800 where little is known.",
-    "job",
+    "training_job",
     "rank",
 )
 POSITION = gauge(
     "dshealthd_job_position",
     "Progress of the rank in steps: completed steps, plus 1/3 in the forward pass of the next and "
     "2/3 in its backward pass; absent where the stage is unknown.",
-    "job",
+    "training_job",
     "rank",
 )
 STATE = gauge(
     "dshealthd_job_rank_state",
     "1 for the state of the main thread of the rank's process; blocked is an uninterruptible wait "
     "in the kernel, such as for storage.",
-    "job",
+    "training_job",
     "rank",
     "state",
 )
@@ -81,7 +81,7 @@ ENDED = gauge(
     "plus its number), killed (SIGKILL), crashed (another signal), unknown. Shown for ten "
     "minutes after the last end of the job here, for longer while a rank here is silent, or until "
     "the job continues.",
-    "job",
+    "training_job",
     "rank",
     "how",
 )

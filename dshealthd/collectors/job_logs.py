@@ -40,7 +40,7 @@ FAILURE = gauge(
     "1 for the cause of the job's failure according to its logs on this node: its runbook (slug), "
     "the culprit ranks (at most eight; empty if no single rank is), and their node (empty if the "
     "logs do not name it).",
-    "job",
+    "training_job",
     "slug",
     "rank",
     "node",

@@ -41,7 +41,7 @@ CONNECTION = gauge(
     "ranks on this node are; else the outcome of the agent's own attempt: ok, refused, timed_out, "
     "unreachable, name_unknown, failed. Only for runs whose rank 0 is elsewhere; attempts only in "
     "their first half hour.",
-    *("job", "run", "outcome"),
+    *("training_job", "run", "outcome"),
 )
 
 MAX_RUNS = 16

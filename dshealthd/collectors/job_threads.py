@@ -35,12 +35,12 @@ THREADS = gauge(
     "dshealthd_job_threads",
     "Threads in the cgroup closest to its limit, among the cgroups of the job's processes and "
     "their parents; other processes may be in it too. pids.current.",
-    "job",
+    "training_job",
 )
 LIMIT = gauge(
     "dshealthd_job_threads_limit",
     "Thread limit of this cgroup; +Inf if unlimited. pids.max.",
-    "job",
+    "training_job",
 )
 LEFT_OUT = gauge(
     "dshealthd_job_threads_jobs_left_out",

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dshealthd.jobs.nccl.inspector import Content, Figures, Operation
     from dshealthd.jobs.nccl.inspector_files import Directory, File
 
-_LABELS = ("job", "uuid", "operation", "size", "nodes", "message")
+_LABELS = ("training_job", "uuid", "operation", "size", "nodes", "message")
 BANDWIDTH = gauge(
     "dshealthd_job_nccl_bus_bandwidth_bytes_per_second",
     "Bus bandwidth of the job's operations on this GPU since the previous dump, as defined by "
@@ -58,7 +58,7 @@ SECONDS = gauge(
 WRITTEN = gauge(
     "dshealthd_job_nccl_inspector_written_timestamp_seconds",
     "Unix time of the last write of this GPU's file.",
-    "job",
+    "training_job",
     "uuid",
 )
 FILES = gauge(

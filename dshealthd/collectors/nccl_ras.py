@@ -61,48 +61,48 @@ STATE = gauge(
     "2.24); unsafe_release (2.26 to 2.28.6: answering can crash the job); unsafe_on_ipv6 (2.28.7 "
     "to 2.28.9 with an IPv6 bootstrap network); unknown_release (see ask_unknown_releases); "
     "implausible (an answer was impossible; until the job restarts).",
-    "job",
+    "training_job",
     "state",
 )
 IMPLAUSIBLE = counter(
     "dshealthd_job_nccl_ras_implausible_answers_total",
     "Impossible answers of the job's RAS, such as a communicator of size 0 or with more ranks than "
     "the job. After the first one the job is not queried until it restarts.",
-    "job",
+    "training_job",
 )
 INFO = gauge(
     "dshealthd_job_nccl_info",
     "1; version of the NCCL that answers for the job.",
-    "job",
+    "training_job",
     "version",
 )
 ANSWERED = gauge(
     "dshealthd_job_nccl_answer_timestamp_seconds",
     "Unix time of the last answer of the job's RAS.",
-    "job",
+    "training_job",
 )
 TIMEOUTS = gauge(
     "dshealthd_job_nccl_ras_timeouts",
     "Links of the RAS network that timed out while it collected the last answer.",
-    "job",
+    "training_job",
 )
 COMMUNICATORS = gauge(
     "dshealthd_job_nccl_communicators",
     "Communicators of the job, by number of ranks.",
-    "job",
+    "training_job",
     "size",
 )
 COMPARED = gauge(
     "dshealthd_job_nccl_communicators_compared",
     "Communicators whose counts can be compared with the previous answer's. Before NCCL 2.28.7, "
     "only those whose ranks differ.",
-    "job",
+    "training_job",
     "size",
 )
 MOVING = gauge(
     "dshealthd_job_nccl_communicators_moving",
     "Compared communicators in which a rank has launched operations since the previous answer.",
-    "job",
+    "training_job",
     "size",
 )
 RANKS = gauge(
@@ -110,14 +110,14 @@ RANKS = gauge(
     "Ranks of these communicators by state: init, running, finalize, abort, not_member (its "
     "process does not know the communicator, not yet or not any more), unresponsive, dead (after "
     "a minute without response). A process counts once per communicator. Absent means none.",
-    "job",
+    "training_job",
     "size",
     "state",
 )
 PROCESSES = gauge(
     "dshealthd_job_nccl_processes_missing",
     "Processes of the job that RAS considers unresponsive or dead.",
-    "job",
+    "training_job",
     "state",
 )
 LAUNCHED = gauge(
@@ -125,7 +125,7 @@ LAUNCHED = gauge(
     "Operations launched (not completed) by the rank with the fewest and the rank with the most, "
     "in the communicator of this size where they are furthest apart, which may change. Before "
     "NCCL 2.28.7, known only where ranks differ.",
-    "job",
+    "training_job",
     "size",
     "operation",
     "bound",
@@ -133,7 +133,7 @@ LAUNCHED = gauge(
 ERRORS = gauge(
     "dshealthd_job_nccl_ranks_failed",
     "Ranks with an error during init or a later asynchronous one. Absent means none.",
-    "job",
+    "training_job",
     "size",
     "kind",
     "error",
@@ -142,14 +142,14 @@ PROGRESS = gauge(
     "dshealthd_job_nccl_progress_timestamp_seconds",
     "Unix time of the last answer in which any rank had launched operations since the previous "
     "answer; absent until the first such answer.",
-    "job",
+    "training_job",
 )
 IDLE = gauge(
     "dshealthd_job_nccl_answers_without_progress",
     "Consecutive answers in which no rank had launched anything since the previous answer; absent "
     "if answers cannot be compared. An operation hung on the GPU counts as launched, as do those "
     "queued behind it: a high value alone does not prove a hang, nor does 0 rule one out.",
-    "job",
+    "training_job",
 )
 LAG = gauge(
     "dshealthd_job_nccl_rank_operations_behind",
@@ -157,7 +157,7 @@ LAG = gauge(
     "ranks per job. rank is the global rank if a communicator of WORLD_SIZE reveals it, and "
     "unclear if NCCL (2.24, 2.25) does not name the rank; host is an address on NCCL's bootstrap "
     "network, gpu is NVML's index there.",
-    "job",
+    "training_job",
     "rank",
     "host",
     "gpu",
@@ -168,7 +168,7 @@ TROUBLE = gauge(
     "1 for a rank that is dead, unresponsive or has an error; at most 8 per job, dead ones first. "
     "remote_error marks a rank that lost its connection to another rank: check that other rank. "
     "Labels as for dshealthd_job_nccl_rank_operations_behind.",
-    "job",
+    "training_job",
     "rank",
     "host",
     "gpu",

@@ -37,38 +37,38 @@ OPEN = gauge(
     "Open files of the system (scope system: fs.file-nr), or descriptors of the process closest "
     "to its own limit: among all processes (scope process), among a training job's (scope job).",
     "scope",
-    "job",
+    "training_job",
 )
 LIMIT = gauge(
     "dshealthd_open_files_limit",
     "Limit of open files: fs.file-max (scope system), or the soft RLIMIT_NOFILE of the process "
     "that dshealthd_open_files shows.",
     "scope",
-    "job",
+    "training_job",
 )
 LOCKED = gauge(
     "dshealthd_job_locked_memory_bytes",
     "Memory locked by mlock(2) (type locked: VmLck) and pinned for devices such as InfiniBand "
     "adapters (type pinned: VmPin) in the job's process closest to its limit; at most a minute "
     "old.",
-    "job",
+    "training_job",
     "type",
 )
 LOCKED_LIMIT = gauge(
     "dshealthd_job_locked_memory_limit_bytes",
     "Soft RLIMIT_MEMLOCK of the process that dshealthd_job_locked_memory_bytes shows; +Inf if "
     "unlimited.",
-    "job",
+    "training_job",
 )
 RANK = gauge(
     "dshealthd_job_open_files_rank",
     "Rank of the job that dshealthd_open_files shows with scope job.",
-    "job",
+    "training_job",
 )
 LOCKED_RANK = gauge(
     "dshealthd_job_locked_memory_rank",
     "Rank of the job that dshealthd_job_locked_memory_bytes shows.",
-    "job",
+    "training_job",
 )
 UNSEEN = gauge(
     "dshealthd_processes_unseen",

@@ -60,7 +60,7 @@ INFO = gauge(
     "component",
     "version",
     "environment",
-    "job",
+    "training_job",
 )
 FINGERPRINT = gauge(
     "dshealthd_software_fingerprint",
@@ -69,7 +69,7 @@ FINGERPRINT = gauge(
     "root=.",
     "component",
     "environment",
-    "job",
+    "training_job",
 )
 
 _DRIVER = re.compile(r"Kernel Module(?:\s+for\s+\S+)?\s+(\d+\.\d+(?:\.\d+)?)\b")

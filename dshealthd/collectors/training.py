@@ -24,37 +24,37 @@ INFO = gauge(
     "dshealthd_job_info",
     "1; labels give the job's launcher, as in dshealthd_job_run_info, and its world size (empty "
     "if it does not declare one).",
-    "job",
+    "training_job",
     "launcher",
     "world_size",
 )
 STEP = gauge(
     "dshealthd_job_step",
     "Optimizer steps of a rank so far, including skipped ones; ranks of this node only.",
-    "job",
+    "training_job",
     "rank",
 )
 STEP_SECONDS = gauge(
     "dshealthd_job_step_seconds",
     "Time from the end of one step to the end of the next on the rank's host, without marked "
     "pauses: moving average over ten steps.",
-    "job",
+    "training_job",
     "rank",
 )
 LAST_STEP_SECONDS = gauge(
-    "dshealthd_job_last_step_seconds", "Duration of the last step alone.", "job", "rank"
+    "dshealthd_job_last_step_seconds", "Duration of the last step alone.", "training_job", "rank"
 )
 HEARD = gauge(
     "dshealthd_job_heartbeat_timestamp_seconds",
     "Unix time of a rank's last heartbeat, for a step, a stage of it, or a phase.",
-    "job",
+    "training_job",
     "rank",
 )
 PHASE = gauge(
     "dshealthd_job_phase",
     "1 for the rank's current phase: training, or a marked pause (evaluation, checkpoint, compile, "
     "other).",
-    "job",
+    "training_job",
     "rank",
     "phase",
 )
@@ -63,7 +63,7 @@ STAGE = gauge(
     "1 for the stage of the rank's step on its host, as of the last heartbeat: input (the next "
     "forward pass has not begun), forward, or backward (gradients, collectives, optimizer). "
     "Absent if unknown. A CUDA device may lag.",
-    "job",
+    "training_job",
     "rank",
     "stage",
 )
@@ -72,60 +72,62 @@ INPUT_SECONDS = gauge(
     "Time that a step of the rank waits for its input: moving average over ten steps, without "
     "those with a marked pause. With CUDA, the device's wait rather than the host's, and only for "
     "input between steps.",
-    "job",
+    "training_job",
     "rank",
 )
 FORWARD_SECONDS = gauge(
     "dshealthd_job_forward_seconds",
     "Duration of the forward passes of a step of the rank: moving average over ten steps. With "
     "CUDA, the device's time. With FSDP or ZeRO 3, includes waiting for parameters of other ranks.",
-    "job",
+    "training_job",
     "rank",
 )
 LOSS_FINITE = gauge(
     "dshealthd_job_loss_finite",
     "1 if the rank's last known loss is finite, 0 if it is NaN or infinite.",
-    "job",
+    "training_job",
     "rank",
 )
 NONFINITE = counter(
     "dshealthd_job_nonfinite_losses_total",
     "NaN or infinite losses of the rank, among those that were read.",
-    "job",
+    "training_job",
     "rank",
 )
 SKIPPED = counter(
     "dshealthd_job_skipped_steps_total",
     "Steps that the rank skipped because its gradients overflowed.",
-    "job",
+    "training_job",
     "rank",
 )
-LOSS_SCALE = gauge("dshealthd_job_loss_scale", "Loss scale of mixed precision.", "job", "rank")
+LOSS_SCALE = gauge(
+    "dshealthd_job_loss_scale", "Loss scale of mixed precision.", "training_job", "rank"
+)
 NORM = gauge(
     "dshealthd_job_gradient_norm",
     "Norm of the gradients, if the training job computes it.",
-    "job",
+    "training_job",
     "rank",
 )
 MEMORY = gauge(
     "dshealthd_job_memory_bytes",
     "Memory of the rank's CUDA device as counted by torch: used by tensors (allocated), held by "
     "its allocator (reserved), maximum so far (peak).",
-    "job",
+    "training_job",
     "rank",
     "type",
 )
 COMMUNICATION = counter(
     "dshealthd_job_communication_seconds_total",
     "Time in collectives, if DeepSpeed's comms logger measures it.",
-    "job",
+    "training_job",
     "rank",
 )
 PROCESSES = gauge(
     "dshealthd_job_rank_processes",
     "Processes that report as this rank; more than 1 is a duplicate rank, or left over from an "
     "earlier run.",
-    "job",
+    "training_job",
     "rank",
 )
 RECEIVED = counter(

@@ -40,7 +40,7 @@ def facts(context: NodeContext) -> dict[str, str]:
         )
     for labels, value in series("sysctl_value"):
         found[f"sysctl {labels.get('sysctl', 'unknown')}"] = f"{value:g}"
-    for labels, _ in series("software_info", job=""):
+    for labels, _ in series("software_info", training_job=""):
         name = " of ".join(filter(None, map(labels.get, ("component", "environment"))))
         found["kernel" if name == "kernel" else f"version of {name}"] = labels.get(
             "version", "unknown"

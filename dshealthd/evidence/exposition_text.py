@@ -39,7 +39,7 @@ def of_job(series: Series, name: str, job: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for labels, value in series.get(name, {}).items():
         known = dict(labels)
-        if known.get("job") == job and "rank" in known:
+        if known.get("training_job") == job and "rank" in known:
             found[known["rank"]] = max(value, found.get(known["rank"], value))
     return found
 
@@ -49,7 +49,7 @@ def chosen(series: Series, name: str, job: str, label: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for labels, value in series.get(name, {}).items():
         known = dict(labels)
-        if value == 1 and known.get("job") == job and "rank" in known:
+        if value == 1 and known.get("training_job") == job and "rank" in known:
             found[known["rank"]] = known.get(label, "")
     return found
 

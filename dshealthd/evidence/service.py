@@ -54,7 +54,7 @@ BYTES = gauge("dshealthd_evidence_bytes", "Bytes of all kept bundles, as of the 
 INFO = gauge(
     "dshealthd_evidence_bundle_info",
     "1 for the newest kept bundle of a job; bundle is a directory below evidence in path.state.",
-    "job",
+    "training_job",
     "bundle",
 )
 RUNNING = gauge("dshealthd_evidence_running", "1 while evidence is being taken.")

@@ -163,7 +163,7 @@ def _moving(findings: CollectedEvidence, series: exposition_text.Series) -> Iter
     if findings.case.reason != "requested":
         return
     for labels, hung in series.get("dshealthd_job_hang", {}).items():
-        job = dict(labels).get("job", "")
+        job = dict(labels).get("training_job", "")
         steps = exposition_text.of_job(series, "dshealthd_job_step", job)
         heard = exposition_text.of_job(series, "dshealthd_job_heartbeat_timestamp_seconds", job)
         if hung or not steps or not heard or findings.case.job not in {"", job}:

@@ -53,7 +53,7 @@ def found(sign: Sign, common: Mapping[str, str], query: Query) -> Finding:
     """
     entry = catalogue()[sign.alert]
     named = sign.part or part(sign.labels, entry.alert.component)
-    job = sign.job or sign.labels.get("exported_job", "")
+    job = sign.job or sign.labels.get("training_job", "")
     if isinstance(entry.alert, FindingType):
         labels = {
             "node": common["node"],
@@ -136,7 +136,7 @@ def part(labels: Mapping[str, str], component: str) -> str:
         return f"{labels['device']}/{labels.get('port', '')}"
     if component == "gpu" and labels.get("pci"):
         return f"GPU {labels['pci']}"
-    for key in ("path", "exported_job", "part", "nvswitch", "file", "worker"):
+    for key in ("path", "training_job", "part", "nvswitch", "file", "worker"):
         if labels.get(key):
             return labels[key]
     return ""

@@ -384,7 +384,8 @@ def _recurring(series: Series) -> Iterator[Sign]:
     }
     hours = series.rise(name, HOUR, from_zero=True, xid=XIDS_RECURRING)
     jobs = {
-        (point.labels["gpu"], point.labels["job"]) for point in series.highest("job_gpu_info", DAY)
+        (point.labels["gpu"], point.labels["training_job"])
+        for point in series.highest("job_gpu_info", DAY)
     }
     gpus_of = {xid: {gpu for gpu, _, other in days if other == xid} for _, _, xid in days}
     for labels, rise in hours:

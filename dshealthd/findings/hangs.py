@@ -42,14 +42,20 @@ class ShownHang(NamedTuple):
 
 def silent(series: Series, job: str) -> ShownHang | None:
     """Return the hang of a job, or what may become one; None while the job makes progress."""
-    cause = next((p.labels["class"] for p in series("job_hang", job=job) if p.value == 1), None)
+    cause = next(
+        (p.labels["class"] for p in series("job_hang", training_job=job) if p.value == 1), None
+    )
     if cause is None:
         return None
     overdue = min(
-        (point.value for point in series("job_overdue_seconds", job=job) if point.value > 0),
+        (
+            point.value
+            for point in series("job_overdue_seconds", training_job=job)
+            if point.value > 0
+        ),
         default=None,
     )
-    hold = series.value("job_hang_hold_seconds", job=job) or 0.0
+    hold = series.value("job_hang_hold_seconds", training_job=job) or 0.0
     pause = ""
     if overdue is not None and overdue < hold:
         pause = "between two steps" if hold == BETWEEN_STEPS else "waiting"
@@ -57,7 +63,7 @@ def silent(series: Series, job: str) -> ShownHang | None:
         overdue is not None and overdue < series.limits.hang_moving_seconds and _moves(series, job)
     ):
         hold, pause = series.limits.hang_moving_seconds, "no step, but its GPUs or NCCL are at work"
-    culprits = tuple(point.labels for point in series("job_hang_culprit_info", job=job))
+    culprits = tuple(point.labels for point in series("job_hang_culprit_info", training_job=job))
     whole = _whole(series, job)
     apart = cause == HangClass.DESYNC and not culprits
     return ShownHang(
@@ -78,20 +84,20 @@ def problem(reason: str) -> str:
 
 def _whole(series: Series, job: str) -> bool:
     """Return whether all ranks of a job are on this node, as far as their environments say."""
-    sizes = [point.value for point in series("job_world_size", job=job)]
+    sizes = [point.value for point in series("job_world_size", training_job=job)]
     sizes += [
         float(point.labels["world_size"])
-        for point in series("job_info", job=job)
+        for point in series("job_info", training_job=job)
         if point.labels["world_size"]
     ]
-    here = {point.labels["rank"] for point in series("job_step", job=job)}
+    here = {point.labels["rank"] for point in series("job_step", training_job=job)}
     return bool(sizes) and len(here) >= max(sizes)
 
 
 def _moves(series: Series, job: str) -> bool:
     """Return whether NCCL launches operations for a job, or one of its GPUs here moves memory."""
-    gpus = {point.labels["uuid"] for point in series("job_gpu_info", job=job)}
+    gpus = {point.labels["uuid"] for point in series("job_gpu_info", training_job=job)}
     active = series.limits.hang_memory_activity_ratio
-    return series.value("job_nccl_answers_without_progress", job=job) == 0 or any(
+    return series.value("job_nccl_answers_without_progress", training_job=job) == 0 or any(
         point.value > active for point in series("gpu_memory_activity_ratio", uuid=gpus)
     )

@@ -107,8 +107,8 @@ def memory(series: Series, _wall: float) -> Iterator[Sign]:
         series, "DshealthdAioRequestsNearLimit", requests, "aio_requests_ratio", "aio_requests"
     )
     for labels, limit in series("job_locked_memory_limit_bytes"):
-        job = labels["job"]
-        locked = [point.value for point in series("job_locked_memory_bytes", job=job)]
+        job = labels["training_job"]
+        locked = [point.value for point in series("job_locked_memory_bytes", training_job=job)]
         yield from over(
             series,
             "DshealthdLockedMemoryNearLimit",
@@ -123,7 +123,7 @@ def memory(series: Series, _wall: float) -> Iterator[Sign]:
 def files(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about open files and threads that are close to their limits."""
     for scope, files_open, limit in _limited(series, "open_files"):
-        job = files_open.labels["job"]
+        job = files_open.labels["training_job"]
         value = files_open.value / limit
         # The process closest to its limit may belong to a job, which has its own finding.
         of_job = (
@@ -150,8 +150,8 @@ def files(series: Series, _wall: float) -> Iterator[Sign]:
             share(value, series.value("job_threads_limit", **labels)),
             "threads_ratio",
             "job_threads",
-            part=f"job {labels['job']}",
-            job=labels["job"],
+            part=f"job {labels['training_job']}",
+            job=labels["training_job"],
         )
 
 
@@ -245,8 +245,8 @@ def rendezvous(series: Series, _wall: float) -> Iterator[Sign]:
             refused = outcome == "refused"
             yield Sign(
                 alert="DshealthdMasterRefuses" if refused else "DshealthdMasterUnreachable",
-                part=labels["job"],
-                job=labels["job"],
+                part=labels["training_job"],
+                job=labels["training_job"],
                 labels={"reason": "" if refused else OUTCOMES[outcome]},
                 source=f"dshealthd_{name}",
             )

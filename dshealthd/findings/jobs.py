@@ -31,7 +31,7 @@ def hangs(series: Series, wall: float) -> Iterator[Sign]:
     for labels, value in series("job_hang"):
         if value != 1:
             continue
-        job = labels["job"]
+        job = labels["training_job"]
         hung.add(job)
         hang = silent(series, job)
         if hang is None or hang.pause:
@@ -39,7 +39,7 @@ def hangs(series: Series, wall: float) -> Iterator[Sign]:
         culprit = hang.culprits[0] if hang.culprits else {"reason": hang.missing}
         yield Sign(
             alert="DshealthdJobHang",
-            labels={**labels, **culprit, "exported_job": job},
+            labels={**labels, **culprit},
             value=hang.overdue,
             limit=0,
             limit_source="dshealthd_job_step_bound_seconds",
@@ -49,15 +49,15 @@ def hangs(series: Series, wall: float) -> Iterator[Sign]:
         )
     name, limit = "job_nccl_answers_without_progress", "ras_idle_answers"
     for labels, value in series(name):
-        job = labels["job"]
+        job = labels["training_job"]
         behind = any(
-            point.value > 0 for point in series("job_nccl_rank_operations_behind", job=job)
+            point.value > 0 for point in series("job_nccl_rank_operations_behind", training_job=job)
         )
-        named = behind or any(series("job_nccl_rank_trouble_info", job=job))
+        named = behind or any(series("job_nccl_rank_trouble_info", training_job=job))
         if value >= series.limit(limit) and named and job not in hung:
             yield Sign(
                 alert="DshealthdCollectiveStuck",
-                labels={**labels, "exported_job": job},
+                labels=labels,
                 value=value,
                 limit=series.limit(limit),
                 limit_source=limit_source(limit),
@@ -67,7 +67,7 @@ def hangs(series: Series, wall: float) -> Iterator[Sign]:
 
 def _last_heartbeat(series: Series, job: str) -> float | None:
     """Return the Unix time in seconds of the last heartbeat of any rank of the job."""
-    heard = (point.value for point in series("job_heartbeat_timestamp_seconds", job=job))
+    heard = (point.value for point in series("job_heartbeat_timestamp_seconds", training_job=job))
     return max(heard, default=None)
 
 
@@ -80,7 +80,7 @@ def losses(series: Series, _wall: float) -> Iterator[Sign]:
         lost = series.value("job_nonfinite_losses_total", **labels)
         yield Sign(
             alert="DshealthdLossNotFinite",
-            labels={**labels, "exported_job": labels["job"]},
+            labels=labels,
             # The step after which it began, as in `dshealthd:job:nonfinite_since`.
             value=0 if step is None or lost is None else step - lost,
             source="dshealthd_job_step",
@@ -101,7 +101,7 @@ def skips(series: Series, _wall: float) -> Iterator[Sign]:
                 continue
             decided.add(rank)
             if step > SETTLED_STEPS:
-                job = labels["job"]
+                job = labels["training_job"]
                 ratios[job] = max(ratios.get(job, 0.0), rise / steps[rank])
     for job, ratio in ratios.items():
         yield from over(
@@ -117,11 +117,11 @@ def skips(series: Series, _wall: float) -> Iterator[Sign]:
 
 def _jobs_at_zero(series: Series) -> set[str]:
     """Return the jobs whose loss scale is 0 on any rank here."""
-    return {labels["job"] for labels, scale in series("job_loss_scale") if scale == 0}
+    return {labels["training_job"] for labels, scale in series("job_loss_scale") if scale == 0}
 
 
 def _rank(labels: Mapping[str, str]) -> tuple[str, str]:
-    return labels["job"], labels["rank"]
+    return labels["training_job"], labels["rank"]
 
 
 def starved(series: Series, _wall: float) -> Iterator[Sign]:

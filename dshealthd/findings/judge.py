@@ -151,11 +151,13 @@ class Users:
         """Read them from `series`."""
         self._by_gpu: dict[str, Counter[str]] = {}
         for point in series("job_gpu_info"):
-            self._by_gpu.setdefault(point.labels["gpu"], Counter())[point.labels["job"]] += 1
+            self._by_gpu.setdefault(point.labels["gpu"], Counter())[
+                point.labels["training_job"]
+            ] += 1
         self._here: Counter[str] = Counter()
         for name in ("job_ranks", "job_step"):
             for point in series(name):
-                self._here[point.labels["job"]] += (
+                self._here[point.labels["training_job"]] += (
                     max(1, int(point.value)) if name == "job_ranks" else 1
                 )
 

@@ -23,7 +23,7 @@ def overview(series: Series, bundles: str) -> list[dict[str, Any]]:
     `bundles` is the directory of the evidence.
     """
     names = {
-        point.labels["job"]
+        point.labels["training_job"]
         for metric in ("job_step", "job_hang", "job_ranks", "job_failure_info")
         for point in series(metric)
     }
@@ -35,11 +35,15 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
     ranks = list(_ranks(series, job))
     steps = [rank["step"] for rank in ranks if rank["step"] is not None]
     baseline = [rank["step_seconds"] for rank in ranks if rank["step_seconds"]]
-    losses = {point.value for point in series("job_loss_finite", job=job)}
-    info: Mapping[str, str] = next((point.labels for point in series("job_info", job=job)), {})
-    world = info.get("world_size") or series.value("job_world_size", job=job)
-    evidence = sorted(point.labels["bundle"] for point in series("evidence_bundle_info", job=job))
-    seen = [int(point.value) for point in series("job_ranks", job=job)]
+    losses = {point.value for point in series("job_loss_finite", training_job=job)}
+    info: Mapping[str, str] = next(
+        (point.labels for point in series("job_info", training_job=job)), {}
+    )
+    world = info.get("world_size") or series.value("job_world_size", training_job=job)
+    evidence = sorted(
+        point.labels["bundle"] for point in series("evidence_bundle_info", training_job=job)
+    )
+    seen = [int(point.value) for point in series("job_ranks", training_job=job)]
     found = silent(series, job)
     hang = None if found is None or found.pause else _hang(found)
     failures = _failures(series, job)
@@ -74,9 +78,9 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
 
 def _ranks(series: Series, job: str) -> Iterator[dict[str, Any]]:
     """Yield this node's ranks that send heartbeats, in order of rank."""
-    found = sorted({int(point.labels["rank"]) for point in series("job_step", job=job)})
+    found = sorted({int(point.labels["rank"]) for point in series("job_step", training_job=job)})
     for number in found:
-        id = {"job": job, "rank": str(number)}
+        id = {"training_job": job, "rank": str(number)}
         yield {
             "rank": number,
             "step": _whole(series.value("job_step", **id)),
@@ -109,7 +113,7 @@ def _hang(hang: ShownHang) -> dict[str, Any]:
 
 def _stall(series: Series, job: str, hang: ShownHang) -> dict[str, Any]:
     """Return what may become a hang: what it may be, for how long, and until when."""
-    bounds = [point.value for point in series("job_step_bound_seconds", job=job)]
+    bounds = [point.value for point in series("job_step_bound_seconds", training_job=job)]
     return {
         "says": hang.pause,
         "silent_seconds": (hang.overdue or 0.0) + min(bounds, default=0.0),
@@ -127,7 +131,7 @@ def _failures(series: Series, job: str) -> list[dict[str, Any]]:
             "rank": int(point.labels["rank"]) if point.labels["rank"] else None,
             "node": point.labels["node"],
         }
-        for point in series("job_failure_info", job=job)
+        for point in series("job_failure_info", training_job=job)
     ]
 
 
@@ -138,7 +142,7 @@ def _slowest(series: Series, job: str) -> dict[str, Any] | None:
     """
     times = {
         int(point.labels["rank"]): point.value
-        for point in series("job_forward_seconds", job=job)
+        for point in series("job_forward_seconds", training_job=job)
         if point.value > 0
     }
     if len(times) <= 2:  # noqa: PLR2004 - see above

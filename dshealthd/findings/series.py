@@ -197,7 +197,7 @@ class Series:
         if match is None:
             return []
         matchers = [
-            ("job" if label == "exported_job" else label, how, value)
+            (label, how, value)
             for label, how, value in _MATCHER.findall(match["matchers"] or "")
             if label not in _OF_TARGETS
         ]

@@ -47,7 +47,7 @@ def variables(series: Series, _wall: float) -> Iterator[Sign]:
     for labels, ranks in series(name, problem={*DEVICES, *VALUES}):
         alert, wrong = _wrong(labels)
         if wrong:
-            of_job = found.setdefault((alert, labels["job"]), {})
+            of_job = found.setdefault((alert, labels["training_job"]), {})
             of_job[wrong] = max(of_job.get(wrong, 0.0), ranks)
     for (alert, job), problems in found.items():
         yield _of_job(alert, job, problems, max(problems.values()))
@@ -83,8 +83,8 @@ def transports(series: Series, _wall: float) -> Iterator[Sign]:
     fabric = fabric_up(series)
     found: dict[str, dict[str, float]] = {}
     for labels, ranks in series("job_environment_problems", problem="disabled"):
-        job, variable = labels["job"], labels["variable"]
-        run = {"job": job, "run": labels["run"]}
+        job, variable = labels["training_job"], labels["variable"]
+        run = {"training_job": job, "run": labels["run"]}
         here, world = series.value("job_ranks", **run), series.value("job_world_size", **run)
         several = here is not None and here > 1
         uses = {
@@ -106,7 +106,7 @@ def placement(series: Series, _wall: float) -> Iterator[Sign]:
     ranks: dict[tuple[str, str], set[str]] = {}
     for labels, _ in series("job_gpu_info"):
         if (labels["gpu"],) not in divided:
-            ranks.setdefault((labels["job"], labels["gpu"]), set()).add(labels["rank"])
+            ranks.setdefault((labels["training_job"], labels["gpu"]), set()).add(labels["rank"])
     shared = Counter(job for (job, _), on_gpu in ranks.items() if len(on_gpu) > 1)
     for job, gpus in shared.items():
         yield Sign(

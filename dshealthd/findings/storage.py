@@ -230,7 +230,7 @@ def checkpoints(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs' checkpoints: incomplete ones, and no room for the next."""
     problems: dict[str, float] = {}
     for labels, value in series("job_checkpoint_problems"):
-        problems[labels["job"]] = problems.get(labels["job"], 0.0) + value
+        problems[labels["training_job"]] = problems.get(labels["training_job"], 0.0) + value
     for job, value in problems.items():
         if value > 0:
             yield Sign(
@@ -245,8 +245,8 @@ def checkpoints(series: Series, _wall: float) -> Iterator[Sign]:
         if needed is not None and free < needed:
             yield Sign(
                 alert="DshealthdCheckpointNoRoom",
-                job=labels["job"],
-                part=labels["job"],
+                job=labels["training_job"],
+                part=labels["training_job"],
                 value=free,
                 limit=needed,
                 limit_source="dshealthd_job_checkpoint_next_bytes",

@@ -50,7 +50,7 @@ PARTS = frozenset(
 PART_COMPONENTS = frozenset({"node", "gpu", "nic", "path"})
 _JOBS = (
     '{{ with printf `dshealthd_job_info{cluster="%s", node="%s"}` $labels.cluster $labels.node'
-    " | query }}Training jobs on {{ $labels.node }}:{{ range . }} {{ .Labels.exported_job }}"
+    " | query }}Training jobs on {{ $labels.node }}:{{ range . }} {{ .Labels.training_job }}"
     "{{ end }}. {{ end }}"
 )
 

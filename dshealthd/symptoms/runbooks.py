@@ -22,7 +22,6 @@ _TEMPLATE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _LABEL = re.compile(r"\s*\$labels\.(\w+)\s*")
 _FIELD = re.compile(r"\{(\w+)(?::[^{}]+)?\}")
 _PLACES = {
-    "exported_job": "JOB",
     "training_job": "JOB",
     "instance": "NODE:10061",
     "mig_uuid": "MIG",

@@ -157,7 +157,7 @@ def _operand(token: str, scope: _Scope, dot: Any) -> Any:
     if token == "$value":  # noqa: S105 - no password
         return scope.value
     if token.startswith(".Labels."):
-        return dot.labels.get(_target(token.removeprefix(".Labels.")), "")
+        return dot.labels.get(token.removeprefix(".Labels."), "")
     if token == ".Value":  # noqa: S105 - no password
         return dot.value
     if token == ".":  # noqa: S105 - no password
@@ -168,11 +168,6 @@ def _operand(token: str, scope: _Scope, dot: Any) -> Any:
         return float(token)
     message = f"{token} is not known"
     raise TemplateError(message)
-
-
-def _target(label: str) -> str:
-    """Return the name that a template's label has on the node, before a scrape renames it."""
-    return "job" if label == "exported_job" else label
 
 
 def _plain(value: Any) -> str:
@@ -199,7 +194,7 @@ _FUNCTIONS: Mapping[str, Any] = {
     ),
     "first": lambda found: found[0],
     "value": lambda found: found.value,
-    "label": lambda name, found: found.labels.get(_target(name), ""),
+    "label": lambda name, found: found.labels.get(name, ""),
     "humanize": _number(sentence.humanize),
     "humanize1024": _number(sentence.humanize1024),
     "humanizePercentage": _number(sentence.percentage),

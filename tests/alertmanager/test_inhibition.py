@@ -40,7 +40,7 @@ def alert(
 
 def hang(cause: str, job: str, **labels: str) -> Labels:
     """Return the page of a job that hangs, of a class."""
-    labels |= {"alertname": "DshealthdJobHang", "exported_job": job, "class": cause}
+    labels |= {"alertname": "DshealthdJobHang", "training_job": job, "class": cause}
     return alert("training-hang", component="job", **labels)
 
 
@@ -66,7 +66,7 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
             alert("agent-gone", node="a"),
             alert("gpu-lost", component="gpu", **GPU),
             alert("time-wait", "warning", node="a"),
-            alert("loss-nan", "warning", "job", node="a", exported_job="slurm-7", audience="owner"),
+            alert("loss-nan", "warning", "job", node="a", training_job="slurm-7", audience="owner"),
             alert("nccl-timeout", node="a", part="a"),
         ],
     ),
@@ -107,20 +107,20 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
     ),
     "critical of a job on a node, over the same symptom that no job is named for": (
         [
-            alert("open-files", node="a", exported_job="slurm-7"),
+            alert("open-files", node="a", training_job="slurm-7"),
             alert("open-files", "warning", node="b"),
         ],
         [
             alert("open-files", "warning", node="a"),
-            alert("open-files", "warning", node="a", exported_job="slurm-7"),
+            alert("open-files", "warning", node="a", training_job="slurm-7"),
         ],
     ),
     "critical over warning of the same job, and not of another": (
         [
-            alert("training-slow", component="job", exported_job="slurm-7"),
-            alert("training-slow", "warning", "job", exported_job="slurm-8"),
+            alert("training-slow", component="job", training_job="slurm-7"),
+            alert("training-slow", "warning", "job", training_job="slurm-8"),
         ],
-        [alert("training-slow", "warning", "job", exported_job="slurm-7")],
+        [alert("training-slow", "warning", "job", training_job="slurm-7")],
     ),
     "an NVLink domain off its fabric, over its nodes and not over those of another": (
         [
@@ -178,11 +178,11 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
     ),
     "a job that hangs, over its stragglers": (
         [
-            alert("training-hang", component="job", exported_job="slurm-7"),
-            alert("straggler", "warning", "job", exported_job="slurm-8"),
+            alert("training-hang", component="job", training_job="slurm-7"),
+            alert("straggler", "warning", "job", training_job="slurm-8"),
             alert("straggler", "warning", node="c"),
         ],
-        [alert("straggler", "warning", "job", node="a", exported_job="slurm-7")],
+        [alert("straggler", "warning", "job", node="a", training_job="slurm-7")],
     ),
     "a hang whose cause is known, over that of the same job without one, and not of another": (
         [
@@ -195,14 +195,14 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
     ),
     "a rank that ran out of memory, over the others that wait for it": (
         [
-            alert("cuda-oom", "warning", "job", exported_job="slurm-7", **OUT_OF_MEMORY),
-            alert("training-hang", component="job", node="a", exported_job="slurm-8"),
+            alert("cuda-oom", "warning", "job", training_job="slurm-7", **OUT_OF_MEMORY),
+            alert("training-hang", component="job", node="a", training_job="slurm-8"),
         ],
-        [alert("training-hang", component="job", node="a", exported_job="slurm-7")],
+        [alert("training-hang", component="job", node="a", training_job="slurm-7")],
     ),
     "a rank that was killed out of memory, over the kill": (
         [
-            alert("cuda-oom", "warning", "job", exported_job="slurm-7", **OUT_OF_MEMORY),
+            alert("cuda-oom", "warning", "job", training_job="slurm-7", **OUT_OF_MEMORY),
             alert(
                 "host-memory-pressure", "warning", node="b", alertname="DshealthdOutOfMemoryKill"
             ),
@@ -236,11 +236,11 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
     "a part that a job depends on, over that the job hangs there, and not on another node": (
         [
             alert("gpu-lost", component="gpu", **GPU),
-            alert("training-hang", component="job", node="b", exported_job="slurm-7"),
+            alert("training-hang", component="job", node="b", training_job="slurm-7"),
             alert("training-hang", component="job", node="a", **{"class": "process"}),
             alert("training-hang", component="job", node="a", **{"class": "desync"}),
         ],
-        [alert("training-hang", component="job", node="a", exported_job="slurm-7")],
+        [alert("training-hang", component="job", node="a", training_job="slurm-7")],
     ),
     "but a warning of a part holds back nothing": (
         [

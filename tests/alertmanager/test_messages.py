@@ -246,9 +246,9 @@ def test_ticket_by_mail(server: Server, mailbox: Mailbox) -> None:
             "node-1--node-2",
         ),
         ({"component": "leaf", "leaf": "leaf-3"}, "leaf leaf-3"),
-        ({"component": "job", "job": "dshealthd", "exported_job": "slurm-7"}, "job slurm-7"),
+        ({"component": "job", "job": "dshealthd", "training_job": "slurm-7"}, "job slurm-7"),
         (
-            {"component": "gpu", "node": "node-1", "gpu": "2", "exported_job": "slurm-7"},
+            {"component": "gpu", "node": "node-1", "gpu": "2", "training_job": "slurm-7"},
             "node-1 GPU 2 job slurm-7",
         ),
         ({"component": "fleet", "cluster": "a"}, "cluster a"),

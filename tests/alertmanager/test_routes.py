@@ -47,9 +47,9 @@ def test_configuration_is_valid() -> None:
 OURS = (
     ("severity=critical symptom=gpu-lost node=node-17 gpu=3", "page"),
     ("severity=warning symptom=time-wait node=node-17", "ticket"),
-    ("severity=warning symptom=loss-nan audience=owner exported_job=slurm-7", "job-owner"),
+    ("severity=warning symptom=loss-nan audience=owner training_job=slurm-7", "job-owner"),
     ("severity=info symptom=nccl-environment audience=owner", "none"),
-    ("severity=critical symptom=training-hang exported_job=slurm-7", "page"),
+    ("severity=critical symptom=training-hang training_job=slurm-7", "page"),
     ("severity=info symptom=node-drift", "none"),
     ("severity=warning symptom=maintenance node=node-17", "none"),
     ("severity=none symptom=watchdog", "watchdog"),

@@ -30,7 +30,7 @@ def hang(job: str, cause: str, **labels: str) -> dict[str, Any]:
             "severity": "critical",
             "component": "job",
             "cluster": CLUSTER,
-            "exported_job": job,
+            "training_job": job,
             "class": cause,
             **labels,
         }
@@ -43,7 +43,7 @@ def told(receiver: Receiver, job: str) -> Sequence[Notification]:
         notification
         for notification in receiver.notifications
         if notification.receiver == "page"
-        and notification.document["groupLabels"].get("exported_job") == job
+        and notification.document["groupLabels"].get("training_job") == job
     ]
 
 

@@ -9,12 +9,12 @@ from dshealthd.jobs.hangs.hang import Hang, HangClass, explain
 
 METRICS = """\
 # HELP dshealthd_job_step x
-dshealthd_job_step{job="slurm-7",rank="0"} 100
-dshealthd_job_step{job="slurm-7",rank="1"} 99
-dshealthd_job_step{job="slurm-8",rank="1"} 5
-dshealthd_job_phase{job="slurm-7",rank="1",phase="training"} 1
-dshealthd_job_stage{job="slurm-7",rank="1",stage="input"} 1
-dshealthd_job_heartbeat_timestamp_seconds{job="slurm-7",rank="1"} 1795271300
+dshealthd_job_step{training_job="slurm-7",rank="0"} 100
+dshealthd_job_step{training_job="slurm-7",rank="1"} 99
+dshealthd_job_step{training_job="slurm-8",rank="1"} 5
+dshealthd_job_phase{training_job="slurm-7",rank="1",phase="training"} 1
+dshealthd_job_stage{training_job="slurm-7",rank="1",stage="input"} 1
+dshealthd_job_heartbeat_timestamp_seconds{training_job="slurm-7",rank="1"} 1795271300
 dshealthd_infiniband_transmit_bytes_total{device="mlx5_0",port="1"} 1000
 dshealthd_gpu_power_watts{gpu="0",uuid="GPU-1"} 120
 dshealthd_memory_bytes{type="x"} 5
@@ -125,7 +125,7 @@ def test_what_is_not_known_is_not_made_up() -> None:
 def test_a_job_that_moves_is_not_hung() -> None:
     """Evidence asked for of a healthy job says so, with its step; of a hang never."""
     found = findings()
-    found.metrics += 'dshealthd_job_hang{job="slurm-7",class="none"} 0\n'
+    found.metrics += 'dshealthd_job_hang{training_job="slurm-7",class="none"} 0\n'
     line = "slurm-7 is not hung: step 100, last progress 40 s ago"
     assert line not in summary.write(found)
     found.case = HangCase(job="slurm-7", reason="requested")

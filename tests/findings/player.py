@@ -5,8 +5,8 @@ A scene is what the agents of some nodes read, in promtool's notation, and what 
     - name: a job's process comes to its limit
       every: 5s
       samples:
-        - dshealthd_open_files{scope="job", job="run-1"} 200x4 900x12 1020x52
-        - dshealthd_open_files_limit{scope="job", job="run-1"} 1024x68
+        - dshealthd_open_files{scope="job", training_job="run-1"} 200x4 900x12 1020x52
+        - dshealthd_open_files_limit{scope="job", training_job="run-1"} 1024x68
       found:
         20s: []
         1m15s: [OpenFilesNearLimit job run-1]
@@ -75,9 +75,8 @@ class Scene:
             if metric is None or labels.get("node", ONLY) != node:
                 continue
             value = self._value(history, at)
-            own = {**labels, "job": labels["exported_job"]} if "exported_job" in labels else labels
             if value is not None and "le" not in metric.dimensions:
-                yield metric(value, *(own.get(label, "") for label in metric.dimensions))
+                yield metric(value, *(labels.get(label, "") for label in metric.dimensions))
 
     def _value(self, history: list[float | str], at: float) -> float | None:
         place = int(at // self.interval)

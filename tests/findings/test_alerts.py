@@ -173,7 +173,7 @@ def test_problems_of_ranks_have_one_wording(reason: str) -> None:
     classes = {"stopped": "process", "gone": "process", "checkpoint": "checkpoint"}
     classes |= {"blocked": "input", "input": "input"}
     labels = {
-        "exported_job": "j",
+        "training_job": "j",
         "node": "n1",
         "rank": "3",
         "class": classes.get(reason, "desync"),
@@ -187,7 +187,7 @@ def test_problems_of_ranks_have_one_wording(reason: str) -> None:
 def test_a_node_that_names_no_rank_says_why(reason: str) -> None:
     """The finding says in the words of the page why ranks at different places name none."""
     whole = reason == "tie"
-    labels = {"exported_job": "j", "node": "n1", "class": "desync", "reason": reason}
+    labels = {"training_job": "j", "node": "n1", "class": "desync", "reason": reason}
     text = render(job_hang().description, labels, None)
     assert explain("desync", named=False, whole=whole).partition("different places")[2] in text
     assert "rank " not in text.partition("First step")[0].replace("rank has made", "")

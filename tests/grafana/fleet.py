@@ -227,15 +227,9 @@ def _lines(
 ) -> Iterator[str]:
     """Yield lines.
 
-    Labels are as a scrape leaves them: a metric's own `job` is moved aside, and empty ones do not
-    exist.
+    Labels are as a scrape leaves them: empty ones do not exist.
     """
-    renamed = {
-        ("exported_job" if label == "job" else label): value
-        for label, value in labels.items()
-        if value
-    }
-    text = "".join(f',{label}="{value}"' for label, value in renamed.items())
+    text = "".join(f',{label}="{value}"' for label, value in labels.items() if value)
     yield from (f"{name}{{{target}{text}}} {value:g} {when}\n" for value, when in samples)
 
 

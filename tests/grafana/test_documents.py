@@ -40,7 +40,7 @@ QUERIES = [pytest.param(query, id=query.place) for query in queries()]
 RULE_LABELS = {
     *("alertname", "alertstate", "severity", "symptom", "kind", "part", "peer", "reason"),
     *("model", "software", "environment", "backend", "op", "size"),
-    *("exported_job", "rank", "class", "gpu", "domain", "clique"),
+    *("training_job", "rank", "class", "gpu", "domain", "clique"),
 }
 """Of alerts, and of what the shipped rules record."""
 
@@ -231,7 +231,7 @@ def test_query(query: Any) -> None:
         matched = {matcher.name for matcher in selector.matchers.matchers}
         assert "cluster" in matched
         if name in recorded:
-            assert matched <= {"cluster", "node", "peer", "exported_job"}
+            assert matched <= {"cluster", "node", "peer", "training_job"}
         elif name.startswith("ALERTS"):
             assert matched <= {
                 "cluster",
@@ -239,7 +239,6 @@ def test_query(query: Any) -> None:
                 "alertstate",
                 "severity",
                 "node",
-                "exported_job",
                 "training_job",
             }
         else:

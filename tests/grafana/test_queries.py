@@ -125,7 +125,7 @@ def eight(template: Scrape, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 SETTLED = (
     'ALERTS{severity="critical",alertstate="firing"}',
     'ALERTS{severity="warning",alertstate="firing"}',
-    'ALERTS{exported_job!="",alertstate="firing"}',
+    'ALERTS{training_job!="",alertstate="firing"}',
     "dshealthd:suspect:accusers",
     "dshealthd:node:severity == 2",
     "dshealthd:node:probe_bus_bandwidth:ratio",

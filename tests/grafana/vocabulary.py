@@ -11,7 +11,7 @@ from dshealthd.reference import all_metrics
 from grafana import limits
 
 TARGET_LABELS = {"cluster", "job", "instance", "node"}
-"""Labels that a target has; a metric's own `job` is called `exported_job` then."""
+"""Labels that a target has."""
 
 
 @functools.cache

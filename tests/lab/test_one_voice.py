@@ -146,7 +146,7 @@ def test_no_other_rank_is_named_anywhere(voices: Voices) -> None:
 def test_the_node_of_the_culprit_says_what_it_does_not_see(voices: Voices) -> None:
     """Page, commands and evidence of the culprit's node show a hang, and why they name no rank."""
     status = voices.status[voices.page.labels["node"]]
-    (job,) = (job for job in status["jobs"] if job["job"] == voices.page.labels["exported_job"])
+    (job,) = (job for job in status["jobs"] if job["job"] == voices.page.labels["training_job"])
     assert (job["state"], job["hang"]["cause"], job["hang"]["culprits"]) == ("hung", "desync", [])
     (finding,) = (one for one in status["findings"] if one["alert"] == "DshealthdJobHang")
     assert finding["severity"] == "critical"
@@ -163,7 +163,7 @@ def test_the_other_node_may_be_in_a_pause(voices: Voices) -> None:
     """
     (other,) = (name for name in voices.status if name != voices.page.labels["node"])
     status = voices.status[other]
-    (job,) = (job for job in status["jobs"] if job["job"] == voices.page.labels["exported_job"])
+    (job,) = (job for job in status["jobs"] if job["job"] == voices.page.labels["training_job"])
     assert (job["state"], job["hang"]) == ("stalled", None)
     assert job["stall"]["says"] == "between two steps"
     assert 0 < job["stall"]["hung_in_seconds"] < HELD

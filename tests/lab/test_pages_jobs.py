@@ -86,7 +86,7 @@ def test_page(name: str, story: Story) -> None:
     node = fault.at(case.nodes)
     assert node is None or node in description
     assert fault.rank is None or re.search(rf"rank {fault.rank}\b", description)
-    assert alert.labels.get("exported_job") in {None, *case.names}
+    assert alert.labels.get("training_job") in {None, *case.names}
     assert "First step: " in description
     page, _, anchor = alert.annotations["runbook_url"].rpartition("#")
     assert page.endswith(f"/{fault.symptom}.md")

@@ -175,7 +175,7 @@ def alerts(server: Prometheus, began: float) -> Iterator[tuple[str, str, float]]
     """Yield each alert that fired for a job, at each of its evaluations."""
     step, now = 5.0, time.time()
     for start in range(int(began), int(now), 600):
-        query = 'ALERTS{alertstate="firing", exported_job!="", severity!="info"}'
+        query = 'ALERTS{alertstate="firing", training_job!="", severity!="info"}'
         for at in range(start, min(start + 600, int(now)), int(step)):
             for series in server.instant(query, at).series:
-                yield series["alertname"], series["exported_job"], float(at)
+                yield series["alertname"], series["training_job"], float(at)

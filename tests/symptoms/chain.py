@@ -215,8 +215,8 @@ def _samples(text: Text, target: str, job: str, now: float) -> dict[str, float]:
         name, labels, value = match.groups()
         pairs = dict(LABEL.findall(labels or ""))
         if "job" in pairs:
-            pairs["exported_job"] = pairs.pop("job")
-            if job and pairs["exported_job"] not in ("", job):
+            pairs["training_job"] = pairs.pop("job")
+            if job and pairs["training_job"] not in ("", job):
                 continue
         written = ", ".join([target, *(f'{key}="{said}"' for key, said in sorted(pairs.items()))])
         number = float(value)

@@ -34,8 +34,8 @@ NAMED = re.compile(r"(?<![\w./-])(dshealthd(?:_[a-z0-9_]+|(?::[a-z0-9_]+)+))(?![
 QUERY = re.compile(r"printf `([^`]*)`")
 ALERTS = {alert.name: alert for symptom in all_symptoms().values() for alert in symptom.alerts}
 RECORDED = {rule["record"] for _, rule in rule_groups() if "record" in rule}
-OF_TARGETS = frozenset({"cluster", "exporter", "job", "instance", "node", "leaf", "exported_job"})
-"""Labels that a scrape adds; `exported_job` is what becomes of the label `job` of a training job.
+OF_TARGETS = frozenset({"cluster", "exporter", "job", "instance", "node", "leaf", "training_job"})
+"""Labels that a scrape adds; `training_job` is what becomes of the label `job` of a training job.
 """
 OF_TARGET = frozenset({"up", "process_start_time_seconds"})
 """Metrics that targets of any kind have."""

@@ -43,7 +43,7 @@ def defect(nccl: str, torch: set[str]) -> str:
 def _problems(context: NodeContext) -> Iterator[Result]:
     versions: dict[tuple[str, str], dict[str, set[str]]] = {}
     for labels, _ in context.series("software_info"):
-        where = labels["environment"], labels["job"]
+        where = labels["environment"], labels["training_job"]
         versions.setdefault(where, {}).setdefault(labels["component"], set()).add(labels["version"])
     for (environment, job), found in versions.items():
         place = job or environment or "the node"

@@ -41,10 +41,10 @@ def problems(
             meaning = MEANINGS.get(problem, problem.replace("_", " "))
             yield Result(
                 Outcome.WARNING,
-                f"{variable} of job {labels['job']} {meaning} ({plural(ranks, 'rank')}, first rank "
+                f"{variable} of job {labels['training_job']} {meaning} ({plural(ranks, 'rank')}, first rank "
                 f"{labels.get('rank', '?')})",
                 remedy=remedy,
-                component=f"{labels['job']}: {variable}",
+                component=f"{labels['training_job']}: {variable}",
             )
 
 
@@ -85,7 +85,7 @@ JOB_DEVICES = snapshot_check(
 
 
 def _job_hangs(context: NodeContext) -> str:
-    jobs = {point.labels["job"] for point in context.series("job_ranks")}
+    jobs = {point.labels["training_job"] for point in context.series("job_ranks")}
     return f"{plural(len(jobs), 'training job')} here, none hung"
 
 
@@ -99,7 +99,7 @@ JOB_HANGS = snapshot_check(
 
 
 def _job_losses(context: NodeContext) -> str:
-    jobs = {point.labels["job"] for point in context.series("job_loss_finite")}
+    jobs = {point.labels["training_job"] for point in context.series("job_loss_finite")}
     report = plural(len(jobs), "training job reports", "training jobs report")
     return f"{report} a loss; none is NaN or infinite"
 
@@ -114,7 +114,7 @@ JOB_LOSSES = snapshot_check(
 
 
 def _job_steps(context: NodeContext) -> str:
-    jobs = {point.labels["job"] for point in context.series("job_loss_scale")}
+    jobs = {point.labels["training_job"] for point in context.series("job_loss_scale")}
     report = plural(len(jobs), "training job reports", "training jobs report")
     return f"{report} a loss scale; none skips many steps"
 
@@ -173,7 +173,7 @@ def _job_ranks_problems(context: NodeContext) -> Iterator[Result]:
     ranks: dict[tuple[str, str], list[str]] = {}
     for labels, processes in context.series("job_processes"):
         if processes > 1:
-            ranks.setdefault((labels["job"], labels["run"]), []).append(labels["rank"])
+            ranks.setdefault((labels["training_job"], labels["run"]), []).append(labels["rank"])
     for (job, _), twice in ranks.items():
         yield Result(
             Outcome.WARNING,

@@ -235,7 +235,7 @@ def _gpus(put: Put, node: Node, life: Life) -> None:
 
 def _jobs(put: Put, node: Node, life: Life) -> None:
     for start, end, job in node.jobs:
-        which = {"exported_job": job}
+        which = {"training_job": job}
 
         def during(value: float, start: int = start, end: int = end) -> Callable[[int], Value]:
             return lambda minute: value if start <= minute < end else None
