@@ -141,11 +141,11 @@ class Watch(threading.Thread):
             now = time.monotonic()
             for key in scrape.series.get(f"{PREFIX}rank_trouble_info", {}):
                 labels = dict(key)
-                if (trial := trials.get(labels["job"])) is not None:
+                if (trial := trials.get(labels["training_job"])) is not None:
                     trial.named.setdefault((labels["rank"], labels["trouble"]), now - trial.began)
             for key, behind in scrape.series.get(f"{PREFIX}rank_operations_behind", {}).items():
                 labels = dict(key)
-                if (trial := trials.get(labels["job"])) is not None:
+                if (trial := trials.get(labels["training_job"])) is not None:
                     what = f"behind by {behind:g}"
                     trial.named.setdefault((labels["rank"], what), now - trial.began)
 

@@ -119,8 +119,8 @@ def test_exposition(node: Node) -> None:
     result = node.sweep()
     text = render(result.samples, Format.PROMETHEUS)
     prefix = "dshealthd_job_nccl_"
-    large = f'{{job="slurm-12",message="256MiB-",nodes="2",operation="AllReduce",size="16",uuid="GPU-{UUID}"}}'
-    small = f'{{job="slurm-12",message="1MiB-16MiB",nodes="1",operation="Send",size="8",uuid="GPU-{UUID}"}}'
+    large = f'{{message="256MiB-",nodes="2",operation="AllReduce",size="16",training_job="slurm-12",uuid="GPU-{UUID}"}}'
+    small = f'{{message="1MiB-16MiB",nodes="1",operation="Send",size="8",training_job="slurm-12",uuid="GPU-{UUID}"}}'
     assert f"\n{prefix}bus_bandwidth_bytes_per_second{large} 4e+11\n" in text
     assert f"\n{prefix}operation_seconds{small} 5e-05\n" in text
     written = [sample for sample in result.samples if sample.metric is nccl_inspector.WRITTEN]

@@ -143,9 +143,9 @@ def test_a_crowd_does_not_stop_the_agent(crowded: Path, tmp_path: Path) -> None:
             # 0 until it has been read for the first time
             if scrape.value(SUCCESS, collector=name):
                 assert scrape.value("dshealthd_collector_up", collector=name) == 1, name
-        known = scrape.all("dshealthd_software_info", job=job)
+        known = scrape.all("dshealthd_software_info", training_job=job)
         assert len(known) <= MAX_VERSIONS + 1  # and the interpreter
-        return len(scrape.all("dshealthd_software_info", job=job, component="torch")) > 0
+        return len(scrape.all("dshealthd_software_info", training_job=job, component="torch")) > 0
 
     def successes(scrape: Scrape) -> list[float]:
         """Return when each collector of the worker has last read its source."""

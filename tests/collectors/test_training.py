@@ -5,6 +5,7 @@ nothing to show.
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import socket
 import subprocess
@@ -150,7 +151,9 @@ def test_ranks_on_metrics(tmp_path: Path) -> None:
         )
         assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
     assert text.count("dshealthd_job_step{") == 2
-    assert 'launcher="torchrun",world_size="16"} 1' in text  # as job_environment names it
+    assert re.search(
+        r'launcher="torchrun",training_job="[^"]+",world_size="16"} 1', text
+    )  # as job_environment names it
     assert "dshealthd_heartbeat_ranks_left_out 1" in text
     assert "dshealthd_heartbeats_received_total 3" in text
     assert result.faults == ()

@@ -198,7 +198,7 @@ def steps(machine: Machine, job: str, number: int = 1) -> float:
     """Wait for so many steps of rank 0 that this agent hears, and return the last."""
 
     def heard() -> float | None:
-        return machine.scrape().value("dshealthd_job_step", job=job, rank="0")
+        return machine.scrape().value("dshealthd_job_step", training_job=job, rank="0")
 
     first: float = machine.wait(heard, "a step")
     last: float = machine.wait(

@@ -95,7 +95,9 @@ def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> No
         {**right, "RANK": "0", "LOCAL_RANK": "0"}, {**right, "RANK": "1", "LOCAL_RANK": "1"}
     ):
         context = look(*sources, host=host)
-        assert [point for point in context.series("job_ranks") if JOB in point.labels["job"]]
+        assert [
+            point for point in context.series("job_ranks") if JOB in point.labels["training_job"]
+        ]
         for check in (
             running_jobs.JOB_RANKS,
             running_jobs.JOB_DEVICES,

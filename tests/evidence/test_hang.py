@@ -87,7 +87,7 @@ def test_a_rank_that_is_stopped_is_named_by_its_bundle(tmp_path: Path) -> None:
             "dshealthd",
             "evidence",
             "--job",
-            dict(info)["job"],
+            dict(info)["training_job"],
             "--evidence.min-free-bytes",
             "0",
         ]

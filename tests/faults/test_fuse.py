@@ -134,7 +134,9 @@ def test_63_a_hung_mount_of_a_user(public_path: Path) -> None:
     ):
 
         def others_are_shown(scrape: Scrape) -> bool:
-            return bool(scrape.all("dshealthd_software_info", job="slurm-64", version="2.9.1"))
+            return bool(
+                scrape.all("dshealthd_software_info", training_job="slurm-64", version="2.9.1")
+            )
 
         agent.wait(others_are_shown)
         end = time.monotonic() + 12.0

@@ -28,10 +28,10 @@ def series(node: int, *, sick: bool) -> list[Series]:
     On a sick one a rank is stopped, and the loss of others is NaN.
     """
     job = f"slurm-{node % JOBS}"
-    run = {"job": job, "run": f"{node % JOBS:012x}"}
+    run = {"training_job": job, "run": f"{node % JOBS:012x}"}
     operation = {"operation": "AllReduce", "size": "16", "nodes": "2", "message": "256MiB-"}
     found = [
-        _steady("job_info", 1, job=job, launcher="torch", world_size="16"),
+        _steady("job_info", 1, training_job=job, launcher="torch", world_size="16"),
         _steady("job_run_info", 1, **run, launcher="torchrun"),
         _steady("job_world_size", 16, **run),
         _steady("job_master_port", 29500, **run),
@@ -39,9 +39,11 @@ def series(node: int, *, sick: bool) -> list[Series]:
         _steady("job_orphaned_ranks", 0, **run),
         _steady("job_runs_left_out", 0),
         _steady("heartbeat_ranks_left_out", 0),
-        _steady("job_nccl_ras_state", 1, job=job, state="answered"),
-        _steady("job_nccl_answers_without_progress", 3 * sick, job=job),
-        _steady("job_hang", float(sick), job=job, **{"class": "process" if sick else "none"}),
+        _steady("job_nccl_ras_state", 1, training_job=job, state="answered"),
+        _steady("job_nccl_answers_without_progress", 3 * sick, training_job=job),
+        _steady(
+            "job_hang", float(sick), training_job=job, **{"class": "process" if sick else "none"}
+        ),
         _steady("nccl_inspector_files", 1, state="stale"),
     ]
     for number in range(RANKS):
@@ -64,12 +66,16 @@ def series(node: int, *, sick: bool) -> list[Series]:
             _steady(
                 "job_nccl_bus_bandwidth_bytes_per_second",
                 350e9,
-                job=job,
+                training_job=job,
                 uuid=f"GPU-{number}",
                 **operation,
             ),
             _steady(
-                "job_nccl_operation_seconds", 0.004, job=job, uuid=f"GPU-{number}", **operation
+                "job_nccl_operation_seconds",
+                0.004,
+                training_job=job,
+                uuid=f"GPU-{number}",
+                **operation,
             ),
         ]
     return found + (_sick(job, str(RANKS * node + 1)) if sick else [])
@@ -77,16 +83,23 @@ def series(node: int, *, sick: bool) -> list[Series]:
 
 def _sick(job: str, rank: str) -> list[Series]:
     """Return what a job has only where something is wrong with it."""
-    place = {"job": job, "rank": rank, "host": "10.0.0.2", "gpu": "1"}
+    place = {"training_job": job, "rank": rank, "host": "10.0.0.2", "gpu": "1"}
     return [
         _steady(
-            "job_hang_culprit_info", 1, job=job, rank=rank, **{"class": "process"}, reason="stopped"
+            "job_hang_culprit_info",
+            1,
+            training_job=job,
+            rank=rank,
+            **{"class": "process"},
+            reason="stopped",
         ),
-        _steady("job_rank_ended_timestamp_seconds", 1.7e9, job=job, rank=rank, how="killed"),
+        _steady(
+            "job_rank_ended_timestamp_seconds", 1.7e9, training_job=job, rank=rank, how="killed"
+        ),
         _steady(
             "job_environment_problems",
             2,
-            job=job,
+            training_job=job,
             run="0",
             rank=rank,
             variable="NCCL_ALGO",

@@ -88,7 +88,7 @@ def look(job: Job) -> Look:
         for metric in ("step", "step_seconds"):
             for key, value in scrape.series.get(f"dshealthd_job_{metric}", {}).items():
                 labels = dict(key)
-                if labels["job"] == name:
+                if labels["training_job"] == name:
                     values[metric][labels["rank"]] = value
         ranks.append(set(values["step"]))
         reached |= {

@@ -268,7 +268,7 @@ def _end(lab: Paging, name: str, case: Case) -> None:
 def _names(nodes: Sequence[Node]) -> frozenset[str]:
     """Return what the agents call the jobs of these nodes."""
     return frozenset(
-        dict(labels)["job"]
+        dict(labels)["training_job"]
         for node in nodes
         for labels in node.scrape().series.get("dshealthd_job_run_info", {})
     )

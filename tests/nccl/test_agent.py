@@ -100,19 +100,19 @@ class Seen:
         series = agent.scrape().series
         for key, value in series.get(f"{PREFIX}rank_operations_behind", {}).items():
             labels = dict(key)
-            if labels["job"] == job.name:
+            if labels["training_job"] == job.name:
                 self.behind.setdefault((labels["rank"], int(value)), seconds)
                 self.gpus.add((labels["rank"], labels["gpu"]))
         for key in series.get(f"{PREFIX}rank_trouble_info", {}):
             labels = dict(key)
-            if labels["job"] == job.name:
+            if labels["training_job"] == job.name:
                 self.troubles.setdefault((labels["rank"], labels["trouble"]), seconds)
                 self.gpus.add((labels["rank"], labels["gpu"]))
         for key, value in series.get(f"{PREFIX}answers_without_progress", {}).items():
-            if dict(key)["job"] == job.name:
+            if dict(key)["training_job"] == job.name:
                 self.idle = max(self.idle, value)
         for key in series.get(f"{PREFIX}ras_state", {}):
-            if dict(key)["job"] == job.name:
+            if dict(key)["training_job"] == job.name:
                 self.states.add(dict(key)["state"])
 
 
@@ -178,7 +178,7 @@ def answered_twice(agent: RunningAgent, jobs: dict[str, Job]) -> Callable[[], bo
     def answered() -> bool:
         series = agent.scrape().series.get(f"{PREFIX}answer_timestamp_seconds", {})
         for key, at in series.items():
-            answers[dict(key)["job"]].add(at)
+            answers[dict(key)["training_job"]].add(at)
         return all(len(times) > 1 for times in answers.values())
 
     return answered

@@ -63,8 +63,11 @@ def test_no_byte_to_a_refused_release(make_job: Callable[..., Job], tmp_path: Pa
     job = broken_job(make_job, "2.27.7")
     scrape, calls = traced(job, tmp_path)
     assert calls == ""
-    assert scrape.all("dshealthd_job_nccl_ras_state", job=job.name) == [1]
-    assert scrape.value("dshealthd_job_nccl_ras_state", job=job.name, state="unsafe_release") == 1
+    assert scrape.all("dshealthd_job_nccl_ras_state", training_job=job.name) == [1]
+    assert (
+        scrape.value("dshealthd_job_nccl_ras_state", training_job=job.name, state="unsafe_release")
+        == 1
+    )
     assert not job.ended()
 
 
@@ -75,7 +78,9 @@ def test_bytes_to_releases_that_are_asked(
     """The same trace shows what is sent to the others: lines of the closed list alone."""
     job = broken_job(make_job, version)
     scrape, calls = traced(job, tmp_path)
-    assert scrape.value("dshealthd_job_nccl_ras_state", job=job.name, state="answered") == 1
+    assert (
+        scrape.value("dshealthd_job_nccl_ras_state", training_job=job.name, state="answered") == 1
+    )
     said = [
         QUOTED.search(line)
         for line in calls.splitlines()

@@ -127,8 +127,11 @@ def test_torchrun(tmp_path: Path) -> None:
             assert (labels["launcher"], labels["world_size"], value) == ("torchrun", "2", 1)
             agent.wait(
                 lambda scrape: (
-                    labels["job"]
-                    in {dict(key).get("job") for key in scrape.series["dshealthd_open_files"]}
+                    labels["training_job"]
+                    in {
+                        dict(key).get("training_job")
+                        for key in scrape.series["dshealthd_open_files"]
+                    }
                 )
             )
         agent.wait(lambda scrape: "dshealthd_job_step" not in scrape.series)
@@ -197,7 +200,7 @@ def checkpoint(scrape: Scrape, name: str) -> dict[str, float]:
     return {
         dict(labels).get("problem", ""): value
         for labels, value in scrape.series.get(f"dshealthd_job_checkpoint_{name}", {}).items()
-        if dict(labels)["job"] == dict(info)["job"]
+        if dict(labels)["training_job"] == dict(info)["training_job"]
     }
 
 

@@ -151,22 +151,22 @@ export function files(status) {
   const entries = status.samples("open_files").map(({ labels, value }) => {
     const limit = status.value("open_files_limit", labels);
     const name =
-      labels.scope === "system" ? "whole system" : labels.scope === "process" ? "process closest to its limit" : `job ${labels.job}`;
+      labels.scope === "system" ? "whole system" : labels.scope === "process" ? "process closest to its limit" : `job ${labels.training_job}`;
     return figure(
       name,
       [count(value), h("span", { class: "unit" }, known(limit) ? ` of ${limit.toLocaleString("en-US")}` : " of unknown")],
-      bar(value, limit, { level: labels.scope === "job" ? status.of(labels.job, "open_files") : "", label: `${name}: ${said(value)} open files of ${said(limit)}` }),
+      bar(value, limit, { level: labels.scope === "job" ? status.of(labels.training_job, "open_files") : "", label: `${name}: ${said(value)} open files of ${said(limit)}` }),
     );
   });
   const locked = status
-    .labels("job_locked_memory_bytes", "job")
+    .labels("job_locked_memory_bytes", "training_job")
     .map((job) =>
       figure(`locked memory, job ${job}`, [
-        measure(bytes(Math.max(...status.values("job_locked_memory_bytes", { job })))),
+        measure(bytes(Math.max(...status.values("job_locked_memory_bytes", { training_job: job })))),
         h(
           "span",
           { class: "unit" },
-          ` of ${status.value("job_locked_memory_limit_bytes", { job }) === undefined ? "unlimited" : bytes(status.value("job_locked_memory_limit_bytes", { job })).join(" ")}`,
+          ` of ${status.value("job_locked_memory_limit_bytes", { training_job: job }) === undefined ? "unlimited" : bytes(status.value("job_locked_memory_limit_bytes", { training_job: job })).join(" ")}`,
         ),
       ]),
     );
