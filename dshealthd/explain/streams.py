@@ -25,6 +25,7 @@ _BRACKET = re.compile(
     r"|default(?P<local>\d{1,4})\]:[ ]?"  # torchrun --tee
     r"|(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)"  # logging, DeepSpeed, NCCL
     r"(?:[ ](?:[A-Z]{2}\d{1,4}[ ]?){1,4})?\][ ]*"  # SGLang: ` DP0 TP3`
+    r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)[ ]\[[\w.]{1,80}:\d+, rank=(?P<logged>\d{1,6})\][ ])?"  # OLMo
     r"|(?P<level>[EWIFVD])(?:(?P<glog>\d{3,4} \d\d:\d\d:\d\d(?:\.\d+)?) )?[ ]?[\w./]+:\d+\][ ]*"
     r"|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL|WARN)(?:\|[\w./]{1,80}:\d+)?\](?:[ ](?:>>|-)[ ])?[ ]*"
     r"|(?:[\w.]{1,80}\]\[)(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)\][ ]-[ ]"  # hydra, after the time
@@ -52,7 +53,7 @@ _LETTER = re.compile(
     r"(?=.{0,80}NCCL[ ](?:WARN|INFO|TRACE|CALL))"
 )
 _RAY = re.compile(
-    r"\((?P<actor>[\w.]+)(?:[ ]rank=(?P<rank>\d{1,6}))?[^()]{0,80}?pid=(?P<pid>\d{1,10})"
+    r"\((?P<actor>[\w.]+)(?:[ \[]rank=(?P<rank>\d{1,6})\]?)?[^()]{0,80}?pid=(?P<pid>\d{1,10})"
     r"(?:, ip=(?P<ip>[\w.:-]+))?\)[ ]?"
 )
 _TASK = re.compile(r"[ ]*(?P<task>\d{1,6}):(?:[ ]|$)")
@@ -253,6 +254,7 @@ class Splitter:
                     host = match["pod"]
                 else:
                     prefixed = True
+                    rank = int(match["logged"]) if match["logged"] else rank
                     level = match["level"] or level
                     for form in ("iso", "glog", "uptime", "ctime"):
                         if match[form]:

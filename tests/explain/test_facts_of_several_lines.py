@@ -70,6 +70,17 @@ def test_an_assertion_in_a_kernel_has_the_rank_of_the_exception_after_it() -> No
         ("gpu1:1:2 [0] NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1a", (0, 1)),
         ("(VllmWorker rank=2 pid=77) RuntimeError: CUDA error: misaligned address", (2,)),
         ("srun: error: gpu-1: task 3: Segmentation fault (core dumped)", (3,)),
+        (
+            ("\x1b[36m(PolicyWorker[rank=8] pid=77, ip=10.0.0.5)\x1b[0m RuntimeError: CUDA error: "
+            "misaligned address"),
+            (8,),
+        ),
+        (
+            ("[2026-01-05 10:00:00] CRITICAL [train.utils:98, rank=6] Uncaught OutOfMemoryError: "
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 6 has a total capacity of 79.1 GiB "
+            "of which 1.2 GiB is free."),
+            (6,),
+        ),
     ],
 )  # fmt: skip
 def test_a_rank_is_read_in_each_form_in_which_libraries_write_it(
