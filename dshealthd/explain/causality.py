@@ -7,6 +7,7 @@ Events that follow from the cause form its chain.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,10 @@ MAX_CHAIN = 40
 ENDED_BY_WATCHDOG = "and a rank that waits for another one ends the same way"
 SEPARATE_LOGS = "start with `torchrun --log-dir=logs --redirects=3 --tee=3` to keep one"
 
+_NOTICED = re.compile(r"watchdog at work|Timeout at NCCL work")
+"""Words of a watchdog that saw a collective fail; it also prints its state now and then."""
+_OF_NO_RANK = {"symmetric", "mismatch"}
+"""Kinds of verdicts that have a first step although they name no culprit."""
 _RANKING = {
     "hardware": 0,
     "program": 1,
@@ -151,7 +156,7 @@ def _step(
         return advised(root.steps, values)
     steps = load().hang
     for verdict in verdicts:
-        if verdict.culprits == tuple(ranks) and (ranks or verdict.kind == "symmetric"):
+        if verdict.culprits == tuple(ranks) and (ranks or verdict.kind in _OF_NO_RANK):
             return advised(steps[verdict.kind], {**values, "operation": verdict.operation})
     return advised(steps["missing"] if ranks else root.steps or steps["unknown"], values)
 
@@ -354,6 +359,25 @@ def _without_cause(case: Case) -> Finding:
             proof=tuple(event.place for event in telling[:3]),
             missing=("the logs of all ranks from before the first of these lines",),
             chain=tuple(case.consequences[:MAX_CHAIN]),
+        )
+    if noticed := [event for event in case.found.events if _NOTICED.search(event.place.quote)]:
+        return Finding(
+            outcome="undecided",
+            statement=f"torch's watchdog saw a collective fail: {noticed[0].says}",
+            step=advised(load().hang["unknown"], {}),
+            proof=tuple(event.place for event in noticed[:3]),
+            missing=("the logs of all ranks from before the first of these lines",),
+        )
+    cut = [source.unfinished for source in case.found.sources if source.unfinished is not None]
+    if cut:
+        where = f"{cut[0].file}:{cut[0].line}"
+        return Finding(
+            outcome="undecided",
+            statement="these logs have a traceback without the exception that ends it",
+            step=f"read that log on from {where}: the line that ends the traceback names the exception",
+            proof=tuple(cut[:3]),
+            missing=(f"the end of the traceback at {where}",),
+            chain=tuple(case.recovered[:MAX_CHAIN]),
         )
     return Finding(outcome="nothing", chain=tuple(case.recovered[:MAX_CHAIN]))
 

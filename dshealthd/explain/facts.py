@@ -112,6 +112,8 @@ class SourceFacts:
     """Launchers' summaries that end in it: the rank that failed first comes last."""
     is_cut: bool = False
     """Whether it ends within a line."""
+    unfinished: Place | None = None
+    """Where a traceback begins whose exception is not in it, with nothing at work after it."""
     is_launcher: bool = False
     """Whether torchrun or DeepSpeed's launcher writes to it: a task of srun is then a node."""
 

@@ -20,7 +20,7 @@ from dshealthd.explain.identity import NAMES_RANKS, spoken_rank
 from dshealthd.explain.launcher_summary import LauncherSummary
 from dshealthd.explain.progress import FINITE_LOSS
 from dshealthd.explain.streams import Line, Splitter
-from dshealthd.explain.tracebacks import Assembler, Traceback, as_exception
+from dshealthd.explain.tracebacks import HEAD, Assembler, Traceback, as_exception
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -185,7 +185,7 @@ class Reader:
         self._last: dict[Origin, Event] = {}
         self._failed_since_restart = False
         self._in_stack = self._begins_in_stack = False
-        self._order = 0
+        self._order = self._opened = 0
 
     def take(self, item: logs.Raw | logs.Skipped) -> None:
         """Recognise a line, or count lines that were skipped."""
@@ -216,7 +216,10 @@ class Reader:
         for event, least in self._losses.values():
             if event.count >= least:
                 self._parent.keep(event)
-        self._facts.attempt = max(self._facts.attempt, self._attempt)
+        facts = self._facts
+        facts.attempt = max(facts.attempt, self._attempt)
+        is_last = self._opened > max(facts.finished, facts.alive)
+        facts.unfinished = self._assembler.unfinished if is_last else None
         if self._begins_in_stack or self._in_stack:  # an empty line follows each stack of c10
             self._found.ledger.cut.add(self._source)
         else:
@@ -286,6 +289,8 @@ class Reader:
         consumed, done = self._assembler.feed(line, place)
         for traceback in done:
             self._exception(traceback)
+        if HEAD in text or text.startswith('  File "'):
+            self._opened = self._order
         if consumed or len(text) < 4:  # noqa: PLR2004 - shorter than any pattern
             return consumed
         text = text[:MAX_MATCHED]

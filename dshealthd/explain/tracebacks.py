@@ -26,7 +26,7 @@ MAX_OPEN = 64
 MAX_STREAMS = 4096
 MAX_HEAD = 400
 """Maximum length of a line in which `Traceback` opens one: some loggers put a record before it."""
-_HEAD = "Traceback (most recent call last)"
+HEAD = "Traceback (most recent call last)"
 _FRAME = re.compile(r'\s+File "([^"\n]{1,400})", line (\d{1,9})(?:, in (.{1,200}))?')
 _BOXED_FRAME = re.compile(r"│ (/[^│\n]{1,300}\.py):(\d{1,9}) in ([\w.<>]{1,100})")
 """A frame in the format of the library rich."""
@@ -40,6 +40,8 @@ _ELASTIC_MESSAGE = re.compile(
 """The exception in the JSON that torchrun's error handler prints."""
 _UNCAUGHT = re.compile(r"\s*what\(\):\s{1,8}(\S.*)")
 """C++'s message about an uncaught exception, before the process aborts."""
+_HOOK = re.compile(r"Uncaught (?=[\w.]{1,120}(?:Error|Exception): )")
+"""How hooks for uncaught exceptions begin what they log."""
 _FIELD = re.compile(r"[\w.\[\]'-]{1,80}")
 _LINKS = ("During handling of the above", "The above exception was the direct")
 _CONTINUES = re.compile(
@@ -54,6 +56,8 @@ def as_exception(line: Line) -> Line:
         return line._replace(text=match[1], prefixed=False)
     if "what():" in text and (match := _UNCAUGHT.match(text)):
         return line._replace(text=f"UncaughtException: {match[1]}", prefixed=False)
+    if text.startswith("Uncaught ") and (match := _HOOK.match(text)):
+        return line._replace(text=text[match.end() :], prefixed=False)
     return line
 
 
@@ -90,11 +94,12 @@ class Assembler:
         self._open: dict[object, list[Traceback]] = {}
         self._closing: dict[object, Traceback] = {}
         self._chained: dict[object, bool] = {}
+        self._headless: Place | None = None
 
     def feed(self, line: Line, place: Place) -> tuple[bool, list[Traceback]]:
         """Add a line; return whether it belongs to a traceback, and the tracebacks it completes."""
         key, text = line.origin, line.text
-        if _HEAD in text and len(text) < MAX_HEAD:
+        if HEAD in text and len(text) < MAX_HEAD:
             done = self._finish(key)
             opened = self._open.setdefault(key, [])
             if len(opened) < MAX_OPEN and len(self._open) < MAX_STREAMS:
@@ -144,7 +149,10 @@ class Assembler:
                 self._closing[key] = current
                 return True, []
             return False, []
-        if not line.prefixed and text[:1].isidentifier() and _BARE.fullmatch(text[:1000]):
+        if text[:3] == "  F" and _FRAME.match(text):
+            self._headless = place
+        elif not line.prefixed and text[:1].isidentifier() and _BARE.fullmatch(text[:1000]):
+            self._headless = None
             chained = self._chained.pop(key, False)
             self._closing[key] = Traceback(place, line, message=[text], bare=True, chained=chained)
             return True, []
@@ -167,6 +175,17 @@ class Assembler:
     def _finish(self, key: object) -> list[Traceback]:
         found = self._closing.pop(key, None)
         return [] if found is None else [found]
+
+    @property
+    def unfinished(self) -> Place | None:
+        """Where the last traceback begins that has no exception yet, or frames without a head.
+
+        None if all tracebacks are whole.
+        """
+        places = [opened[-1].place for opened in self._open.values() if opened]
+        if self._headless is not None:
+            places.append(self._headless)
+        return max(places, key=lambda place: place.line, default=None)
 
     def finish(self) -> Iterator[Traceback]:
         """Yield the tracebacks that are complete except for a line that shows their end."""

@@ -347,3 +347,41 @@ def test_an_error_without_a_path_follows_from_a_full_shared_memory() -> None:
     assert finding.against == ()
     alone = explained("OSError: [Errno 28] No space left on device")
     assert "or /dev/shm" in alone.step
+
+
+FRAMES = (
+    "Traceback (most recent call last):",
+    '  File "/srv/train.py", line 31, in <module>',
+    "    main()",
+)
+
+
+@pytest.mark.parametrize("lines", [FRAMES, FRAMES[1:]])
+def test_a_traceback_that_was_cut_before_its_exception_is_no_healthy_end(
+    lines: tuple[str, ...],
+) -> None:
+    """Its head may be cut off too; what the log lacks is its next line."""
+    finding = explained("step 1 | loss 2.5", *lines)
+    assert (finding.outcome, finding.ranks) == ("undecided", ())
+    assert "the line that ends the traceback" in str(finding.step)
+    assert "job.out:2" in finding.missing[0]
+    assert explained(*lines, "step 2 | loss 2.4").outcome == "nothing"
+    assert explained(*lines, "ValueError: 3").outcome != "nothing"
+
+
+def test_a_watchdog_that_names_no_operation_is_undecided() -> None:
+    """A collective failed, and the line does not tell how; the same counters when all is well do not."""
+    state = "last enqueued NCCL work: 8, last completed NCCL work: 7."
+    finding = explained(
+        "[rank1]:[E816 01:45:40.2 ProcessGroupNCCL.cpp:1664] [PG ID 0 PG GUID 0(default_pg) Rank 1] "
+        f"Exception (either an error or timeout) detected by watchdog at work: 8, {state}"
+    )
+    assert (finding.outcome, finding.ranks) == ("undecided", ())
+    assert "the logs of all ranks" in str(finding.step)
+    assert (
+        explained(
+            "I0816 01:45:40.200000 77 ProcessGroupNCCL.cpp:1664] [PG ID 0 PG GUID 0(default_pg) "
+            f"Rank 1] NCCL Work update periodic: {state}"
+        ).outcome
+        == "nothing"
+    )

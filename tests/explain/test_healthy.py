@@ -24,6 +24,8 @@ MEGABYTES = int(os.environ.get("DSHEALTHD_HEALTHY_MEGABYTES", "2"))
 """Fifty take a minute or two, as nearly every line of the noise is one that patterns look at."""
 
 NOISE = [
+    "[rank{g}]:[I105 10:00:{s:02d}.1 ProcessGroupNCCL.cpp:2314] [PG ID 0 PG GUID 0(default_pg) Rank "
+    "{g}] NCCL Work update periodic: last enqueued NCCL work: {n}, last completed NCCL work: {n}.",
     "[2026-01-05 10:00:{s:02d},123] [WARNING] [stage3.py:2069:step] {n} pytorch allocator "
     "cache flushes since last step. this happens when there is high memory pressure.",
     "[2026-01-05 10:00:{s:02d},456] [INFO] [loss_scaler.py:190:update_scale] [deepspeed] "
@@ -84,7 +86,7 @@ def noise(lines: int, seed: int) -> str:
         texts.append(
             line.format(n=number, s=number % 60, h=chance.randrange(8), g=chance.randrange(8))
         )
-    return "\n".join(texts) + "\n"
+    return "\n".join([*texts, f"step {lines}/800000 | loss 2.1 | 0.3 s\n"])
 
 
 @pytest.mark.parametrize("seed", range(4))
