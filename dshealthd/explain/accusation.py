@@ -89,9 +89,7 @@ def accused(
             own = tuple(event.place for event in alike if event.rank == blocked)
             return (blocked,), own[:4], f"rank {blocked}: {root.says}"
         if verdicts:
-            why = verdicts[0].says.partition(": ")[2] or "from before the hang until its end"
-            case.missing.append(f"complete logs of all ranks: {why}")
-            return (), verdicts[0].proof[:3], verdicts[0].says
+            return _without_culprit(case, verdicts[0])
     absent = absent_ranks(case)
     if root.slug == "ranks-stuck-at-init" and "key_rank" in root.fields and not absent:
         absent = [int(root.fields["key_rank"])]
@@ -102,6 +100,14 @@ def accused(
     if root.slug in _OF_PEERS:
         case.missing.append("the log of the rank that the other ranks lost or waited for")
     return (), tuple(proof), root.says
+
+
+def _without_culprit(case: Case, verdict: GroupVerdict) -> tuple[tuple[()], tuple[Place, ...], str]:
+    """Return what a verdict says that names nobody; only a mismatch is clear without more logs."""
+    if verdict.kind != "mismatch":
+        why = verdict.says.partition(": ")[2] or "from before the hang until its end"
+        case.missing.append(f"complete logs of all ranks: {why}")
+    return (), verdict.proof[:3], verdict.says
 
 
 def _summary(case: Case, root: Event) -> list[int]:

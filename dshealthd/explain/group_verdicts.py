@@ -19,7 +19,7 @@ MAX_SIZE = 200_000
 """Ranks of the largest plausible job."""
 MAX_GAPS = 4
 """Maximum number of ranks with incomplete logs named in a sentence."""
-KINDS = ("behind", "mismatch", "ahead", "missing", "symmetric", "unknown")
+KINDS = ("behind", "stuck", "mismatch", "ahead", "missing", "symmetric", "unknown")
 """Kinds of verdicts, those that say most first."""
 _PER_NODE = (4, 8, 16)
 """Usual numbers of ranks per node; two ranks may be silent together by chance."""
@@ -144,7 +144,7 @@ def judge(
         idle = [member for member in done if not member.waits]
         if onward and len(stuck) <= len(onward):
             text = f"did not finish {what} of the {label}, which others had completed"
-            return verdict("behind", stuck, text)
+            return verdict("stuck", stuck, text)
         if idle and len(idle) <= len(waiting):
             text = f"called nothing after {what} of the {label}, while others waited there"
             return verdict("behind", idle, text)
@@ -336,7 +336,7 @@ def disagreement(running: Mapping[int, tuple[str, Place]]) -> GroupVerdict:
         )
     told = "; ".join(f"rank {rank}: {what}" for rank, (what, _) in sorted(running.items())[:4])
     says = f"ranks ran different collectives at the same time ({told})"
-    return GroupVerdict("unknown", "default group", None, "collective", says, (), places[:4])
+    return GroupVerdict("mismatch", "default group", None, "collective", says, (), places[:4])
 
 
 def together(verdicts: list[GroupVerdict]) -> list[GroupVerdict]:

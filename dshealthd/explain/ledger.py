@@ -91,9 +91,12 @@ class Ledger:
         fields, origin, place = event.fields, event.origin, event.place
         for number in re.findall(r"\d+", fields.get("culprits", fields.get("culprit", ""))):
             self.named.append((int(number), place))
-        for rank_field, what in (("one", "runs_one"), ("other", "runs_other")):
-            if what in fields and len(self.running) < MAX_MEMBERS:
-                self.running.setdefault(int(fields[rank_field]), (fields[what], place))
+        if "runs_one" in fields and len(self.running) < MAX_MEMBERS:
+            one, other = fields["runs_one"], fields["runs_other"]
+            if one == other and "sequence_other" in fields:
+                one, other = f"{one} #{fields['sequence']}", f"{other} #{fields['sequence_other']}"
+            self.running.setdefault(int(fields["one"]), (one, place))
+            self.running.setdefault(int(fields["other"]), (other, place))
         found = _GROUP.search(raw_text)
         if found is not None:
             self.answers_signals |= found["number"] is not None

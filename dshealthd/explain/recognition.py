@@ -390,7 +390,10 @@ class Reader:
             self._failed_since_restart = True
         if pattern.slug == "nccl-timeout":
             self._found.ledger.add_line(event, raw_text=line.text)
-            if _GRADIENTS.search(traceback.stack if traceback else ""):
+            # Ranks that run different collectives do not merely take long.
+            if not self._found.ledger.running and _GRADIENTS.search(
+                traceback.stack if traceback else ""
+            ):
                 event.slug = "gradient-sync-timeout"
         return self._parent.keep(event)
 

@@ -123,7 +123,9 @@ def test_the_rank_whose_gpu_no_longer_finishes_is_named(release: str) -> None:
         culprit.timed_out -= 3
         culprit.completed -= 3
         finding = explained([group], release, chance, world)
-        right += finding.slug == "nccl-timeout" and finding.ranks == (culprit.rank,)
+        if finding.ranks == (culprit.rank,):
+            right += finding.slug == "nccl-timeout"
+            assert f"rank {culprit.rank} alone did not finish" in str(finding.step)
     assert right >= WANTED * CASES
 
 
@@ -311,6 +313,39 @@ def test_the_rank_that_tells_of_a_mismatch_is_not_the_culprit_for_that(tmp_path:
         finding = command.conclude(recogniser)
         assert (finding.slug, finding.ranks) == ("nccl-timeout", wanted), finding.statement
         assert "OpType=ALLREDUCE" in finding.statement
+        assert "another operation" in str(finding.step)
+        assert finding.missing == ()
+
+
+def test_ranks_in_different_collectives_do_not_merely_take_long(tmp_path: Path) -> None:
+    """In backward too: what helps is why they differ, not a longer time-out for gradients."""
+    text = "".join(
+        f"[rank{one}]: Traceback (most recent call last):\n"
+        f'[rank{one}]:   File "/srv/torch/autograd/graph.py", line 825, in _engine_run_backward\n'
+        f"[rank{one}]:     return Variable._execution_engine.run_backward(\n"
+        + wrapper(one, {0: 8, 1: 9}, other)
+        for one, other in ((0, 1), (1, 0))
+    )
+    (tmp_path / "job.out").write_text(text)
+    recogniser, _ = command.read([str(tmp_path / "job.out")])
+    finding = command.conclude(recogniser)
+    assert (finding.slug, finding.ranks) == ("nccl-timeout", ())
+    assert "another operation" in str(finding.step)
+
+
+def test_barriers_that_differ_by_their_number_alone_are_told_apart(tmp_path: Path) -> None:
+    """One rank has called one collective more than the other, which the names do not show."""
+    runs = {0: "SequenceNumber=7OpType=BARRIER", 1: "SequenceNumber=8OpType=BARRIER"}
+    (tmp_path / "job.out").write_text(
+        "[rank0]: RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running "
+        f"collective: CollectiveFingerPrint({runs[0]}), but Rank 1 is running collective: "
+        f"CollectiveFingerPrint({runs[1]}).Collectives differ in the following aspects: Sequence "
+        "number: 7vs 8\n"
+    )
+    recogniser, _ = command.read([str(tmp_path / "job.out")])
+    statement = command.conclude(recogniser).statement
+    assert "OpType=BARRIER #7" in statement
+    assert "OpType=BARRIER #8" in statement
 
 
 @pytest.mark.parametrize("group", ["[PG 0 (default_pg) Rank {}]", "[PG ID 0 PG GUID  Rank {}]"])
