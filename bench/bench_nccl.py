@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from tests.lab.node import Node
 
-VERSIONS = ("2.24.3", "2.28.9", "2.30.7")
+VERSIONS = ("2.28.9", "2.30.7")
 SIZE, EACH = 4, 2
 """Ranks, and those of a node."""
 STEP = 1.0

@@ -169,7 +169,6 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("jobs.ras.address", "parse_address", TEXT),
         ("jobs.ras.bootstrap", "parse_bound", BYTES),
         ("jobs.ras.from_json", "parse_json", BYTES),
-        ("jobs.ras.from_text", "parse_text", BYTES),
         ("linux.cgroup", "parse_pids_path", LINES),
         ("linux.credentials", "parse_real_user", BYTES),
         ("linux.credentials", "parse_user", BYTES),

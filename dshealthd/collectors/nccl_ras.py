@@ -30,9 +30,10 @@ from dshealthd.jobs import shares
 from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ras import client as ras_client
-from dshealthd.jobs.ras import plausibility, policy, question
+from dshealthd.jobs.ras import plausibility, question
 from dshealthd.jobs.ras.address import enabled
 from dshealthd.jobs.ras.client import Query
+from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.options import NcclRasOptions
 from dshealthd.jobs.ras.protocol import NoListener, RasAnswer, Stranger, Unanswered
 from dshealthd.jobs.ras.question import JobProcess
@@ -58,7 +59,7 @@ STATE = gauge(
     "another job has the address); disabled (NCCL_RAS_ENABLE); namespace (the job's network is "
     "not the agent's); elsewhere (this node sees no rank 0 of the job, so it does not query). Not "
     "queried: not_loaded (no process of the job has mapped NCCL yet); release_without_ras (before "
-    "2.24); unsafe_release (2.26 to 2.28.6: answering can crash the job); unsafe_on_ipv6 (2.28.7 "
+    "2.24); release_without_json (2.24, 2.25); unsafe_release (2.26 to 2.28.6: answering can crash the job); unsafe_on_ipv6 (2.28.7 "
     "to 2.28.9 with an IPv6 bootstrap network); unknown_release (see ask_unknown_releases); "
     "implausible (an answer was impossible; until the job restarts).",
     "training_job",
@@ -154,9 +155,8 @@ IDLE = gauge(
 LAG = gauge(
     "dshealthd_job_nccl_rank_operations_behind",
     "Number of operations by which a rank is behind in a communicator without progress; at most 8 "
-    "ranks per job. rank is the global rank if a communicator of WORLD_SIZE reveals it, and "
-    "unclear if NCCL (2.24, 2.25) does not name the rank; host is an address on NCCL's bootstrap "
-    "network, gpu is NVML's index there.",
+    "ranks per job. rank is the global rank if a communicator of WORLD_SIZE reveals it; host "
+    "is an address on NCCL's bootstrap network, gpu is NVML's index there.",
     "training_job",
     "rank",
     "host",
@@ -291,7 +291,7 @@ class NcclRas(Collector):
         decision = question.decide(
             self.host, loaded, permit_unknown=self.options.ask_unknown_releases
         )
-        if decision.form is None:
+        if not decision.is_asked:
             known.refused()
             known.samples = [
                 STATE(1, job, decision.reason),
@@ -302,7 +302,6 @@ class NcclRas(Collector):
             return question.prepare(
                 process.environment,
                 loaded,
-                decision.form,
                 self.host,
                 self.options.max_bytes,
                 known.responder,
@@ -355,10 +354,9 @@ class NcclRas(Collector):
 
     def _believed(self, known: WatchedJob, answer: RasAnswer, world_size: int | None) -> Status:
         """Return the parsed RAS answer if plausible. Raises MalformedAnswer, ImpossibleAnswer."""
-        status = question.read(answer)
-        form = policy.Form.JSON if answer.json else policy.Form.TEXT
+        status = parse_json(answer.data)
         versions = known.loaded.versions if known.loaded is not None else frozenset()
-        plausibility.check(status, form, versions, world_size)
+        plausibility.check(status, versions, world_size)
         if known.status is not None:
             plausibility.check_change(known.status, status, world_size)
         return status

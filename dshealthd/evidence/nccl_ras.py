@@ -15,6 +15,7 @@ from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.ras import client as ras_client
 from dshealthd.jobs.ras import plausibility, question
 from dshealthd.jobs.ras.address import enabled
+from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.progress import JobProgress
 from dshealthd.jobs.ras.protocol import RasAnswer
 from dshealthd.jobs.ras.status import MalformedAnswer
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
     from dshealthd.core.host import Host
     from dshealthd.evidence.step import Emit
-    from dshealthd.jobs.ras.policy import Form
     from dshealthd.jobs.ras.question import JobProcess, Loaded
 
 PAUSE = 4.0
@@ -48,7 +48,7 @@ def ask(
     members: Sequence[JobProcess],
     world_size: int | None,
 ) -> dict[str, Any]:
-    """Query RAS twice, and emit `nccl-ras-1.json` and -2 (`.txt` before NCCL 2.28.7).
+    """Query RAS twice, and emit `nccl-ras-1.json` and -2.
 
     Return which ranks lag and which are in trouble; `Missing` says why not.
     """
@@ -62,13 +62,12 @@ def ask(
         if number > 1:
             time.sleep(PAUSE)
         loaded = question.look(host, members, releases)
-        form = _form(host, loaded)
-        answer = _answer(environment, host, loaded, form)
+        answer = _answer(environment, host, loaded)
         text = printable_lines(answer.data.decode(errors="replace"))
-        emit(f"nccl-ras-{number}.{'json' if answer.json else 'txt'}", text.encode())
+        emit(f"nccl-ras-{number}.json", text.encode())
         try:
-            status = question.read(answer)
-            plausibility.check(status, form, loaded.versions, world_size)
+            status = parse_json(answer.data)
+            plausibility.check(status, loaded.versions, world_size)
         except MalformedAnswer as error:
             raise Missing(str(error)) from error
         progress.update(status, time.time())
@@ -85,20 +84,15 @@ def ask(
     return found
 
 
-def _form(host: Host, loaded: Loaded) -> Form:
-    """Return the form in which a job's RAS may be queried; `Missing` if it may not be."""
+def _answer(environment: Mapping[str, str], host: Host, loaded: Loaded) -> RasAnswer:
+    """Return one RAS answer from a process of the job; `Missing` if there is none."""
     decision = question.decide(host, loaded, permit_unknown=False)
-    if decision.form is None:
+    if not decision.is_asked:
         releases = ", ".join(sorted(map(str, loaded.versions - {None}))) or "unknown"
         message = f"not queried, {decision.reason}: loaded NCCL is {releases} {loaded.detail}"
         raise Missing(message.strip())
-    return decision.form
-
-
-def _answer(environment: Mapping[str, str], host: Host, loaded: Loaded, form: Form) -> RasAnswer:
-    """Return one RAS answer from a process of the job; `Missing` if there is none."""
     try:
-        query = question.prepare(environment, loaded, form, host, MAX_ANSWER)
+        query = question.prepare(environment, loaded, host, MAX_ANSWER)
     except ValueError as error:
         raise Missing(str(error)) from error
     ras_client.ask([query], TIMEOUT, time.monotonic)

@@ -6,8 +6,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.evidence import exposition_text
-from dshealthd.jobs.ras.summary import UNCLEAR
-from dshealthd.plural import plural
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:
@@ -123,12 +121,6 @@ def _by_ras(ras: Mapping[str, Any] | None) -> Iterator[str]:
     for number, host, gpu, what in ras["troubles"]:
         yield f"NCCL RAS: {_who(number, host, gpu)} is {what}"
     for number, host, gpu, operation, behind in ras["behind"]:
-        if number == UNCLEAR:
-            yield (
-                f"NCCL RAS: ranks are {plural(behind, 'operation')} ({operation}) apart; which "
-                f"ones lag is unclear, because NCCL {ras['version']} does not name them"
-            )
-            continue
         yield f"NCCL RAS: {_who(number, host, gpu)} is {behind} {operation} behind the furthest rank"
     if not ras["troubles"] and not ras["behind"]:
         still = (

@@ -38,11 +38,6 @@ RELEASES = {
     release.version: release
     for release in (
         Release(
-            "2.24.3",
-            "6aae37927840b2bd7b7d42d2f0050e75f88ee97f",
-            "69850e7338bf0122636df44eab2056bba8b3583f4d3cf0808e3a181894de8afc",
-        ),
-        Release(
             "2.27.7",
             "593de54e52679b51428571c13271e2ea9f91b1b1",
             "6bac5ea39ca1a1d049a457d4585335f1b3dfb01c3fdd679cd4c1ff93449b54aa",

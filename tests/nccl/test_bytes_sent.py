@@ -71,7 +71,7 @@ def test_no_byte_to_a_refused_release(make_job: Callable[..., Job], tmp_path: Pa
     assert not job.ended()
 
 
-@pytest.mark.parametrize("version", ["2.24.3", "2.28.9", "2.30.7"])
+@pytest.mark.parametrize("version", ["2.28.9", "2.30.7"])
 def test_bytes_to_releases_that_are_asked(
     version: str, make_job: Callable[..., Job], tmp_path: Path
 ) -> None:

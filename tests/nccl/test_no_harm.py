@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.nccl, pytest.mark.timeout(1200)]
 
-ASKED = ("2.24.3", "2.28.9", "2.30.7")
+ASKED = ("2.28.9", "2.30.7")
 SIZE = 4
 SPLITS = 6
 QUERIES = 200

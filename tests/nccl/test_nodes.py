@@ -42,7 +42,7 @@ def states(scrape: Scrape) -> set[str]:
     return {dict(key)["state"] for key in scrape.series.get(f"{PREFIX}ras_state", {})}
 
 
-@pytest.mark.parametrize("version", ["2.24.3", "2.28.9", "2.30.7"])
+@pytest.mark.parametrize("version", ["2.28.9", "2.30.7"])
 def test_two_nodes(version: str, tmp_path: Path) -> None:
     """A stopped rank of the second node is named with its address; nobody is before and after."""
     lib, folder = build.build(version), tmp_path / "job"

@@ -40,8 +40,6 @@ def test_each_field(make_job: Callable[..., Job], tmp_path: Path) -> None:
         "errors": {("async", "timeout"): 1},
         "behind": (Lag(1, "AllReduce", 2, place(job, 1)),),
         "troubles": (Trouble(2, "unresponsive", place(job, 2)),),
-        "alike": 2,
-        "unclear": frozenset({"AllReduce"}),
     }
     # A name is NCCL's own invention: only that it is unique can be said.
     assert wrong.keys() | {"name"} == {field.name for field in fields(Communicator)}

@@ -7,7 +7,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.jobs.ras.status import (
-    ANY,
     MAX_NAMED,
     Communicator,
     Lag,
@@ -58,10 +57,7 @@ def differences(job: Job, status: Status, version: str) -> Iterator[str]:
     """Yield what is wrong with an answer."""
     gone = [rank.number for rank in job.ranks if rank.fate is not Fate.RUNS]
     yield from _general_differences(job, status, version, gone)
-    if version.startswith("2.24."):
-        yield from _differences_in_text(job, status, gone)
-    else:
-        yield from _differences_in_json(job, status, gone)
+    yield from _differences_in_communicators(job, status, gone)
 
 
 def _general_differences(job: Job, status: Status, version: str, gone: list[int]) -> Iterator[str]:
@@ -76,7 +72,7 @@ def _general_differences(job: Job, status: Status, version: str, gone: list[int]
         yield "timeouts not told"
 
 
-def _differences_in_json(job: Job, status: Status, gone: list[int]) -> Iterator[str]:
+def _differences_in_communicators(job: Job, status: Status, gone: list[int]) -> Iterator[str]:
     world = job.books["world"]
     if status.ranks != {place(job, rank): number for number, rank in enumerate(world.members)}:
         yield f"ranks {dict(status.ranks)}"
@@ -157,84 +153,10 @@ def _told(communicator: Communicator) -> tuple[Any, ...]:
     assert len(communicator.behind) <= MAX_NAMED
     return (
         communicator.size,
-        communicator.alike,
         frozenset((state, number) for state, number in communicator.states.items() if number),
         frozenset(communicator.operations.items()),
         frozenset(communicator.marks.items()),
         frozenset(communicator.errors.items()),
         communicator.behind,
         communicator.troubles,
-        communicator.unclear,
     )
-
-
-def _differences_in_text(job: Job, status: Status, gone: list[int]) -> Iterator[str]:
-    """Yield what is wrong with an answer of 2.24, which leaves out what is in order."""
-    found: Counter[Any] = Counter()
-    right = Counter(
-        _outline(*_text_facts(book, gone))
-        for book in job.books.values()
-        if not set(book.members) <= book.left | set(gone)
-    )
-    for communicator in status.communicators:
-        silent = len({trouble.rank for trouble in communicator.troubles})
-        found[
-            communicator.size,
-            communicator.states.get(RasRankState.RUNNING, 0),
-            communicator.states.get(RasRankState.NOT_MEMBER, 0),
-            silent,
-            communicator.operations.get(ANY),
-        ] += communicator.alike
-        books = [
-            book
-            for book in job.books.values()
-            if not communicator.name or not list(_wrong_in_text(job, book, communicator, gone))
-        ]
-        if not books:
-            yield f"true of no communicator: {communicator}"
-    if found != right:
-        yield f"told {found - right}, and not {right - found}"
-
-
-def _text_facts(book: Book, gone: list[int]) -> tuple[Book, dict[int, int], set[int]]:
-    """Return the book, the counts of those who answer, and the numbers of those who do not."""
-    totals = {
-        number: sum(book.launched[rank].values())
-        for number, rank in enumerate(book.members)
-        if rank not in gone and rank not in book.left
-    }
-    return book, totals, set(range(len(book.members))) - set(totals) if gone else set()
-
-
-def _outline(book: Book, totals: dict[int, int], silent: set[int]) -> tuple[Any, ...]:
-    counts = totals.values()
-    spread = Spread(min(counts), max(counts)) if min(counts) < max(counts) else None
-    left = 0 if silent else len(book.members) - len(totals)
-    return len(book.members), len(totals), left, len(silent), spread
-
-
-def _wrong_in_text(job: Job, book: Book, told: Communicator, gone: list[int]) -> Iterator[str]:
-    """Yield what is not true of one communicator."""
-    _, totals, silent = _text_facts(book, gone)
-    if len(book.members) != told.size or {trouble.rank for trouble in told.troubles} != silent:
-        yield "another communicator"
-        return
-    for trouble in told.troubles:
-        rank = book.members[trouble.rank]
-        if trouble.place is not None and trouble.place != place(job, rank):
-            yield f"place of {trouble}"
-        if rank in gone and trouble.place and RasRankState(trouble.what) not in absence(job, rank):
-            yield f"state of {trouble}"
-        if trouble.place is None and len(book.members) == job.size and len(gone) == 1:
-            yield f"no place of {trouble}"
-    most = max(totals.values())
-    named = {lag.rank for lag in told.behind}
-    for lag in told.behind:
-        if totals.get(lag.rank) != most - lag.behind or lag.place != place(
-            job, book.members[lag.rank]
-        ):
-            yield f"{lag}"
-        elif any(count < totals[lag.rank] for rank, count in totals.items() if rank not in named):
-            yield f"{lag} is not the furthest behind"
-    if min(totals.values()) < most and not told.behind and not told.unclear:
-        yield "nobody behind, and not unclear"

@@ -30,8 +30,6 @@ from dshealthd.jobs.ras.protocol import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from dshealthd.jobs.ras.policy import Form
-
 ATTEMPTS = 6
 """Most connections made until one greets."""
 GREETING = 1.0
@@ -66,9 +64,8 @@ class Query:
         endpoints: Sequence[Endpoint],
         verify_peer: Callable[[socket.socket], bool],
         limit: int,
-        form: Form,
     ) -> None:
-        """Prepare to query in one form.
+        """Prepare to query.
 
         `verify_peer` returns whether the other end of a connection may answer, or raises OSError;
         `limit` is in bytes.
@@ -80,7 +77,6 @@ class Query:
         self._endpoints = list(endpoints)
         self._vouch = verify_peer
         self._limit = limit
-        self._form = form
         self._end = 0.0
         self._connection: _Connection | None = None
 
@@ -170,7 +166,7 @@ class Query:
                 family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
             )
             self._connection = _Connection(
-                made, endpoint, Conversation(self._limit, self._form), now + GREETING
+                made, endpoint, Conversation(self._limit), now + GREETING
             )
             self._selector.register(made, selectors.EVENT_WRITE, self)
             made.connect((endpoint.host, endpoint.port))

@@ -14,13 +14,10 @@ from dshealthd.jobs.ras.status import ImpossibleAnswer
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dshealthd.jobs.ras.policy import Form
     from dshealthd.jobs.ras.status import Status
 
 
-def check(
-    status: Status, form: Form, versions: Iterable[str | None], world_size: int | None
-) -> None:
+def check(status: Status, versions: Iterable[str | None], world_size: int | None) -> None:
     """Raise ImpossibleAnswer if a RAS answer cannot be true.
 
     `versions` are those that the processes have mapped, `world_size` is the launcher's.
@@ -49,8 +46,6 @@ def check(
         _refuse(f"NCCL {status.version} answers, but {', '.join(map(str, mapped))} is mapped")
     if status.version and policy.decide(status.version).reason is policy.AskReason.UNSAFE:
         _refuse(f"NCCL {status.version} answers, which is unsafe to query")
-    if form is policy.Form.TEXT and not status.version:
-        _refuse("the answer has no NCCL version")
 
 
 def check_change(before: Status, after: Status, world_size: int | None) -> None:

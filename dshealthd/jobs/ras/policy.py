@@ -1,4 +1,4 @@
-"""Which NCCL releases may be queried for their RAS status, and in which form.
+"""Which NCCL releases may be queried for their RAS status.
 
 A query runs inside the job: the process that answers formats the answer, and a release with a
 defect there crashes the job. This module does no I/O, so that `doctor` can use it too.
@@ -8,7 +8,7 @@ missing ranks to each communicator of the collected data, and the loop that walk
 to write the text form does not step over it (`v2.27.7-1` line 944, `v2.28.9-1` line 993). With
 several communicators and a missing rank it takes addresses of ranks for communicators and runs past
 its buffer. On genuine NCCL, 2.27.7 ended another process with SIGSEGV within two queries, in 6 of 6
-runs. 2.24 has no such array (`v2.24.3-1` line 897), and 2.29.2 steps over it.
+runs. 2.29.2 steps over it.
 
 JSON appears in 2.28.7 and is written by a separate loop that steps correctly. In 2.28.7 to 2.28.9
 the faulty loop still runs first, to find the largest communicator. With IPv4 it stays in step by
@@ -34,14 +34,6 @@ if TYPE_CHECKING:
 Release = tuple[int, int, int]
 
 
-class Form(enum.StrEnum):
-    """The requested form of an answer."""
-
-    TEXT = "text"
-    JSON = "json"
-    """Only after `SET FORMAT json` was accepted; the text form is never a fallback."""
-
-
 class AskReason(enum.StrEnum):
     """Why a release is queried or not: the label `state` has those of releases that are not."""
 
@@ -49,17 +41,21 @@ class AskReason(enum.StrEnum):
     UNSAFE = "unsafe_release"
     UNKNOWN = "unknown_release"
     WITHOUT_RAS = "release_without_ras"
+    WITHOUT_JSON = "release_without_json"
     IPV6 = "unsafe_on_ipv6"
 
 
 class Decision(NamedTuple):
-    """Whether and how a release is queried."""
+    """Whether a release is queried."""
 
-    form: Form | None
-    """None if it is not queried at all."""
     reason: AskReason
     ipv4_only: bool = False
-    """Whether `form` holds only if NCCL's bootstrap network is IPv4."""
+    """Whether it is safe only if NCCL's bootstrap network is IPv4."""
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether it is queried; in JSON, the only form that is understood."""
+        return self.reason is AskReason.SAFE
 
 
 class Rule(NamedTuple):
@@ -71,45 +67,51 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    Rule((0, 0, 0), Decision(None, AskReason.WITHOUT_RAS), "RAS is new in 2.24 (release notes)"),
-    Rule(
-        (2, 24, 0),
-        Decision(Form.TEXT, AskReason.SAFE),
-        "2.24.3 read and run: the data has no array of missing ranks; no other form exists",
-    ),
+    Rule((0, 0, 0), Decision(AskReason.WITHOUT_RAS), "RAS is new in 2.24 (release notes)"),
+    Rule((2, 24, 0), Decision(AskReason.WITHOUT_JSON), "2.24.3 read: text is its only form"),
     # 2.26.2 is the first public tag of 2.26; earlier builds, whose source is unknown, are refused.
     Rule(
         (2, 26, 0),
-        Decision(None, AskReason.UNSAFE),
+        Decision(AskReason.UNSAFE),
         "2.27.7 read and run: text overruns its buffer; no other form until 2.28.7",
     ),
     Rule(
         (2, 28, 7),
-        Decision(Form.JSON, AskReason.SAFE, ipv4_only=True),
+        Decision(AskReason.SAFE, ipv4_only=True),
         "2.28.9 read: text overruns its buffer, JSON has a separate loop",
     ),
-    # The source of 2.28.10 to 2.29.1 was not read, so it is unknown whether they have the fix.
-    Rule((2, 28, 10), Decision(None, AskReason.UNKNOWN), "source not available"),
-    Rule((2, 29, 2), Decision(Form.JSON, AskReason.SAFE), "2.30.7 read and run: the loop is fixed"),
-    # The next major version may change the protocol.
-    Rule((3, 0, 0), Decision(None, AskReason.UNKNOWN), "does not exist yet"),
+    Rule((2, 28, 10), Decision(AskReason.UNKNOWN), "only the releases in `READ` were read"),
 )
 """In ascending order; each holds up to the next."""
 
-UNKNOWN = Decision(None, AskReason.UNKNOWN)
-PERMITTED = Decision(Form.JSON, AskReason.SAFE, ipv4_only=True)
+READ: frozenset[Release] = frozenset(
+    {(2, 29, 2), (2, 29, 3), (2, 29, 7), (2, 30, 3), (2, 30, 4), (2, 30, 7), (2, 31, 2)}
+)
+"""Releases from 2.28.10 on whose sources of RAS were read: the loop is fixed. 2.30.7 was run, too.
+
+2.31.2 adds commands that change the job, which are never sent, and frees what it collected for a
+client that leaves early. Of 2.32.3 only the code that answers was read, not what it collects from.
+"""
+UNKNOWN = Decision(AskReason.UNKNOWN)
+PERMITTED = Decision(AskReason.SAFE, ipv4_only=True)
 """For an unknown release that the operator permits.
 
-Only JSON is safe: a release whose text is unsafe and that has no JSON refuses the format, and then
-nothing more is sent.
+A release whose text is unsafe and that has no JSON refuses the format, and then nothing more is
+sent.
 """
 _VERSION = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})(.*)", re.DOTALL)
-_ORDER = (AskReason.UNSAFE, AskReason.IPV6, AskReason.UNKNOWN, AskReason.WITHOUT_RAS)
+_ORDER = (
+    AskReason.UNSAFE,
+    AskReason.IPV6,
+    AskReason.UNKNOWN,
+    AskReason.WITHOUT_JSON,
+    AskReason.WITHOUT_RAS,
+)
 """Refusals, the most important first."""
 
 
 def decide(version: str | None) -> Decision:
-    """Return whether and how a release such as `2.27.7` may be queried; None is unknown.
+    """Return whether a release such as `2.27.7` may be queried; None is unknown.
 
     A version with a suffix is a custom build and counts as unknown, unless its release is unsafe.
     """
@@ -118,15 +120,16 @@ def decide(version: str | None) -> Decision:
         return UNKNOWN
     major, minor, patch, suffix = match.groups()
     release = int(major), int(minor), int(patch)
-    decision = next(rule.decision for rule in reversed(RULES) if rule.since <= release)
+    decision = (
+        Decision(AskReason.SAFE)
+        if release in READ
+        else next(rule.decision for rule in reversed(RULES) if rule.since <= release)
+    )
     return UNKNOWN if suffix and decision.reason is not AskReason.UNSAFE else decision
 
 
 def strictest(versions: Iterable[str | None], *, permit_unknown: bool = False) -> Decision:
-    """Return the decision for a job whose ranks have loaded these releases.
-
-    A job whose ranks need different forms is not queried, since any of them may answer.
-    """
+    """Return the decision for a job whose ranks have loaded these releases: any may answer."""
     decisions = {decide(version) for version in versions} or {UNKNOWN}
     if permit_unknown:
         decisions = {
@@ -134,7 +137,5 @@ def strictest(versions: Iterable[str | None], *, permit_unknown: bool = False) -
         }
     for reason in _ORDER:
         if any(found.reason is reason for found in decisions):
-            return Decision(None, reason)
-    if len({found.form for found in decisions}) > 1:
-        return UNKNOWN
+            return Decision(reason)
     return min(decisions, key=lambda found: not found.ipv4_only)

@@ -30,7 +30,7 @@ class JobProgress:
     """
     moving: Mapping[str, bool] = field(default_factory=dict)
     """Whether each communicator that is in both answers has changed since the previous one."""
-    _marks: Mapping[str, Mapping[object, int]] = field(default_factory=dict)
+    _marks: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     def update(self, status: Status, now: float, *, early: bool = False) -> None:
         """Record an answer that was given at `now`, in Unix time.
@@ -38,11 +38,7 @@ class JobProgress:
         An `early` answer, before its interval was over, counts as idle only if none did before:
         alerts take the number of idle answers as a measure of time.
         """
-        marks = {
-            communicator.name: communicator.marks
-            for communicator in status.communicators
-            if communicator.name
-        }
+        marks = {communicator.name: communicator.marks for communicator in status.communicators}
         changes = {
             name: _changed(self._marks.get(name, {}), after) for name, after in marks.items()
         }
@@ -60,7 +56,7 @@ class JobProgress:
         return self.moving.get(communicator.name) is False
 
 
-def _changed(before: Mapping[object, int], after: Mapping[object, int]) -> bool | None:
+def _changed(before: Mapping[int, int], after: Mapping[int, int]) -> bool | None:
     """Return whether a count differs; None if there is nothing to compare."""
     common = before.keys() & after.keys()
     return any(before[mark] != after[mark] for mark in common) if common else None

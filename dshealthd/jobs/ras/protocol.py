@@ -10,7 +10,6 @@ import enum
 from typing import NamedTuple
 
 from dshealthd.core.collector import Reason
-from dshealthd.jobs.ras.policy import Form
 
 OPENING = b"CLIENT PROTOCOL 2\n"
 JSON = b"SET FORMAT json\n"
@@ -47,9 +46,8 @@ class Stranger(Exception):
 
 
 class RasAnswer(NamedTuple):
-    """An answer, complete as far as the protocol shows."""
+    """An answer in JSON, complete as far as the protocol shows."""
 
-    json: bool
     data: bytes
 
 
@@ -63,10 +61,9 @@ class _Step(enum.Enum):
 class Conversation:
     """The dialogue on one connection: bytes in, bytes out, without I/O."""
 
-    def __init__(self, limit: int, form: Form) -> None:
-        """Prepare to request one form, and to accept at most `limit` bytes of answer."""
+    def __init__(self, limit: int) -> None:
+        """Prepare to accept at most `limit` bytes of answer."""
         self._limit = limit
-        self._form = form
         self._step = _Step.GREETING
         self._received = bytearray()
 
@@ -106,7 +103,7 @@ class Conversation:
                 Reason.MALFORMED,
                 f"the connection was closed at {self._step.name.lower()}, without an answer",
             )
-        return RasAnswer(self._form is Form.JSON, bytes(self._received))
+        return RasAnswer(bytes(self._received))
 
     def _reply(self, line: bytes, seconds: float) -> bytes:
         # Any version: RAS reports an error for what it does not know.
@@ -114,11 +111,8 @@ class Conversation:
             self._step = _Step.TIMEOUT
             return b"TIMEOUT %d\n" % max(1, min(COLLECTION, int(seconds) - GRACE))
         if self._step is _Step.TIMEOUT and line == b"OK":
-            if self._form is Form.JSON:
-                self._step = _Step.FORMAT
-                return JSON
-            self._step = _Step.STATUS
-            return STATUS
+            self._step = _Step.FORMAT
+            return JSON
         if self._step is _Step.FORMAT and line == b"OK":
             self._step = _Step.STATUS
             return STATUS

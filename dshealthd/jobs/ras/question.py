@@ -14,8 +14,6 @@ from dshealthd.jobs.ras import policy
 from dshealthd.jobs.ras.address import endpoints
 from dshealthd.jobs.ras.bootstrap import may_use_ipv6
 from dshealthd.jobs.ras.client import Query
-from dshealthd.jobs.ras.from_json import parse_json
-from dshealthd.jobs.ras.from_text import parse_text
 from dshealthd.jobs.ras.peer import holder
 from dshealthd.jobs.ras.policy import Decision
 from dshealthd.jobs.ras.protocol import Unanswered
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
 
     from dshealthd.core.host import Host
     from dshealthd.jobs.nccl.release import MappedReleases
-    from dshealthd.jobs.ras.protocol import RasAnswer
-    from dshealthd.jobs.ras.status import Status
 
 MAX_PROCESSES = 128
 """Most processes of a job that are inspected: 8 ranks, their launchers and their children.
@@ -87,12 +83,12 @@ def look(host: Host, members: Iterable[JobProcess], releases: MappedReleases) ->
 
 
 def decide(host: Host, loaded: Loaded, *, permit_unknown: bool) -> Decision:
-    """Return whether and how a job is queried, given what its processes have mapped."""
+    """Return whether a job is queried, given what its processes have mapped."""
     decision = policy.strictest(loaded.versions, permit_unknown=permit_unknown)
-    if decision.form is not None and decision.ipv4_only:
+    if decision.is_asked and decision.ipv4_only:
         try:
             if any(may_use_ipv6(host, pid) for pid in loaded.pids):
-                return Decision(None, policy.AskReason.IPV6)
+                return Decision(policy.AskReason.IPV6)
         except OSError:
             return policy.UNKNOWN
     return decision
@@ -101,7 +97,6 @@ def decide(host: Host, loaded: Loaded, *, permit_unknown: bool) -> Decision:
 def prepare(
     environment: Mapping[str, str],
     loaded: Loaded,
-    form: policy.Form,
     host: Host,
     limit: int,
     first: int | None = None,
@@ -120,10 +115,5 @@ def prepare(
             raise Unanswered(Reason.IO_ERROR, f"the responder is unknown: {error}") from error
         return query.responder is not None
 
-    query = Query(endpoints(environment), verify_peer, limit, form)
+    query = Query(endpoints(environment), verify_peer, limit)
     return query
-
-
-def read(answer: RasAnswer) -> Status:
-    """Return the status in an answer. Raises MalformedAnswer."""
-    return parse_json(answer.data) if answer.json else parse_text(answer.data)

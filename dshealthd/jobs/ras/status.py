@@ -1,11 +1,11 @@
 """The status that NCCL's RAS reports of a job: communicators, missing ranks, operations launched.
 
 RAS is a thread in every process of an NCCL job (2.24 and later). On a query over TCP, it collects
-from all processes of the job and answers in JSON (`from_json`, since 2.28.7) or in text
-(`from_text`). The text form omits what is in order: it has no counts that agree.
+from all processes of the job and answers in JSON (`from_json`, since 2.28.7) or in text, which
+crashes most releases and omits what is in order: it is not read.
 
 Counts are of operations *launched*: a job whose GPUs hang in an operation that all ranks have
-launched looks healthy. Source: `src/ras/client_support.cc` of NCCL 2.24 to 2.30.
+launched looks healthy. Source: `src/ras/client_support.cc` of NCCL 2.28 to 2.32.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ trouble.
 OPERATIONS = frozenset({"Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce"})
 OTHER = "other"
 """Stands for unknown operations and errors, so that labels stay bounded whatever answers."""
-ANY = "any"
-"""Stands for all operations together: NCCL 2.24 and 2.25 do not distinguish them."""
 REMOTE_ERROR = "remote_error"
 """A rank whose connection to another one broke: it waits for that one, and is not the culprit."""
 ERRORS = {
@@ -116,33 +114,24 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communicator:
-    """One communicator, or several about which the same is reported."""
+    """One communicator."""
 
     name: str
-    """Its hash in hexadecimal digits, in JSON also the second hash, which makes it unique.
-
-    Empty if the text form does not name it.
-    """
+    """Its hash in hexadecimal digits, and the second hash, which makes it unique."""
     size: int
     """Number of its ranks, whether they answer or not."""
     states: Mapping[RasRankState, int]
     """Number of ranks in each state."""
     operations: Mapping[str, Spread] = field(default_factory=dict)
     """Counts by operation; empty if not reported."""
-    marks: Mapping[object, int] = field(default_factory=dict)
-    """Counts to compare with those of the next answer: by rank in JSON, the listed ones in text."""
+    marks: Mapping[int, int] = field(default_factory=dict)
+    """Counts by rank, to compare with those of the next answer."""
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Number of ranks with an error, by kind (init, async) and error."""
     behind: tuple[Lag, ...] = ()
     """Lagging ranks, the furthest behind first; at most `MAX_NAMED`."""
-    unclear: frozenset[str] = frozenset()
-    """Operations with lagging ranks that the text does not name; `behind` has no rank that is
-    ahead of those.
-    """
     troubles: tuple[Trouble, ...] = ()
     """The dead first, then those with errors, then the unresponsive; at most `MAX_NAMED`."""
-    alike: int = 1
-    """Number of communicators that this stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +146,7 @@ class Status:
     processes: Mapping[RasRankState, int]
     """Number of unresponsive and of dead processes."""
     ranks: Mapping[RankLocation, int] = field(default_factory=dict)
-    """Numbers of the ranks in the largest communicator, by place; empty in text."""
+    """Numbers of the ranks in the largest communicator, by place."""
 
 
 @functools.lru_cache(maxsize=4096)

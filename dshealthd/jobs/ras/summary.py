@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 MAX_SIZES = 8
 """Most sizes shown separately, the largest first; smaller ones are shown together."""
 OTHER_SIZES = "other"
-UNCLEAR = "unclear"
-"""Stands for the number of a lagging rank that NCCL does not name."""
 
 
 @dataclass(slots=True)
@@ -42,13 +40,11 @@ class SizeClass:
 
     def add(self, communicator: Communicator, moving: bool | None) -> None:  # noqa: FBT001 - a value of `JobProgress.moving`
         """Add a communicator of this size."""
-        alike = communicator.alike
-        self.communicators += alike
+        self.communicators += 1
         if moving is not None:
-            self.compared += alike
-            self.moving += alike * moving
-        for state, ranks in communicator.states.items():
-            self.states[state] += alike * ranks
+            self.compared += 1
+            self.moving += moving
+        self.states.update(communicator.states)
         self.errors.update(communicator.errors)
         for name, spread in communicator.operations.items():
             widest = self.operations.get(name)
@@ -84,21 +80,14 @@ def lags(
 ) -> dict[tuple[RankLabel, str], int]:
     """Return by how many operations ranks lag, by rank and operation.
 
-    The furthest behind come first, at most `MAX_NAMED`. A rank that NCCL does not name is
-    `UNCLEAR`, once for each operation.
-
-    Only stalled communicators count: in one that makes progress, some ranks are always ahead,
-    which means nothing.
+    The furthest behind come first, at most `MAX_NAMED`. Only stalled communicators count: in one
+    that makes progress, some ranks are always ahead, which means nothing.
     """
     found: dict[tuple[RankLabel, str], int] = {}
     for communicator in filter(progress.stands_still, status.communicators):
         for lag in communicator.behind:
             key = _rank(status, communicator, lag.rank, lag.place, world_size), lag.operation
             found[key] = max(lag.behind, found.get(key, 0))
-        for operation in communicator.unclear:
-            key = RankLabel(UNCLEAR, "", ""), operation
-            width = communicator.operations[operation].width
-            found[key] = max(width, found.get(key, 0))
     return dict(heapq.nsmallest(MAX_NAMED, found.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
@@ -111,9 +100,6 @@ def troubles(status: Status, world_size: int | None) -> list[tuple[RankLabel, st
         for communicator in status.communicators
         for trouble in communicator.troubles
     }
-    # 2.24 does not say which rank a smaller communicator lacks; usually it is one named elsewhere.
-    named = {what for rank, what in found if any(rank)}
-    found = {(rank, what) for rank, what in found if any(rank) or what not in named}
     return heapq.nsmallest(MAX_NAMED, found, key=lambda entry: (severity(entry[1]), entry))
 
 

@@ -22,7 +22,6 @@ from dshealthd.jobs.ras import protocol
 from dshealthd.jobs.ras.address import Endpoint
 from dshealthd.jobs.ras.client import ATTEMPTS, Query, ask
 from dshealthd.jobs.ras.peer import holder
-from dshealthd.jobs.ras.policy import Form
 from dshealthd.jobs.ras.protocol import (
     MAY_BE_SENT,
     Conversation,
@@ -56,11 +55,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Process]]:
         yield start
 
 
-def query(
-    process: Process, address: str = "127.0.0.1", limit: int = LIMIT, form: Form = Form.JSON
-) -> Query:
+def query(process: Process, address: str = "127.0.0.1", limit: int = LIMIT) -> Query:
     """Return a question to a server that is vouched for."""
-    return Query([Endpoint(address, process.port)], lambda _connection: True, limit, form)
+    return Query([Endpoint(address, process.port)], lambda _connection: True, limit)
 
 
 def slowly() -> float:
@@ -77,17 +74,7 @@ def outcome(asked: Query, seconds: float = 3, clock: Callable[[], float] = slowl
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_answer_in_json(serve: Callable[..., Process], address: str) -> None:
     """An NCCL that knows JSON is asked for it, and its answer comes whole."""
-    assert outcome(query(serve("json", address=address), address)) == RasAnswer(
-        json=True, data=ANSWER
-    )
-
-
-def test_answer_in_text(serve: Callable[..., Process], tmp_path: Path) -> None:
-    """A release that is asked for text alone hears nothing of formats."""
-    asked = query(serve("text", record=tmp_path / "record"), form=Form.TEXT)
-    assert outcome(asked) == RasAnswer(json=False, data=ANSWER)
-    said = (tmp_path / "record").read_bytes()
-    assert said == b"CLIENT PROTOCOL 2\nTIMEOUT 1\nVERBOSE STATUS\n"
+    assert outcome(query(serve("json", address=address), address)) == RasAnswer(ANSWER)
 
 
 def test_text_is_no_substitute(serve: Callable[..., Process], tmp_path: Path) -> None:
@@ -167,7 +154,7 @@ def test_cut_answer_is_handed_on(serve: Callable[..., Process]) -> None:
 
     The parser will.
     """
-    assert outcome(query(serve("cut"))) == RasAnswer(json=True, data=ANSWER[: len(ANSWER) // 2])
+    assert outcome(query(serve("cut"))) == RasAnswer(ANSWER[: len(ANSWER) // 2])
 
 
 def test_nobody_listens(serve: Callable[..., Process]) -> None:
@@ -175,18 +162,14 @@ def test_nobody_listens(serve: Callable[..., Process]) -> None:
     process = serve("json")
     process.close()
     endpoints = [Endpoint("127.0.0.1", process.port), Endpoint("::1", process.port)]
-    assert isinstance(
-        outcome(Query(endpoints, lambda _connection: True, LIMIT, Form.JSON)), NoListener
-    )
+    assert isinstance(outcome(Query(endpoints, lambda _connection: True, LIMIT)), NoListener)
 
 
 def test_second_address(serve: Callable[..., Process]) -> None:
     """Where localhost is two addresses, and NCCL has bound the second, it is found there."""
     process = serve("json", address="::1")
     endpoints = [Endpoint("127.0.0.1", process.port), Endpoint("::1", process.port)]
-    assert isinstance(
-        outcome(Query(endpoints, lambda _connection: True, LIMIT, Form.JSON)), RasAnswer
-    )
+    assert isinstance(outcome(Query(endpoints, lambda _connection: True, LIMIT)), RasAnswer)
 
 
 def test_stopped_process_is_passed_by(
@@ -224,9 +207,7 @@ def test_attempts_as_shipped(
     process, alive = serve("json"), serve("json")
     os.kill(process.popen.pid, signal.SIGSTOP)
     endpoints = [Endpoint("127.0.0.1", process.port)] * stopped
-    asked = Query(
-        [*endpoints, Endpoint("127.0.0.1", alive.port)], lambda _connection: True, LIMIT, Form.JSON
-    )
+    asked = Query([*endpoints, Endpoint("127.0.0.1", alive.port)], lambda _connection: True, LIMIT)
     now = 0.0
 
     def clock() -> float:
@@ -265,7 +246,7 @@ def test_hung_ones_do_not_delay_others(serve: Callable[..., Process]) -> None:
         return watch.seconds()
 
     ask([*bad, good], 3, clock)
-    assert good.outcome == RasAnswer(json=True, data=ANSWER)
+    assert good.outcome == RasAnswer(ANSWER)
     assert waiting[0] >= 3  # mute, stall and trickle
     assert not any(isinstance(one.outcome, RasAnswer) and one.outcome.data == ANSWER for one in bad)
 
@@ -285,12 +266,12 @@ def test_stranger_is_not_asked(serve: Callable[..., Process], tmp_path: Path) ->
     record = tmp_path / "record"
     process = serve("json", record=record)
     assert isinstance(
-        outcome(Query([Endpoint("127.0.0.1", process.port)], verify_peer, LIMIT, Form.JSON)),
+        outcome(Query([Endpoint("127.0.0.1", process.port)], verify_peer, LIMIT)),
         Stranger,
     )
     assert refused == [process.port] * ATTEMPTS
     # Once it has answered one who came later, it has read all that came before.
-    assert outcome(query(process)) == RasAnswer(json=True, data=ANSWER)
+    assert outcome(query(process)) == RasAnswer(ANSWER)
     later = [protocol.OPENING, b"TIMEOUT 1\n", protocol.JSON, protocol.STATUS]
     said = record.read_bytes().splitlines(keepends=True)
     assert sorted(said) == sorted([protocol.OPENING] * ATTEMPTS + later)
@@ -302,9 +283,7 @@ def test_unknown_peer_is_a_failure(serve: Callable[..., Process]) -> None:
     def verify_peer(_connection: socket.socket) -> bool:
         raise PermissionError(1, "not permitted")
 
-    result = outcome(
-        Query([Endpoint("127.0.0.1", serve("json").port)], verify_peer, LIMIT, Form.JSON)
-    )
+    result = outcome(Query([Endpoint("127.0.0.1", serve("json").port)], verify_peer, LIMIT))
     assert isinstance(result, Unanswered)
     assert result.reason is Reason.PERMISSION_DENIED
 
@@ -338,14 +317,13 @@ def test_server_is_told_how_long(seconds: float, patience: int) -> None:
     than NCCL would.
     """
     assert (
-        Conversation(LIMIT, Form.JSON).receive(b"SERVER PROTOCOL 2\n", seconds)
-        == b"TIMEOUT %d\n" % patience
+        Conversation(LIMIT).receive(b"SERVER PROTOCOL 2\n", seconds) == b"TIMEOUT %d\n" % patience
     )
 
 
 def test_reply_in_pieces() -> None:
     """Lines may come byte by byte, and in whatever case."""
-    conversation = Conversation(LIMIT, Form.JSON)
+    conversation = Conversation(LIMIT)
     assert [conversation.receive(bytes([byte]), 12) for byte in b"server protocol 2\r\n"][
         -1
     ] == b"TIMEOUT 5\n"
@@ -354,26 +332,24 @@ def test_reply_in_pieces() -> None:
         b"VERBOSE STATUS\n",
     ]
     assert conversation.receive(b"{...", 12) == b""
-    assert conversation.end() == RasAnswer(json=True, data=b"{...")
+    assert conversation.end() == RasAnswer(b"{...")
 
 
 @given(
     st.lists(
         st.binary(min_size=1) | st.sampled_from([b"SERVER PROTOCOL 2\n", b"OK\n", b"ERROR: no\n"])
     ),
-    st.sampled_from(Form),
 )
-def test_any_conversation(pieces: list[bytes], form: Form) -> None:
-    """Whatever arrives, what is said is one of the lines of the form, or there is a named end."""
-    conversation = Conversation(100, form)
+def test_any_conversation(pieces: list[bytes]) -> None:
+    """Whatever arrives, what is said is one of the known lines, or there is a named end."""
+    conversation = Conversation(100)
     try:
         said = [conversation.receive(piece, 12) for piece in pieces]
         answer = conversation.end()
     except Unanswered as failure:
         assert failure.reason is Reason.MALFORMED  # noqa: PT017 - it may be an answer, too
     else:
-        lines = {b"TIMEOUT 5\n", b"VERBOSE STATUS\n", b""}
-        assert {*said} == (lines | {b"SET FORMAT json\n"} if form is Form.JSON else lines)
+        assert {*said} == {b"TIMEOUT 5\n", b"SET FORMAT json\n", b"VERBOSE STATUS\n", b""}
         assert len(answer.data) <= 100
 
 

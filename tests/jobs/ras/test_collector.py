@@ -409,6 +409,7 @@ def test_deadline_is_checked_against_timeout() -> None:
         ("2.29.1", "unknown_release"),
         ("", "unknown_release"),
         ("2.21.5", "release_without_ras"),
+        ("2.24.3", "release_without_json"),
     ],
 )
 def test_release_that_is_not_asked(node: Node, version: str, state: str) -> None:
@@ -452,9 +453,9 @@ def test_job_without_nccl(node: Node) -> None:
 
 
 def test_all_that_is_said(node: Node) -> None:
-    """Of all conversations of a collector, in both forms, every byte is one that may be sent."""
+    """Of all conversations of a collector, every byte is one that may be sent."""
     node.process("json", FIRST, GROWN, job=1)
-    node.process("text", b"Communicators... no answer\n", job=2, version="2.24.3")
+    node.process("json", b"Communicators... no answer\n", job=2, version="2.29.2")
     node.process("json", b"{", job=3, version="2.30.7")
     for _ in range(2):
         node.sweep()
