@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import struct
 from typing import TYPE_CHECKING
@@ -170,6 +171,45 @@ def test_fabric_manager(node: Node) -> None:
     (node.proc / "self/ns/pid").unlink()
     (node.proc / "1/comm").unlink()
     assert outcomes(FABRIC, node.context) == ["unknown"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the daemons belong to root")
+def test_fabric_manager_of_blackwell(node: Node) -> None:
+    """Its switches are not on the PCI bus: adapters tell of them, and the subnet manager and the
+    kernel's access to management packets are needed too.
+    """
+    adapter = node.sys / "class/infiniband/mlx5_0/device/vpd"
+    adapter.write_bytes(b"\x82\x1e\x00NVIDIA ConnectX-7 ...SMDL=SW_MNG:\x78")
+    (found,) = results(FABRIC, node.context)
+    assert (found.outcome.value, found.source) == ("critical", gpu_direct.FABRIC_GUIDE)
+    assert found.remedy.startswith("sudo modprobe ib_umad")
+    (node.sys / "class/infiniband_mad").mkdir()
+    (found,) = results(FABRIC, node.context)
+    assert "nvlsm, nv-fabricmanager" in found.text
+    node.write("77/comm", "nv-fabricmanage\n")
+    (found,) = results(FABRIC, node.context)
+    assert (found.outcome.value, "(nvlsm)" in found.text) == ("critical", True)
+    node.write("78/comm", "nvlsm\n")
+    assert outcomes(FABRIC, node.context) == ["ok"]
+    adapter.write_bytes(b"\x82\x1e\x00NVIDIA ConnectX-7 ...\x78")
+    (found,) = results(FABRIC, node.context)
+    assert found.text.startswith("not applicable")
+
+
+def test_vital_data_that_only_root_may_read_is_unknown_where_gpus_have_a_fabric(node: Node) -> None:
+    """The file cannot be read, as for a user; GPUs that are in no fabric need no switches."""
+    (node.sys / "class/infiniband/mlx5_0/device/vpd").mkdir()
+    samples = {"samples": [{"labels": {"gpu": "0"}, "value": 3}]}
+    metrics = {"dshealthd_gpu_info": samples}
+    document = {"metrics": metrics}
+    assert outcomes(FABRIC, dataclasses.replace(node.context, document=document)) == ["ok"]
+    assert outcomes(FABRIC, node.context) == ["unknown"]  # nothing is known of the GPUs
+    metrics["dshealthd_gpu_fabric_state"] = samples
+    (found,) = results(FABRIC, dataclasses.replace(node.context, document=document))
+    assert (found.outcome.value, found.remedy) == (
+        "unknown",
+        "sudo dshealthd doctor --only fabric-manager",
+    )
 
 
 @pytest.mark.parametrize("check", [ACS, IOMMU, PEER], ids=lambda check: check.name)

@@ -33,8 +33,12 @@ PEER_MEMORY = frozenset({"nvidia_peermem", "nv_peer_mem"})
 FIRST_KERNEL = (5, 12)
 """The first kernel in which an adapter can read a GPU's memory as a DMA-BUF."""
 FABRIC_MANAGER = "nv-fabricmanager"
+SUBNET_MANAGER = "nvlsm"
+"""The subnet manager of NVLink, which Fabric Manager's service starts on Blackwell's boards."""
 _SWITCH_CLASS = "0x0680"
-"""NVSwitches are bridges of another kind; those of Blackwell baseboards are not on the PCI bus."""
+"""NVSwitches are bridges of another kind; those of Blackwell's boards are not on the PCI bus."""
+_SWITCH_MANAGEMENT = b"SW_MNG"
+"""In the vital product data of an adapter through which a Blackwell board's switches are managed."""
 _BRIDGE_CLASS = "0x0604"
 _DOWNSTREAM_PORT = 6
 """Port type of a switch's side towards its devices (pci_regs.h, PCI_EXP_TYPE_DOWNSTREAM)."""
@@ -223,23 +227,75 @@ def _peer_memory(context: NodeContext) -> Iterator[Result]:
     )
 
 
-def _fabric_manager(context: NodeContext) -> Iterator[Result]:
-    host = context.host
-    base = host.sys("bus/pci/devices")
-    switches = 0
+def _pci_switches(host: Host) -> int:
+    """Return the number of NVSwitches on the PCI bus: those of boards before Blackwell's."""
+    base, found = host.sys("bus/pci/devices"), 0
     for address in os.listdir(base) if os.path.isdir(base) else ():
         place = f"{base}/{address}"
-        switches += (
+        found += (
             read(f"{place}/class").startswith(_SWITCH_CLASS)
             and read(f"{place}/vendor").strip() == NVIDIA
         )
+    return found
+
+
+def _managed_adapters(host: Host) -> list[str]:
+    """Return the adapters through which NVSwitches of a Blackwell board are managed. OSError."""
+    return [
+        name
+        for name in _adapters(host)
+        if name.startswith("mlx5_") and _is_managed(host.sys(f"class/infiniband/{name}/device/vpd"))
+    ]
+
+
+def _is_managed(vital_data: str) -> bool:
+    try:
+        return _SWITCH_MANAGEMENT in read_bytes(vital_data, CONFIG_SIZE)
+    except FileNotFoundError:  # a virtual function has none
+        return False
+
+
+def _fabric_manager(context: NodeContext) -> Iterator[Result]:
+    host = context.host
+    switches, daemons = _pci_switches(host), [FABRIC_MANAGER]
+    what = plural(switches, "NVSwitch", "NVSwitches")
     if not switches:
-        yield Result(Outcome.OK, "not applicable: no NVSwitch on the PCI bus")
-        return
+        try:
+            adapters = _managed_adapters(host)
+        except OSError as error:
+            is_known = any(context.series("gpu_info"))
+            if any(context.series("gpu_fabric_state")) if is_known else _gpus(host):
+                yield Result(
+                    Outcome.UNKNOWN,
+                    "whether NVSwitches are managed through this node's adapters cannot be read: "
+                    f"{error.strerror}",
+                    remedy="sudo dshealthd doctor --only fabric-manager",
+                    component="Fabric Manager",
+                )
+                return
+            adapters = []
+        if not adapters:
+            yield Result(Outcome.OK, "not applicable: no NVSwitch is managed by this node")
+            return
+        what, daemons = f"NVSwitches behind {', '.join(adapters)}", [SUBNET_MANAGER, *daemons]
+        if not os.path.isdir(host.sys("class/infiniband_mad")):
+            yield Result(
+                Outcome.CRITICAL,
+                f"ib_umad is not loaded, but the node has {what}, which are managed through it: "
+                "Fabric Manager cannot start, and new CUDA programs fail with "
+                "cudaErrorSystemNotReady",
+                remedy="sudo modprobe ib_umad; sudo systemctl restart nvidia-fabricmanager"
+                "  # while no job runs",
+                value="not loaded",
+                limit="loaded",
+                source=FABRIC_GUIDE,
+                component="Fabric Manager",
+            )
+            return
     unseen = Result(
         Outcome.UNKNOWN,
-        f"{plural(switches, 'NVSwitch', 'NVSwitches')} on the PCI bus, but whether Fabric Manager"
-        " runs cannot be seen from here (a container, or /proc hides processes)",
+        f"the node has {what}, but whether Fabric Manager runs cannot be seen from here (a"
+        " container, or /proc hides processes)",
         remedy="systemctl status nvidia-fabricmanager  # on the node itself",
         component="Fabric Manager",
     )
@@ -248,21 +304,20 @@ def _fabric_manager(context: NodeContext) -> Iterator[Result]:
         yield unseen
         return
     try:
-        pid = daemon(host, name=FABRIC_MANAGER)
+        missing = [name for name in daemons if daemon(host, name=name) is None]
     except OSError:
         yield unseen
         return
-    if pid is not None:
-        text = f"Fabric Manager runs for {plural(switches, 'NVSwitch', 'NVSwitches')}"
-        yield Result(Outcome.OK, text)
+    if not missing:
+        yield Result(Outcome.OK, f"Fabric Manager runs for {what}")
         return
     yield Result(
         Outcome.CRITICAL,
-        f"Fabric Manager does not run, but the node has {plural(switches, 'NVSwitch', 'NVSwitches')}"
-        ": new CUDA programs fail with cudaErrorSystemNotReady or lose NVLink. NVML still shows the"
-        " state from when it ran",
-        remedy="journalctl -u nvidia-fabricmanager -n 50; sudo systemctl start nvidia-fabricmanager"
-        "  # while no job runs",
+        f"Fabric Manager is not at work ({', '.join(missing)}), but the node has {what}: new CUDA"
+        " programs fail with cudaErrorSystemNotReady or lose NVLink. NVML"
+        " still shows the state from when it ran",
+        remedy="journalctl -u nvidia-fabricmanager -n 50; sudo systemctl restart"
+        " nvidia-fabricmanager  # while no job runs",
         value="not running",
         limit="running",
         source=FABRIC_GUIDE,
