@@ -200,6 +200,22 @@ def test_swap(tmp_path: Path) -> None:
         list(resources._host_memory_problems(context))
 
 
+def test_huge_pages(tmp_path: Path) -> None:
+    """Memory set aside that nothing uses is a warning; what a program has or has claimed is not."""
+    context = look(host=Host(procfs=tmp_path))
+    text = (
+        "MemTotal: 2097152000 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\nHugePages_Total: 400000\n"
+        "HugePages_Free: {}\nHugePages_Rsvd: {}\nHugepagesize: 2048 kB\n"
+    )
+    (tmp_path / "meminfo").write_text(text.format(400000, 0))
+    (found,) = resources._host_memory_problems(context)
+    assert (found.component, found.value) == ("huge pages", "39%")
+    assert found.remedy.startswith("sudo sysctl -w vm.nr_hugepages=0")
+    for free, claimed in ((0, 0), (400000, 390000)):
+        (tmp_path / "meminfo").write_text(text.format(free, claimed))
+        assert list(resources._host_memory_problems(context)) == []
+
+
 def judged_log(dev: Path, lines: Iterable[tuple[int, int, str]]) -> list[Result]:
     """Return what is found in a log of lines with a priority and a time in microseconds."""
     dev.mkdir()
