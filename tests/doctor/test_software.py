@@ -76,6 +76,43 @@ def test_software(
 
 
 @pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("NVIDIA B200", "warning"),
+        ("NVIDIA GB300", "warning"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "warning"),
+        ("NVIDIA H200", "ok"),
+        ("NVIDIA GB10", "ok"),
+    ],
+)
+def test_blackwell_needs_kernels_of_its_own(tmp_path: Path, name: str, outcome: str) -> None:
+    """CUDA and NCCL from before Blackwell fail on it with "no kernel image", and run elsewhere."""
+    installed(tmp_path, "torch-2.6.0", "nvidia_nccl_cu12-2.22.3", torch="2.6.0", cuda="12.4")
+    labels = {"driver": "570.1", "cuda": "12.8", "nvml": "12"}
+    document = {
+        "findings": [],
+        "collectors": [{"name": "gpu", "state": "ok", "reason": None, "detail": "", "faults": []}],
+        "metrics": {
+            "dshealthd_gpus_expected": {"samples": [{"labels": {}, "value": 8}]},
+            "dshealthd_gpu_driver_info": {"samples": [{"labels": labels, "value": 1}]},
+            "dshealthd_gpu_info": {"samples": [{"labels": {"name": name}, "value": 1}]},
+        },
+    }
+    context = dataclasses.replace(look(), document=document, python=(str(tmp_path),))
+    found = results(software.CHECK, context)
+    assert {one.outcome.value for one in found} == {outcome}
+    if outcome == "warning":
+        cuda, nccl = found
+        assert "CUDA 12.4 has no kernels for Blackwell, which needs 12.8" in cuda.text
+        assert "/whl/cu128" in cuda.remedy
+        assert "CUDA 12.8 release notes" in cuda.source
+        assert "NCCL 2.22.3 has no kernels for Blackwell, which needs 2.25.1" in nccl.text
+        shutil.rmtree(tmp_path / "lib")
+        installed(tmp_path, "torch-2.8.0", "nvidia_nccl_cu12-2.27.3", torch="2.8.0", cuda="12.8")
+        assert outcomes(software.CHECK, context) == ["ok"]
+
+
+@pytest.mark.parametrize(
     ("driver", "index"),
     [("11.4", "cu118"), ("12.2", "cu126"), ("12.6", "cu126"), ("12.9", "cu128"), ("13", "cu130")],
 )

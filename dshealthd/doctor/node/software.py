@@ -5,7 +5,9 @@ The environment is read from its files, with its owner's rights; nothing in it i
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Outcome, Result
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
 ONCE = frozenset(("torch", "deepspeed", "nccl"))
 BUILDS = ((11, 8), (12, 6), (12, 8), (13, 0))
 """CUDA versions for which torch has a wheel index (pytorch.org/get-started)."""
+BLACKWELL = re.compile(r"\bG?B[23]00\b|\bBlackwell\b|\bRTX 50[5-9]0\b")
+"""Names of GPUs of compute capability 10 and 12."""
+FIRST_FOR_BLACKWELL = {
+    "cuda": ((12, 8), "CUDA 12.8 release notes (docs.nvidia.com): compute capability 10 and 12"),
+    "nccl": ((2, 25, 1), "NCCL 2.25.1 release notes (docs.nvidia.com): Blackwell"),
+}
 COMPATIBILITY = "CUDA minor version compatibility (docs.nvidia.com/deploy/cuda-compatibility)"
 
 
@@ -38,9 +46,15 @@ def _major(version: str) -> int | None:
     return int(head) if head.isdecimal() else None
 
 
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version up to the first part that is none."""
+    parts = itertools.takewhile(str.isdecimal, version.split("."))
+    return tuple(map(int, parts))
+
+
 def _for_driver(driver_cuda: str) -> str:
     """Return the command that installs a torch that the driver's CUDA `driver_cuda` supports."""
-    served = tuple(int(part) for part in driver_cuda.split(".") if part.isdecimal())
+    served = _numbers(driver_cuda)
     same = [build for build in BUILDS if build[:1] == served[:1]]
     if not same:
         return "cat /proc/driver/nvidia/version  # no torch is built for it: install a newer driver"
@@ -55,9 +69,7 @@ def judge(versions: Versions, driver_cuda: str | None, *, gpus: bool) -> Iterato
 
     `driver_cuda` is the newest CUDA that the driver supports; None without a driver.
     """
-    found: dict[str, set[str]] = {}
-    for name, version in sorted(versions):
-        found.setdefault(name, set()).add(version)
+    found = _by_name(versions)
     for name in sorted(ONCE & found.keys()):
         if len(found[name]) > 1:
             yield (
@@ -80,6 +92,28 @@ def judge(versions: Versions, driver_cuda: str | None, *, gpus: bool) -> Iterato
             yield f"NCCL {nccl} {text}", "pip install --upgrade torch"
 
 
+def judge_for_blackwell(versions: Versions, driver_cuda: str) -> Iterator[tuple[str, str, str]]:
+    """Yield what has no kernels for Blackwell's GPUs, with a remedy and a source."""
+    found = _by_name(versions)
+    for name, (first, source) in FIRST_FOR_BLACKWELL.items():
+        for version in sorted(found.get(name, ())):
+            numbers = _numbers(version)
+            if numbers and numbers < first:
+                least = ".".join(map(str, first))
+                yield (
+                    f"{name.upper()} {version} has no kernels for Blackwell, which needs {least}",
+                    _for_driver(driver_cuda) if name == "cuda" else "pip install --upgrade torch",
+                    source,
+                )
+
+
+def _by_name(versions: Versions) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for name, version in versions:
+        found.setdefault(name, set()).add(version)
+    return found
+
+
 def _environments(context: NodeContext) -> list[str]:
     return list(dict.fromkeys(prefix(python) for python in context.python))
 
@@ -88,6 +122,9 @@ def _problems(context: NodeContext) -> Iterator[Result]:
     installations = Installations()
     labels = next((point.labels for point in context.series("gpu_driver_info")), None)
     driver_cuda = None if labels is None else labels["cuda"]
+    is_blackwell = any(
+        BLACKWELL.search(point.labels["name"]) for point in context.series("gpu_info")
+    )
     for place in _environments(context):
         try:
             with Root.of_owner(context.host.rootfs, place) as root:
@@ -96,10 +133,16 @@ def _problems(context: NodeContext) -> Iterator[Result]:
             yield Result(Outcome.UNKNOWN, f"{place}: {error.strerror or error}", component=place)
             continue
         pip = f"{paste(f'{place}/bin/python')} -m pip "
-        for text, given in judge(versions, driver_cuda, gpus=context.has_gpus):
+        problems = [
+            (*problem, COMPATIBILITY)
+            for problem in judge(versions, driver_cuda, gpus=context.has_gpus)
+        ]
+        if is_blackwell and driver_cuda is not None:
+            problems += judge_for_blackwell(versions, driver_cuda)
+        for text, given, source in problems:
             remedy = given.replace("pip ", pip)
             yield Result(
-                Outcome.WARNING, f"{place}: {text}", remedy, source=COMPATIBILITY, component=place
+                Outcome.WARNING, f"{place}: {text}", remedy, source=source, component=place
             )
 
 
