@@ -10,8 +10,26 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+from tests.schedule import (
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_runtest_logreport,
+    pytest_sessionfinish,
+    pytest_xdist_auto_num_workers,
+    pytest_xdist_make_scheduler,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+__all__ = [
+    "pytest_addoption",
+    "pytest_collection_modifyitems",
+    "pytest_runtest_logreport",
+    "pytest_sessionfinish",
+    "pytest_xdist_auto_num_workers",
+    "pytest_xdist_make_scheduler",
+]
 
 # How fast examples are drawn says more of the machine than of the code.
 PATIENT = settings(

@@ -1,0 +1,104 @@
+"""The order in which workers take the files of tests: slow ones first, whatever is unknown after
+them.
+
+Most tests wait (for a deadline, a server, a page): there are more workers than processors, and the
+file that takes longest must not begin last.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xdist.scheduler import LoadFileScheduling
+
+if TYPE_CHECKING:
+    import pytest
+    from xdist.remote import Producer
+    from xdist.workermanage import WorkerController
+
+TABLE = Path(__file__).with_name("durations.txt")
+SHORT = 4
+"""Seconds; a file that takes fewer is not in the table."""
+WAITING = 3
+"""Workers beyond one for each processor: so many files wait rather than compute."""
+HEADER = """\
+# Seconds that files of tests take, as the next power of two: the slow ones begin first.
+# Written by `./dev test --record-durations`; a file that is missing runs after these.
+"""
+
+
+class SlowFirst(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
+    """Whole files in the order of their collection, and no second one for a worker before its last
+    test: it would wait there behind a slow test while others are idle.
+    """
+
+    def _reschedule(self, node: WorkerController) -> None:
+        more = self.workqueue and not node.shutting_down
+        if more and self._pending_of(self.assigned_work[node]) > 1:
+            return
+        super()._reschedule(node)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare how the table is renewed."""
+    parser.addoption(
+        "--record-durations", action="store_true", help=f"write {TABLE.name}, after a whole run"
+    )
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many workers `-n auto` starts."""
+    return len(os.sched_getaffinity(0)) + WAITING
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SlowFirst | None:
+    """Return the scheduler for `--dist loadfile`."""
+    return SlowFirst(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+def recorded(table: Path) -> dict[str, int]:
+    """Return the seconds of the files in a table."""
+    lines = table.read_text(encoding="utf-8").splitlines()
+    rows = (line.split() for line in lines if line and not line.startswith("#"))
+    return {name: int(seconds) for seconds, name in rows}
+
+
+def rendered(seconds: dict[str, float]) -> str:
+    """Return a table.
+
+    Powers of two, so that a new recording changes few lines.
+    """
+    rows = [
+        (2 ** math.ceil(math.log2(taken)), name)
+        for name, taken in seconds.items()
+        if taken >= SHORT
+    ]
+    return HEADER + "".join(
+        f"{taken} {name}\n" for taken, name in sorted(rows, key=lambda row: (-row[0], row[1]))
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put slow files first, in each worker alike; a run without workers keeps its order."""
+    if hasattr(config, "workerinput"):
+        known = recorded(TABLE)
+        items.sort(key=lambda item: -known.get(item.location[0], 0))
+
+
+_taken: Counter[str] = Counter()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up what each file takes."""
+    _taken[report.location[0]] += report.duration  # type: ignore[assignment] # a Counter of floats
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the table, if asked to."""
+    config = session.config
+    if config.getoption("--record-durations") and not hasattr(config, "workerinput"):
+        TABLE.write_text(rendered(dict(_taken)), encoding="utf-8")
