@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import Reason, Sample, counter, gauge
 from dshealthd.core.exposition import Format, Renderer
 from dshealthd.core.result import CollectionOutcome, Result, not_available
+from dshealthd.core.tiers import Tier, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -65,10 +66,10 @@ class Latest:
     last_success: float | None = None
     """Unix time of the last success, in seconds."""
     errors: Counter[Reason] = field(default_factory=Counter)
-    renderers: dict[Format, Renderer] = field(default_factory=dict)
-    """Renderers of the samples, for the formats that scrapes have requested."""
-    texts: dict[Format, bytes] = field(default_factory=dict)
-    """The samples of this result as encoded text, for the same formats."""
+    renderers: dict[tuple[Format, Tier], Renderer] = field(default_factory=dict)
+    """Renderers of the samples, for the formats and tiers that scrapes have requested."""
+    texts: dict[tuple[Format, Tier], bytes] = field(default_factory=dict)
+    """The samples of this result as encoded text, for the same ones."""
 
     def expired(self, now: float) -> bool:
         """Return whether the samples are too old to be shown."""
@@ -78,14 +79,14 @@ class Latest:
             and now - self.sampled > self.expires_after
         )
 
-    def text(self, format: Format) -> bytes:
-        """Return the samples as encoded text; a result is rendered once."""
-        text = self.texts.get(format)
+    def text(self, format: Format, tier: Tier) -> bytes:
+        """Return the samples of a tier as encoded text; a result is rendered once for each."""
+        key = format, tier
+        text = self.texts.get(key)
         if text is None:
-            if format not in self.renderers:
-                self.renderers[format] = Renderer(format)
-            text = self.renderers[format].render(self.result.samples).encode()
-            self.texts[format] = text
+            renderer = self.renderers.setdefault(key, Renderer(format))
+            text = renderer.render(_of(tier, self.result.samples)).encode()
+            self.texts[key] = text
         return text
 
     def reasons(self, now: float) -> dict[Reason, Fault | None]:
@@ -110,6 +111,11 @@ def _content(result: Result) -> tuple[object, ...]:
     return result.outcome, result.samples, result.faults, result.reason
 
 
+def _of(tier: Tier, samples: Iterable[Sample]) -> Iterable[Sample]:
+    """Return the samples that belong to a tier."""
+    return samples if tier is Tier.ALL else filter(verdict(), samples)
+
+
 class Snapshot:
     """Holds one `Latest` per collector and renders them as text.
 
@@ -122,8 +128,8 @@ class Snapshot:
         self._wall = wall
         self._latest: dict[str, Latest] = {}
         """By name, in the order of the names."""
-        self._renderers: dict[Format, Renderer] = {}
-        self._body: dict[Format, bytes] = {}
+        self._renderers: dict[tuple[Format, Tier], Renderer] = {}
+        self._body: dict[tuple[Format, Tier], bytes] = {}
         self._fresh_until = 0.0
         self.on_change: Callable[[], object] = lambda: None
         """Called in the loop when a result says something else than the one before it."""
@@ -174,24 +180,27 @@ class Snapshot:
         """Return a collector's current samples; none if they have expired."""
         return () if latest.expired(self._monotonic()) else latest.result.samples
 
-    def body(self, format: Format, extra: Callable[[], Iterable[Sample]]) -> bytes:
-        """Return the whole exposition; `extra` returns the agent's own samples."""
+    def body(
+        self, format: Format, extra: Callable[[], Iterable[Sample]], tier: Tier = Tier.ALL
+    ) -> bytes:
+        """Return the whole exposition of a tier; `extra` returns the agent's own samples."""
         now = self._monotonic()
         if now > self._fresh_until:
             self._body.clear()
-        if format not in self._body:
-            own = self._renderers.setdefault(format, Renderer(format))
-            parts = [own.render((*self.health(now), *extra())).encode()]
+        key = format, tier
+        if key not in self._body:
+            own = self._renderers.setdefault(key, Renderer(format))
+            parts = [own.render(_of(tier, (*self.health(now), *extra()))).encode()]
             until = []
             for latest in self:
                 if latest.sampled is not None and not latest.expired(now):
-                    parts.append(latest.text(format))
+                    parts.append(latest.text(format, tier))
                     until.append(latest.sampled + latest.expires_after)
             parts.append(format.end.encode())
-            self._body[format] = b"".join(parts)
+            self._body[key] = b"".join(parts)
             # The cache is valid only until the first result in it expires.
             self._fresh_until = min(until, default=now)
-        return self._body[format]
+        return self._body[key]
 
     def health(self, now: float | None = None) -> Iterator[Sample]:
         """Yield the samples about the collectors themselves, at monotonic `now` or at present."""

@@ -26,6 +26,7 @@ from aiohttp.web_server import Server as Connections
 from dshealthd.core.address import listen_address
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.exposition import negotiate
+from dshealthd.core.tiers import Tier
 from dshealthd.findings.catalogue import RUNBOOKS
 from dshealthd.http import connection_limiter as limits
 from dshealthd.http.connection import Connection, connection_of, plain
@@ -70,6 +71,8 @@ CONFIG_FAILURES = counter(
 METRICS = (*limits.METRICS, REQUESTS, CONFIG_OK, CONFIG_FAILURES)
 
 MISDIRECTED = "this node has another name; add the one in the address bar to web.hostnames"
+TIERS = f"the only parameter is tier, once: {' or '.join(Tier)}"
+"""Answer to a scrape with another query string."""
 SHUTDOWN_TIMEOUT = 1.0
 """Seconds for answers in progress to finish when the server closes."""
 STATUS_KEPT = 0.5
@@ -308,9 +311,23 @@ class Server:
         return refusal
 
     def _metrics(self, request: BaseRequest) -> Response:
-        chosen = negotiate(request.headers.get("Accept", ""))
+        """Answer a scrape: everything, or the tier that the query string asks for.
+
+        A query string that is not understood is refused, as a typing error in a scrape's parameters
+        would otherwise cost a server many times the series that it was made for.
+        """
+        asked = list(request.query.items())
+        try:
+            ((name, tier),) = asked or [("tier", Tier.ALL)]
+            chosen = Tier(tier) if name == "tier" else None
+        except ValueError:
+            chosen = None
+        if chosen is None:
+            return plain(HTTPStatus.BAD_REQUEST, TIERS)
+        form = negotiate(request.headers.get("Accept", ""))
         return Response(
-            body=self._snapshot.body(chosen, self._own), headers={"Content-Type": chosen.value}
+            body=self._snapshot.body(form, self._own, chosen),
+            headers={"Content-Type": form.value},
         )
 
     def status(self) -> bytes:

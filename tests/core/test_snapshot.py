@@ -8,6 +8,7 @@ from dshealthd.core.collector import Fault, Metric, MetricKind, Reason, Sample
 from dshealthd.core.exposition import Format
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
+from dshealthd.core.tiers import Tier
 
 VALUE = Metric("x_value", MetricKind.GAUGE, "X.")
 
@@ -170,9 +171,9 @@ def test_a_result_is_rendered_once() -> None:
     assert [latest.name for latest in snapshot] == ["b", "c"]
     snapshot.put("c", ok(7.0))
     assert lines(snapshot)["x_value"] == 7.0
-    text = snapshot["c"].texts[Format.PROMETHEUS]
+    text = snapshot["c"].texts[Format.PROMETHEUS, Tier.ALL]
     snapshot.put("b", failed(Reason.TIMEOUT, "hung"))
     assert lines(snapshot)["x_value"] == 7.0
-    assert snapshot["c"].texts[Format.PROMETHEUS] is text
+    assert snapshot["c"].texts[Format.PROMETHEUS, Tier.ALL] is text
     snapshot.put("c", ok(8.0))
     assert lines(snapshot)["x_value"] == 8.0

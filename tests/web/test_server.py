@@ -57,6 +57,25 @@ def test_metrics_are_prometheus_text_by_default(served: Served) -> None:
     assert body.endswith(b"# EOF\n")
 
 
+def test_a_scrape_may_ask_for_a_tier(served: Served) -> None:
+    """`tier=verdict` leaves out what no shipped rule reads; `all` is what comes without it."""
+    assert b"dshealthd_value" in served.ask("/metrics?tier=all")[1]
+    answer, body = served.ask("/metrics?tier=verdict")
+    assert answer.status == 200
+    assert b"dshealthd_value" not in body
+
+
+@pytest.mark.parametrize(
+    "query", ["tier=", "tier=Verdict", "teir=verdict", "tier=verdict&tier=all", "tier=all&x=1"]
+)
+def test_a_query_that_is_not_understood_is_refused(served: Served, query: str) -> None:
+    """A typing error in a scrape's parameters would otherwise cost many times the series; the
+    answer says what is possible.
+    """
+    answer, body = served.ask(f"/metrics?{query}")
+    assert (answer.status, body) == (400, b"the only parameter is tier, once: all or verdict\n")
+
+
 @pytest.mark.parametrize("path", [*PAGE_FILES, *PATHS])
 def test_head_is_get_without_body(served: Served, path: str) -> None:
     """HEAD answers on every path with the length that GET has, and no body."""
