@@ -12,7 +12,7 @@ from dshealthd.probe import report
 from dshealthd.probe.members.identity import local_addresses, own_name
 from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.members.membership import MembershipError, load
-from dshealthd.probe.members.schedule import Timetable
+from dshealthd.probe.members.schedule import PAIR, Cell
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.options import MembershipOptions
 from dshealthd.probe.peers.client import PeerClient
@@ -84,7 +84,7 @@ async def between(
             entries.append(await one(client, (*others, me), ask))
             tell(_line(entries[0]))
         else:
-            timetable = Timetable(names, {})
+            schedule = Cell(names, {}, PAIR)
             pairs: set[frozenset[str]] = set()
             limit = asyncio.Semaphore(AT_ONCE)
 
@@ -97,9 +97,9 @@ async def between(
                 entries.append(entry)
                 tell(_line(entry))
 
-            for epoch in range(timetable.cycle):
+            for epoch in range(schedule.cycle):
                 groups = [
-                    group for group in timetable.groups(epoch) if frozenset(group) not in pairs
+                    group for group in schedule.groups(epoch) if frozenset(group) not in pairs
                 ]
                 pairs.update(map(frozenset, groups))
                 await asyncio.gather(*map(pair, groups))

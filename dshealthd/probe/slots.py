@@ -307,12 +307,18 @@ class SlotRunner:
             await asyncio.sleep(BUSY_WAIT * (0.5 + _spread(self._me) / 2**32))
         return False
 
+    def _company(self) -> tuple[str, ...]:
+        """Return the members among which this node's rounds take place now, including itself."""
+        epoch = epoch_at(self._wall(), self._options.period)
+        return self._local_membership.timetable.company(self._me, epoch)
+
     def _others(self) -> list[str]:
-        """Return all members except this node."""
-        return [name for name in self._local_membership.membership.names if name != self._me]
+        """Return the members that may call this node or miss it."""
+        return [name for name in self._company() if name != self._me]
 
     async def _epoch(self, epoch: int) -> None:
         """Run this node's slot of an epoch."""
+        self._gone = {name: at for name, at in self._gone.items() if epoch - at < GONE_FOR}
         if self._absences.own_end():
             self._metrics.skip(MAINTENANCE)
             return
@@ -383,7 +389,7 @@ class SlotRunner:
         """
         others = [
             name
-            for name in self._local_membership.membership.names
+            for name in self._company()
             if name not in group and not self._absences.absent(name)
         ]
         # Both ends of a pair rank it alike, so that among many survivors two choose each other.

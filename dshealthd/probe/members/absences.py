@@ -53,7 +53,8 @@ class Absences:
         self._wall = wall
         self._ends: dict[str, float] = {}
         self._told: dict[str, float] = {}
-        """The end of this node's maintenance that each member has acknowledged."""
+        """The end of this node's maintenance that each member has acknowledged, unless it is over.
+        """
 
     def own_end(self) -> float:
         """Return the Unix time at which this node's maintenance ends, 0 outside maintenance."""
@@ -106,7 +107,7 @@ class Absences:
                 told = end
             due = [
                 name
-                for name in others()
+                for name in {*others(), *self._told}
                 if self._told.get(name, 0.0) != end and failed.get(name, 0) < TRIES
             ]
             found = await asyncio.gather(*(self._tell(peers, name, end, places) for name in due))
@@ -123,5 +124,8 @@ class Absences:
                 log.debug("probe: cannot announce this node's maintenance to %s: %s", name, error)
                 if error.outcome is not Outcome.FAILED:  # FAILED: its agent lacks this method
                     return False
-            self._told[name] = end
+            if end:
+                self._told[name] = end
+            else:
+                self._told.pop(name, None)
             return True

@@ -12,6 +12,13 @@ While the members stay the same, the schedule guarantees (extra pairs aside):
   kind.
 - So any two members meet within `Timetable.cycle` epochs.
 
+So that what a node keeps and pays does not grow with the fleet, a large fleet is divided into
+cells of whole leaves, `MEMBERS` nodes each at most, and all of the above happens inside a cell. An
+era, `ERA` epochs, is long enough for a cell. Then the leaves are dealt anew, by the design that
+also makes groups: no two leaves share a cell again before all have. All members of one leaf stay
+together; only a leaf of more than `TOGETHER` members is divided. A fleet that fits into one cell
+has no eras.
+
 For pairs and l leaves of at most m members, `inside` is m - 1 and `across` is (l - 1)·m, or m and
 l·m if m or l is odd. If the leaves are so unequal that l·m is more than twice the number n of
 members, `across` is n - 1 (n if odd) instead, and these epochs include pairs inside a leaf.
@@ -37,26 +44,125 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 PAIR = 2
+MEMBERS = 512
+"""Most members among which a node's rounds take place in an era."""
+TOGETHER = 64
+"""Most members of a leaf that are always in one cell; without a topology, of the list."""
+FEW = 4
+"""Leaves that a cell has at least, so that what is slow in one stands out."""
+ERA = 2 * MEMBERS + 128
+"""Epochs for which cells stay: in the largest, any two members meet within 2 * MEMBERS or a few
+more, as numbers without common factors are needed.
+"""
+ERAS_KEPT = 2
+"""Eras of which cells are kept: the present one, and the one of a round that ended late."""
 
 Seat = tuple[int, int]
 """Number of a block (usually a leaf), and the position of a member in it."""
 
 
 class Timetable:
-    """The groups of every epoch for one list of members; immutable.
+    """The groups of every epoch for one list of members; immutable but for what it has worked out.
 
-    Creating it sorts the members. After that, finding the group of one member costs O(size), for
-    one without a partner O(members of its leaf), and for the one on each leaf that finds none there
-    either O(members).
+    Creating it sorts the members. After that, finding the group of one member costs as much as in
+    its `Cell`; once in an era, the leaves are dealt.
     """
 
     def __init__(self, names: Iterable[str], leaves: Mapping[str, str], size: int = PAIR) -> None:
         if size < PAIR:
             message = f"a group has at least {PAIR} members, not {size}"
             raise ValueError(message)
-        by_leaf: dict[str, list[str]] = {}
-        for name in sorted(set(names)):
-            by_leaf.setdefault(leaves.get(name, ""), []).append(name)
+        self._leaves, self._size = leaves, size
+        self._names = tuple(sorted(set(names)))
+        one = len(self._names) <= MEMBERS
+        self._units = [list(self._names)] if one else _units(self._names, leaves)
+        """What is never divided, in the order of the leaves."""
+        self._unit_of = {name: n for n, unit in enumerate(self._units) for name in unit}
+        # Less than fits: units that would be too few for a cell of their own join another.
+        self._width = max(PAIR, MEMBERS // max(1, *map(len, self._units)) + 1 - FEW)
+        self._eras = 1 if one else rounds(len(self._units), self._width)
+        self._dealt: dict[int, dict[int, tuple[int, ...]]] = {}
+        """The cell of each unit, by era."""
+        self._made: dict[tuple[int, ...], Cell] = {}
+
+    @property
+    def inside(self) -> int:
+        """Epochs of the first kind until all of a leaf that share a cell have met; 0 for none."""
+        return max(self._cell(units).inside for units in self._cells(0).values())
+
+    @property
+    def across(self) -> int:
+        """The same for epochs of the second kind and members of different leaves of a cell."""
+        return max(self._cell(units).across for units in self._cells(0).values())
+
+    @property
+    def cycle(self) -> int:
+        """Epochs within which any two members meet."""
+        return self._cell(self._cells(0)[0]).cycle if self._eras == 1 else (self._eras + 1) * ERA
+
+    def groups(self, epoch: int) -> tuple[tuple[str, ...], ...]:
+        """Return all groups of an epoch, each sorted; members in none of them rest.
+
+        Costs O(members · size).
+        """
+        cells = map(self._cell, sorted(set(self._cells(epoch).values())))
+        return tuple(sorted(group for cell in cells for group in cell.groups(epoch)))
+
+    def group_of(self, me: str, epoch: int) -> tuple[str, ...]:
+        """Return the group of one member, sorted and including itself; empty if it rests.
+
+        Raises ValueError if `me` is not a member.
+        """
+        return self._cell(self._home(me, epoch)).group_of(me, epoch)
+
+    def company(self, me: str, epoch: int) -> tuple[str, ...]:
+        """Return the members among which a node's rounds take place in an epoch, with itself.
+
+        They stay the same for an era. Raises ValueError if `me` is not a member.
+        """
+        return self._names if self._eras == 1 else self._cell(self._home(me, epoch)).names
+
+    def _home(self, me: str, epoch: int) -> tuple[int, ...]:
+        """Return the cell of a member, as its units."""
+        unit = self._unit_of.get(me)
+        if unit is None:
+            message = f"{me} is not a member"
+            raise ValueError(message)
+        return self._cells(epoch)[unit]
+
+    def _cell(self, units: tuple[int, ...]) -> Cell:
+        cell = self._made.get(units)
+        if cell is None:
+            while len(self._made) >= ERAS_KEPT:
+                del self._made[next(iter(self._made))]
+            names = (name for unit in units for name in self._units[unit])
+            cell = self._made[units] = Cell(names, self._leaves, self._size)
+        return cell
+
+    def _cells(self, epoch: int) -> dict[int, tuple[int, ...]]:
+        """Return the cell of each unit in an epoch's era."""
+        era = epoch // ERA % self._eras
+        if era not in self._dealt:
+            while len(self._dealt) >= ERAS_KEPT:
+                del self._dealt[next(iter(self._dealt))]
+            count = len(self._units)
+            lines = (design(unit, count, self._width, era) for unit in range(count))
+            cells = _packed([line for n, line in enumerate(lines) if line[0] == n], self._width)
+            self._dealt[era] = {unit: cell for cell in cells for unit in cell}
+        return self._dealt[era]
+
+
+class Cell:
+    """The groups of members all of which meet.
+
+    Creating it sorts the members. After that, finding the group of one member costs O(size), for
+    one without a partner O(members of its leaf), and for the one on each leaf that finds none there
+    either O(members).
+    """
+
+    def __init__(self, names: Iterable[str], leaves: Mapping[str, str], size: int) -> None:
+        self.names = tuple(sorted(set(names)))
+        by_leaf = _by_leaf(self.names, leaves)
         count = sum(map(len, by_leaf.values()))
         blocks = [by_leaf[leaf] for leaf in sorted(by_leaf)]
         largest = max(map(len, blocks), default=0)
@@ -110,6 +216,46 @@ class Timetable:
     def _turn(self, epoch: int) -> tuple[_Blocks, int]:
         """Return the blocks for an epoch's kind, and how many epochs of that kind precede it."""
         return self._kinds[epoch % len(self._kinds)], epoch // len(self._kinds)
+
+
+def _by_leaf(names: Iterable[str], leaves: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the members of each leaf, in their order."""
+    by_leaf: dict[str, list[str]] = {}
+    for name in names:
+        by_leaf.setdefault(leaves.get(name, ""), []).append(name)
+    return by_leaf
+
+
+def _units(names: Iterable[str], leaves: Mapping[str, str]) -> list[list[str]]:
+    """Return the members that always share a cell: leaves, and parts of leaves that are large."""
+    found = []
+    for _, members in sorted(_by_leaf(names, leaves).items()):
+        parts = -(-len(members) // TOGETHER)
+        size = -(-len(members) // parts)
+        found += [members[at : at + size] for at in range(0, len(members), size)]
+    return found
+
+
+def _packed(lines: Sequence[Sequence[int]], width: int) -> list[tuple[int, ...]]:
+    """Return cells of up to `width` units, or a `FEW` more, each of whole lines.
+
+    Short lines share a cell.
+    """
+    cells: list[list[int]] = []
+    rest: list[int] = []
+    for line in lines:
+        if 2 * len(line) >= width:
+            cells.append(list(line))
+            continue
+        if len(rest) + len(line) > width:
+            cells.append(rest)
+            rest = []
+        rest = [*rest, *line]
+    if rest and len(rest) < FEW and cells:
+        min(cells, key=len).extend(rest)
+    elif rest:
+        cells.append(rest)
+    return [tuple(sorted(cell)) for cell in cells]
 
 
 def groups(

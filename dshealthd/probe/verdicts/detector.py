@@ -113,13 +113,19 @@ class Detector:
 
     def take_members(self, leaves: Mapping[str, str]) -> None:
         """Apply a new list of members; removed ones are no longer suspects."""
-        self._peer_history.take_members(leaves)
+        self._peer_history.take_members(leaves, self._epoch)
+        self._keep_company()
+
+    def _keep_company(self) -> None:
+        """Drop what is known of members with which this node has no more rounds."""
+        company = self._peer_history.leaves
         self._around = self._surroundings()
-        self._links.keep(leaves)
-        self._recent.keep(leaves)
+        self._links.keep(company)
+        self._recent.keep(company)
+        self._outages.keep(company)
         for history in self._history.values():
             for pairs in (history.pairs, history.ended):
-                for peer in pairs.keys() - leaves.keys():
+                for peer in pairs.keys() - company.keys():
                     del pairs[peer]
 
     def _surroundings(self) -> Surroundings:
@@ -145,6 +151,9 @@ class Detector:
         if scheduled:
             # Even if it is lower: the clock was wrong and has been corrected.
             self._epoch = observation.epoch
+            if self._peer_history.turn_to(self._epoch):
+                self._keep_company()
+        self._peer_history.admit(peers)
         if observation.outcome in {Outcome.DECLINED, Outcome.INCONCLUSIVE}:
             # If another member led, only its word says who else declined: note the leader alone.
             who = peers if led else observation.members[:1]

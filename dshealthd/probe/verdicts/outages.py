@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dshealthd.probe.observation import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
 INTERMITTENT = "intermittent"
 """The reason of an accusation because of short outages."""
@@ -63,6 +63,10 @@ class Outages:
         return len(self._ended) >= _ENOUGH and len({peer for _, peer in self._ended}) > max(
             1, liars
         )
+
+    def keep(self, names: Container[str]) -> None:
+        """Forget the silence of peers that are not in `names`."""
+        self._silent = {peer: since for peer, since in self._silent.items() if peer in names}
 
     def forget(self) -> None:
         """Forget all outages."""

@@ -59,13 +59,31 @@ class PeerHistory:
         self._called_by: dict[str, dict[str, tuple[int, float]]] = {}
         """Others' recent reports of timed calls to a member, by member and caller: epoch and ratio.
         """
+        self.leaves: dict[str, str] = {}
+        """The leaf of each member of the company in which this node's rounds take place, "" where
+        it is not known.
+        """
         self.take_members(leaves)
 
-    def take_members(self, leaves: Mapping[str, str]) -> None:
+    def take_members(self, leaves: Mapping[str, str], epoch: int = 0) -> None:
         """Apply a new list of members and drop the history of removed ones."""
-        self.leaves = dict(leaves)
+        self._every = leaves
+        self._timetable = Timetable(leaves, leaves, self._group_size)
+        self._company: tuple[str, ...] = ()
+        self.turn_to(epoch)
+
+    def turn_to(self, epoch: int) -> bool:
+        """Apply the company of an epoch, and tell whether it is another one.
+
+        What is known of other members is dropped: it would grow with the fleet, and be old when
+        they are met again.
+        """
+        company = self._timetable.company(self.me, epoch)
+        if company == self._company:
+            return False
+        self._company = company
+        self.leaves = {name: self._every.get(name, "") for name in company}
         self.leaf = self.leaves.get(self.me, "")
-        self._timetable = Timetable(self.leaves, self.leaves, self._group_size)
         self.intra_leaf = (
             sum(leaf == self.leaf for leaf in self.leaves.values()) - 1 if self.leaf else 0
         )
@@ -82,6 +100,18 @@ class PeerHistory:
         for store in stores:
             for name in store.keys() - self.leaves.keys():
                 del store[name]
+        return True
+
+    def admit(self, names: Iterable[str]) -> None:
+        """Count members among the company that are met all the same, such as those of a hung job.
+
+        Until the company changes.
+        """
+        self.leaves.update(
+            (name, self._every[name])
+            for name in names
+            if name not in self.leaves and name in self._every
+        )
 
     def near(self, names: Iterable[str]) -> bool:
         """Tell whether all of these peers are known to be on this node's leaf."""

@@ -13,6 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dshealthd.probe.members.schedule import (
+    ERA,
+    FEW,
+    MEMBERS,
     Timetable,
     coprime_modulus,
     design,
@@ -307,24 +310,89 @@ def calls(work: Callable[[], object]) -> int:
     return count
 
 
+LARGE = [32] * 312 + [16]
+"""Leaves of a fleet of 10,000."""
+
+
 def test_ten_thousand_members() -> None:
     """A kept timetable with 10,000 members answers at the cost of one with 320, and no call
     computes all groups.
     """
-    few, many = cluster([32] * 10), cluster([32] * 312 + [16])
+    few, many = cluster([32] * 10), cluster(LARGE)
     small, large = Timetable(few, few), Timetable(many, many)
 
     def ask(timetable: Timetable) -> None:
         for epoch in range(1000):
             timetable.group_of("gpu7-007", epoch)
 
-    assert calls(lambda: ask(large)) < 1.5 * calls(lambda: ask(small))
-    assert calls(lambda: Timetable(many, many)) < 1.5 * len(many) / len(few) * calls(
-        lambda: Timetable(few, few)
-    )
+    # Once in an era the leaves are dealt, which costs as much as asking for some hundred epochs.
+    assert calls(lambda: large.company("gpu7-007", 0)) < 0.5 * calls(lambda: ask(small))
+    assert calls(lambda: ask(large)) < 1.6 * calls(lambda: ask(small))
+    assert calls(lambda: Timetable(many, many)) < 4 * len(many)
     made = large.groups(12_345)
     assert 2 * len(made) == len(many)
     assert all(large.group_of(group[0], 12_345) == group for group in made[::100])
+
+
+def test_a_node_meets_no_more_in_a_large_fleet() -> None:
+    """In an era a node has rounds with some hundred others, whatever the fleet has: all of its leaf,
+    all of at least three other leaves, and each of them within the era.
+    """
+    leaves = cluster(LARGE)
+    timetable = Timetable(leaves, leaves)
+    for era, me in ((0, "gpu7-007"), (5, "gpu311-000"), (34, "gpu312-015")):
+        epochs = range(era * ERA, (era + 1) * ERA)
+        company = timetable.company(me, epochs[0])
+        assert timetable.company(me, epochs[-1]) == company
+        assert len(company) <= MEMBERS
+        met = {name for epoch in epochs for name in timetable.group_of(me, epoch)}
+        assert met == set(company)
+        counts = Counter(leaves[name] for name in company)
+        assert len(counts) >= FEW
+        assert all(counts[leaf] == [*leaves.values()].count(leaf) for leaf in counts)
+    assert timetable.company(me, ERA) != timetable.company(me, 0)
+
+
+@pytest.mark.parametrize("sizes", [LARGE, [40] * 15, [600, 10], [1] * 600])
+def test_all_leaves_meet_over_the_eras(sizes: list[int]) -> None:
+    """Within a cycle every two leaves, or parts of a large one, share a cell, so any two members
+    meet; in every era each member has exactly one cell.
+    """
+    leaves = cluster(sizes)
+    timetable = Timetable(leaves, leaves)
+    one_of_each = [*{leaf: name for name, leaf in leaves.items()}.values()]
+    together = set()
+    for epoch in range(0, timetable.cycle, ERA):
+        found = {timetable.company(name, epoch) for name in one_of_each}
+        assert max(map(len, found)) <= MEMBERS
+        for company in found:
+            together.update(itertools.combinations(sorted({leaves[name] for name in company}), 2))
+    assert together == set(itertools.combinations(sorted(set(leaves.values())), 2))
+
+
+def test_without_a_topology_the_list_is_divided() -> None:
+    """Members of unknown leaves are dealt in parts of the list, and all of them meet, too."""
+    names = [f"n{number:04}" for number in range(900)]
+    timetable = Timetable(names, {})
+    found = {
+        name: {
+            other
+            for epoch in range(0, timetable.cycle, ERA)
+            for other in timetable.company(name, epoch)
+        }
+        for name in names[::97]
+    }
+    assert all(others == set(names) for others in found.values())
+    assert len(timetable.groups(7)) == 450
+
+
+def test_a_small_fleet_has_no_eras() -> None:
+    """Up to a cell's size, all members are each other's company for ever."""
+    leaves = cluster([32] * 16)
+    timetable = Timetable(leaves, leaves)
+    assert timetable.company("gpu0-000", 0) == timetable.company("gpu9-003", 10**8)
+    assert len(timetable.company("gpu0-000", 0)) == 512
+    assert timetable.cycle == 960
 
 
 def test_roots_are_spread_evenly() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dshealthd.probe.members.schedule import ERA, MEMBERS, Timetable
 from dshealthd.probe.observation import Kind, Part, Suspect
 from dshealthd.probe.verdicts.explanation import Surroundings
 from dshealthd.probe.verdicts.links import Links
@@ -109,3 +110,33 @@ def test_whom_others_find_slow() -> None:
     known.heard("witness", 130.0, 13, PeerReport(calls={"peer": 20.0}))
     known.take_members(dict.fromkeys(("me", "witness", "other"), ""))
     assert not known.slow_for_others("peer", 3.0, 13)
+
+
+def test_what_is_kept_does_not_grow_with_the_fleet() -> None:
+    """Among 10,000 members, a node keeps what it knows of those that it meets in an era, and drops
+    it when the next begins; a member met besides, as one of a hung job is, counts until then.
+    """
+    leaves = {f"n{number:05}": f"leaf-{number // 32:03}" for number in range(10_000)}
+    known = PeerHistory("n00000", leaves)
+    timetable = Timetable(leaves, leaves)
+    stranger = next(name for name in leaves if name not in timetable.company("n00000", 2 * ERA))
+    met = set()
+    for epoch in range(2 * ERA + 1):
+        known.turn_to(epoch)
+        for name in timetable.group_of("n00000", epoch):
+            known.met(name, float(epoch), well=True)
+            known.heard(name, float(epoch), epoch, PeerReport(calls={name: 1.0, "n00000": 1.0}))
+            met.add(name)
+        assert len(known.leaves) <= MEMBERS
+        assert len(known._said) <= MEMBERS
+        assert len(known._met) <= MEMBERS
+        assert len(known._called_by) <= MEMBERS
+    assert len(met) > 1.5 * len(known.leaves)
+    assert known.intra_leaf == 31
+    assert known.inter_leaf == len(known.leaves) - 32
+    assert not known.turn_to(2 * ERA)
+    known.admit([stranger, "nobody"])
+    assert known.leaves[stranger] == leaves[stranger]
+    assert "nobody" not in known.leaves
+    assert known.turn_to(3 * ERA)
+    assert stranger not in known.leaves or stranger in timetable.company("n00000", 3 * ERA)
