@@ -41,6 +41,8 @@ OF_SCRAPES = ("up", "scrape_samples_scraped")
 _OPERATORS = {"Equal": "=", "NotEqual": "!=", "Re": "=~", "NotRe": "!~"}
 _CHILDREN = ("lhs", "rhs", "expr", "vector_selector", "param")
 _RANGE = re.compile(r"\$__\w+")
+_ACTION = re.compile(r"\{\{.*?\}\}")
+"""What a template does: it may query what it names."""
 _NAME = re.compile(r"(?<![\w:])dshealthd_\w+")
 _HEADER = """\
 # Series that the shipped rules read of an agent: what `/metrics?tier=verdict` serves.
@@ -66,8 +68,8 @@ def expressions() -> Iterator[str]:
         for group in document["groups"]:
             for rule in group["rules"]:
                 yield rule["expr"]
-                # Templates of annotations query what they name.
-                yield from _NAME.findall(str(rule.get("annotations", "")))
+                for action in _ACTION.findall(str(rule.get("annotations", ""))):
+                    yield from _NAME.findall(action)
     yield from shown(json.loads(FLEET.read_text(encoding="utf-8")))
 
 

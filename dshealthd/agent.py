@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import config as configuration
-from dshealthd import logs
+from dshealthd import logs, node_figures
 from dshealthd.collection.scheduler import Scheduler
 from dshealthd.core import background, garbage, state_file, state_writer
 from dshealthd.core.child import ErrorPipe, cause
@@ -266,6 +266,7 @@ class Agent:
         yield from self._telemetry.samples()
         yield from logs.samples()
         yield from state_writer.samples()
+        yield from node_figures.samples(self._snapshot, self._config.findings.limits.gpu_busy_ratio)
         yield from self._server.samples()
         for service in self._services:
             if service is not self._judge:

@@ -16,7 +16,7 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import logs
+from dshealthd import logs, node_figures
 from dshealthd import self_metrics as telemetry
 from dshealthd.collection import registry, supervisor
 from dshealthd.config import SECTIONS
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 _GENERATED = "<!-- Generated from dshealthd/symptoms/{}.md by `./dev generate`; do not edit. -->"
-AGENT = (snapshot, supervisor, telemetry, logs, state_writer, server, findings)
+AGENT = (snapshot, supervisor, telemetry, node_figures, logs, state_writer, server, findings)
 PROBES = (
     service,
     roll,

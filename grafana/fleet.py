@@ -48,7 +48,7 @@ def board(source: Source) -> Board:
         rows=[
             Row(title="Which nodes need me now", panels=_now(source)),
             Row(title="Suspects and probes", panels=_probes(source)),
-            Row(title="GPUs", panels=trouble.panels(source)),
+            Row(title="What the nodes find", panels=trouble.panels(source)),
             Row(title="Over time", panels=trends.panels(source), closed=True),
             Row(title="Differences between nodes", panels=trends.differences(), closed=True),
         ],
@@ -107,7 +107,7 @@ def _now(source: Source) -> list[dashboard.Panel]:
             "GPUs not readable",
             "GPUs on the PCI bus that cannot be read through the driver: lost, hung, access denied, "
             "or without a driver.",
-            "sum(dshealthd_gpus_expected{@fleet}) - (sum(dshealthd_gpu_up{@fleet}) or vector(0))",
+            "sum(dshealthd_gpus_expected{@fleet}) - (sum(dshealthd_node_gpus_up{@fleet}) or vector(0))",
             steps=ANY,
             unknown="no GPUs",
         ),

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def panels(source: Source) -> list[dashboard.Panel]:
     """Return the panels that show the fleet over time."""
-    hottest = "dshealthd:node:gpu_temperature_celsius:max{@rules}"
-    busy = "dshealthd:node:gpu_utilization_ratio:avg{@rules}"
+    hottest = "dshealthd_node_gpu_temperature_celsius{@fleet}"
+    busy = "dshealthd_node_gpu_utilization_ratio{@fleet}"
     limits = source.limits
     return [
         graph(
@@ -44,7 +44,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
         graph(
             "GPUs readable",
             "GPUs that can be read through the driver, against those on the PCI bus.",
-            ("sum(dshealthd:node:gpus_up:sum{@rules})", "readable"),
+            ("sum(dshealthd_node_gpus_up{@fleet})", "readable"),
             ("sum(dshealthd_gpus_expected{@fleet})", "on the bus"),
             unit="none",
             limits=["on the bus"],
@@ -76,7 +76,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
         graph(
             "GPU power",
             "Power drawn by all GPU boards together.",
-            ("sum(dshealthd:node:gpu_power_watts:sum{@rules})", "all GPUs"),
+            ("sum(dshealthd_node_gpu_power_watts{@fleet})", "all GPUs"),
             unit="watt",
         ),
     ]
@@ -120,19 +120,19 @@ def differences() -> list[dashboard.Panel]:
         ),
         rows(
             "GPU models and drivers",
-            f"Number of GPUs of each model, and of nodes with each driver; at most {ROWS} of each.",
+            f"Number of nodes with each model of GPU, and with each driver; at most {ROWS} of each.",
             [
-                Column(title="GPU", label="name"),
+                Column(title="GPU", label="model"),
                 Column(title="Driver", label="driver"),
                 Column(
-                    title="Number",
-                    expr=f"""topk({ROWS}, count by (name) (dshealthd_gpu_info{{@fleet}}))
+                    title="Nodes",
+                    expr=f"""topk({ROWS}, count by (model) (dshealthd_node_class_info{{@fleet,model!="none"}}))
                         or topk({ROWS}, count by (driver) (dshealthd_gpu_driver_info{{@fleet}}))""",
                     width=90,
                     steps=((None, BLUE),),
                 ),
             ],
-            sort=("Number", True),
+            sort=("Nodes", True),
             size=(8, 8),
         ),
     ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from dshealthd.cli import main as dshealthd
@@ -22,7 +21,7 @@ from tests.lab.receiver import Receiver
 from tests.lab.servers import Server, alertmanager, prometheus, routes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import TracebackType
     from typing import Any, Self
@@ -47,8 +46,6 @@ HANGS = "5s"
 
 Shorter than the shipped one of the devices, and long enough for a healthy one on two busy cores.
 """
-BRIEF = MappingProxyType({"xid_recent_seconds": 20})
-"""Thresholds by which what happens once is over sooner than the ten minutes of the shipped file."""
 READY_SECONDS = 180.0
 
 
@@ -103,7 +100,6 @@ class Paging:
         progress: Callable[[str], None] = lambda _: None,
         show: Callable[[Notification], None] = lambda _: None,
         adapt: Callable[[dict[str, Any]], object] = lambda _: None,
-        thresholds: Mapping[str, float] = BRIEF,
         as_shipped: bool = False,
         period: float | None = None,
         slow_ratio: float = 9.0,
@@ -123,12 +119,7 @@ class Paging:
         self._directory, self._nodes, self._gpus = directory, nodes, gpus
         self._collectors = collectors
         self._training = training
-        self._progress, self._show, self._adapt, self._thresholds = (
-            progress,
-            show,
-            adapt,
-            thresholds,
-        )
+        self._progress, self._show, self._adapt = progress, show, adapt
         self.targets = directory / "targets.json"
         """What Prometheus scrapes, which it reads again as it changes."""
         self.kernel_logs: dict[str, KernelLog] = {}
@@ -199,9 +190,7 @@ class Paging:
         discovery = {"file_sd_configs": [{"files": [str(self.targets)]}]}
         where = f"{self.alertmanager.station.address}:{self.alertmanager.port}"
         self.prometheus = stack.enter_context(
-            prometheus(
-                lab.services, self._directory, discovery, [where], thresholds=self._thresholds
-            )
+            prometheus(lab.services, self._directory, discovery, [where])
         )
         self._progress(f"Prometheus: {self.prometheus.url}")
 

@@ -13,7 +13,6 @@ import subprocess
 import time
 import urllib.parse
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -141,15 +140,13 @@ def prometheus(
     *,
     pace: str | None = None,
     scrape: str | None = None,
-    thresholds: Mapping[str, float] = MappingProxyType({}),
     files: Path = PROMETHEUS,
 ) -> Iterator[Server]:
     """Run Prometheus with the shipped configuration and rules.
 
     `discovery` is the part of its scrape configuration that says where the agents are, such as
     `{"file_sd_configs": …}`; `alertmanagers` are HOST:PORT. `pace` is how often it scrapes and
-    evaluates, and `scrape` how often it scrapes, where that is to differ from what is shipped;
-    `thresholds` are values for some of thresholds.yml, as users have them in a copy of that file.
+    evaluates, and `scrape` how often it scrapes, where that is to differ from what is shipped.
     """
     folder = directory / "prometheus"
     shutil.copytree(files, folder)
@@ -167,7 +164,6 @@ def prometheus(
     if pace is not None:
         _urgent_every(folder, pace)
     file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    _set_thresholds(folder / "thresholds.yml", thresholds)
     _end_soon(folder / "alerts.yml")
     flags = [f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}", "--log.level=warn"]
     # An alert that fires before Alertmanager is known is sent again only after this, a minute by
@@ -193,18 +189,6 @@ def _urgent_every(folder: Path, pace: str) -> None:
             if group["interval"] == URGENT:
                 group["interval"] = pace
         (folder / name).write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-
-
-def _set_thresholds(file: Path, values: Mapping[str, float]) -> None:
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    rules = {
-        rule["record"].removeprefix("dshealthd:threshold:"): rule
-        for group in content["groups"]
-        for rule in group["rules"]
-    }
-    for name, value in values.items():
-        rules[name]["expr"] = f"vector({value})"
-    file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
 def _end_soon(file: Path) -> None:

@@ -42,8 +42,6 @@ COMES, GOES = 240.0, 600.0
 Heat and a disk that fills up last for two minutes before they are findings. Sockets in TIME_WAIT
 alone stay for 60 s.
 """
-THRESHOLDS = {"xid_recent_seconds": COMES + 10}
-"""An Xid counts for longer than its wave can last."""
 QUIET = 6.0
 """Seconds that each wave lasts beyond its last page.
 
@@ -111,7 +109,6 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
                     tmp_path_factory.mktemp("pages"),
                     NODES,
                     gpus=4,
-                    thresholds=THRESHOLDS,
                     collectors=QUIET_COLLECTORS,
                     training=True,
                 )

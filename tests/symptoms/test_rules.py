@@ -14,7 +14,6 @@ import yaml
 
 from dshealthd import reference
 from dshealthd.core.collector import MetricKind
-from dshealthd.findings import gpus
 from dshealthd.symptoms import all_symptoms, rules
 from dshealthd.symptoms.entry import PARTS
 from tests.symptoms.expression import selectors
@@ -53,7 +52,6 @@ OF_PROMETHEUS = frozenset(
     }
 )
 ROWS = range(1, 44)
-HARDWARE_XIDS = "dshealthd:xid:hardware_timestamp_seconds"
 
 
 def test_generated_file_is_up_to_date() -> None:
@@ -289,18 +287,6 @@ def test_a_new_threshold_is_counted(tmp_path: Path) -> None:
     assert rules.main([str(tmp_path)]) == 0
     count = text.count("record: dshealthd:threshold:") + 1
     assert f" < {count}\n" in (tmp_path / "alerts.yml").read_text(encoding="utf-8")
-
-
-def test_hardware_xids() -> None:
-    """Rules about jobs that hang look at the Xids that findings know until a reset, and at none of
-    those that applications cause.
-    """
-    (rule,) = (rule for _, rule in rule_groups() if rule.get("record") == HARDWARE_XIDS)
-    selected = set(re.findall(r'xid=~"([\d|]+)"', rule["expr"])[0].split("|"))
-    known = gpus.XIDS_MEMORY | gpus.XIDS_EXCHANGE | gpus.XIDS_RESET | {"74", "79"}
-    assert selected == known
-    assert known.isdisjoint(gpus.XIDS_APPLICATION)
-    assert known <= gpus.XIDS_TOLD
 
 
 def wrong(expression: str) -> list[str]:

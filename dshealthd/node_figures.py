@@ -1,0 +1,101 @@
+"""One figure per node, of what it has by GPU: what comparisons of nodes need, in a few series.
+
+A fleet of 10,000 nodes has 80,000 series of each figure by GPU; the shipped rules and the dashboard
+*Fleet* read these instead.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from dshealthd.core.collector import gauge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from dshealthd.core.collector import Sample
+    from dshealthd.core.snapshot import Snapshot
+
+CLASS = gauge(
+    "dshealthd_node_class_info",
+    "1; what the node is compared with: the model of most of its GPUs, none without GPUs.",
+    "model",
+)
+UP = gauge("dshealthd_node_gpus_up", "GPUs of the node that answer.")
+UTILIZATION = gauge(
+    "dshealthd_node_gpu_utilization_ratio", "Mean over the node's GPUs of the time they compute."
+)
+POWER = gauge("dshealthd_node_gpu_power_watts", "Power of all GPUs of the node together.")
+TEMPERATURE = gauge(
+    "dshealthd_node_gpu_temperature_celsius", "Core temperature of the node's hottest GPU."
+)
+CLOCK = gauge(
+    "dshealthd_node_gpu_clock_hertz",
+    "Lowest SM clock of the node's GPUs that compute, but for those that their default power limit "
+    "holds down, which is usual.",
+)
+METRICS = (CLASS, UP, UTILIZATION, POWER, TEMPERATURE, CLOCK)
+
+NONE = "none"
+"""The class of a node without GPUs."""
+_READ = {
+    "dshealthd_gpu_info": ("gpu", "name"),
+    "dshealthd_gpu_up": ("gpu",),
+    "dshealthd_gpu_utilization_ratio": ("gpu",),
+    "dshealthd_gpu_power_watts": ("gpu",),
+    "dshealthd_gpu_temperature_celsius": ("gpu", "sensor"),
+    "dshealthd_gpu_clock_hertz": ("gpu", "domain"),
+    "dshealthd_gpu_power_limit_watts": ("gpu", "limit"),
+    "dshealthd_gpu_throttle_active": ("gpu", "reason"),
+}
+"""What figures are made of, by the labels that tell one series from another."""
+
+Values = dict[str, dict[tuple[str, ...], float]]
+
+
+def samples(snapshot: Snapshot, busy: float) -> Iterator[Sample]:
+    """Yield the figures of the GPUs as collected last; none for what nothing is known of.
+
+    A GPU computes if its utilization is above `busy`.
+    """
+    values = _values(sample for latest in snapshot for sample in snapshot.samples(latest))
+    models = Counter(name for _, name in values["dshealthd_gpu_info"])
+    # The first of equally many by name: a node's class must not flap.
+    yield CLASS(1.0, min(models, key=lambda name: (-models[name], name), default=NONE))
+    if up := values["dshealthd_gpu_up"]:
+        yield UP(sum(up.values()))
+    if used := values["dshealthd_gpu_utilization_ratio"]:
+        yield UTILIZATION(sum(used.values()) / len(used))
+    if power := values["dshealthd_gpu_power_watts"]:
+        yield POWER(sum(power.values()))
+    heat = values["dshealthd_gpu_temperature_celsius"]
+    if cores := [value for (_, sensor), value in heat.items() if sensor == "core"]:
+        yield TEMPERATURE(max(cores))
+    clocks = [
+        clock
+        for (gpu, domain), clock in values["dshealthd_gpu_clock_hertz"].items()
+        if domain == "sm" and used.get((gpu,), 0.0) > busy and not _held_by_default(values, gpu)
+    ]
+    if clocks:
+        yield CLOCK(min(clocks))
+
+
+def _values(found: Iterable[Sample]) -> Values:
+    """Return the values that figures are made of, by family and labels."""
+    values: Values = {name: {} for name in _READ}
+    for sample in found:
+        labels = _READ.get(sample.metric.name)
+        if labels is not None:
+            known = sample.metric.labels
+            key = tuple(sample.labels[known.index(label)] for label in labels)
+            values[sample.metric.name][key] = sample.value
+    return values
+
+
+def _held_by_default(values: Mapping[str, Mapping[tuple[str, ...], float]], gpu: str) -> bool:
+    """Return whether a GPU is held down by its power limit, and nobody has lowered that."""
+    limits = values["dshealthd_gpu_power_limit_watts"]
+    enforced, default = limits.get((gpu, "enforced")), limits.get((gpu, "default"))
+    held = values["dshealthd_gpu_throttle_active"].get((gpu, "sw_power_cap")) == 1
+    return held and enforced is not None and default is not None and enforced >= default

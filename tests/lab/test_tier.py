@@ -1,0 +1,135 @@
+"""How many series of a busy node belong to the verdict tier."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dshealthd.collection import registry
+from tests.agents import Scrape
+from tests.lab import Lab, jobs
+from tests.lab.node import merged, toml
+from tests.lab.probing import rounds, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.lab import Node
+
+MOST = 120
+RAW = {
+    *("dshealthd_gpu_memory_used_bytes", "dshealthd_gpu_memory_total_bytes"),
+    *("dshealthd_gpu_memory_activity_ratio", "dshealthd_gpu_compute_processes"),
+    *("dshealthd_gpu_power_watts", "dshealthd_gpu_power_limit_watts"),
+    *("dshealthd_gpu_utilization_ratio", "dshealthd_job_step_seconds"),
+    *("dshealthd_pcie_transmit_bytes_total", "dshealthd_pcie_receive_bytes_total"),
+    *("dshealthd_infiniband_port_up", "dshealthd_infiniband_port_transmit_bytes_total"),
+}
+"""What rules about jobs and memory still read by GPU, port and rank: it does not count, and leaves
+this list as nodes judge it.
+"""
+GPUS = ADAPTERS = RANKS = 8
+INFINIBAND = Path(__file__).parents[1] / "collectors" / "fixtures" / "infiniband" / "sys"
+JOB = "slurm-4711"
+
+
+def lay_out_adapters(node: Node) -> None:
+    """Give a node eight adapters."""
+    model = (INFINIBAND / "class/infiniband/mlx5_0").resolve()
+    place = node.sysfs / "class" / "infiniband"
+    place.mkdir(parents=True)
+    for number in range(ADAPTERS):
+        device = node.sysfs / "devices" / f"pci{number}" / "infiniband" / f"mlx5_{number}"
+        shutil.copytree(model, device, symlinks=True)
+        (place / device.name).symlink_to(os.path.relpath(device, place))
+
+
+@contextlib.contextmanager
+def ranks(node: Node) -> Iterator[None]:
+    """Run a job on the node, whose ranks send heartbeats."""
+    with contextlib.ExitStack() as stack:
+        for number in range(RANKS):
+            environment = os.environ | {
+                "SLURM_JOB_ID": "4711",
+                "RANK": str(number),
+                "LOCAL_RANK": str(number),
+                "WORLD_SIZE": str(RANKS),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": "29599",
+            }
+            command = [sys.executable, "-m", "tests.jobs.rank", str(jobs.socket(node))]
+            rank = stack.enter_context(
+                subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, text=True)
+            )
+            stack.callback(rank.kill)
+        yield
+
+
+def test_a_busy_node_has_few_series_that_rules_read(tmp_path: Path) -> None:
+    """Eight GPUs, eight adapters, eight ranks of a job that send heartbeats, and probes: at most 120
+    series are in the tier; nothing of it comes from a part that is missing here.
+    """
+
+    def config(node: Node) -> str:
+        own = {
+            "probe": {"members": {"name": node.member}},
+            "collectors": {
+                "network": {"include": ["lo"]},
+                "training": {"socket": str(jobs.socket(node))},
+            },
+        }
+        return toml(merged(settings(node, period=2.0, full=True), own))
+
+    collectors = tuple(registry.all_collectors())
+    made = Lab(
+        tmp_path,
+        2,
+        gpus=GPUS,
+        config=config,
+        collectors=collectors,
+        interval="1s",
+        namespaces=False,
+        start=False,
+    )
+    with made as lab:
+        hostfile = "".join(f"{node.member} slots=1\n" for node in lab.nodes)
+        for node in lab.nodes:
+            lay_out_adapters(node)
+            node.hostfile.write_text(hostfile, encoding="ascii")
+            node.begin()
+        for node in lab.nodes:
+            node.finish()
+        busy = lab.nodes[0]
+        with ranks(busy):
+
+            def ready(scrape: Scrape) -> bool:
+                return (
+                    len(scrape.all("dshealthd_job_step", training_job=JOB)) == RANKS
+                    and len(scrape.all("dshealthd_infiniband_port_up")) == ADAPTERS
+                    and scrape.all("dshealthd_node_gpus_up") == [GPUS]
+                    and rounds(scrape, outcome="ok") > 1
+                )
+
+            end = time.monotonic() + 120
+            while not ready(busy.scrape()):
+                assert time.monotonic() < end
+                time.sleep(0.5)
+            everything, tier = busy.scrape(), Scrape(busy.get("/metrics?tier=verdict"), 0.0)
+    # Without namespaces the agent sees what runs on this machine besides.
+    counts = Counter(
+        name
+        for name, series in tier.series.items()
+        for labels in series
+        if dict(labels).get("training_job", JOB) in {JOB, ""}
+    )
+    assert sum(map(len, everything.series.values())) > 10 * MOST
+    assert counts.keys() >= RAW, "rules read this no more: take it off the list"
+    assert 0 < counts.total() - sum(counts[name] for name in RAW) <= MOST, counts.most_common()
+    assert {"dshealthd_build_info", "dshealthd_job_hang", "dshealthd_members_hash"} <= counts.keys()
