@@ -21,6 +21,7 @@ from dshealthd.core.exposition import Format
 from dshealthd.core.options import ConfigError
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.evidence.service import Evidence
+from dshealthd.findings.hangs import work
 from dshealthd.findings.judge import series_of
 from dshealthd.findings.overview import overview
 from dshealthd.findings.service import Judge
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from dshealthd.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.findings.series import Series
-    from dshealthd.jobs.hangs.hang import Hang
+    from dshealthd.jobs.hangs.hang import Standstill
     from dshealthd.nvrx.fitness import Fitness
     from dshealthd.service import Service
 
@@ -100,6 +101,7 @@ class Agent:
             self._see,
             config.path.state,
             lambda job: self._scheduler.tell(News.HANG_SUSPECTED, job),
+            lambda job: work(self._series(), job),
         )
         self._scheduler = Scheduler(
             self._snapshot, time.monotonic, time.time, config.path.state, services=(jobs,)
@@ -247,7 +249,7 @@ class Agent:
         self._telemetry.reload(time.time(), ok=True)
         log.info("configuration reloaded")
 
-    def _see(self, hangs: Iterable[Hang]) -> None:
+    def _see(self, hangs: Iterable[Standstill]) -> None:
         """Have evidence collected from jobs that hang now, and their other nodes probed."""
         found = tuple(hangs)
         self._evidence.see(found)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dshealthd.core.snapshot import Snapshot
     from dshealthd.findings.finding import Verdict
     from dshealthd.fleet.view import Fleet
-    from dshealthd.jobs.hangs.hang import Hang
+    from dshealthd.jobs.hangs.hang import Standstill
     from dshealthd.probe.members.membership import Membership
     from dshealthd.probe.service import ProbeService
 
@@ -92,7 +92,7 @@ class Probes:
         """Return the state of the probes for the status document."""
         return {"state": "off"} if self._running is None else self._running.status()
 
-    def see(self, hangs: Iterable[Hang]) -> None:
+    def see(self, hangs: Iterable[Standstill]) -> None:
         """Have the probes, if they run, meet the other nodes of jobs that are hung here."""
         if self._running is not None:
             self._running.see(hangs)

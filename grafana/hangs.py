@@ -101,14 +101,15 @@ def panels() -> list[dashboard.Panel]:
         timeline(
             "Hangs over time",
             f"""Nodes on which every rank of a job was silent for longer than usual, by the class that the node found; {SERIES} of those at
-            the end of the time shown. Waiting: nothing on this node explains the hang.""",
+            the end of the time shown. Grey is no hang: a pause, a suspended job, a debugger, or a wait whose cause may still be found.
+            Waiting: nothing on this node explains the hang.""",
             worst(
                 "max by (cluster, training_job, node, class) "
                 '(dshealthd_job_hang{@jobs,class!="none"})',
                 "cluster, training_job, node, class",
             ),
             "{{training_job}} {{node}} {{class}}",
-            {1: ("hung", RED)},
+            {0: ("no hang", GREY), 1: ("hung", RED)},
             link=series_link(),
             size=(8, 8),
         ),

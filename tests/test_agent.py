@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 from dshealthd import config
 from dshealthd.agent import Agent
 from dshealthd.collectors.job_hang import HANG, OVERDUE
-from dshealthd.collectors.nccl_ras import IDLE
+from dshealthd.collectors.job_writes import WRITES
 from dshealthd.collectors.training import STEP
 from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.jobs.service import Jobs
 from tests.agents import running, seconds_to_end
 
 if TYPE_CHECKING:
@@ -75,26 +76,30 @@ def test_a_change_taken_back_needs_no_restart(tmp_path: Path) -> None:
         assert said == 1
 
 
-def test_a_job_is_shown_by_the_limits_of_its_finding(tmp_path: Path) -> None:
-    """A silence that the configured limits allow is no finding, and the page calls it no hang."""
+def test_a_job_is_at_work_by_the_limits_of_the_configuration(tmp_path: Path) -> None:
+    """What the configured limits call work keeps a silent job from being a hang, and is what the
+    page says of it.
+    """
     file = tmp_path / "dshealthd.toml"
     file.write_text(
-        f"[path]\nstate = '{tmp_path}'\n[findings.limits]\nhang_moving_seconds = '20m'\n",
+        f"[path]\nstate = '{tmp_path}'\n[findings.limits]\nhang_write_bytes_per_second = 1000\n",
         encoding="utf-8",
     )
     loaded = config.load(file)
-    silent = (STEP(7, "run-1", "0"), HANG(1, "run-1", "process"), OVERDUE(900, "run-1", "0"))
+    silent = (STEP(7, "run-1", "0"), HANG(0, "run-1", "working"), OVERDUE(900, "run-1", "0"))
 
-    async def shown() -> tuple[str, list[str]]:
+    async def seen() -> tuple[str, str, str]:
         agent = Agent(loaded, file, {})
         await agent._judge.apply(loaded)
         agent._snapshot.expect("training", 3600)
-        agent._snapshot.put("training", Result(CollectionOutcome.OK, (*silent, IDLE(0, "run-1"))))
-        document = agent._sections()
+        samples = (*silent, WRITES(2000, "run-1"))
+        agent._snapshot.put("training", Result(CollectionOutcome.OK, samples))
+        (job,) = agent._sections()["jobs"]
+        (jobs,) = (service for service in agent._services if isinstance(service, Jobs))
         await agent._judge.close()
-        return document["jobs"][0]["state"], [each["alert"] for each in document["findings"]]
+        return job["state"], job["stall"]["says"], jobs._work("run-1").says
 
-    assert asyncio.run(shown()) == ("stalled", [])
+    assert asyncio.run(seen()) == ("stalled", "no step, but it writes files", "it writes files")
 
 
 def test_stops_at_once(tmp_path: Path) -> None:

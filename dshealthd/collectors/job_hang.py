@@ -5,6 +5,7 @@ A job is hung when its ranks are silent for longer than usual.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, gauge
@@ -12,34 +13,37 @@ from dshealthd.jobs.hangs.hang import HangClass
 from dshealthd.jobs.options import HangOptions
 from dshealthd.jobs.service import Jobs
 from dshealthd.jobs.shares import shared
-from dshealthd.training.message import StepStage
+from dshealthd.training.message import Phase, StepStage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from dshealthd.core.collector import Fault, Sample
-    from dshealthd.jobs.hangs.hang import Hang, RankState
+    from dshealthd.jobs.hangs.hang import RankState, Standstill
 
 HANG = gauge(
     "dshealthd_job_hang",
-    "1 while every rank of the job on this node has been silent for longer than usual, with the "
-    "cause as far as this node knows: process, checkpoint, input, desync; waiting if no cause is "
-    "on this node. 0 with class none while the job makes progress.",
+    "1 while the job is hung as far as this node knows, with the cause: process, checkpoint, input, "
+    "desync; waiting if no cause is on this node, which is 0 for the time of "
+    "dshealthd_job_hang_hold_seconds. 0 while its ranks here are silent without a hang: "
+    "between_steps (of an unmarked pause, for 600 s), working (its GPUs, CPUs, NCCL or files show "
+    "it), suspended (all its processes here are stopped), debugger. 0 with class none while the "
+    "job makes progress, or is in a marked pause.",
     "training_job",
     "class",
 )
 HOLD = gauge(
     "dshealthd_job_hang_hold_seconds",
-    "Time that the ranks of such a job must be overdue before this node shows it as hung: 600 s "
-    "while they may be in an unmarked pause between two steps, 90 s while no cause is known here, "
-    "else 0.",
+    "Time that the ranks of a silent job must be overdue before this node shows it as hung: 600 s "
+    "between two steps and while only CPUs work, 90 s while no cause is known here, else 0; absent "
+    "for pauses that may last for ever.",
     "training_job",
 )
 CULPRIT = gauge(
     "dshealthd_job_hang_culprit_info",
-    "1 for a rank on this node that the others wait for: stopped, gone, blocked in the kernel or "
-    "in a checkpoint; or, only if all ranks of the job are on this node, in a pause of its own, "
-    "between steps (input), behind or ahead. At most 8 per job.",
+    "1 for a rank on this node that the others wait for: stopped, traced (in a debugger), gone, "
+    "blocked in the kernel or in a checkpoint; or, only if all ranks of the job are on this node, "
+    "in a pause of its own, between steps (input), behind or ahead. At most 8 per job.",
     "training_job",
     "rank",
     "class",
@@ -74,6 +78,12 @@ STATE = gauge(
     "rank",
     "state",
 )
+PHASE_SECONDS = gauge(
+    "dshealthd_job_phase_seconds",
+    "Time for which a rank has been in its marked pause; absent while it trains.",
+    "training_job",
+    "rank",
+)
 ENDED = gauge(
     "dshealthd_job_rank_ended_timestamp_seconds",
     "Unix time at which the process of a rank that had made steps ended, and how: ended (exit "
@@ -102,7 +112,7 @@ class JobHang(Collector):
         detector = self.context.service(Jobs, "no heartbeats come in").hangs()
         for job, ranks in detector.jobs.items():
             if any(rank.ended is None for rank in ranks):
-                yield from verdict(job, detector.hangs.get(job))
+                yield from verdict(job, detector.standstills.get(job))
         for job, rank in shown(detector.jobs):
             yield from samples(job, rank)
 
@@ -130,15 +140,16 @@ def shown(jobs: Mapping[str, Sequence[RankState]]) -> list[tuple[str, RankState]
     return found
 
 
-def verdict(job: str, hang: Hang | None) -> Iterator[Sample]:
+def verdict(job: str, found: Standstill | None) -> Iterator[Sample]:
     """Yield whether a job is hung, its class, and the culprit ranks."""
-    if hang is None:
+    if found is None:
         yield HANG(0, job, str(HangClass.NONE))
         return
-    yield HANG(1, job, str(hang.reason))
-    yield HOLD(hang.hold, job)
-    for rank, culprit in hang.culprits[:MAX_NAMED]:
-        yield CULPRIT(1, job, str(rank), str(hang.reason), str(culprit))
+    yield HANG(found.shown, job, str(found.reason))
+    if math.isfinite(found.hold):
+        yield HOLD(found.hold, job)
+    for rank, culprit in found.culprits[:MAX_NAMED]:
+        yield CULPRIT(1, job, str(rank), str(found.reason), str(culprit))
 
 
 def samples(job: str, rank: RankState) -> Iterator[Sample]:
@@ -151,5 +162,7 @@ def samples(job: str, rank: RankState) -> Iterator[Sample]:
     yield STATE(1, job, name, str(rank.state))
     yield BOUND(rank.bound, job, name)
     yield OVERDUE(max(0.0, rank.silence - rank.bound), job, name)
+    if rank.phase is not Phase.TRAINING:
+        yield PHASE_SECONDS(rank.phase_seconds, job, name)
     if rank.stage is not StepStage.UNKNOWN:
         yield POSITION(rank.step + (rank.stage - StepStage.INPUT) / STAGES, job, name)

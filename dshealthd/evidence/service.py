@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
     from dshealthd.evidence.options import EvidenceOptions
-    from dshealthd.jobs.hangs.hang import Hang
+    from dshealthd.jobs.hangs.hang import Standstill
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Taken(NamedTuple):
     """Name of its directory; empty if there is none."""
 
 
-def case(hang: Hang) -> HangCase:
+def case(hang: Standstill) -> HangCase:
     """Return the evidence case of a hang."""
     return HangCase(
         job=hang.job,
@@ -162,13 +162,13 @@ class Evidence:
             return
         self._sizes = dict.fromkeys((entry.name for entry in bundles(names)), None)
 
-    def see(self, hangs: Iterable[Hang]) -> None:
+    def see(self, hangs: Iterable[Standstill]) -> None:
         """Note the hangs that are confirmed now; hangs that are not given are over.
 
-        What may be a pause between two steps is no hang yet. Any other hang is, even if the page
-        for it waits for the probes: its job may end meanwhile.
+        Evidence does not wait until the probes have found a cause, as the page does: the job may
+        end meanwhile.
         """
-        self.look(case(hang) for hang in hangs if not hang.may_be_pause)
+        self.look(map(case, hangs))
 
     def look(self, hangs: Iterable[HangCase]) -> None:
         """Note the jobs that are hung now, and start collecting evidence of those that are due."""

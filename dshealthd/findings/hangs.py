@@ -1,52 +1,51 @@
-"""A hang as this node shows it: on its page, in `status` and `jobs`, and as a finding.
+"""A job's standstill as this node shows it: on its page, in `status` and `jobs`, and as a finding.
 
-The ranks of a job may be silent for a while without a hang. This node shows one when the alert for
-it would fire too, as far as one node can know.
+`jobs/hangs` judges it, with what `work` sees of the job's GPUs and files; all views show its
+verdict.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.jobs.hangs.hang import BETWEEN_STEPS, PROBLEMS, HangClass, explain
+from dshealthd.jobs.hangs.hang import PAUSES, PROBLEMS, HangClass, Work, explain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dshealthd.findings.series import Series
 
+_BUSY = 0.95
+"""Utilization of a GPU with a kernel that runs all the time, as one that waits does."""
 
-class ShownHang(NamedTuple):
-    """A job whose ranks here have all been silent for longer than usual."""
+
+class ShownStandstill(NamedTuple):
+    """A job whose ranks here stand still."""
 
     cause: str
-    """The class of the hang."""
+    """Its class."""
     says: str
     """The cause in words, with what this node does not see."""
     culprits: tuple[Mapping[str, str], ...]
     """Labels of the culprit ranks: `rank`, `reason`."""
     overdue: float | None
     """Seconds beyond the usual silence."""
-    hold: float
-    """Seconds that it must be overdue."""
-    pause: str
-    """What it may be instead of a hang; empty once it is a hang."""
+    is_hang: bool
+    left: float | None
+    """Seconds until it counts as a hang; None if it never does."""
     missing: str
     """Why ranks at different places name no culprit: `tie` or `elsewhere`; otherwise empty."""
 
-    @property
-    def left(self) -> float:
-        """Seconds until it counts as a hang."""
-        return max(0.0, self.hold - (self.overdue or 0.0))
 
-
-def silent(series: Series, job: str) -> ShownHang | None:
-    """Return the hang of a job, or what may become one; None while the job makes progress."""
-    cause = next(
-        (p.labels["class"] for p in series("job_hang", training_job=job) if p.value == 1), None
+def silent(series: Series, job: str) -> ShownStandstill | None:
+    """Return the standstill of a job; None while it makes progress."""
+    found = next(
+        (p for p in series("job_hang", training_job=job) if p.labels["class"] != HangClass.NONE),
+        None,
     )
-    if cause is None:
+    if found is None:
         return None
+    cause = found.labels["class"]
     overdue = min(
         (
             point.value
@@ -55,24 +54,20 @@ def silent(series: Series, job: str) -> ShownHang | None:
         ),
         default=None,
     )
-    hold = series.value("job_hang_hold_seconds", training_job=job) or 0.0
-    pause = ""
-    if overdue is not None and overdue < hold:
-        pause = "between two steps" if hold == BETWEEN_STEPS else "waiting"
-    elif (
-        overdue is not None and overdue < series.limits.hang_moving_seconds and _moves(series, job)
-    ):
-        hold, pause = series.limits.hang_moving_seconds, "no step, but its GPUs or NCCL are at work"
+    hold = series.value("job_hang_hold_seconds", training_job=job)
     culprits = tuple(point.labels for point in series("job_hang_culprit_info", training_job=job))
     whole = _whole(series, job)
     apart = cause == HangClass.DESYNC and not culprits
-    return ShownHang(
+    says = explain(cause, named=bool(culprits), whole=whole)
+    if cause == HangClass.WORKING and (seen := work(series, job).says):
+        says = f"no step, but {seen}"
+    return ShownStandstill(
         cause=cause,
-        says=explain(cause, named=bool(culprits), whole=whole),
+        says=says,
         culprits=culprits,
         overdue=overdue,
-        hold=hold,
-        pause=pause,
+        is_hang=found.value == 1,
+        left=None if hold is None and cause in PAUSES else max(0.0, (hold or 0) - (overdue or 0)),
         missing=("tie" if whole else "elsewhere") if apart else "",
     )
 
@@ -80,6 +75,31 @@ def silent(series: Series, job: str) -> ShownHang | None:
 def problem(reason: str) -> str:
     """Return the problem of a culprit in words; the reason itself if this release has none."""
     return PROBLEMS.get(reason, reason)
+
+
+def work(series: Series, job: str) -> Work:
+    """Return what the GPUs, NCCL and the files of a job on this node show."""
+    gpus = {point.labels["uuid"] for point in series("job_gpu_info", training_job=job)}
+    active = series.limits.hang_memory_activity_ratio
+    moving = {
+        point.labels["uuid"]: point.value > active
+        for point in series("gpu_memory_activity_ratio", uuid=gpus)
+    }
+    written = series.value("job_write_bytes_per_second", training_job=job)
+    says = (
+        "its GPUs compute"
+        if any(moving.values())
+        else "NCCL launches operations"
+        if series.value("job_nccl_answers_without_progress", training_job=job) == 0
+        else "it writes files"
+        if written is not None and written > series.limits.hang_write_bytes_per_second
+        else ""
+    )
+    waits = any(
+        point.value > _BUSY and moving.get(point.labels["uuid"]) is False
+        for point in series("gpu_utilization_ratio", uuid=gpus)
+    )
+    return Work(says, waits)
 
 
 def _whole(series: Series, job: str) -> bool:
@@ -92,12 +112,3 @@ def _whole(series: Series, job: str) -> bool:
     ]
     here = {point.labels["rank"] for point in series("job_step", training_job=job)}
     return bool(sizes) and len(here) >= max(sizes)
-
-
-def _moves(series: Series, job: str) -> bool:
-    """Return whether NCCL launches operations for a job, or one of its GPUs here moves memory."""
-    gpus = {point.labels["uuid"] for point in series("job_gpu_info", training_job=job)}
-    active = series.limits.hang_memory_activity_ratio
-    return series.value("job_nccl_answers_without_progress", training_job=job) == 0 or any(
-        point.value > active for point in series("gpu_memory_activity_ratio", uuid=gpus)
-    )

@@ -9,6 +9,7 @@ from dshealthd.findings.finding import Sign
 from dshealthd.findings.hangs import silent
 from dshealthd.findings.host import over
 from dshealthd.findings.limits import source as limit_source
+from dshealthd.jobs.hangs.hang import HangClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -27,25 +28,32 @@ SETTLED_STEPS = 100
 
 def hangs(series: Series, wall: float) -> Iterator[Sign]:
     """Yield findings about jobs in which no rank here makes progress, and stuck collectives."""
-    hung = set()
-    for labels, value in series("job_hang"):
-        if value != 1:
+    still = set()
+    for job in sorted({point.labels["training_job"] for point in series("job_hang")}):
+        found = silent(series, job)
+        if found is None:
             continue
-        job = labels["training_job"]
-        hung.add(job)
-        hang = silent(series, job)
-        if hang is None or hang.pause:
+        still.add(job)
+        if found.cause == HangClass.DEBUGGER:
+            for culprit in found.culprits:
+                yield Sign(
+                    alert="DshealthdRankInDebugger",
+                    part=f"rank {culprit['rank']} of {job}",
+                    job=job,
+                    source="dshealthd_job_hang_culprit_info",
+                )
+        if not found.is_hang:
             continue
-        culprit = hang.culprits[0] if hang.culprits else {"reason": hang.missing}
+        culprit = found.culprits[0] if found.culprits else {"reason": found.missing}
         yield Sign(
             alert="DshealthdJobHang",
-            labels={**labels, **culprit},
-            value=hang.overdue,
+            labels={"training_job": job, "class": found.cause, **culprit},
+            value=found.overdue,
             limit=0,
             limit_source="dshealthd_job_step_bound_seconds",
             source="dshealthd_job_overdue_seconds",
             since=_last_heartbeat(series, job)
-            or (None if hang.overdue is None else wall - hang.overdue),
+            or (None if found.overdue is None else wall - found.overdue),
         )
     name, limit = "job_nccl_answers_without_progress", "ras_idle_answers"
     for labels, value in series(name):
@@ -54,7 +62,7 @@ def hangs(series: Series, wall: float) -> Iterator[Sign]:
             point.value > 0 for point in series("job_nccl_rank_operations_behind", training_job=job)
         )
         named = behind or any(series("job_nccl_rank_trouble_info", training_job=job))
-        if value >= series.limit(limit) and named and job not in hung:
+        if value >= series.limit(limit) and named and job not in still:
             yield Sign(
                 alert="DshealthdCollectiveStuck",
                 labels=labels,

@@ -52,6 +52,7 @@ OF_JOBS = frozenset(
     (
         "training",
         "job_hang",
+        "job_writes",
         "job_environment",
         "software",
         "nccl_ras",

@@ -125,13 +125,15 @@ class Limits:
         "Uncorrected SRAM errors over the life of the part. NVML, ml-engineering [R]",
         minimum=0,
     )
-    hang_moving_seconds: Duration = option(
-        "10m",
-        "Time for which ranks may be silent while their GPUs or NCCL still move. [O]",
-        minimum="1m",
-    )
     hang_memory_activity_ratio: float = _ratio(
-        0.05, "Memory activity of a GPU that waits in a collective. sichek's event rules [R]"
+        0.05,
+        "Memory activity up to which a GPU waits in a collective; beyond, it computes, and its job "
+        "does not hang. sichek's event rules [R]",
+    )
+    hang_write_bytes_per_second: Bytes = option(
+        Bytes(10**6),
+        "Rate from which a silent job that writes files is at work: it saves a checkpoint. [O]",
+        minimum=1,
     )
     ras_idle_answers: float = option(
         4.0,

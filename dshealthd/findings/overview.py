@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
+import operator
 import statistics
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.findings.hangs import problem, silent
+from dshealthd.jobs.hangs.hang import HangClass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from dshealthd.findings.hangs import ShownHang
+    from dshealthd.findings.hangs import ShownStandstill
     from dshealthd.findings.series import Series
 
 MAX_RANKS = 64
 """Most ranks listed of a job; no node has more GPUs."""
+PAUSE = 5.0
+"""Seconds from which a marked pause is shown: checkpoints of a moment would make a page flicker."""
+STATES = ("no heartbeats", "training", "paused", "suspended", "stalled", "failed", "hung")
+"""States of a job on a node, from best to worst."""
+
+
+def state_of_all(parts: Iterable[tuple[str, str]]) -> str:
+    """Return the state of a job from its state and the class of its standstill on each node: the
+    worst, unless the nodes together know better.
+
+    Ranks that wait for one on another node look hung on theirs; ranks that are stopped on one node
+    alone hold up those on the others.
+    """
+    known = set(parts)
+    states = {state for state, _ in known}
+    worst = max(states, key=lambda state: STATES.index(state) if state in STATES else 1)
+    if worst in {"hung", "stalled"} and "suspended" in states:
+        return "hung"
+    if worst == "hung" and ("hung", HangClass.PROCESS) not in known:
+        if "paused" in states:
+            return "paused"
+        at_work = {HangClass.WORKING, HangClass.DEBUGGER} & {cause for _, cause in known}
+        if "training" in states or at_work:
+            return "stalled"
+    return worst
 
 
 def overview(series: Series, bundles: str) -> list[dict[str, Any]]:
-    """Return each job of this node, hung and failed ones first; what may become a hang is `stalled`.
+    """Return each job of this node, hung and failed ones first; a silent one that is not hung is
+    `stalled` or `suspended`, one in a marked pause `paused`.
 
     `bundles` is the directory of the evidence.
     """
@@ -45,7 +73,9 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
     )
     seen = [int(point.value) for point in series("job_ranks", training_job=job)]
     found = silent(series, job)
-    hang = None if found is None or found.pause else _hang(found)
+    hang = _hang(found) if found is not None and found.is_hang else None
+    stall = _stall(series, job, found) if found is not None and not hang else None
+    stall = stall or (None if found else _paused(series, job))
     failures = _failures(series, job)
     return {
         "job": job,
@@ -55,20 +85,24 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
         "step": min(steps, default=None),
         "step_highest": max(steps, default=None),
         "steps_per_minute": round(60 / statistics.median(baseline), 2)
-        if baseline and not found
+        if baseline and not (found or stall)
         else None,
         "loss": "unknown" if not losses else "finite" if losses == {1.0} else "not finite",
         "state": "hung"
         if hang
         else "failed"
         if failures
+        else "suspended"
+        if found and found.cause == HangClass.SUSPENDED
         else "stalled"
         if found
+        else "paused"
+        if stall
         else "training"
         if steps
         else "no heartbeats",
         "hang": hang,
-        "stall": None if found is None or hang else _stall(series, job, found),
+        "stall": stall,
         "failures": failures,
         "slowest_rank": _slowest(series, job),
         "evidence": f"{bundles}/{evidence[-1]}" if evidence and bundles else None,
@@ -89,12 +123,13 @@ def _ranks(series: Series, job: str) -> Iterator[dict[str, Any]]:
             "stage": _chosen(series, "job_stage", "stage", id),
             "process": _chosen(series, "job_rank_state", "state", id),
             "overdue_seconds": series.value("job_overdue_seconds", **id),
+            "heartbeat": series.value("job_heartbeat_timestamp_seconds", **id),
             "loss_finite": _flag(series.value("job_loss_finite", **id)),
             "gpu": next((point.labels["gpu"] for point in series("job_gpu_info", **id)), None),
         }
 
 
-def _hang(hang: ShownHang) -> dict[str, Any]:
+def _hang(hang: ShownStandstill) -> dict[str, Any]:
     """Return the hang of a job: cause, culprits, time without progress."""
     return {
         "cause": hang.cause,
@@ -111,14 +146,30 @@ def _hang(hang: ShownHang) -> dict[str, Any]:
     }
 
 
-def _stall(series: Series, job: str, hang: ShownHang) -> dict[str, Any]:
-    """Return what may become a hang: what it may be, for how long, and until when."""
+def _stall(series: Series, job: str, found: ShownStandstill) -> dict[str, Any]:
+    """Return a silence that is no hang: what it may be, for how long, and until when."""
     bounds = [point.value for point in series("job_step_bound_seconds", training_job=job)]
     return {
-        "says": hang.pause,
-        "silent_seconds": (hang.overdue or 0.0) + min(bounds, default=0.0),
-        "hung_in_seconds": hang.left,
+        "cause": found.cause,
+        "says": found.says,
+        "silent_seconds": (found.overdue or 0.0) + min(bounds, default=0.0),
+        "hung_in_seconds": found.left,
     }
+
+
+def _paused(series: Series, job: str) -> dict[str, Any] | None:
+    """Return the longest marked pause in which a rank of a job is; None if all train."""
+    seconds, phase = max(
+        (
+            (point.value, _chosen(series, "job_phase", "phase", point.labels))
+            for point in series("job_phase_seconds", training_job=job)
+        ),
+        default=(0.0, None),
+        key=operator.itemgetter(0),
+    )
+    if phase is None or seconds < PAUSE:
+        return None
+    return {"cause": phase, "says": phase, "silent_seconds": seconds, "hung_in_seconds": None}
 
 
 def _failures(series: Series, job: str) -> list[dict[str, Any]]:

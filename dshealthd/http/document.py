@@ -162,14 +162,19 @@ _HANG = _record(
     },
     says=TEXT,
 )
-_STALL = _record({"says": TEXT, "silent_seconds": FIGURE, "hung_in_seconds": FIGURE})
+_STALL = _record(
+    {"says": TEXT, "silent_seconds": FIGURE, "hung_in_seconds": OrNull(FIGURE)}, cause=TEXT
+)
 _RANK = _record(
     {
         "rank": WHOLE,
         "step": OrNull(WHOLE),
         **dict.fromkeys(("step_seconds", "overdue_seconds"), OrNull(FIGURE)),
         **dict.fromkeys(("phase", "stage", "process", "gpu"), OrNull(TEXT)),
-    }
+    },
+    heartbeat=OrNull(TIME),
+    **dict.fromkeys(("work_seconds", "wait_seconds", "work_ratio"), OrNull(FIGURE)),
+    wait_source=OrNull(TEXT),
 )
 _JOB = _record(
     {
@@ -181,6 +186,7 @@ _JOB = _record(
         "evidence": OrNull(TEXT),
         "ranks": Array(_RANK, MANY),
     },
+    step_highest=OrNull(WHOLE),
     stall=OrNull(_STALL),
     failures=Array(_record({"slug": TEXT, "rank": OrNull(WHOLE), "node": TEXT}), MANY),
 )

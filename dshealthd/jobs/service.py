@@ -13,6 +13,7 @@ from dshealthd.core import state_writer
 from dshealthd.core.collector import NotAvailable, Reason, SourceError
 from dshealthd.core.periodic import Periodic
 from dshealthd.jobs.hangs.detector import HangDetector
+from dshealthd.jobs.hangs.hang import IDLE
 from dshealthd.jobs.hangs.pace import Pace
 from dshealthd.jobs.hangs.suspicion import Suspicions
 from dshealthd.jobs.heartbeats.reception import Reception
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from dshealthd.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
-    from dshealthd.jobs.hangs.hang import Hang
+    from dshealthd.jobs.hangs.hang import Standstill, Work
     from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 
 log = logging.getLogger(__name__)
@@ -42,20 +43,22 @@ class Jobs:
         self,
         monotonic: Callable[[], float],
         wall: Callable[[], float],
-        on_look: Callable[[Iterable[Hang]], object] = lambda _hangs: None,
+        on_look: Callable[[Iterable[Standstill]], object] = lambda _hangs: None,
         state: Path | None = None,
         on_suspicion: Callable[[str], object] = lambda _job: None,
+        work: Callable[[str], Work] = lambda _job: IDLE,
     ) -> None:
         """Prepare; `apply` starts the service.
 
         `on_look` is called in the loop after each check, with all hangs confirmed by then, and
         `on_suspicion` with a job that may hang (`dshealthd.jobs.hangs.suspicion`). Both must return
         at once. `state` is the directory for the ranks' baselines, from which a restarted agent
-        continues; None to keep nothing.
+        continues; None to keep nothing. `work` returns what the GPUs and files of a job show.
         """
         self._clocks: dict[str, Callable[[], float]] = {"monotonic": monotonic, "wall": wall}
         self._on_look = on_look
         self._on_suspicion = on_suspicion
+        self._work = work
         self._suspicions = Suspicions()
         self._state = state
         self._pace: Pace | None = None
@@ -85,7 +88,7 @@ class Jobs:
             self._reception = Reception(heartbeats.socket, host, **self._clocks)
             self._tending = Periodic(self._reception.tend, heartbeats.interval)
         if hangs.enabled and self._looking is None:
-            self._detector = HangDetector(hangs, host, **self._clocks)
+            self._detector = HangDetector(hangs, host, **self._clocks, work=self._work)
             known = await self._resume(self._detector, host)
             self._looking = Periodic(self._look, hangs.interval)
         if not hangs.enabled:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dshealthd.core.collector import Sample
-    from dshealthd.jobs.hangs.hang import Hang
+    from dshealthd.jobs.hangs.hang import Standstill
 
 ROUNDS = counter(
     "dshealthd_probe_hang_rounds_total",
@@ -80,7 +80,7 @@ class HungJobs:
         self._free_at = float("-inf")
         self._rounds = 0
 
-    def see(self, hangs: Iterable[Hang]) -> None:
+    def see(self, hangs: Iterable[Standstill]) -> None:
         """Take the hangs that are confirmed now; those not given are over."""
         by_job = {hang.job: hang.reason for hang in hangs}
         self._hung = frozenset(by_job)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
     from dshealthd.core.snapshot import Snapshot
-    from dshealthd.jobs.hangs.hang import Hang
+    from dshealthd.jobs.hangs.hang import Standstill
     from dshealthd.probe.members.membership import Membership
     from dshealthd.probe.options import ProbeOptions
 
@@ -215,7 +215,7 @@ class ProbeService:
             for suspect in (() if self._running is None else self._running.detector.suspects())
         ]
 
-    def see(self, hangs: Iterable[Hang]) -> None:
+    def see(self, hangs: Iterable[Standstill]) -> None:
         """Report the jobs that are hung on this node now to the probes; see `hung_jobs`."""
         self._hung_jobs.see(hangs)
 

@@ -23,7 +23,7 @@ from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
-from dshealthd.jobs.hangs.hang import Culprit, HangClass
+from dshealthd.jobs.hangs.hang import PATIENCE, Culprit, HangClass
 from dshealthd.jobs.hangs.silence import UNKNOWN
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 from tests.jobs import rank
@@ -32,7 +32,7 @@ from tests.jobs.service import configured, jobs
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
-    from dshealthd.jobs.hangs.hang import Hang
+    from dshealthd.jobs.hangs.hang import Standstill
     from dshealthd.jobs.service import Jobs
 
 ROOT = Path(__file__).parents[2]
@@ -142,7 +142,7 @@ async def node(path: Path, ranks: int = 2) -> AsyncIterator[Node]:
     """Run a node."""
     told: list[frozenset[str]] = []
 
-    def on_look(hangs: Iterable[Hang]) -> None:
+    def on_look(hangs: Iterable[Standstill]) -> None:
         now = frozenset(hang.job for hang in hangs)
         if now != (told[-1] if told else frozenset()):
             told.append(now)
@@ -324,11 +324,74 @@ def test_pauses_are_no_hang(tmp_path: Path) -> None:
                 await found.until(lambda values: ended(values) == {("1", "ended")})
             found.tell(0, "wait")
             values = await found.until(lambda values: values["overdue_seconds", "0"] > 1.5)
-            assert values["hang", "none"] == 0
+            if what == "compute":
+                values = await found.until(lambda values: ("hang", "working") in values)
+                assert values["hang_hold_seconds",] == PATIENCE
+            assert not hanging(values)
             assert found.told == []
 
     for what in ("checkpoint", "compute", "end"):
         asyncio.run(asyncio.wait_for(run(what), LIMIT))
+
+
+def test_a_pause_that_nobody_marked_teaches_nothing(tmp_path: Path) -> None:
+    """Ranks that are all between the same two steps (here one) are in a pause; when they go on, what
+    they took is no usual silence.
+    """
+
+    async def run() -> None:
+        async with node(tmp_path, ranks=1) as found:
+            await found.trained()
+            found.tell(0, "pause")
+            values = await found.until(lambda values: ("hang", "between_steps") in values)
+            assert (values["hang", "between_steps"], values["hang_hold_seconds",]) == (0, PATIENCE)
+            await found.until(lambda values: values["overdue_seconds", "0"] > 4.0)
+            before = found.look()["step_bound_seconds", "0"]
+            found.tell(0, "go on")
+            values = await found.until(lambda values: ("hang", "none") in values)
+            assert values["step_bound_seconds", "0"] <= before
+            assert found.told == []
+
+    asyncio.run(asyncio.wait_for(run(), LIMIT))
+
+
+def test_a_job_that_is_suspended(tmp_path: Path) -> None:
+    """A job of which every process is stopped is suspended; it is no hang, and goes on."""
+
+    async def run() -> None:
+        async with node(tmp_path) as found:
+            await found.trained()
+            for process in found.ranks:
+                process.send_signal(signal.SIGSTOP)
+            values = await found.until(lambda values: ("hang", "suspended") in values)
+            assert not hanging(values)
+            for process in found.ranks:
+                process.send_signal(signal.SIGCONT)
+            await found.until(lambda values: ("hang", "none") in values)
+            assert found.told == []
+
+    asyncio.run(asyncio.wait_for(run(), LIMIT))
+
+
+def test_a_rank_that_is_stopped_in_a_marked_pause(tmp_path: Path) -> None:
+    """It is certain evidence: it does not wait for the patience of the pause."""
+
+    async def run() -> None:
+        async with node(tmp_path) as found:
+            await found.trained()
+            for number in (0, 1):
+                found.tell(number, "checkpoint")
+            values = await found.until(
+                lambda values: not known(values, "0") and not known(values, "1")
+            )
+            assert not hanging(values)
+            found.ranks[1].send_signal(signal.SIGSTOP)
+            values = await found.until(hanging)
+            assert values["hang", "process"] == 1
+            assert values["hang_culprit_info", "1", "process", "stopped"] == 1
+            assert values["phase_seconds", "0"] > 0
+
+    asyncio.run(asyncio.wait_for(run(), LIMIT))
 
 
 def test_text(tmp_path: Path) -> None:

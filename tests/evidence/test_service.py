@@ -22,7 +22,7 @@ from dshealthd.evidence.bundle import kept
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import BUNDLES, BYTES, INFO, KEPT, LAST, Evidence
-from dshealthd.jobs.hangs.hang import BETWEEN_STEPS, UNEXPLAINED, Hang, HangClass
+from dshealthd.jobs.hangs.hang import UNEXPLAINED, HangClass, Standstill
 from tests.environments import wait_for_environment
 from tests.stopwatch import Stopwatch
 
@@ -119,37 +119,26 @@ def test_a_hang_is_taken_once_and_not_before_it_has_lasted(tmp_path: Path) -> No
     asyncio.run(scene())
 
 
-def test_nothing_is_taken_of_a_pause_between_two_steps(tmp_path: Path) -> None:
-    """Ranks that may be in an unmarked checkpoint cause no bundle until they count as hung; a wait
-    within a step causes one at once, though its page waits for the probes.
-    """
+def test_a_hang_without_a_cause_is_taken_at_once(tmp_path: Path) -> None:
+    """A wait within a step causes a bundle, though its page waits for the probes."""
 
     async def scene() -> None:
         node = Node(tmp_path)
-
-        async def see(hold: float, overdue: float) -> list[str]:
-            hang = Hang(
-                job="slurm-1",
-                reason=HangClass.WAITING,
-                culprits=(),
-                ranks=(),
-                since=NOW,
-                overdue=overdue,
-                hold=hold,
-            )
-            for _ in range(2):
-                node.evidence.see([hang])
-                node.monotonic += 10.0
-            while node.evidence.status()["state"] == "running":
-                await asyncio.sleep(0.02)
-            return [entry.job for entry in kept(node.evidence.directory)]
-
-        assert await see(BETWEEN_STEPS, BETWEEN_STEPS - 1) == []
-        assert await see(BETWEEN_STEPS, BETWEEN_STEPS) == ["slurm-1"]
-        await node.evidence.close()
-        (tmp_path / "within-a-step").mkdir()
-        node = Node(tmp_path / "within-a-step")
-        assert await see(UNEXPLAINED, 1.0) == ["slurm-1"]
+        still = Standstill(
+            job="slurm-1",
+            reason=HangClass.WAITING,
+            culprits=(),
+            ranks=(),
+            since=NOW,
+            overdue=1.0,
+            hold=UNEXPLAINED,
+        )
+        for _ in range(2):
+            node.evidence.see([still])
+            node.monotonic += 10.0
+        while node.evidence.status()["state"] == "running":
+            await asyncio.sleep(0.02)
+        assert [entry.job for entry in kept(node.evidence.directory)] == ["slurm-1"]
         await node.evidence.close()
 
     asyncio.run(scene())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dshealthd.evidence import exposition_text, stacks, summary
 from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
 from dshealthd.evidence.service import case
-from dshealthd.jobs.hangs.hang import Hang, HangClass, explain
+from dshealthd.jobs.hangs.hang import HangClass, Standstill, explain
 
 METRICS = """\
 # HELP dshealthd_job_step x
@@ -79,7 +79,7 @@ def test_no_rank_is_named_without_all_ranks() -> None:
     """Where the detector names no rank, the summary says why, and steps name none either."""
     found = findings()
     found.case = case(
-        Hang(
+        Standstill(
             job="slurm-7",
             reason=HangClass.DESYNC,
             culprits=(),

@@ -45,13 +45,18 @@ def main() -> None:
     """Make steps, with the stages that a model's hooks tell."""
     sys.modules["torch"] = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False))  # type: ignore[assignment] # all that is asked
     heartbeat = Heartbeat(socket=sys.argv[1])
-    while not select.select([sys.stdin], [], [], 0)[0]:
-        heartbeat.forward_began(Model(), computes=True)
-        time.sleep(STEP / 2)
-        heartbeat.forward_ended(computes=True)
-        time.sleep(STEP / 2)
-        heartbeat.step()
-    trouble(heartbeat, sys.stdin.readline().strip())
+    while True:
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            heartbeat.forward_began(Model(), computes=True)
+            time.sleep(STEP / 2)
+            heartbeat.forward_ended(computes=True)
+            time.sleep(STEP / 2)
+            heartbeat.step()
+        what = sys.stdin.readline().strip()
+        if what == "pause":
+            sys.stdin.readline()
+        else:
+            trouble(heartbeat, what)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
     from pathlib import Path
 
-    from dshealthd.jobs.hangs.hang import Hang
+    from dshealthd.jobs.hangs.hang import Standstill
 
 OFF = HangOptions(enabled=False)
 
@@ -33,7 +33,7 @@ def configured(
 @contextlib.asynccontextmanager
 async def jobs(
     config: Config,
-    on_look: Callable[[Iterable[Hang]], object] = lambda _: None,
+    on_look: Callable[[Iterable[Standstill]], object] = lambda _: None,
     state: Path | None = None,
 ) -> AsyncIterator[tuple[Jobs, Context]]:
     """Run the service; yield it, and what collectors of the same agent are given."""

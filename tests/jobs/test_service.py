@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from dshealthd.jobs.hangs.hang import Hang
+    from dshealthd.jobs.hangs.hang import Standstill
 
 OFTEN = Duration(0.1)
 
@@ -125,10 +125,10 @@ def test_hangs_that_are_watched_no_longer_are_over(tmp_path: Path) -> None:
     """Who is called is called at each look, and when the watch is switched off once more with none:
     a hang that nobody sees any more is not evidence of one.
     """
-    calls: list[list[Hang]] = []
+    calls: list[list[Standstill]] = []
     heartbeats = HeartbeatOptions(socket=str(tmp_path / "h.sock"))
 
-    def on_look(hangs: Iterable[Hang]) -> None:
+    def on_look(hangs: Iterable[Standstill]) -> None:
         calls.append(list(hangs))
 
     async def run() -> None:

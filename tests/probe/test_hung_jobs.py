@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.options import Duration
-from dshealthd.jobs.hangs.hang import Hang, HangClass
+from dshealthd.jobs.hangs.hang import HangClass, Standstill
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 from dshealthd.probe.hung_jobs import ASKED, GAP, PARTNERS, HungJobs, Neighbourhood
 from dshealthd.probe.observation import Outcome
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 
-def hang(job: str, reason: HangClass = HangClass.WAITING) -> Hang:
+def hang(job: str, reason: HangClass = HangClass.WAITING) -> Standstill:
     """Return a hang with default details."""
-    return Hang(job=job, reason=reason, culprits=(), ranks=(), since=0.0)
+    return Standstill(job=job, reason=reason, culprits=(), ranks=(), since=0.0)
 
 
 def entry(job: str, ranks: int = 1, world_size: int = 4) -> dict[str, Any]:

@@ -1,25 +1,30 @@
-"""The hang detector: which jobs are hung on this node, check by check."""
+"""The hang detector: which jobs stand still on this node, check by check."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.jobs.hangs.exits import ExitWatcher
-from dshealthd.jobs.hangs.hang import judge
+from dshealthd.jobs.hangs.hang import IDLE, judge
 from dshealthd.jobs.hangs.watch import RankWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from dshealthd.core.host import Host
-    from dshealthd.jobs.hangs.hang import Hang, RankState
+    from dshealthd.jobs.hangs.hang import RankState, Standstill, Work
     from dshealthd.jobs.heartbeats.identity import Identity
     from dshealthd.jobs.heartbeats.sender import Sender
     from dshealthd.jobs.options import HangOptions
 
 SLACK = 3.0
 """Most intervals between two checks that count as silence; time beyond that is ignored."""
+AT_WORK = 60.0
+"""Seconds for which a silent job counts as at work after it was last seen to be: evaluations wait
+for data, and samples are moments.
+"""
 
 
 class HangDetector:
@@ -32,23 +37,33 @@ class HangDetector:
         *,
         monotonic: Callable[[], float],
         wall: Callable[[], float],
+        work: Callable[[str], Work] = lambda _job: IDLE,
     ) -> None:
-        """Start without ranks, in the running loop, which is notified when processes exit."""
+        """Start without ranks, in the running loop, which is notified when processes exit.
+
+        `work` returns what the GPUs and files of a job on this node show.
+        """
         self._monotonic = monotonic
         self._wall = wall
+        self._work = work
+        self._floor = float(options.floor)
         self._exit_watcher = ExitWatcher(host, asyncio.get_running_loop(), wall)
         self._watch = RankWatch(
-            host,
-            self._exit_watcher,
-            slack=SLACK * options.interval,
-            floor=float(options.floor),
+            host, self._exit_watcher, slack=SLACK * options.interval, floor=self._floor
         )
-        self._suspected: frozenset[str] = frozenset()
-        """Jobs that were hung at the last check."""
+        self._found: Mapping[str, Standstill] = {}
+        """Standstills by job, as of the last check."""
+        self._worked: dict[str, tuple[float, Work]] = {}
+        """When each job that stands still was last seen at work, and what showed it."""
         self.jobs: Mapping[str, Sequence[RankState]] = {}
         """The ranks of each job, as of the last check."""
-        self.hangs: Mapping[str, Hang] = {}
-        """Confirmed hangs by job: two checks in a row have seen them."""
+        self.standstills: Mapping[str, Standstill] = {}
+        """Confirmed standstills by job: two checks in a row have seen them."""
+
+    @property
+    def hangs(self) -> Mapping[str, Standstill]:
+        """The confirmed standstills that are no pauses."""
+        return {job: found for job, found in self.standstills.items() if not found.is_pause}
 
     def look(self, ranks: Mapping[tuple[str, int], Sequence[tuple[Identity, Sender]]]) -> None:
         """Check for hangs now; if a rank has several processes, the latest counts."""
@@ -57,16 +72,26 @@ class HangDetector:
             who, sender = senders[-1]
             if sender.message is not None:
                 present[place] = who, sender.message
-        self._watch.look(present, self._monotonic())
+        unusual = {job for job, found in self._found.items() if not found.teaches}
+        self._watch.look(present, self._monotonic(), unusual)
         self.jobs = self._watch.jobs()
         wall = self._wall()
         found = {
-            job: hang
+            job: standstill
             for job, states in self.jobs.items()
-            if (hang := judge(job, states, wall)) is not None
+            if (standstill := judge(job, states, wall, partial(self._seen, job), self._floor))
         }
-        self.hangs = {job: hang for job, hang in found.items() if job in self._suspected}
-        self._suspected = frozenset(found)
+        self.standstills = {job: still for job, still in found.items() if job in self._found}
+        self._found = found
+        self._worked = {job: seen for job, seen in self._worked.items() if job in found}
+
+    def _seen(self, job: str) -> Work:
+        """Return the work of a job that stands still, now or a moment ago."""
+        now, work = self._monotonic(), self._work(job)
+        if work.says:
+            self._worked[job] = now, work
+        at, last = self._worked.get(job, (now, work))
+        return last if now - at <= AT_WORK else work
 
     def restore(self, rows: Iterable[dict[str, Any]]) -> None:
         """Restore baselines from `rows` of an earlier detector. ValueError, TypeError, KeyError."""

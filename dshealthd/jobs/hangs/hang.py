@@ -1,8 +1,12 @@
-"""The hang of a job on this node: whether it is hung, the class of the hang, and the culprit.
+"""A job's standstill on this node: whether it is a hang or a pause, its class, and the culprit.
 
-A job is hung on a node if each of its ranks there has been silent for longer than is usual for
-it. Most of them wait for another rank, which may be on another node. Then the culprit is not here,
-and only the Prometheus rules, which see all nodes, can name it.
+A job stands still on a node if each of its ranks there has been silent for longer than is usual
+for it, or for a moment beside a rank that is stopped or has failed, which no pause explains. Most
+of them wait for another rank, which may be on another node. Then the culprit is not here, and only
+the Prometheus rules, which see all nodes, can name it.
+
+A standstill is no hang while something shows that the job is at work, or that somebody has stopped
+it on purpose.
 
 What a process is doing is evidence against its rank. How far a rank is only becomes evidence in
 comparison with all ranks of the job: a node that sees some of them, or as many ahead as behind,
@@ -12,35 +16,32 @@ names none.
 from __future__ import annotations
 
 import enum
+import math
 from collections import Counter
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.jobs.hangs.activity import ThreadState
 from dshealthd.jobs.hangs.exits import ExitKind
-from dshealthd.jobs.hangs.silence import UNKNOWN
+from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
 from dshealthd.training.message import Phase, StepStage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 BUSY = 0.5
 """Share of a core's time from which a rank without a GPU counts as computing.
 
 A rank that waits for others in gloo sleeps.
 """
-PATIENCE = 5.0
-"""Factor on the silence bound of a rank that computes: it may be in an unmarked pause that has not
-occurred before.
-"""
 
 
 class HangClass(enum.StrEnum):
-    """The cause of a hang, as this node sees it."""
+    """Why a job stands still, as this node sees it."""
 
     NONE = "none"
-    """The job is not hung."""
+    """It does not."""
     PROCESS = "process"
     """A rank's process is stopped, or has ended while the others wait for it."""
     CHECKPOINT = "checkpoint"
@@ -51,16 +52,29 @@ class HangClass(enum.StrEnum):
     """Ranks are at different points of the training, and none of them moves."""
     WAITING = "waiting"
     """No cause on this node: the ranks wait for a rank elsewhere, or for the network."""
+    BETWEEN_STEPS = "between_steps"
+    """All ranks here are between the same two steps: perhaps an unmarked checkpoint or evaluation."""
+    WORKING = "working"
+    """GPUs, CPUs, NCCL or growing files show that the job is at work: an unmarked pause."""
+    SUSPENDED = "suspended"
+    """All its processes here are stopped, as by `scontrol suspend`."""
+    DEBUGGER = "debugger"
+    """A debugger holds one of its processes."""
 
+
+PAUSES = frozenset(
+    {HangClass.BETWEEN_STEPS, HangClass.WORKING, HangClass.SUSPENDED, HangClass.DEBUGGER}
+)
+"""Classes of a standstill that is no hang."""
 
 UNEXPLAINED = 90.0
 """Seconds that a hang without a cause on this node must be overdue before it is shown: the time
 that probes have to find one. The rules wait as long
 (`dshealthd:threshold:hang_unexplained_seconds`).
 """
-BETWEEN_STEPS = 600.0
-"""The same while all ranks here are between the same two steps, where a training may write an
-unmarked checkpoint (`dshealthd:threshold:hang_between_steps_seconds`).
+PATIENCE = 600.0
+"""Seconds that ranks may be overdue between the same two steps, or while only their CPUs compute: a
+loop that never ends computes as well.
 """
 
 
@@ -68,7 +82,9 @@ class Culprit(enum.StrEnum):
     """The problem of the rank that the others wait for."""
 
     STOPPED = "stopped"
-    """It is stopped by a signal (SIGSTOP) or a debugger."""
+    """It is stopped by a signal (SIGSTOP)."""
+    TRACED = "traced"
+    """It is stopped in a debugger."""
     GONE = "gone"
     """Its process has ended."""
     BLOCKED = "blocked"
@@ -87,7 +103,8 @@ class Culprit(enum.StrEnum):
 
 PROBLEMS: Mapping[str, str] = MappingProxyType(
     {
-        Culprit.STOPPED: "is stopped (SIGSTOP, or a debugger)",
+        Culprit.STOPPED: "is stopped (SIGSTOP)",
+        Culprit.TRACED: "is stopped in a debugger",
         Culprit.GONE: "has ended",
         Culprit.BLOCKED: "hangs in kernel I/O",
         Culprit.CHECKPOINT: "does not return from a checkpoint",
@@ -128,7 +145,33 @@ def explain(cause: str, *, named: bool, whole: bool) -> str:
                 "not on this node: its ranks wait at the same place for a rank on another node, "
                 "or for the network"
             )
+        case HangClass.BETWEEN_STEPS:
+            return "between two steps"
+        case HangClass.WORKING:
+            return "no step, but its processes are at work"
+        case HangClass.SUSPENDED if whole:
+            return "suspended: all its processes are stopped"
+        case HangClass.SUSPENDED:
+            return "suspended: all its processes here are stopped"
+        case HangClass.DEBUGGER:
+            return "a rank is stopped in a debugger"
     return cause
+
+
+class Work(NamedTuple):
+    """What else than its ranks shows whether a silent job is at work."""
+
+    says: str = ""
+    """What works, in words; empty if nothing is seen to."""
+    waits: bool = False
+    """Whether a GPU of the job waits in a kernel: its step has not ended."""
+
+
+IDLE = Work()
+
+
+STOPPED = frozenset({ThreadState.STOPPED, ThreadState.TRACED})
+"""States of a process that is stopped by a signal or a debugger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,22 +208,25 @@ class RankState:
 
     None if unknown, or if it uses a GPU, where waiting takes CPU time too.
     """
+    stopped_for: float = 0.0
+    """Seconds for which its process has been seen stopped, by a signal or a debugger."""
+    phase_seconds: float = 0.0
+    """Seconds for which it has been in its phase."""
 
     @property
     def stands_still(self) -> bool:
         """Whether the rank has been silent for longer than is usual."""
-        bound = self.bound * (PATIENCE if self.cpu is not None and self.cpu >= BUSY else 1.0)
-        return self.silence > bound
+        return self.silence > self.bound
 
     @property
     def stopped(self) -> bool:
         """Whether the rank's process is stopped by a signal or a debugger."""
-        return self.state in {ThreadState.STOPPED, ThreadState.TRACED}
+        return self.state in STOPPED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hang:
-    """A job that is hung on this node."""
+class Standstill:
+    """A job whose ranks on this node all stand still: a hang or a pause."""
 
     job: str
     reason: HangClass
@@ -195,12 +241,27 @@ class Hang:
     overdue: float = 0.0
     """Seconds by which the silence of each living rank exceeds the usual, at least."""
     hold: float = 0.0
-    """Seconds that it must be overdue before it is shown as a hang: it may be a pause."""
+    """Seconds that it must be overdue before it is shown as a hang; infinite for a pause that may
+    last for ever.
+    """
 
     @property
-    def may_be_pause(self) -> bool:
-        """Whether the ranks may be in an unmarked pause between two steps."""
-        return self.hold == BETWEEN_STEPS and self.overdue < self.hold
+    def is_pause(self) -> bool:
+        """Whether the standstill is no hang."""
+        return self.reason in PAUSES
+
+    @property
+    def teaches(self) -> bool:
+        """Whether such a silence, once over, is usual from then on.
+
+        Not that of a pause, which is recognized by itself, and not that of a stopped process.
+        """
+        return not self.is_pause and self.reason is not HangClass.PROCESS
+
+    @property
+    def shown(self) -> bool:
+        """Whether this node shows the standstill as a hang."""
+        return not self.is_pause and self.overdue >= self.hold
 
     @property
     def explanation(self) -> str:
@@ -208,18 +269,32 @@ class Hang:
         return explain(self.reason, named=bool(self.culprits), whole=self.whole)
 
 
-def judge(job: str, ranks: Sequence[RankState], now: float) -> Hang | None:
-    """Return the hang of a job at Unix time `now`; None if it moves, or has ended or ends here."""
+def judge(
+    job: str,
+    ranks: Sequence[RankState],
+    now: float,
+    work: Callable[[], Work] = lambda: IDLE,
+    floor: float = FLOOR,
+) -> Standstill | None:
+    """Return the standstill of a job at Unix time `now`; None if it moves, or has ended or ends
+    here.
+
+    `work` is asked for the job's GPUs and files only if its ranks stand still. `floor` is the
+    silence in seconds that is usual in any job.
+    """
     living = [rank for rank in ranks if rank.ended is None]
-    if not living or not all(rank.stands_still for rank in living):
+    certain = _certain(ranks, living, now, floor)
+    if not living or not (certain or all(rank.stands_still for rank in living)):
         return None
     done = any(rank.ended is ExitKind.ENDED for rank in ranks)
     # After one rank has finished, another may still have to write results.
-    if done and any(rank.silence < UNKNOWN for rank in living):
+    if done and not certain and any(rank.silence < UNKNOWN for rank in living):
         return None
     whole = _whole(ranks)
-    reason, culprits = _cause(ranks, living, whole=whole)
-    return Hang(
+    reason, culprits = _cause(ranks, living, floor, whole=whole)
+    overdue = min(rank.silence - (floor if certain else rank.bound) for rank in living)
+    reason, hold = _pause_or_hang(reason, living, overdue, work)
+    return Standstill(
         job=job,
         reason=reason,
         culprits=tuple(culprits),
@@ -227,9 +302,23 @@ def judge(job: str, ranks: Sequence[RankState], now: float) -> Hang | None:
         # The job went on until the last of them fell silent.
         since=now - min(rank.silence for rank in living),
         whole=whole,
-        overdue=min(rank.silence - rank.bound for rank in living),
-        hold=_hold(reason, living),
+        overdue=overdue,
+        hold=hold,
     )
+
+
+def _certain(
+    ranks: Sequence[RankState], living: Sequence[RankState], now: float, floor: float
+) -> bool:
+    """Return whether a rank has been stopped, or has failed, for so long that no pause explains
+    the silence of the others, however long they may be silent in their phase.
+    """
+    stopped = any(rank.stopped_for > floor for rank in living)
+    failed = any(
+        rank.ended not in {None, ExitKind.ENDED} and now - (rank.ended_at or now) > floor
+        for rank in ranks
+    )
+    return (stopped or failed) and all(rank.silence > floor for rank in living)
 
 
 def _whole(ranks: Sequence[RankState]) -> bool:
@@ -240,23 +329,44 @@ def _whole(ranks: Sequence[RankState]) -> bool:
     )
 
 
-def _hold(reason: HangClass, living: Sequence[RankState]) -> float:
-    """Return how long a hang must be overdue; ranks of the class `waiting` are at one place."""
-    if reason is not HangClass.WAITING:
-        return 0.0
-    between = all(rank.phase is Phase.TRAINING and rank.stage is StepStage.INPUT for rank in living)
-    return BETWEEN_STEPS if between else UNEXPLAINED
+def _pause_or_hang(
+    reason: HangClass, living: Sequence[RankState], overdue: float, work: Callable[[], Work]
+) -> tuple[HangClass, float]:
+    """Return the class of a standstill, and how long it must be overdue to be shown as a hang."""
+    if reason in {HangClass.SUSPENDED, HangClass.DEBUGGER}:
+        return reason, math.inf
+    if reason is HangClass.PROCESS:
+        return reason, 0.0
+    seen = work()
+    if seen.says:
+        return HangClass.WORKING, math.inf
+    if overdue < PATIENCE:
+        if any(rank.cpu is not None and rank.cpu >= BUSY for rank in living):
+            return HangClass.WORKING, PATIENCE
+        between = all(
+            rank.phase is Phase.TRAINING and rank.stage is StepStage.INPUT for rank in living
+        )
+        # On a GPU, the host may be between two steps while its step still waits in a kernel.
+        if reason is HangClass.WAITING and between and not seen.waits:
+            return HangClass.BETWEEN_STEPS, PATIENCE
+    return reason, UNEXPLAINED if reason is HangClass.WAITING else 0.0
 
 
 def _cause(
-    ranks: Sequence[RankState], living: Sequence[RankState], *, whole: bool
+    ranks: Sequence[RankState], living: Sequence[RankState], floor: float, *, whole: bool
 ) -> tuple[HangClass, list[tuple[int, Culprit]]]:
     # The most certain first: the kernel's view of a process, then what a rank has marked itself,
     # and only then how far each rank is, which has to be compared.
-    process = [(rank.rank, Culprit.GONE) for rank in ranks if rank.ended is not None]
-    process += [(rank.rank, Culprit.STOPPED) for rank in living if rank.stopped]
-    if process:
-        return HangClass.PROCESS, process
+    gone = [(rank.rank, Culprit.GONE) for rank in ranks if rank.ended is not None]
+    stopped = [(rank.rank, Culprit.STOPPED) for rank in living if rank.state is ThreadState.STOPPED]
+    if stopped and len(stopped) == len(living) and not gone:
+        return HangClass.SUSPENDED, stopped
+    if gone or stopped:
+        return HangClass.PROCESS, gone + stopped
+    # Not for a moment: tools that read stacks, as evidence does, trace a process as well.
+    traced = [rank for rank in living if rank.state is ThreadState.TRACED]
+    if held := [rank.rank for rank in traced if rank.stopped_for > floor]:
+        return HangClass.DEBUGGER, [(rank, Culprit.TRACED) for rank in held]
     # Not only a minority: all ranks of a node may hang in the same storage at once.
     if saving := [rank.rank for rank in living if rank.phase is Phase.CHECKPOINT]:
         return HangClass.CHECKPOINT, [(rank, Culprit.CHECKPOINT) for rank in saving]

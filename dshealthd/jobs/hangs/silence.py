@@ -2,7 +2,8 @@
 
 Heartbeats come when steps end, so a pause between two steps (an evaluation every hundred steps, a
 checkpoint, a late batch) is a silence like any other. Usual is therefore the longest silence of the
-last hours, not the time of a step. Marked phases are learnt separately from training. A bound is
+last hours, not the time of a step; but one that was recognized as a pause is not learnt, so that it
+does not hide a hang for hours. Marked phases are learnt separately from training. A bound is
 always finite. It is generous while little is known: before the first steps, which compile and warm
 up, and in a phase that has not ended before.
 """
@@ -83,10 +84,13 @@ class SilenceBaseline:
         """Time of the last heartbeat."""
         self._longest: dict[int, _Longest] = {}
 
-    def hear(self, at: float, step: int, phase: int) -> None:
-        """Learn a silence from a heartbeat heard `at`, not earlier than the previous one."""
+    def hear(self, at: float, step: int, phase: int, *, learn: bool = True) -> None:
+        """Learn a silence from a heartbeat heard `at`, not earlier than the previous one.
+
+        `learn` is false for a silence that is not to become usual.
+        """
         silence, self.heard = at - self.heard, at
-        if self._phase != Phase.TRAINING or self.knows_training:
+        if learn and (self._phase != Phase.TRAINING or self.knows_training):
             self._longest.setdefault(self._phase, _Longest()).add(silence, at)
         if step < self._step:  # it resumed from a checkpoint: its first steps are slow again
             self._first, self._began = step, at

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.jobs.hangs.activity import ThreadState, activity
 from dshealthd.jobs.hangs.exits import End
-from dshealthd.jobs.hangs.hang import RankState
+from dshealthd.jobs.hangs.hang import STOPPED, RankState
 from dshealthd.jobs.hangs.silence import FLOOR, SilenceBaseline
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.shares import shared
 from dshealthd.training.message import Message, Phase, StepStage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from dshealthd.core.host import Host
     from dshealthd.jobs.hangs.exits import ExitWatcher
@@ -72,6 +72,10 @@ class Watched:
     cpu: float | None = None
     """Share of a core's time that it used, or waited for, since then."""
     state: ThreadState = ThreadState.UNKNOWN
+    stopped_at: float | None = None
+    """The watch's time at which its process was first seen stopped; None while it is not."""
+    phase_began: float = 0.0
+    """The watch's time at which it entered its phase, or was first seen in it."""
     unheard: int = 0
     """Consecutive checks in which it was not among the senders."""
     end: End | None = None
@@ -103,6 +107,8 @@ class Watched:
             settled=self.baseline.knows_training,
             # Waiting for a GPU takes a core as well, so CPU time shows nothing there.
             cpu=self.cpu if self.message.memory is None else None,
+            stopped_for=0.0 if self.stopped_at is None else clock - self.stopped_at,
+            phase_seconds=clock - self.phase_began,
         )
 
 
@@ -145,8 +151,16 @@ class RankWatch:
             if watched.end is None and watched.who.process.user is not None
         ] + list(self._saved.values())
 
-    def look(self, present: Mapping[Place, tuple[Identity, Message]], now: float) -> None:
-        """Take the ranks' latest messages, at monotonic time `now` in seconds."""
+    def look(
+        self,
+        present: Mapping[Place, tuple[Identity, Message]],
+        now: float,
+        unusual: Collection[str] = (),
+    ) -> None:
+        """Take the ranks' latest messages, at monotonic time `now` in seconds.
+
+        A silence that ends is learnt as usual, except those of the jobs that are `unusual`.
+        """
         elapsed = 0.0 if self._now is None else min(now - self._now, self._slack)
         self._now = now
         self._clock += elapsed
@@ -164,11 +178,15 @@ class RankWatch:
             heard = self._clock - min(max(now - message.sent, 0.0), elapsed)
             watched = self.watched.get(place)
             if watched is None or watched.who != who:
-                self._begin(place, Watched(who, message, self._baseline(who, message, heard)))
+                baseline = self._baseline(who, message, heard)
+                self._begin(place, Watched(who, message, baseline, phase_began=heard))
             elif (watched.message.sent, watched.message.step) != (message.sent, message.step):
+                heard = max(heard, watched.baseline.heard)
                 watched.baseline.hear(
-                    max(heard, watched.baseline.heard), message.step, message.phase
+                    heard, message.step, message.phase, learn=place[0] not in unusual
                 )
+                if message.phase != watched.message.phase:
+                    watched.phase_began = heard
                 watched.message, watched.cpu_before, watched.cpu = message, None, None
         for place, watched in list(self.watched.items()):
             watched.unheard = 0 if place in present else watched.unheard + 1
@@ -229,6 +247,10 @@ class RankWatch:
         except (OSError, ValueError):
             found = None
         watched.state = found.state if found is not None else ThreadState.UNKNOWN
+        if watched.state not in STOPPED:
+            watched.stopped_at = None
+        elif watched.stopped_at is None:
+            watched.stopped_at = self._clock
         if found is None:
             watched.cpu = None
         elif watched.cpu_before is None:

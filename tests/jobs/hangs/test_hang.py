@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,15 +10,16 @@ import pytest
 from dshealthd.jobs.hangs.activity import ThreadState
 from dshealthd.jobs.hangs.exits import ExitKind
 from dshealthd.jobs.hangs.hang import (
-    BETWEEN_STEPS,
     PATIENCE,
     UNEXPLAINED,
     Culprit,
     HangClass,
     RankState,
+    Standstill,
+    Work,
     judge,
 )
-from dshealthd.jobs.hangs.silence import UNKNOWN
+from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
 from dshealthd.training.message import Phase, StepStage
 from tests.findings.promtool_scenes import thresholds
 
@@ -46,7 +48,6 @@ def ranks(**of_rank_1: object) -> list[RankState]:
     ("rank_1", "reason", "culprit"),
     [
         ({"state": ThreadState.STOPPED}, HangClass.PROCESS, Culprit.STOPPED),
-        ({"state": ThreadState.TRACED}, HangClass.PROCESS, Culprit.STOPPED),
         ({"ended": ExitKind.KILLED, "state": ThreadState.GONE}, HangClass.PROCESS, Culprit.GONE),
         ({"ended": ExitKind.FAILED, "silence": 1.0}, HangClass.PROCESS, Culprit.GONE),
         ({"phase": Phase.CHECKPOINT}, HangClass.CHECKPOINT, Culprit.CHECKPOINT),
@@ -89,15 +90,29 @@ def test_nobody_here_is_at_fault(same: dict[str, object]) -> None:
     [
         {"silence": 29.0},
         {"bound": 1800.0, "phase": Phase.CHECKPOINT},
-        {"cpu": 0.9},
         {"ended": ExitKind.ENDED, "state": ThreadState.GONE},
     ],
 )
 def test_no_hang(rank_1: dict[str, object]) -> None:
-    """One rank that is within its bound, that computes, or that is done, and the job does not count
-    as standing still.
+    """One rank that is within its bound, or that is done, and the job does not count as standing
+    still.
     """
     assert judge("run-1", ranks(**rank_1), 1000.0) is None
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_loader_of_a_pipeline(rank: int) -> None:
+    """The stage of a pipeline that loads is named: those that exchange with it are as far as they
+    can be.
+    """
+    stages = [replace(WAITS, rank=number, pid=100 + number, world_size=4) for number in range(4)]
+    stages[rank] = replace(stages[rank], stage=INPUT)
+    still = found(stages)
+    assert (still.reason, still.culprits, still.hold) == (
+        HangClass.INPUT,
+        ((rank, Culprit.INPUT),),
+        0.0,
+    )
 
 
 def test_all_have_ended() -> None:
@@ -108,14 +123,86 @@ def test_all_have_ended() -> None:
     assert judge("run-1", [], 1000.0) is None
 
 
-def test_patience_with_who_computes_ends() -> None:
-    """A rank that computes without ever making a step is a hang as well, later.
+def found(states: list[RankState], work: Work = Work()) -> Standstill:  # noqa: B008 - immutable
+    """Return the standstill of a job with these ranks."""
+    still = judge("run-1", states, 1000.0, lambda: work)
+    assert still is not None
+    return still
 
-    On a GPU, where waiting takes a core too, at once.
+
+@pytest.mark.parametrize("rank_1", [{}, {"stage": INPUT}, {"phase": Phase.CHECKPOINT}])
+def test_a_job_at_work_is_in_a_pause(rank_1: dict[str, object]) -> None:
+    """While GPUs compute, NCCL launches or files grow, ranks that are silent are no hang, however
+    long: they evaluate, or save, without a mark or beyond what was usual.
     """
-    assert judge("run-1", [replace(WAITS, cpu=1.0, silence=30.0 * PATIENCE)], 0.0) is None
-    assert judge("run-1", [replace(WAITS, cpu=1.0, silence=30.0 * PATIENCE + 1)], 0.0) is not None
-    assert judge("run-1", [replace(WAITS, cpu=None)], 0.0) is not None
+    late = [replace(rank, silence=3 * 3600.0) for rank in ranks(**rank_1)]
+    still = found(late, Work("its GPUs compute"))
+    assert (still.reason, still.hold, still.is_pause) == (HangClass.WORKING, math.inf, True)
+    assert not still.teaches
+    assert found(late).shown
+
+
+def test_patience_with_who_computes_ends() -> None:
+    """A rank that computes on CPUs without ever making a step is a hang as well, later: a loop that
+    does not end computes too. On a GPU, where waiting takes a core, CPU time shows nothing.
+    """
+    computes = [replace(WAITS, cpu=1.0, silence=30.0 + PATIENCE - 1)]
+    assert (found(computes).reason, found(computes).hold) == (HangClass.WORKING, PATIENCE)
+    assert found([replace(WAITS, cpu=1.0, silence=30.0 + PATIENCE)]).shown
+    assert not found([replace(WAITS, cpu=None)]).is_pause
+
+
+@pytest.mark.parametrize(
+    ("rank_1", "reason"),
+    [
+        ({"state": ThreadState.STOPPED, "stopped_for": FLOOR + 1}, HangClass.PROCESS),
+        ({"state": ThreadState.TRACED, "stopped_for": FLOOR + 1}, HangClass.DEBUGGER),
+        ({"ended": ExitKind.KILLED, "ended_at": 1000.0 - FLOOR - 1}, HangClass.PROCESS),
+    ],
+)
+def test_no_pause_explains_a_stopped_rank(rank_1: dict[str, object], reason: HangClass) -> None:
+    """A rank that is stopped or has failed is named after the floor, although all are in a marked
+    pause that may take half an hour; GPUs that still compute do not change that.
+    """
+    pause = {"phase": Phase.EVALUATION, "bound": UNKNOWN}
+    states = [replace(rank, **pause) for rank in ranks(**rank_1)]  # type: ignore[arg-type] # fields of it
+    still = found(states, Work("its GPUs compute"))
+    assert (still.reason, [rank for rank, _ in still.culprits]) == (reason, [1])
+    assert judge("run-1", [replace(states[0], silence=FLOOR - 1), *states[1:]], 1000.0) is None
+    just = replace(states[1], stopped_for=FLOOR - 1, ended_at=1000.0 - FLOOR + 1)
+    assert judge("run-1", [states[0], just, states[2]], 1000.0) is None
+
+
+def test_a_debugger_is_no_hang() -> None:
+    """The owner's debugger is said, with its rank; a moment in which evidence reads a process's
+    stack is no debugger.
+    """
+    traced = {"state": ThreadState.TRACED}
+    still = found(ranks(**traced, stopped_for=FLOOR + 1))
+    assert (still.reason, still.culprits, still.is_pause) == (
+        HangClass.DEBUGGER,
+        ((1, Culprit.TRACED),),
+        True,
+    )
+    assert found(ranks(**traced, stopped_for=1.0)).reason is HangClass.WAITING
+
+
+def test_a_suspended_job_is_no_hang() -> None:
+    """A job whose processes are all stopped was suspended on purpose. If one of them has failed,
+    they were not.
+    """
+    all_stopped = [replace(rank, state=ThreadState.STOPPED) for rank in ranks()]
+    still = found(all_stopped)
+    assert (still.reason, still.is_pause, still.teaches) == (HangClass.SUSPENDED, True, False)
+    failed = replace(all_stopped[1], ended=ExitKind.FAILED, ended_at=0.0)
+    assert found([all_stopped[0], failed, all_stopped[2]]).reason is HangClass.PROCESS
+
+
+def test_a_kernel_that_waits_is_between_no_steps() -> None:
+    """The host may have finished a step whose collective its GPU still waits in."""
+    between = [replace(rank, stage=INPUT) for rank in ranks()]
+    assert found(between).reason is HangClass.BETWEEN_STEPS
+    assert found(between, Work(waits=True)).reason is HangClass.WAITING
 
 
 def test_who_is_done_is_at_fault_at_last() -> None:
@@ -185,28 +272,27 @@ def test_a_process_is_evidence_by_itself(rank_1: dict[str, object], culprit: Cul
 @pytest.mark.parametrize(
     ("of_all", "hold"),
     [
-        ({"stage": INPUT}, BETWEEN_STEPS),
+        ({"stage": INPUT}, PATIENCE),
         ({"stage": INPUT, "phase": Phase.EVALUATION}, UNEXPLAINED),
         ({}, UNEXPLAINED),
         ({"stage": StepStage.UNKNOWN}, UNEXPLAINED),
-        ({"state": ThreadState.STOPPED, "stage": INPUT}, 0.0),
     ],
 )
 def test_what_may_be_a_pause_is_held(of_all: dict[str, object], hold: float) -> None:
     """Ranks that are all between the same two steps may write an unmarked checkpoint; a wait
     without a cause here is held until probes had time to find one.
     """
-    hang = judge("run-1", [replace(rank, **of_all) for rank in ranks()], 1000.0)  # type: ignore[arg-type] # fields of it
-    assert hang is not None
-    assert (hang.hold, hang.overdue, hang.may_be_pause) == (hold, 1.0, hold == BETWEEN_STEPS)
-    late = [replace(rank, **of_all, silence=30.0 + BETWEEN_STEPS) for rank in ranks()]  # type: ignore[arg-type] # fields of it
-    hang = judge("run-1", late, 1000.0)
-    assert hang is not None
-    assert not hang.may_be_pause
+    still = found([replace(rank, **of_all) for rank in ranks()])  # type: ignore[arg-type] # fields of it
+    assert (still.hold, still.overdue, still.is_pause, still.shown) == (
+        hold,
+        1.0,
+        hold == PATIENCE,
+        False,
+    )
+    late = [replace(rank, **of_all, silence=30.0 + PATIENCE) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    assert found(late).shown
 
 
-def test_holds_are_those_of_the_rules() -> None:
+def test_the_hold_is_that_of_the_rules() -> None:
     """The node waits as long as the page to the phone."""
-    known = thresholds()
-    assert known["dshealthd:threshold:hang_unexplained_seconds"] == UNEXPLAINED
-    assert known["dshealthd:threshold:hang_between_steps_seconds"] == BETWEEN_STEPS
+    assert thresholds()["dshealthd:threshold:hang_unexplained_seconds"] == UNEXPLAINED

@@ -70,6 +70,15 @@ def test_a_pause_that_was_seen_is_usual(seconds: float, pause: float, factor: fl
     assert baseline.overdue(now + pause + factor * pause) == 0.0
 
 
+def test_a_pause_that_was_recognized_teaches_nothing() -> None:
+    """A silence that was seen to be a pause does not make later stops invisible for minutes."""
+    baseline, now, step = trained(0.5)
+    baseline.hear(now + 90.0, step + 1, Phase.TRAINING, learn=False)
+    assert baseline.bound == FLOOR
+    baseline.hear(now + 110.0, step + 2, Phase.TRAINING)
+    assert baseline.bound == MARGIN * 20.0
+
+
 @given(seconds=STEP_SECONDS, age=st.floats(0.0, 3600.0))
 def test_a_stop_is_found(seconds: float, age: float) -> None:
     """A rank that stops after steady steps is overdue once the bound has passed, which is twice its

@@ -193,6 +193,45 @@ def test_states(scene: Scene) -> None:
     assert scene.rank(0).state is ThreadState.UNKNOWN
 
 
+def test_for_how_long_a_process_is_stopped(scene: Scene) -> None:
+    """A stop is as long as it was seen, and over once the process goes on."""
+    scene.process(0, "T")
+    for _ in range(10):
+        scene.look()
+    assert 7.0 <= scene.rank(0).stopped_for <= 10.0
+    assert scene.rank(1).stopped_for == 0.0
+    scene.process(0, "S")
+    scene.look()
+    assert scene.rank(0).stopped_for == 0.0
+
+
+def test_for_how_long_a_phase_lasts(scene: Scene) -> None:
+    """A phase is as old as its first heartbeat; those within it do not make it younger."""
+    scene.step(0, phase=Phase.EVALUATION)
+    for _ in range(10):
+        scene.look()
+        scene.step(0)
+    assert scene.rank(0).phase_seconds == pytest.approx(10.0, abs=1.0)
+    scene.step(0, phase=Phase.TRAINING)
+    scene.look()
+    assert scene.rank(0).phase_seconds <= 1.0
+
+
+def test_an_unusual_silence_is_not_learnt(scene: Scene) -> None:
+    """What a pause or a stopped process took is not usual from then on."""
+    for _ in range(90):
+        scene.look()
+    scene.step(0)
+    scene.step(1)
+    scene.watch.look(scene.present, scene.now, {JOB})
+    assert scene.rank(0).bound == FLOOR
+    for _ in range(90):
+        scene.look()
+    scene.step(0)
+    scene.look(0.0)
+    assert scene.rank(0).bound > 2 * FLOOR
+
+
 def end(scene: Scene, rank: int, how: ExitKind) -> None:
     """Have the process of a rank end."""
     del scene.present[JOB, rank]
