@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.findings.overview import state_of_all
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -11,8 +13,6 @@ MAX_JOBS = 200
 """Most jobs shown."""
 OUT_OF_DATE = "out of date"
 """State of what is known only from old answers: the job may have ended since."""
-_STATES = ("no heartbeats", "training", "stalled", "failed", "hung")
-"""States of a job on a node, from best to worst; the worst is that of the job."""
 
 
 def merged(
@@ -23,9 +23,17 @@ def merged(
     Of a job that only `old` summaries show, nothing is returned that may have changed.
     """
     jobs: dict[str, dict[str, Any]] = {}
+    states: dict[str, list[tuple[str, str]]] = {}
     for node, answer in current:
         for told in answer["jobs"]:
-            _add(jobs.setdefault(told["job"], _empty(told["job"], "no heartbeats")), node, told)
+            _add(jobs.setdefault(told["job"], _empty(told["job"], "")), node, told)
+            states.setdefault(told["job"], []).append((told["state"], told.get("cause", "")))
+    for name, job in jobs.items():
+        job["state"] = state_of_all(states[name])
+        if job["state"] != "paused":
+            job["pause"] = None
+        if job["state"] != "training":
+            job["steps_per_minute"] = None
     gone: dict[str, dict[str, Any]] = {}
     for node, answer in old:
         for told in answer["jobs"]:
@@ -49,14 +57,10 @@ def _empty(name: str, state: str) -> dict[str, Any]:
         "steps_per_minute": None,
         "state": state,
         "loss": "unknown",
+        "pause": None,
         "culprits": [],
         "slowest": None,
     }
-
-
-def _badness(state: str) -> int:
-    """Return how bad a state is; one that only another release has is next to the best."""
-    return _STATES.index(state) if state in _STATES else 1
 
 
 def _add(job: dict[str, Any], node: str, told: Mapping[str, Any]) -> None:
@@ -72,11 +76,11 @@ def _add(job: dict[str, Any], node: str, told: Mapping[str, Any]) -> None:
     pace = told.get("steps_per_minute")
     if pace is not None:
         job["steps_per_minute"] = min(job["steps_per_minute"] or pace, pace)
-    if _badness(told["state"]) > _badness(job["state"]):
-        job["state"] = told["state"]
     if told["loss"] == "not finite" or job["loss"] == "unknown":
         job["loss"] = told["loss"]
     cause = told.get("cause")
+    if told["state"] == "paused":
+        job["pause"] = cause
     for rank in told.get("culprits", ()):
         job["culprits"].append({"rank": rank, "node": node, "cause": cause})
     ratio = told.get("slowest_ratio")

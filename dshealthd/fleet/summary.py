@@ -78,11 +78,28 @@ def _job(job: Mapping[str, Any]) -> dict[str, Any]:
     for name, most in MAX_NUMBERS.items():
         if job[name] is not None and 0 <= job[name] <= most:
             told[name] = job[name]
+    if standstill := job["hang"] or job.get("stall"):
+        told["cause"] = summary_text(standstill["cause"])[:MAX_CAUSE]
     if job["hang"]:
-        told["cause"] = summary_text(job["hang"]["cause"])[:MAX_CAUSE]
         ranks = [entry["rank"] for entry in job["hang"]["culprits"]]
         told["culprits"] = [rank for rank in ranks if rank <= MAX_RANK][:MAX_CULPRITS]
-    if job["slowest_rank"] and job["slowest_rank"]["rank"] <= MAX_RANK:
-        told["slowest"] = job["slowest_rank"]["rank"]
-        told["slowest_ratio"] = job["slowest_rank"]["ratio"]
+    if (slowest := _slowest(job)) is not None and slowest["rank"] <= MAX_RANK:
+        told["slowest"], told["slowest_ratio"] = slowest["rank"], slowest["ratio"]
     return told
+
+
+def _slowest(job: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the rank with the most work of its own, relative to its peers, and the ratio.
+
+    Where none is known, the rank with the longest forward pass.
+    """
+    ratios = {
+        rank["rank"]: rank["work_ratio"]
+        for rank in job["ranks"]
+        if rank.get("work_ratio") is not None
+    }
+    if not ratios:
+        forward: Mapping[str, Any] | None = job["slowest_rank"]
+        return forward
+    worst = max(ratios, key=ratios.__getitem__)
+    return {"rank": worst, "ratio": ratios[worst]}

@@ -162,7 +162,8 @@ class Fleet:
         try:
             summary = await self._ask(name, DEADLINE)
         except PeerError as error:
-            return self._heard(problem=f"{error.outcome}: {error.reason}")
+            words = dict.fromkeys((str(error.outcome), error.reason))  # the same one once
+            return self._heard(problem=": ".join(words))
         except LookupError as error:
             return self._heard(problem=str(error))
         return self._heard(summary=summary)

@@ -14,7 +14,7 @@ from dshealthd.http.client import UNAUTHORIZED, local, remote
 from dshealthd.http.exchange import Unreachable
 from dshealthd.printable import printable
 from dshealthd.status import query, text
-from dshealthd.status.jobs import job_lines, ranks
+from dshealthd.status.jobs import job_lines, parts_of, ranks, state
 from dshealthd.status.paint import Paint, safe
 from dshealthd.status.screen import Screen
 
@@ -80,13 +80,9 @@ def jobs(
             if answer.problem:
                 yield f"{safe(answer.name)}  {safe(answer.problem)}"
         for name in sorted(names):
-            for answer in answers:
-                for job in answer.document.get("jobs", ()):
-                    if job["job"] == name:
-                        where = f"  on {safe(answer.name)}" if len(answers) > 1 else ""
-                        first, *rest = job_lines(job, paint)
-                        yield from (first + where, *rest)
-            yield from ranks(name, answers)
+            parts = parts_of(name, answers)
+            yield from job_lines(name, parts, paint)
+            yield from ranks(parts)
         if not names and not all(answer.problem for answer in answers):
             yield "no training jobs"
 
@@ -96,8 +92,8 @@ def jobs(
 
 
 def _of_jobs(answers: Sequence[AgentAnswer]) -> State:
-    hung = any(job["hang"] for answer in answers for job in answer.document.get("jobs", ()))
-    if hung:
+    names = {job["job"] for answer in answers for job in answer.document.get("jobs", ())}
+    if any(state(parts_of(name, answers)) == "hung" for name in names):
         return State.CRITICAL
     nothing = not answers or any(answer.problem for answer in answers)
     return State.UNKNOWN if nothing else State.OK

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.findings.finding import State
+from dshealthd.findings.overview import state_of_all
 from dshealthd.plural import plural
 from dshealthd.status.paint import duration, safe
 
@@ -14,63 +15,131 @@ if TYPE_CHECKING:
     from dshealthd.status.paint import Paint
     from dshealthd.status.query import AgentAnswer
 
+    Part = tuple[AgentAnswer, Mapping[str, Any]]
+    """An agent's answer, and what it says of one job."""
 
-def job_lines(job: Mapping[str, Any], paint: Paint) -> Iterator[str]:
-    """Yield the lines about one job: its progress, and the culprit if it hangs."""
-    hang = job["hang"]
-    failures = job.get("failures", ())  # which older agents do not report
-    stall = job.get("stall")
-    bad = hang or failures or job["loss"] == "not finite"
-    state = State.CRITICAL if bad else State.WARNING if stall else State.OK
-    here, world = job["ranks_here"], job["world_size"]
+_STATES = {
+    **dict.fromkeys(("hung", "failed"), State.CRITICAL),
+    **dict.fromkeys(("stalled", "suspended"), State.WARNING),
+}
+_HEADS = (
+    *("rank", "node", "step", "age", "at", "process"),
+    *("step time", "own work", "wait", "factor", "overdue"),
+)
+
+
+def parts_of(name: str, answers: Sequence[AgentAnswer]) -> list[Part]:
+    """Return what each queried agent says of a job."""
+    return [
+        (answer, job)
+        for answer in answers
+        for job in answer.document.get("jobs", ())
+        if job["job"] == name
+    ]
+
+
+def state(parts: Sequence[Part]) -> str:
+    """Return the state of a job over all nodes that were queried."""
+    return state_of_all(
+        (
+            "hung" if job["hang"] else job["state"],
+            (job["hang"] or job.get("stall") or {}).get("cause", ""),
+        )
+        for _, job in parts
+    )
+
+
+def job_lines(name: str, parts: Sequence[Part], paint: Paint) -> Iterator[str]:
+    """Yield the lines about one job on all queried nodes: its progress, and the culprits of a hang."""
+    jobs = [job for _, job in parts]
+    now = state(parts)
+    lost = any(job["loss"] == "not finite" for job in jobs)
+    level = State.CRITICAL if lost else _STATES.get(now, State.OK)
+    says = now
+    pauses = [job["stall"] for job in jobs if job["state"] == "paused" and job.get("stall")]
+    if now == "paused" and pauses:
+        longest = max(pauses, key=lambda stall: float(stall["silent_seconds"]))
+        says = f"{longest['says']} for {duration(longest['silent_seconds'])}"
+    facts = [_number(jobs), *_progress(jobs, moves=now == "training")]
+    yield f"{safe(name)}  {paint(level, safe(says))}  {', '.join(facts)}"
+    for answer, job in parts:
+        where = f"{safe(answer.name)}: " if len(parts) > 1 else ""
+        for line in _details(job, hung=now == "hung"):
+            yield f"    {where}{line}"
+
+
+def _number(jobs: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many of the job's ranks there are, and where."""
+    here = sum(job["ranks_here"] for job in jobs)
+    world = next((job["world_size"] for job in jobs if job["world_size"]), None)
     number = f"{here} of {plural(world, 'rank')}" if world else plural(here, "rank")
-    parts = [f"{number} here"]
-    if job["step"] is not None:
-        parts.append(f"step {job['step']}")
-    if job["steps_per_minute"] is not None:
-        parts.append(f"{job['steps_per_minute']:g} steps/min")
-    if job["step"] is not None:
-        parts.append(f"loss {safe(job['loss'])}")
-    yield f"{safe(job['job'])}  {paint(state, safe(job['state']))}  {', '.join(parts)}"
+    return f"{number} here" if len(jobs) == 1 else f"{number} on {plural(len(jobs), 'node')}"
+
+
+def _progress(jobs: Sequence[Mapping[str, Any]], *, moves: bool) -> Iterator[str]:
+    """Yield steps, pace and loss; no pace while the job does not move."""
+    lowest = min((job["step"] for job in jobs if job["step"] is not None), default=None)
+    if lowest is None:
+        return
+    highest = max(job.get("step_highest") or job["step"] for job in jobs if job["step"] is not None)
+    yield f"step {lowest}" if lowest == highest else f"steps {lowest}-{highest}"
+    paces = [job["steps_per_minute"] for job in jobs if job["steps_per_minute"] is not None]
+    if moves and paces:
+        yield f"{min(paces):g} steps/min"
+    losses = {job["loss"] for job in jobs} - {"unknown"}
+    loss = "not finite" if "not finite" in losses else min(losses, default="unknown")
+    yield f"loss {safe(loss)}"
+
+
+def _details(job: Mapping[str, Any], *, hung: bool) -> Iterator[str]:
+    """Yield what one node says of a job beyond its progress.
+
+    `hung` is whether the job is, on all nodes together.
+    """
+    hang, stall = job["hang"], job.get("stall")
     if hang:
         overdue = hang["overdue_seconds"]
         lasts = "" if overdue is None else f", {duration(overdue)} longer than expected"
-        yield f"    no progress{lasts}; cause: {safe(hang.get('says') or hang['cause'])}"
+        cause = safe(hang.get("says") or hang["cause"])
+        yield f"no progress{lasts}; cause: {cause}" if hung else f"waits{lasts}: {cause}"
         for culprit in hang["culprits"]:
             # Agents of older releases send only a word.
-            yield f"    rank {culprit['rank']} {safe(culprit.get('says') or culprit['reason'])}"
-    if stall:
-        lasts, left = duration(stall["silent_seconds"]), duration(stall["hung_in_seconds"])
-        yield f"    {safe(stall['says'])} for {lasts}; counts as hung in {left}"
-    for failure in failures:
+            yield f"rank {culprit['rank']} {safe(culprit.get('says') or culprit['reason'])}"
+    if stall and job["state"] != "paused":  # which the headline says
+        lasts, left = duration(stall["silent_seconds"]), stall["hung_in_seconds"]
+        later = "" if left is None else f"; counts as hung in {duration(left)}"
+        yield f"{safe(stall['says'])} for {lasts}{later}"
+    for failure in job.get("failures", ()):  # which older agents do not report
         rank = "" if failure["rank"] is None else f" on rank {failure['rank']}"
         node = f" ({safe(failure['node'])})" if failure["node"] else ""
-        yield f"    failure in its log: {safe(failure['slug'])}{rank}{node}"
+        yield f"failure in its log: {safe(failure['slug'])}{rank}{node}"
     if job["evidence"]:
-        yield f"    evidence: {safe(job['evidence'])}"
+        yield f"evidence: {safe(job['evidence'])}"
 
 
-def ranks(job: str, answers: Sequence[AgentAnswer]) -> Iterator[str]:
-    """Yield a table of one job's ranks on all queried nodes."""
-    rows = [("rank", "node", "step", "at", "process", "step time", "overdue")]
-    found = [
-        (answer.name, rank)
-        for answer in answers
-        for one in answer.document.get("jobs", ())
-        if one["job"] == job
-        for rank in one["ranks"]
-    ]
-    for name, rank in sorted(found, key=lambda entry: entry[1]["rank"]):
-        overdue = rank["overdue_seconds"]
+def ranks(parts: Sequence[Part]) -> Iterator[str]:
+    """Yield a table of one job's ranks on all queried nodes.
+
+    Their steps are of different moments, so each row has its age.
+    """
+    rows = [_HEADS]
+    found = [(answer, rank) for answer, job in parts for rank in job["ranks"]]
+    for answer, rank in sorted(found, key=lambda entry: entry[1]["rank"]):
+        heard, ratio = rank.get("heartbeat"), rank.get("work_ratio")
+        age = None if heard is None else max(0.0, answer.document["time"] - heard)
         rows.append(
             (
                 str(rank["rank"]),
-                safe(name),
+                safe(answer.name),
                 "unknown" if rank["step"] is None else str(rank["step"]),
+                _seconds(age),
                 safe(_place(rank)),
                 safe(rank["process"] or "unknown"),
                 "unknown" if rank["step_seconds"] is None else duration(rank["step_seconds"]),
-                duration(overdue) if overdue else "-",
+                _seconds(rank.get("work_seconds")),
+                _seconds(rank.get("wait_seconds")),
+                "-" if ratio is None else f"{ratio:.2f}",
+                _seconds(rank["overdue_seconds"] or None),
             )
         )
     if len(rows) > 1:
@@ -78,6 +147,10 @@ def ranks(job: str, answers: Sequence[AgentAnswer]) -> Iterator[str]:
         for row in rows:
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             yield f"    {'  '.join(cells).rstrip()}"
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else duration(value)
 
 
 def _place(rank: Mapping[str, Any]) -> str:

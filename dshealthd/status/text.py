@@ -32,7 +32,14 @@ def node(answer: AgentAnswer, paint: Paint) -> Iterator[str]:
     for title, lines in (
         ("GPUs", list(_gpus(document))),
         ("Links", list(_links(document))),
-        ("Jobs", [line for job in document["jobs"] for line in job_lines(job, paint)]),
+        (
+            "Jobs",
+            [
+                line
+                for job in document["jobs"]
+                for line in job_lines(job["job"], [(answer, job)], paint)
+            ],
+        ),
         ("Probes", list(_probes(document.get("probe") or {}))),
     ):
         if lines:

@@ -41,6 +41,7 @@ def job(**given: Any) -> dict[str, Any]:
         "steps_per_minute": None,
         "hang": {"cause": "process", "culprits": [{"rank": 9, "reason": "stopped"}]},
         "slowest_rank": {"rank": 11, "ratio": 1.5},
+        "ranks": [],
     }
     return values | given
 
@@ -53,6 +54,15 @@ def test_a_few_hundred_bytes() -> None:
     assert (told["verdict"], told["problems"], told["unreadable"]) == ("critical", 1, 0)
     assert told["findings"][0]["part"] == "GPU 3"
     assert told["jobs"][0]["culprits"] == (9,)
+
+
+def test_the_slowest_rank_is_the_one_with_most_work() -> None:
+    """Own work names the slow rank where forward times are equal; a pause has its cause."""
+    ranks = [{"rank": 0, "work_ratio": 1.01}, {"rank": 1, "work_ratio": 1.3}, {"rank": 2}]
+    stall = {"cause": "checkpoint", "says": "checkpoint"}
+    found = job(state="paused", hang=None, stall=stall, ranks=ranks)
+    (told,) = summary(Verdict(()), [found])["jobs"]
+    assert (told["slowest"], told["slowest_ratio"], told["cause"]) == (1, 1.3, "checkpoint")
 
 
 def test_whatever_users_name_fits() -> None:

@@ -76,21 +76,25 @@ def test_states() -> None:
     """A node is shown as what it says; one that does not answer is unreachable, with the reason."""
 
     async def scene() -> None:
-        cluster = Cluster(5)
+        cluster = Cluster(6)
         lost = {"slug": "gpu-lost", "severity": "critical", "part": "GPU 3", "summary": "lost"}
         cluster.answers = {
             "n0001": WELL | {"verdict": "critical", "problems": 1, "findings": (lost,)},
             "n0002": PeerError(Outcome.UNREACHABLE, "timed_out"),
             "n0003": WELL | {"verdict": "splendid"},
             "n0004": LookupError("probes are starting"),
+            "n0005": PeerError(Outcome.REFUSED, "refused"),
         }
         before = cluster.view()
-        assert [node["state"] for node in before["nodes"]] == ["ok", *["not asked yet"] * 4]
+        assert [node["state"] for node in before["nodes"]] == ["ok", *["not asked yet"] * 5]
         view = await cluster.settled()
         states = {node["name"]: node["state"] for node in view["nodes"]}
-        assert list(states.values()) == ["ok", "critical", "unreachable", "unknown", "unreachable"]
+        assert list(states.values()) == [
+            *("ok", "critical", "unreachable", "unknown", "unreachable", "unreachable")
+        ]
         assert view["nodes"][1]["findings"] == [lost]
         assert view["nodes"][2]["problem"] == "unreachable: timed_out"
+        assert view["nodes"][5]["problem"] == "refused"  # once
         assert view["nodes"][3]["leaf"] == "leaf-1"
         assert view["suspects"][0]["component"] == "n0000--n0001"
         await cluster.fleet.close()
@@ -229,7 +233,13 @@ def test_jobs_across_nodes() -> None:
     async def scene() -> None:
         cluster = Cluster(3)
         hung = {"state": "hung", "cause": "input", "culprits": (9,), "step": 99, "step_highest": 99}
-        slow = {"slowest": 3, "slowest_ratio": 1.2, "step": 100, "step_highest": 100}
+        slow: dict[str, Any] = {
+            "slowest": 3,
+            "slowest_ratio": 1.2,
+            "step": 100,
+            "step_highest": 100,
+        }
+        slow |= {"state": "hung", "cause": "waiting"}
         cluster.answers = {
             "n0001": WELL | {"jobs": (PART | slow, PART | {"job": "other", "loss": "not finite"})},
             "n0002": WELL | {"jobs": (PART | hung | {"slowest": 8, "slowest_ratio": 1.1},)},
@@ -262,3 +272,34 @@ def test_a_job_is_as_bad_as_on_its_worst_node(states: tuple[str, str]) -> None:
         told = [(state, WELL | {"jobs": (PART | {"state": state},)}) for state in order]
         (job,) = merged(told, ())
         assert job["state"] == states[1]
+
+
+@pytest.mark.parametrize(
+    ("told", "state"),
+    [
+        # The others wait for a rank that pauses, works, or still moves: as the page, which is none.
+        ((("hung", "waiting"), ("paused", "checkpoint")), "paused"),
+        ((("hung", "waiting"), ("stalled", "working")), "stalled"),
+        ((("hung", "waiting"), ("stalled", "debugger")), "stalled"),
+        ((("hung", "input"), ("training", "")), "stalled"),
+        ((("hung", "waiting"), ("hung", "input")), "hung"),
+        ((("hung", "waiting"), ("stalled", "between_steps")), "hung"),
+        # A stopped rank is certain, whatever the others may still be allowed.
+        ((("hung", "process"), ("paused", "evaluation")), "hung"),
+        ((("suspended", "suspended"), ("suspended", "suspended")), "suspended"),
+        ((("suspended", "suspended"), ("stalled", "waiting")), "hung"),
+        ((("suspended", "suspended"), ("hung", "waiting")), "hung"),
+    ],
+)
+def test_nodes_together_know_better(told: tuple[tuple[str, str], ...], state: str) -> None:
+    """A job that looks hung on one node is not, if another one shows why its ranks wait; one that
+    is suspended on one node alone is.
+    """
+    for order in (told, told[::-1]):
+        answers = [
+            (name, WELL | {"jobs": (PART | {"state": state, "cause": cause},)})
+            for name, (state, cause) in zip("ab", order, strict=True)
+        ]
+        (job,) = merged(answers, ())
+        assert job["state"] == state
+        assert job["pause"] == ("checkpoint" if state == "paused" else None)

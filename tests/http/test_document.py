@@ -14,7 +14,7 @@ from dshealthd.http.document import MAX_DOCUMENT, DocumentError, parse
 from dshealthd.slurm import agent
 from dshealthd.slurm.options import DRAIN_FOR
 from dshealthd.status import text
-from dshealthd.status.jobs import job_lines, ranks
+from dshealthd.status.jobs import job_lines, parts_of, ranks
 from dshealthd.status.paint import Paint
 from dshealthd.status.query import AgentAnswer, report
 from tests.status_documents import document, finding, job, rank
@@ -79,7 +79,8 @@ def shown(found: dict[str, Any]) -> str:
     answer = AgentAnswer("n1", "http://n1", found)
     lines = list(text.node(answer, Paint(colour=False)))
     for one in found["jobs"]:
-        lines += [*job_lines(one, Paint(colour=False)), *ranks(one["job"], [answer])]
+        parts = parts_of(one["job"], [answer])
+        lines += [*job_lines(one["job"], parts, Paint(colour=False)), *ranks(parts)]
     agent.judge(found, frozenset(DRAIN_FOR))
     return "\n".join([*lines, json.dumps(report([answer]))])
 

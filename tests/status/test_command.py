@@ -13,15 +13,17 @@ import bcrypt
 import pytest
 
 from dshealthd import cli
-from dshealthd.collectors.gpu import FAULT, UP, VISIBLE
+from dshealthd.collectors.gpu import ACTIVITY, FAULT, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
+from dshealthd.collectors.gpu_processes import RANK as GPU
 from dshealthd.collectors.job_environment import WORLD_SIZE
-from dshealthd.collectors.job_hang import BOUND, CULPRIT, HANG, HOLD, OVERDUE
+from dshealthd.collectors.job_hang import BOUND, CULPRIT, HANG, HOLD, OVERDUE, PHASE_SECONDS
 from dshealthd.collectors.job_logs import FAILURE
+from dshealthd.collectors.job_writes import WRITES
 from dshealthd.collectors.kernel import UPTIME
 from dshealthd.collectors.memory import AVAILABLE, TOTAL
 from dshealthd.collectors.nvlink import UP as LINK_UP
-from dshealthd.collectors.training import LOSS_FINITE, STEP, STEP_SECONDS
+from dshealthd.collectors.training import LOSS_FINITE, PHASE, STEP, STEP_SECONDS
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.http import client
@@ -162,14 +164,15 @@ def test_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(snapshot(*HEALTHY, *HUNG)) as hung, serving(snapshot(*HEALTHY, *JOB)) as moves:
         assert run("jobs", f"127.0.0.1:{hung.port}") == 2
         said = capsys.readouterr().out
-        assert "run-1  hung  2 ranks here, step 1245" in said
+        assert "run-1  hung  2 ranks here, steps 1245-1246, loss finite" in said
         assert (
             "no progress, 90 s longer than expected; cause: work between steps, or I/O, of a rank"
             in said
         )
         assert "rank 1 has not begun its next step (data, logging, a barrier, or the like)" in said
         assert run("jobs", f"127.0.0.1:{moves.port}") == 0
-        assert "run-1  training  2 ranks here, step 1245, 12 steps/min" in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert "run-1  training  2 ranks here, steps 1245-1246, 12 steps/min" in said
         assert run("jobs", "127.0.0.1:1") == 3
 
 
@@ -177,21 +180,121 @@ def test_a_pause_is_no_hang_yet(capsys: pytest.CaptureFixture[str]) -> None:
     """Ranks that may be between two steps are shown as that until the page to the phone would come:
     the node is healthy, and the job is neither hung nor training.
     """
-    pause = (
-        *JOB,
-        HANG(1, "run-1", "waiting"),
-        HOLD(600, "run-1"),
-        *(BOUND(30, "run-1", rank) for rank in "01"),
-    )
-    with serving(snapshot(*HEALTHY, *pause, OVERDUE(15, "run-1", "0"))) as served:
+    silent = (*JOB, HOLD(600, "run-1"), *(BOUND(30, "run-1", rank) for rank in "01"))
+    pause = (*silent, HANG(0, "run-1", "between_steps"), OVERDUE(15, "run-1", "0"))
+    with serving(snapshot(*HEALTHY, *pause)) as served:
         assert run("jobs", f"127.0.0.1:{served.port}") == 0
         said = capsys.readouterr().out
         assert "run-1  stalled  2 ranks here" in said
         assert "between two steps for 45 s; counts as hung in 10 min" in said
+        assert "steps/min" not in said
         assert run("status", f"127.0.0.1:{served.port}") == 0
-    with serving(snapshot(*HEALTHY, *pause, OVERDUE(600, "run-1", "0"))) as served:
+    over = (*silent, HANG(1, "run-1", "waiting"), OVERDUE(600, "run-1", "0"))
+    with serving(snapshot(*HEALTHY, *over)) as served:
         assert run("status", f"127.0.0.1:{served.port}") == 2
         assert "wait at the same place" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("samples", "headline", "says"),
+    [
+        (
+            (GPU(1, "run-1", "0", "0", "GPU-a"), ACTIVITY(0.3, "0", "GPU-a")),
+            "stalled",
+            "no step, but its GPUs compute for 45 s",
+        ),
+        ((WRITES(2e7, "run-1"),), "stalled", "no step, but it writes files for 45 s"),
+        ((), "stalled", "no step, but its processes are at work for 45 s"),
+    ],
+)
+def test_a_job_at_work_is_no_hang(
+    samples: tuple[Sample, ...], headline: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pause that nobody marked says what shows that the job is at work, and never becomes a hang
+    by itself.
+    """
+    pause = (*JOB, HANG(0, "run-1", "working"), BOUND(30, "run-1", "0"), OVERDUE(15, "run-1", "0"))
+    with serving(snapshot(*HEALTHY, *pause, *samples)) as served:
+        for command in ("jobs", "status"):
+            assert run(command, f"127.0.0.1:{served.port}") == 0
+            said = capsys.readouterr().out
+            assert f"run-1  {headline}  2 ranks here" in said
+            assert f"{says}\n" in said
+
+
+def test_a_suspended_job_and_a_debugger(capsys: pytest.CaptureFixture[str]) -> None:
+    """A suspended job is shown as such and is no problem of the node; a rank in a debugger is a
+    warning to its owner that names it.
+    """
+    with serving(snapshot(*HEALTHY, *JOB, HANG(0, "run-1", "suspended"))) as served:
+        assert run("jobs", f"127.0.0.1:{served.port}") == 0
+        assert "run-1  suspended  2 ranks here" in capsys.readouterr().out
+        assert run("status", f"127.0.0.1:{served.port}") == 0
+    held = (HANG(0, "run-1", "debugger"), CULPRIT(1, "run-1", "1", "debugger", "traced"))
+    with serving(snapshot(*HEALTHY, *JOB, *held)) as served:
+        assert run("jobs", f"127.0.0.1:{served.port}") == 0
+        assert "a rank is stopped in a debugger" in capsys.readouterr().out
+        assert run("status", f"127.0.0.1:{served.port}") == 1
+        assert "rank 1 of run-1" in capsys.readouterr().out
+
+
+def test_a_marked_pause_is_the_headline(capsys: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint is neither training nor a pace; one of a moment is not shown."""
+    pause = (*JOB, PHASE(1, "run-1", "0", "checkpoint"))
+    with serving(snapshot(*HEALTHY, *pause, PHASE_SECONDS(45, "run-1", "0"))) as served:
+        assert run("jobs", f"127.0.0.1:{served.port}") == 0
+        said = capsys.readouterr().out
+        assert "run-1  checkpoint for 45 s  2 ranks here, steps 1245-1246, loss finite\n" in said
+    with serving(snapshot(*HEALTHY, *pause, PHASE_SECONDS(1, "run-1", "0"))) as served:
+        run("jobs", f"127.0.0.1:{served.port}")
+        assert "run-1  training  2 ranks here" in capsys.readouterr().out
+
+
+def test_one_headline_for_several_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    """A job is one, whatever its nodes say of it: steps as a range, the age and the own work of each
+    rank, and no hang while another node's ranks pause.
+    """
+    steady = rank(work_seconds=1.99, wait_seconds=0.07, work_ratio=1.28, wait_source="torch")
+    told = {
+        "n1": job(world_size=2, step=154, step_highest=154, ranks=[steady | {"heartbeat": 995.0}]),
+        "n2": job(world_size=2, step=156, step_highest=156, ranks=[rank(rank=1, step=156)]),
+    }
+
+    def printed() -> tuple[int, str]:
+        with contextlib.ExitStack() as stack:
+            ports = [
+                stack.enter_context(
+                    impostors.serving(impostors.saying(json.dumps(document(node=node, jobs=[one]))))
+                )
+                for node, one in told.items()
+            ]
+            code = run("jobs", *(f"127.0.0.1:{port}" for port in ports))
+        return code, capsys.readouterr().out
+
+    code, said = printed()
+    assert (code, said.splitlines()[0]) == (
+        0,
+        "run-1  training  2 of 2 ranks on 2 nodes, steps 154-156, 60 steps/min, loss finite",
+    )
+    heads, first, second = (line.strip() for line in said.splitlines()[1:])
+    cells = [re.split(r"  +", line) for line in (heads, first, second)]
+    assert cells[0][3:] == [
+        *("age", "at", "process", "step time", "own work", "wait", "factor", "overdue")
+    ]
+    assert cells[1][3:] == ["5 s", "forward", "running", "1 s", "1.99 s", "0.07 s", "1.28", "-"]
+    assert cells[2][3:] == ["-", "forward", "running", "1 s", "-", "-", "-", "-"]
+    hang = {"cause": "waiting", "overdue_seconds": 60.0, "culprits": [], "says": "elsewhere"}
+    stall = {"cause": "checkpoint", "says": "checkpoint", "silent_seconds": 120.0}
+    told["n1"] |= {"state": "paused", "stall": stall | {"hung_in_seconds": None}}
+    told["n2"] |= {"state": "hung", "hang": hang}
+    code, said = printed()
+    assert code == 0
+    assert said.startswith("run-1  checkpoint for 2 min  2 of 2 ranks on 2 nodes")
+    assert "n2: waits, 60 s longer than expected: elsewhere" in said
+    told["n1"] |= {"state": "hung", "hang": hang | {"cause": "process"}, "stall": None}
+    code, said = printed()
+    assert code == 2
+    assert said.startswith("run-1  hung  ")
 
 
 def test_a_node_says_what_it_does_not_see(capsys: pytest.CaptureFixture[str]) -> None:
