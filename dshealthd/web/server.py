@@ -189,11 +189,9 @@ class Server:
 
     def url(self, hostname: str) -> str:
         """Return the page's URL as a user would type it."""
-        host, _ = listen_address(self._options.listen_address)
-        if host is not None and ":" in host:
-            host = f"[{host}]"
+        host = _to_open(self._options.listen_address, hostname)
         scheme = "http" if self._config is None or self._config.config.tls is None else "https"
-        return f"{scheme}://{host or hostname}:{self._listener.port}/"
+        return f"{scheme}://{host}:{self._listener.port}/"
 
     def samples(self) -> Iterator[Sample]:
         """Yield the web server's own metrics."""
@@ -437,3 +435,11 @@ class Server:
         else:
             text = f"unknown: {fitness.unknown[0]}"
         return plain(HTTPStatus.SERVICE_UNAVAILABLE, " ".join(text.split())[:FIT_CHARACTERS])
+
+
+def _to_open(address: str, hostname: str) -> str:
+    """Return the host that a person can open for a listen address; 0.0.0.0 is none."""
+    host, _ = listen_address(address)
+    if host is None or host in {"0.0.0.0", "::"}:  # noqa: S104 - compared, not listened on
+        return hostname
+    return f"[{host}]" if ":" in host else host

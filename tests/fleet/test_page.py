@@ -130,6 +130,7 @@ def test_old_answers_are_grey(tmp_path: Path) -> None:
         "step": None,
         "step_highest": None,
         "steps_per_minute": None,
+        "pause": None,
         "culprits": [],
         "slowest": None,
     }
@@ -157,6 +158,7 @@ def test_old_answers_are_grey(tmp_path: Path) -> None:
         page.goto(f"http://127.0.0.1:{agent.port}/fleet")
         page.wait_for_selector(".verdict.quiet")
         assert "1 not asked lately" in page.inner_text(".verdict")
+        assert "n2" in page.inner_text(".squares li:last-child a")
         titles = [found.get_attribute("title") for found in page.locator(".squares a").all()]
         assert titles == ["n1: healthy", "n2: critical 9 min ago, not asked since"]
         assert page.locator(".squares a.quiet").count() == 1
@@ -176,18 +178,33 @@ def test_a_failed_job_is_as_bad_as_on_its_nodes_page(tmp_path: Path) -> None:
         "step": 7,
         "step_highest": 7,
         "steps_per_minute": None,
+        "pause": None,
         "culprits": [],
         "slowest": None,
     }
-    levels = {"failed": "bad", "stalled": "warn", "training": "good", "no heartbeats": "quiet"}
+    levels = {
+        "failed": "bad",
+        "stalled": "warn",
+        "suspended": "warn",
+        "paused": "good",
+        "training": "good",
+        "no heartbeats": "quiet",
+    }
     answer = {
         "schema": 1,
         "node": "n1",
         "time": time.time(),
         "asking": False,
         "suspects": [],
-        "nodes": [{"name": "n1", "leaf": "", "state": "ok", "time": time.time()}],
-        "jobs": [job | {"job": state, "state": state} for state in levels],
+        "nodes": [
+            {"name": "n1", "leaf": "", "state": "ok", "time": time.time()},
+            {"name": "n2", "leaf": "", "state": "unreachable", "problem": "refused"},
+            {"name": "n3", "leaf": "", "state": "unreachable", "problem": "unreachable: no_route"},
+        ],
+        "jobs": [
+            job | {"job": state, "state": state, "pause": state == "paused" and "checkpoint"}
+            for state in levels
+        ],
     }
     with running(tmp_path) as agent, chromium() as browser:
         page = browser.new_page()
@@ -197,6 +214,10 @@ def test_a_failed_job_is_as_bad_as_on_its_nodes_page(tmp_path: Path) -> None:
         for state, level in levels.items():
             row = page.locator("tbody tr", has=page.locator("th", has_text=state))
             assert row.locator(f"th .{level}").count() == 1, row.inner_html()
+        paused = page.locator("tbody tr", has=page.locator("th", has_text="paused"))
+        assert paused.locator("td").first.inner_text() == "checkpoint"
+        said = page.locator(".verdict li div").all_inner_texts()
+        assert said == ["unreachable: refused", "unreachable: no route"]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")

@@ -11,11 +11,11 @@ import pytest
 
 from dshealthd.collectors.gpu import UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
-from dshealthd.collectors.job_hang import CULPRIT, HANG, OVERDUE
+from dshealthd.collectors.job_hang import CULPRIT, HANG, OVERDUE, PHASE_SECONDS
 from dshealthd.collectors.job_logs import FAILURE
 from dshealthd.collectors.rendezvous import LISTENERS
 from dshealthd.collectors.tcp import SOCKETS
-from dshealthd.collectors.training import INFO, LOSS_FINITE, STEP, STEP_SECONDS
+from dshealthd.collectors.training import INFO, LOSS_FINITE, PHASE, STEP, STEP_SECONDS
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
@@ -118,7 +118,7 @@ def test_a_hung_job_turns_the_page_red(browser: Browser) -> None:
         panel = visit.panel("Jobs")
         assert "no progress for 75 s longer than expected" in panel
         assert "Cause: a rank's process is stopped or has ended" in panel
-        assert "Rank 2 is stopped (SIGSTOP, or a debugger)" in panel
+        assert "Rank 2 is stopped (SIGSTOP)" in panel
         assert "bert-large" in visit.text(".verdict li")
         assert visit.page.title().startswith("(1)")
         assert visit.is_as_wide_as_its_window()
@@ -126,6 +126,46 @@ def test_a_hung_job_turns_the_page_red(browser: Browser) -> None:
         visit.page.click(".verdict a")
         visit.page.wait_for_url("**/runbooks/training-hang")
         assert "## Remedy" in visit.text()
+        visit.page.close()
+
+
+def test_the_ranks_of_a_hung_job_are_open(browser: Browser) -> None:
+    """Where there is room a job's ranks are open, and where it hangs; whoever closes them is not
+    contradicted.
+    """
+    many = tuple(STEP(7, "bert-large", str(rank)) for rank in range(20))
+    made = snapshot(*many)
+    with serving(made, guarded=False) as served:
+        visit = Visit(browser, f"http://127.0.0.1:{served.port}/")
+        visit.wait("details summary", "20 ranks")
+        opened = visit.page.locator("section[aria-label='Jobs'] details[open]")
+        assert opened.count() == 0
+        made.put("gpu", Result(CollectionOutcome.OK, (*GPUS, *many, *HANGING)))
+        visit.page.wait_for_selector("section[aria-label='Jobs'] details[open]")
+        visit.page.click("section[aria-label='Jobs'] details summary")
+        later = (STEP(1246, "bert-large", str(rank)) for rank in range(20))
+        made.put("gpu", Result(CollectionOutcome.OK, (*GPUS, *later, *HANGING)))
+        visit.page.wait_for_selector("text=1,246")
+        assert opened.count() == 0
+        assert visit.complaints == []
+        visit.page.close()
+
+
+def test_a_marked_pause_is_said(browser: Browser) -> None:
+    """A checkpoint is neither training nor a fault, and has no pace; what is unknown of a rank's
+    work is no figure.
+    """
+    pause = (PHASE(1, "bert-large", "0", "checkpoint"), PHASE_SECONDS(45, "bert-large", "0"))
+    with serving(snapshot(*JOB, *pause), guarded=False) as served:
+        visit = Visit(browser, f"http://127.0.0.1:{served.port}/")
+        panel = visit.panel("Jobs")
+        assert "checkpoint for 45 s" in panel
+        assert "bert-large training" not in panel
+        assert "15.0" not in panel
+        cells = visit.page.locator("section[aria-label='Jobs'] tbody tr").first.locator("td")
+        assert cells.all_inner_texts()[-3:] == ["-"] * 3
+        assert visit.page.locator(".verdict.good").count() == 1
+        assert visit.complaints == []
         visit.page.close()
 
 

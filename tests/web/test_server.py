@@ -18,7 +18,7 @@ from dshealthd.core.snapshot import Snapshot
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
 from dshealthd.self_metrics import SelfMetrics
 from dshealthd.web.page_files import page_files
-from dshealthd.web.server import REQUESTS, Server
+from dshealthd.web.server import REQUESTS, Server, _to_open
 from tests.web.serving import (
     Served,
     eventually,
@@ -369,3 +369,18 @@ def test_fit_for_schedulers(fitness: Fitness, code: int, text: str) -> None:
     server = Server(options(), snapshot, list, SelfMetrics(0), fitness=lambda: fitness)
     answer = server._fit(None)  # type: ignore[arg-type] # it asks nothing of the request
     assert (answer.status, answer.text) == (code, text)
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("0.0.0.0:10061", "n1"),
+        ("[::]:10061", "n1"),
+        (":10061", "n1"),
+        ("127.0.0.1:10061", "127.0.0.1"),
+        ("[::1]:10061", "[::1]"),
+    ],
+)
+def test_the_pages_address_is_one_to_open(address: str, host: str) -> None:
+    """All addresses are none that a person could open: the host's name is."""
+    assert _to_open(address, "n1") == host

@@ -11,7 +11,8 @@ export function h(name, attributes, ...children) {
   return element;
 }
 
-// Makes `old` look like `fresh` and keeps equal nodes, so that the selection, focus and scroll position survive an update.
+// Makes `old` look like `fresh` and keeps equal nodes, so that the selection, focus and scroll position survive an update. What a person
+// has opened or closed stays so, until `data-open` changes.
 export function patch(old, fresh) {
   if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName) return void old.replaceWith(fresh);
   if (old.nodeType === Node.TEXT_NODE) {
@@ -21,6 +22,7 @@ export function patch(old, fresh) {
   for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
   for (const { name, value } of fresh.attributes) {
     if (name === "style") old.style.cssText = fresh.style.cssText;
+    else if (name === "open" && old.dataset.open === fresh.dataset.open) continue;
     else if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
   const before = [...old.childNodes];

@@ -8,7 +8,10 @@ const LOST_AFTER = 15000; // milliseconds without an answer until the banner app
 const PATIENCE = 5000; // milliseconds for an answer
 const EVERY = 3000; // milliseconds between requests
 const LISTED = 50; // nodes with problems that are listed by name
+const NAMED = 64; // nodes up to which squares have names
 const STATES = { ...LEVELS, unreachable: "bad", "not asked yet": "quiet", "out of date": "quiet" };
+const MILD = ["stalled", "suspended"];
+const CALM = ["training", "paused"];
 const page = { last: null, answered: 0, failed: "" };
 
 const level = (node) => STATES[node.state] || "unknown";
@@ -20,7 +23,7 @@ const byState = (one, other) =>
 
 function says(node) {
   if (node.state === "out of date") return `${node.last} ${duration(page.last.time - node.time)} ago, not asked since`;
-  if (node.problem) return `unreachable: ${words(node.problem)}`;
+  if (node.problem) return `unreachable: ${words(node.problem).replace(/^unreachable: /, "")}`;
   if (node.findings) {
     const more = (node.problems || 0) + (node.unreadable || 0) - node.findings.length;
     const texts = node.findings.map((finding) => `${finding.part ? `${finding.part}: ` : ""}${finding.summary}`);
@@ -71,6 +74,7 @@ function summary(fleet, nodes) {
 
 function squares(nodes) {
   const leaves = new Map();
+  const named = nodes.length <= NAMED;
   nodes.forEach((node) => leaves.set(node.leaf, [...(leaves.get(node.leaf) || []), node]));
   return h(
     "section",
@@ -83,7 +87,7 @@ function squares(nodes) {
         leaf || leaves.size > 1 ? h("h3", {}, leaf || "leaf unknown") : null,
         h(
           "ul",
-          { class: "squares" },
+          { class: named ? "squares named" : "squares" },
           those.map((node) =>
             h(
               "li",
@@ -91,7 +95,7 @@ function squares(nodes) {
               h(
                 "a",
                 { class: level(node), href: address(node.name), title: `${node.name}: ${says(node)}` },
-                h("span", { "aria-hidden": "true" }, MARKS[level(node)][0]),
+                h("span", { "aria-hidden": "true" }, MARKS[level(node)][0], named ? ` ${node.name}` : ""),
                 h("span", { class: "spoken" }, `${node.name}: ${node.state}`),
               ),
             ),
@@ -118,8 +122,8 @@ function jobs(found) {
     return h(
       "tr",
       {},
-      h("th", { scope: "row" }, mark(bad ? "bad" : job.state === "stalled" ? "warn" : job.state === "training" ? "good" : "quiet"), job.job),
-      h("td", { class: bad ? "bad" : null }, job.state, job.loss === "not finite" ? ", loss not finite" : ""),
+      h("th", { scope: "row" }, mark(bad ? "bad" : MILD.includes(job.state) ? "warn" : CALM.includes(job.state) ? "good" : "quiet"), job.job),
+      h("td", { class: bad ? "bad" : null }, job.pause ? words(job.pause) : job.state, job.loss === "not finite" ? ", loss not finite" : ""),
       h("td", {}, culprits.join(", ") || slow || "\u2013"),
       h("td", { class: "num" }, `${job.ranks}${known(job.world_size) ? ` of ${job.world_size}` : ""}`),
       h("td", { class: "num" }, String(job.nodes.length)),

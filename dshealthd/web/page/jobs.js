@@ -6,6 +6,7 @@ import { figure, mark, panel, table } from "./pieces.js";
 import { trend } from "./status.js";
 
 const SLOWER = 1.05; // below this ratio the slowest rank of a job is not worth naming
+const ROOM = 16; // ranks up to which a job's table is open
 
 function hang(job) {
   if (!job.hang) return null;
@@ -21,17 +22,25 @@ function hang(job) {
 }
 
 function stall(job) {
-  if (!job.stall) return null;
+  if (!job.stall || job.state === "paused") return null;
   const { says, silent_seconds: silent, hung_in_seconds: left } = job.stall;
-  return h("div", { class: "warn" }, `${words(says)} for ${duration(silent)}; counts as hung in ${duration(left)}`);
+  const later = known(left) ? `; counts as hung in ${duration(left)}` : "";
+  return h("div", { class: "warn" }, `${words(says)} for ${duration(silent)}${later}`);
 }
+
+// A marked pause instead of the word for it.
+const doing = (job) => (job.state === "paused" && job.stall ? `${words(job.stall.says)} for ${duration(job.stall.silent_seconds)}` : job.state);
+const seconds = (value) => (known(value) ? duration(value) : "-");
 
 function one(job) {
   const { slowest_rank: slowest } = job;
   const ranks = `${job.ranks_here}${known(job.world_size) ? ` of ${job.world_size}` : ""}`;
   const apart = known(job.step_highest) && job.step_highest !== job.step ? `\u2013${count(job.step_highest)}` : "";
   const failures = job.failures || [];
-  const level = job.hang || failures.length || job.loss === "not finite" ? "bad" : job.stall ? "warn" : job.state === "training" ? "good" : "quiet";
+  const still = job.hang || job.stall;
+  const open = Boolean(job.hang) || job.ranks.length <= ROOM;
+  const calm = ["training", "paused"].includes(job.state);
+  const level = job.hang || failures.length || job.loss === "not finite" ? "bad" : calm ? "good" : job.stall ? "warn" : "quiet";
   const rows = job.ranks.map((rank) =>
     h(
       "tr",
@@ -41,12 +50,15 @@ function one(job) {
       h("td", {}, rank.phase && rank.phase !== "training" ? words(rank.phase) : words(rank.stage || "unknown")),
       h("td", {}, words(rank.process || "unknown")),
       h("td", { class: "num" }, known(rank.step_seconds) ? duration(rank.step_seconds) : unknown()),
+      h("td", { class: "num", title: rank.wait_source || null }, seconds(rank.work_seconds)),
+      h("td", { class: "num" }, seconds(rank.wait_seconds)),
+      h("td", { class: "num" }, known(rank.work_ratio) ? `${rank.work_ratio.toFixed(2)}\u00d7` : "-"),
     ),
   );
   return h(
     "div",
     { class: "job" },
-    h("h3", {}, mark(level), job.job, h("span", { class: "unit" }, ` ${job.state}`)),
+    h("h3", {}, mark(level), job.job, h("span", { class: "unit" }, ` ${doing(job)}`)),
     hang(job),
     stall(job),
     failures.map(({ slug, rank, node }) =>
@@ -60,15 +72,24 @@ function one(job) {
           figure("step", [count(job.step), apart]),
           figure(
             "steps per minute",
-            known(job.steps_per_minute) ? job.steps_per_minute.toFixed(1) : job.hang || job.stall ? "none" : unknown(),
-            trend(`job ${job.job}`, job.hang || job.stall ? 0 : job.steps_per_minute, "steps per minute, the last minutes"),
+            known(job.steps_per_minute) ? job.steps_per_minute.toFixed(1) : still ? "none" : unknown(),
+            trend(`job ${job.job}`, still ? 0 : job.steps_per_minute, "steps per minute, the last minutes"),
           ),
           figure("loss", job.loss === "not finite" ? h("span", { class: "bad" }, "\u2716 NaN or infinite") : job.loss),
         ],
     slowest && slowest.ratio >= SLOWER ? figure("slowest rank", `${slowest.rank}, ${slowest.ratio.toFixed(2)}\u00d7 the median here`) : null,
     job.evidence ? figure("evidence", h("code", {}, job.evidence)) : null,
     rows.length
-      ? h("details", {}, h("summary", {}, plural(rows.length, "rank")), table(["rank", "#step", "at", "process", "#step time"], rows))
+      ? h(
+          "details",
+          { open, "data-open": String(open) },
+          h("summary", {}, plural(rows.length, "rank")),
+          h(
+            "div",
+            { class: "scrolls", tabindex: "0", role: "region", "aria-label": `Ranks of ${job.job}` },
+            table(["rank", "#step", "at", "process", "#step time", "#own work", "#wait", "#factor"], rows),
+          ),
+        )
       : null,
   );
 }
