@@ -29,6 +29,7 @@ def follow(heartbeat: Heartbeat, engine: Any) -> None:
     heartbeat.steps = engine.global_steps
     if hasattr(engine, "train_batch"):  # a pipeline engine, which makes its steps itself
         _after(heartbeat, engine, "train_batch", lambda loss: _step(heartbeat, engine, loss))
+        _follow_pipeline(heartbeat, engine)
     else:
         _after(heartbeat, engine, "step", lambda _: _step(heartbeat, engine, None))
         _before(heartbeat, engine, "backward", heartbeat.loss)
@@ -50,6 +51,43 @@ def follow(heartbeat: Heartbeat, engine: Any) -> None:
         lambda mode=True: heartbeat.enter("training" if mode else "evaluation"),
     )
     heartbeat.communication = Communication()
+
+
+def _follow_pipeline(heartbeat: Heartbeat, engine: Any) -> None:
+    """Report the stages of a pipeline's steps: its engine looks its instructions up in a table.
+
+    A rank that exchanges with another stage may wait for it: it is as far as it can be.
+    """
+    heartbeat.parameters = engine.module.parameters
+    heartbeat.pipeline_stage = engine.stage_id
+    instructions = dict(engine._INSTRUCTION_MAP)  # noqa: SLF001 - the methods are called from there
+
+    def marked(
+        method: Callable[..., Any], begin: Callable[[], object], end: Callable[[], object] | None
+    ) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def called(engine: Any, *arguments: Any, **named: Any) -> Any:
+            if not engine.module.training:
+                return method(engine, *arguments, **named)
+            begin()
+            result = method(engine, *arguments, **named)
+            if end is not None:
+                end()
+            return result
+
+        return called
+
+    forward_began = functools.partial(heartbeat.forward_began, engine.module, computes=True)
+    forward_ended = functools.partial(heartbeat.forward_ended, computes=True)
+    for instruction, method in instructions.items():
+        name = instruction.__name__
+        if name == "LoadMicroBatch":
+            instructions[instruction] = marked(method, heartbeat.load_began, heartbeat.load_ended)
+        elif name == "ForwardPass":
+            instructions[instruction] = marked(method, forward_began, forward_ended)
+        else:
+            instructions[instruction] = marked(method, heartbeat.exchange_began, None)
+    _replace(heartbeat, engine, "_INSTRUCTION_MAP", instructions)
 
 
 @never_raise
@@ -163,7 +201,7 @@ def _around(
     _replace(heartbeat, engine, name, called)
 
 
-def _replace(heartbeat: Heartbeat, engine: Any, name: str, called: Callable[..., Any]) -> None:
+def _replace(heartbeat: Heartbeat, engine: Any, name: str, called: Any) -> None:
     def undo() -> None:
         if vars(engine).get(name) is called:  # else somebody has wrapped it after us
             delattr(engine, name)

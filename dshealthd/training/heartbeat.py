@@ -7,11 +7,13 @@ import functools
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from dshealthd.training.message import DeviceMemory, Message, Phase, StepStage, encode
+from dshealthd.training import waits
+from dshealthd.training.message import DeviceMemory, Message, Phase, StepStage, WaitSource, encode
 from dshealthd.training.page import DEFAULT_PATH, Page
 from dshealthd.training.readback import Readback
 from dshealthd.training.saved import Saved
@@ -55,7 +57,8 @@ class Heartbeat:
 
     - The stage is that of the host, which launches work and runs ahead of its device. A host that
       waits for results after a step (`loss.item()`) is in the input stage whatever its device does.
-    - Times of input and forward pass are some steps late on a CUDA device (`step_timer.StepTimer`).
+    - Times of input, forward pass, waits and own work are some steps late on a CUDA device
+      (`step_timer.StepTimer`).
     - Loss and gradient norm are a step or more late on a CUDA device (`readback.Readback`).
     - Memory and communication time are up to a second old, because reading them costs tens of
       microseconds.
@@ -87,6 +90,16 @@ class Heartbeat:
         self._slow_due = 0.0
         self._undo: list[Callable[[], object]] = []
         self._saves = 0
+        self._thread = 0
+        self._entered: Any = None
+        self.parameters: Callable[[], Iterator[Any]] | None = None
+        """Returns what is trained, which shows the device; it may move there after the engine was
+        made.
+        """
+        self.pipeline_stage: int | None = None
+        """The stage of the pipeline that this rank computes; None without a pipeline."""
+        self.exchanges = False
+        """Whether the ranks exchange tokens, as a mixture of experts does."""
         self.skipped: int | None = None
         """Steps skipped so far; None if unknown."""
         self.loss_scale: float | None = None
@@ -107,9 +120,12 @@ class Heartbeat:
             self._mean.add(self._last)
         self._ended, self._paused, self._pause_began = now, 0.0, None
         self._phase = Phase.TRAINING  # a process that makes steps trains, whatever it marked before
+        self._thread = threading.get_ident()
+        if self._step_timer.device is None:
+            self._find_device()
         if self._stage is not StepStage.UNKNOWN:
             self._stage = StepStage.INPUT
-            self._step_timer.step_ended(now)
+        self._step_timer.step_ended(now)
         self._tell(now)
 
     @never_raise
@@ -128,22 +144,27 @@ class Heartbeat:
         `computes` says that computing begins with it; otherwise `compute_began` will be called.
         """
         now = time.monotonic()
-        # The device is read this late because the model may move to it after the engine was made.
-        if self._stage is StepStage.UNKNOWN:
-            parameter = next(model.parameters(), None)
-            self._step_timer.on(
-                "" if parameter is None else parameter.device.type, sys.modules["torch"].cuda
-            )
+        if self._step_timer.device is None:
+            self.parameters = self.parameters or model.parameters
+            self._find_device()
         self._stage = StepStage.FORWARD
         self._step_timer.input_ended(now)
         if computes:
             self._step_timer.forward_began(now)
+        else:
+            self._entered = self._step_timer.mark(now)
         self._tell(now)
 
     @never_raise
-    def compute_began(self) -> None:
-        """Report that the model within a wrapper begins to compute: the forward time starts."""
-        self._step_timer.forward_began(time.monotonic())
+    def compute_began(self, *, synchronized: bool = False) -> None:
+        """Report that the model within a wrapper begins to compute: the forward time starts.
+
+        `synchronized` says that the wrapper has waited for other ranks until now.
+        """
+        now = time.monotonic()
+        if synchronized:
+            self._step_timer.waited(self._entered, now)
+        self._step_timer.forward_began(now)
 
     @never_raise
     def compute_ended(self) -> None:
@@ -161,6 +182,53 @@ class Heartbeat:
         if computes:
             self._step_timer.forward_ended(now)
         self._tell(now)
+
+    @never_raise
+    def follow_backward(self, result: Any) -> None:
+        """Report the wait at the end of the backward pass from `result`."""
+        waits.follow_backward(self, result)
+
+    @never_raise
+    def load_began(self) -> None:
+        """Report that a pipeline loads a micro-batch."""
+        now = time.monotonic()
+        self._stage = StepStage.INPUT
+        self._step_timer.micro_step_ended(now)
+        self._tell(now)
+
+    @never_raise
+    def load_ended(self) -> None:
+        """Report that a pipeline has loaded a micro-batch."""
+        self._step_timer.input_ended(time.monotonic())
+
+    @never_raise
+    def exchange_began(self) -> None:
+        """Report that a rank of a pipeline sends to another stage, or receives from one."""
+        if self._stage is not StepStage.BACKWARD:
+            self._stage = StepStage.BACKWARD
+            self._step_timer.input_dropped()
+            self._tell(time.monotonic())
+
+    @never_raise
+    def wait_began(self, stream: Any = None) -> Any:
+        """Return the mark at which the rank begins to wait for others; None if it does not count.
+
+        `stream` is the CUDA stream that waits, None for the current one. Other streams than the
+        default one wait beside the work, and so do other threads than the one that trains.
+        """
+        device = self._step_timer.device
+        if device == "cpu":
+            return time.monotonic() if threading.get_ident() == self._thread else None
+        if device != "cuda":
+            return None
+        current = sys.modules["torch"].cuda.current_stream()
+        beside = current.cuda_stream or (stream is not None and stream != current)
+        return None if beside else self._step_timer.mark(0.0)
+
+    @never_raise
+    def wait_ended(self, mark: Any) -> None:
+        """Report the end of a wait."""
+        self._step_timer.waited(mark, time.monotonic())
 
     @never_raise
     def loss(self, loss: Any) -> None:
@@ -247,6 +315,15 @@ class Heartbeat:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _find_device(self) -> None:
+        """Start measuring, and following waits, on the device of what is trained."""
+        torch = sys.modules.get("torch")
+        parameter = next(self.parameters(), None) if self.parameters is not None else None
+        if torch is None or parameter is None:
+            return
+        self._step_timer.on(parameter.device.type, torch.cuda)
+        waits.follow(self, parameter.device.type)
+
     def _tell(self, now: float) -> None:
         """Write a message to the heartbeat's page."""
         loss = self._loss.take()
@@ -276,6 +353,11 @@ class Heartbeat:
             self._norm.value,
             self._memory,
             self._communication,
+            self._step_timer.wait.value,
+            self._step_timer.work.value,
+            WaitSource.DEVICE if self._step_timer.device == "cuda" else WaitSource.HOST,
+            self.pipeline_stage,
+            self.exchanges,
         )
         self._page.write(encode(message), now)
 

@@ -20,9 +20,9 @@ from binascii import crc32
 from typing import NamedTuple
 
 MAGIC = b"dshb"
-VERSION = 1
-HELLO = MAGIC + bytes([VERSION])
-"""What a process sends when it hands over its page."""
+VERSION = 2
+HELLO = MAGIC + b"\1"
+"""What a process sends when it hands over its page: the version of the handover, not of messages."""
 SLOT = 512
 """Bytes from one message of a page to the next."""
 ROOM = 256
@@ -35,8 +35,11 @@ MAX_COUNT = 1 << 53
 
 _HEADER = struct.Struct("<4sBxHI")
 """Magic, version, length, and the checksum of everything after the header."""
-_BODY = struct.Struct("<BBxxIQQQddddddddQQQ")
+_FIRST = "<BBxxIQQQddddddddQQQ"
+_BODY = struct.Struct(_FIRST + "ddHxxxxxx")
 SIZE = _HEADER.size + _BODY.size
+SIZE_1 = _HEADER.size + struct.calcsize(_FIRST)
+"""That of version 1, whose messages end before the waits."""
 
 
 class Phase(enum.IntEnum):
@@ -60,6 +63,15 @@ class StepStage(enum.IntEnum):
     """The forward pass has ended; gradients, collectives, optimizer."""
 
 
+class WaitSource(enum.IntEnum):
+    """Whose clock tells a step's wait and own work."""
+
+    HOST = 0
+    """The host's: the process blocks while it waits."""
+    DEVICE = 1
+    """That of a CUDA device, whose stream waits."""
+
+
 class _Known(enum.IntFlag):
     STEP_SECONDS = 1
     SKIPPED = 2
@@ -71,6 +83,10 @@ class _Known(enum.IntFlag):
     COMMUNICATION = 128
     INPUT = 256
     FORWARD = 512
+    OWN = 1024
+    ON_DEVICE = 2048
+    PIPELINE = 4096
+    EXCHANGES = 8192
 
 
 # Plain numbers: IntFlag arithmetic would cost more than the rest of a message.
@@ -85,6 +101,10 @@ class _Known(enum.IntFlag):
     _COMMUNICATION,
     _INPUT,
     _FORWARD,
+    _OWN,
+    _ON_DEVICE,
+    _PIPELINE,
+    _EXCHANGES,
 ) = (int(bit) for bit in _Known)
 
 
@@ -126,6 +146,15 @@ class Message(NamedTuple):
     memory: DeviceMemory | None = None
     communication_seconds: float | None = None
     """Time in collectives so far."""
+    wait_seconds: float | None = None
+    """Time of a step in which the rank waited for others: average over about ten steps."""
+    work_seconds: float | None = None
+    """The rest of the step: what the rank did itself; known if `wait_seconds` is."""
+    wait_source: int = WaitSource.HOST
+    pipeline_stage: int | None = None
+    """The stage of the pipeline that the rank computes; None without a pipeline."""
+    exchanges: bool = False
+    """Whether ranks exchange tokens, so that experts have more or less to do."""
 
 
 def encode(message: Message) -> bytes:
@@ -146,6 +175,11 @@ def encode(message: Message) -> bytes:
         norm,
         memory,
         communication,
+        wait,
+        work,
+        source,
+        pipeline_stage,
+        exchanges,
     ) = message
     known = 0
     if last is not None:
@@ -166,10 +200,16 @@ def encode(message: Message) -> bytes:
         known |= _INPUT
     if forward is not None:
         known |= _FORWARD
+    if work is not None:
+        known |= _OWN | _ON_DEVICE if source else _OWN
+    if pipeline_stage is not None:
+        known |= _PIPELINE
+    if exchanges:
+        known |= _EXCHANGES
     allocated, reserved, peak = memory or (0, 0, 0)
     body = _BODY.pack(
         phase, stage, known, step, skipped or 0, nonfinite, sent, last or 0.0, mean or 0.0, inputs or 0.0, forward or 0.0, scale or 0.0,
-        norm or 0.0, communication or 0.0, allocated, reserved, peak,
+        norm or 0.0, communication or 0.0, allocated, reserved, peak, wait or 0.0, work or 0.0, pipeline_stage or 0,
     )  # fmt: skip
     return _HEADER.pack(MAGIC, VERSION, SIZE, crc32(body)) + body
 
@@ -179,14 +219,15 @@ def decode(data: bytes) -> Message:
 
     The message is trusted only as its sender's own claim.
     """
-    if len(data) < SIZE:
+    magic, version, length, checksum = _HEADER.unpack_from(data.ljust(_HEADER.size))
+    if len(data) < max(SIZE_1, length if magic == MAGIC else 0):
         message = f"{len(data)} bytes are too few for a heartbeat"
         raise ValueError(message)
-    magic, version, length, checksum = _HEADER.unpack_from(data)
-    if magic != MAGIC or version < VERSION or not SIZE <= length <= len(data):
+    if magic != MAGIC or version < 1 or length < SIZE_1:
         message = f"not a heartbeat: it begins with {data[:8]!r}"
         raise ValueError(message)
-    if crc32(data[_HEADER.size : length]) != checksum:
+    body = data[_HEADER.size : length]
+    if crc32(body) != checksum:
         message = "wrong checksum"
         raise ValueError(message)
     (
@@ -205,13 +246,16 @@ def decode(data: bytes) -> Message:
         norm,
         communication,
         *memory,
-    ) = _BODY.unpack_from(data, _HEADER.size)
+        wait,
+        work,
+        pipeline_stage,
+    ) = _BODY.unpack_from(body.ljust(_BODY.size, b"\0"))
     if max(step, skipped, nonfinite, *memory) > MAX_COUNT:
         message = "a count exceeds 2^53"
         raise ValueError(message)
     for name, value in (
         ("sent", sent), ("step time", last), ("mean step time", mean), ("input", inputs), ("forward pass", forward),
-        ("communication", communication),
+        ("communication", communication), ("wait", wait), ("work", work),
     ):  # fmt: skip
         if not 0.0 <= value < math.inf:
             message = f"{name}: {value} s"
@@ -235,6 +279,11 @@ def decode(data: bytes) -> Message:
         gradient_norm=norm if known & _GRADIENT_NORM else None,
         memory=DeviceMemory(*memory) if known & _MEMORY else None,
         communication_seconds=communication if known & _COMMUNICATION else None,
+        wait_seconds=wait if known & _OWN else None,
+        work_seconds=work if known & _OWN else None,
+        wait_source=WaitSource.DEVICE if known & _ON_DEVICE else WaitSource.HOST,
+        pipeline_stage=pipeline_stage if known & _PIPELINE else None,
+        exchanges=bool(known & _EXCHANGES),
     )
 
 

@@ -33,6 +33,9 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
         return
     compiling = _compiling()
     inner = _unwrapped(model)
+    distributed = _distributed(model)
+    # Before each forward pass it has all ranks wait for rank 0's buffers.
+    synchronized = distributed and next(iter(inner.buffers()), None) is not None
 
     def began(module: Any, _arguments: Any) -> None:
         if not compiling() and module.training:
@@ -40,15 +43,17 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
 
     def computes(module: Any, _arguments: Any) -> None:
         if not compiling() and module.training:
-            heartbeat.compute_began()
+            heartbeat.compute_began(synchronized=synchronized)
 
     def computed(module: Any, _arguments: Any, _result: Any) -> None:
         if not compiling() and module.training:
             heartbeat.compute_ended()
 
-    def ended(module: Any, _arguments: Any, _result: Any) -> None:
+    def ended(module: Any, _arguments: Any, result: Any) -> None:
         if not compiling() and module.training:
             heartbeat.forward_ended(computes=inner is model)
+            if distributed:
+                heartbeat.follow_backward(result)
 
     handles = [model.register_forward_pre_hook(began), model.register_forward_hook(ended)]
     if inner is not model:
@@ -89,6 +94,12 @@ def _unwrapped(model: Any) -> Any:
     distributed = sys.modules["torch"].nn.parallel.DistributedDataParallel
     engine = getattr(sys.modules.get("deepspeed"), "DeepSpeedEngine", distributed)
     return model.module if isinstance(model, (distributed, engine)) else model
+
+
+def _distributed(model: Any) -> bool:
+    """Return whether a module, or the one that was compiled to it, is DistributedDataParallel."""
+    module = getattr(model, "_orig_mod", model)
+    return isinstance(module, sys.modules["torch"].nn.parallel.DistributedDataParallel)
 
 
 def _compiling() -> Callable[[], bool]:

@@ -17,6 +17,7 @@ from dshealthd.training.model import follow as follow_model
 from dshealthd.training.readback import Readback
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType
 
 log = logging.getLogger("dshealthd.training")
@@ -35,6 +36,7 @@ def follow(heartbeat: Heartbeat, optimizer: Any, scaler: Any = None) -> None:
     """
     while not hasattr(optimizer, "_optimizer_step_post_hooks") and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer  # a wrapper around torch's, such as Accelerate's
+    heartbeat.parameters = functools.partial(_parameters, optimizer)
     if scaler is None or not scaler.is_enabled():
         handle = optimizer.register_step_post_hook(
             lambda _optimizer, _arguments, _named: heartbeat.step()
@@ -42,6 +44,12 @@ def follow(heartbeat: Heartbeat, optimizer: Any, scaler: Any = None) -> None:
         heartbeat.on_close(handle.remove)
     else:
         _follow_scaler(heartbeat, scaler)
+
+
+def _parameters(optimizer: Any) -> Iterator[Any]:
+    """Yield the parameters that an optimizer trains."""
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 def _follow_scaler(heartbeat: Heartbeat, scaler: Any) -> None:

@@ -1,4 +1,4 @@
-"""The timer of a step's input and forward passes, which never waits for a device."""
+"""The timer of a step's input, forward passes, waits and own work, which never waits for a device."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 AVERAGED = 10
 """Steps over which times are averaged."""
-SPANS = 256
-"""Most pending spans kept for one step; the times of a step with more micro-steps are dropped."""
+SPANS = 2048
+"""Most spans of one kind kept for one step on a device; the times of a step with more are dropped."""
 LATE = 16
 """Most steps whose times are awaited."""
 
@@ -28,120 +28,195 @@ class Average:
         self.value = before + (value - before) / min(self._count, AVERAGED)
 
 
-class Lap:
-    """The spans of one step, each from one mark to another."""
+class TrimmedAverage:
+    """The average of the last steps without the least and the greatest.
+
+    One step in which a process was stopped, saved or logged does not show, and a change shows after
+    the second step.
+    """
 
     def __init__(self) -> None:
-        self.inputs: list[tuple[Any, Any]] | None = []
-        """None if the wait for input cannot be told from a pause."""
-        self.forwards: list[tuple[Any, Any]] = []
+        """Start without a value."""
+        self.value: float | None = None
+        """None before the third value."""
+        self._values: deque[float] = deque(maxlen=AVERAGED)
+
+    def add(self, value: float) -> None:
+        """Add a value, and drop the oldest of those that are averaged."""
+        values = self._values
+        values.append(value)
+        count = len(values) - 2
+        if count > 0:
+            # Rounding can make the difference of equal values negative.
+            self.value = max((sum(values) - min(values) - max(values)) / count, 0.0)
+
+
+class Spans:
+    """The spans of one kind within a step: their sum on the host, or pairs of marks on a device."""
+
+    __slots__ = ("_marks", "_seconds", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._seconds: float | None = 0.0
+        """None once a span cannot be known."""
+        self._marks: list[tuple[Any, Any]] = []
+
+    def add(self, begin: Any, end: Any) -> None:
+        """Add the span between two marks."""
+        self.count += 1
+        if self._seconds is None:
+            return
+        if begin is None or end is None:
+            self.drop()
+        elif isinstance(end, float):
+            self._seconds += max(end - begin, 0.0)
+        elif self.count > SPANS:
+            self.drop()
+        else:
+            self._marks.append((begin, end))
+
+    def drop(self) -> None:
+        """Make the sum of this step unknown."""
+        self._seconds = None
+        self._marks.clear()
+
+    def has_come(self) -> bool:
+        """Return whether the device has reached all marks; on the CPU they are immediate."""
+        return all(mark.query() for span in self._marks for mark in span)
+
+    def seconds(self) -> float | None:
+        """Return the sum; None if there is no span, or one is unknown."""
+        total = self._seconds
+        if not self.count or total is None:
+            return None
+        for begin, end in self._marks:
+            try:
+                total += max(float(begin.elapsed_time(end)), 0.0) / 1000.0
+            except (RuntimeError, ValueError):  # events of two devices
+                return None
+        return total
+
+
+class Lap:
+    """The spans of one step."""
+
+    __slots__ = ("began", "forwards", "inputs", "waits", "whole")
+
+    def __init__(self, began: Any) -> None:
+        self.began = began
+        """The mark of the end of the step before."""
+        self.inputs = Spans()
+        self.forwards = Spans()
+        self.waits = Spans()
+        self.whole = Spans()
 
 
 class StepTimer:
-    """A timer of the input and the forward passes, averaged over the last steps.
+    """A timer of the parts of a step, averaged over the last steps.
 
     On the CPU a mark is the host's clock. On a CUDA device the host runs ahead and would only
     measure launching. There a mark is an event in the current stream, whose time is read at a
     later step, when the device has reached it. So the input time is the time for which the device
     had nothing to do, and the host's waits for results do not count as input. Nothing is known for
     other devices, nor while a CUDA graph is captured.
+
+    A step is what this rank did itself and what it waited for other ranks. A step in which no wait
+    was seen has neither: a job whose waits cannot be seen has unknown ones, not none.
     """
 
     def __init__(self) -> None:
         """Start without values."""
         self.input = Average()
         self.forward = Average()
-        self._lap = Lap()
+        self.wait = TrimmedAverage()
+        self.work = TrimmedAverage()
+        self._lap = Lap(None)
         self._late: deque[Lap] = deque(maxlen=LATE)
-        self._device: str | None = None
+        self.device: str | None = None
+        """The type of the model's device; None until it is known."""
         self._cuda: Any = None
         self._ended: Any = None
         self._began: Any = None
 
     def on(self, device: str, cuda: Any) -> None:
         """Set the model's device type and start measuring; `cuda` is `torch.cuda`."""
-        self._device, self._cuda = device, cuda
+        self.device, self._cuda = device, cuda
 
     def input_ended(self, now: float) -> None:
         """End an input span: a forward pass is about to begin."""
-        if (
-            self._ended is not None
-            and self._lap.inputs is not None
-            and len(self._lap.inputs) < SPANS
-        ):
-            self._lap.inputs.append((self._ended, self._mark(now)))
+        if self._ended is not None:
+            self._lap.inputs.add(self._ended, self.mark(now))
         self._ended = None
 
     def forward_began(self, now: float) -> None:
         """Begin a forward span: the model itself begins to compute."""
-        self._began = self._mark(now)
+        self._began = self.mark(now)
 
     def forward_ended(self, now: float) -> None:
         """End a forward span."""
-        if self._began is not None and len(self._lap.forwards) < SPANS:
-            self._lap.forwards.append((self._began, self._mark(now)))
+        if self._began is not None:
+            self._lap.forwards.add(self._began, self.mark(now))
         self._began = None
 
+    def waited(self, begin: Any, now: float) -> None:
+        """End a wait for other ranks that began at a mark."""
+        self._lap.waits.add(begin, self.mark(now))
+
     def interrupted(self) -> None:
-        """Drop this step's input spans: the pause is not a wait for input."""
-        self._ended, self._lap.inputs = None, None
+        """Drop this step's input and the step itself: the pause is neither a wait nor work."""
+        self.input_dropped()
+        self._lap.inputs.drop()
+        self._lap.whole.drop()
+
+    def input_dropped(self) -> None:
+        """Forget the beginning of an input span: something else than input comes next."""
+        self._ended = None
 
     def micro_step_ended(self, now: float) -> None:
         """Begin an input span within the same step."""
-        self._ended = self._mark(now)
+        self._ended = self.mark(now)
 
     def step_ended(self, now: float) -> None:
         """End the step, and begin the input span of the next."""
-        self._ended = self._mark(now)
-        self._late.append(self._lap)
-        self._lap = Lap()
-        while self._late and self._settle(self._late[0]):
-            self._late.popleft()
+        mark, lap = self.mark(now), self._lap
+        if lap.began is not None:
+            lap.whole.add(lap.began, mark)
+        self._ended, self._lap = mark, Lap(mark)
+        if self.device == "cpu":
+            self._settle(lap)
+            return
+        self._late.append(lap)
+        while self._late and self._has_come(self._late[0]):
+            self._settle(self._late.popleft())
 
-    def _mark(self, now: float) -> Any:
+    def mark(self, now: float) -> Any:
         """Return a mark of this moment; None if none can be made."""
-        if self._device == "cpu":
+        if self.device == "cpu":
             return now
-        if self._device != "cuda":
-            return None
-        if self._cuda.is_current_stream_capturing():
+        if self.device != "cuda" or self._cuda.is_current_stream_capturing():
             return None
         event = self._cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def _settle(self, lap: Lap) -> bool:
-        """Add a step's times to the averages; False if the device has not reached its marks yet."""
-        inputs, forwards = lap.inputs or [], lap.forwards
-        if not (_come(inputs) and _come(forwards)):
-            return False
-        for average, spans in ((self.input, inputs), (self.forward, forwards)):
-            seconds = _total(spans)
+    @staticmethod
+    def _has_come(lap: Lap) -> bool:
+        """Return whether the device has reached a step's marks."""
+        return (
+            lap.whole.has_come()
+            and lap.inputs.has_come()
+            and lap.forwards.has_come()
+            and lap.waits.has_come()
+        )
+
+    def _settle(self, lap: Lap) -> None:
+        """Add a step's times to the averages."""
+        for average, spans in ((self.input, lap.inputs), (self.forward, lap.forwards)):
+            seconds = spans.seconds()
             if seconds is not None:
                 average.add(seconds)
-        return True
-
-
-def _come(spans: list[tuple[Any, Any]]) -> bool:
-    """Return whether the device has reached all marks; on the CPU they are immediate."""
-    return all(
-        mark is None or isinstance(mark, float) or mark.query() for span in spans for mark in span
-    )
-
-
-def _total(spans: list[tuple[Any, Any]]) -> float | None:
-    """Return the total seconds of spans; None if there are none or too many, or one is unknown."""
-    if not 0 < len(spans) < SPANS:
-        return None
-    total = 0.0
-    for begin, end in spans:
-        if begin is None or end is None:
-            return None
-        if isinstance(end, float):
-            total += max(end - begin, 0.0)
-            continue
-        try:
-            total += max(float(begin.elapsed_time(end)), 0.0) / 1000.0
-        except (RuntimeError, ValueError):  # events of two devices
-            return None
-    return total
+        wait, whole = lap.waits.seconds(), lap.whole.seconds()
+        if wait is not None and whole is not None:
+            self.wait.add(min(wait, whole))
+            self.work.add(max(whole - wait, 0.0))

@@ -14,7 +14,7 @@ import pytest
 
 from dshealthd.training import attach
 from dshealthd.training.engine import Communication
-from dshealthd.training.message import Phase
+from dshealthd.training.message import Phase, StepStage
 from dshealthd.training.saved import SIZE, Saved
 
 if TYPE_CHECKING:
@@ -204,3 +204,68 @@ def test_communication_that_is_not_measured(comm: Any) -> None:
     """With the logger off, or without DeepSpeed, the time is unknown and not 0."""
     comm.comms_logger.enabled = False
     assert Communication()() is None
+
+
+class LoadMicroBatch:
+    """An instruction, by its name in DeepSpeed."""
+
+
+class ForwardPass:
+    """Another one."""
+
+
+class RecvGrad:
+    """One for which a rank waits for another stage."""
+
+
+class PipelineEngine(Engine):
+    """What of a pipeline's engine is used."""
+
+    stage_id = 2
+
+    def __init__(self, agents_end: AgentsEnd) -> None:
+        super().__init__()
+        self.agents_end = agents_end
+        self.module = SimpleNamespace(
+            training=True,
+            parameters=lambda: iter([SimpleNamespace(device=SimpleNamespace(type="cpu"))]),
+        )
+        self.stages: list[tuple[str, int]] = []
+
+    def instruct(self, buffer_id: int) -> int:
+        """Carry one instruction out, and look at what is told meanwhile."""
+        self.stages.append((self.instruction.__name__, self.agents_end.message().stage))
+        return buffer_id
+
+    _INSTRUCTION_MAP = dict.fromkeys((LoadMicroBatch, ForwardPass, RecvGrad), instruct)
+
+    def train_batch(self) -> float:
+        """Make a step of two micro-batches."""
+        for instruction in 2 * (LoadMicroBatch, ForwardPass, RecvGrad):
+            self.instruction = instruction
+            assert self._INSTRUCTION_MAP[instruction](self, buffer_id=7) == 7
+        self.global_steps += 1
+        return 0.5
+
+
+def test_stages_of_a_pipeline(agents_end: AgentsEnd) -> None:
+    """Loading is input, computing is forward, and whoever waits for another stage is as far as it
+    can be: a loader that stalls leaves its rank behind.
+    """
+    pytest.importorskip("torch")
+    engine = PipelineEngine(agents_end)
+    with attach(engine, socket=agents_end.path) as heartbeat:
+        heartbeat.enter("other")
+        engine.train_batch()
+        engine.module.training = False
+        engine.train_batch()
+        message = agents_end.message()
+    step = [
+        ("LoadMicroBatch", StepStage.INPUT),
+        ("ForwardPass", StepStage.FORWARD),
+        ("RecvGrad", StepStage.BACKWARD),
+    ]
+    assert engine.stages[:6] == step + step
+    assert {stage for _, stage in engine.stages[6:]} == {StepStage.INPUT}  # an evaluation has none
+    assert (message.pipeline_stage, message.step) == (2, 42)
+    assert "_INSTRUCTION_MAP" not in vars(engine)

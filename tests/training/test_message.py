@@ -15,11 +15,13 @@ from dshealthd.training.message import (
     MAX_COUNT,
     PAGE,
     SIZE,
+    SIZE_1,
     SLOT,
     DeviceMemory,
     Message,
     Phase,
     StepStage,
+    WaitSource,
     decode,
     encode,
     newest,
@@ -33,6 +35,7 @@ SECONDS = st.floats(0, 1e12)
 def messages(draw: st.DrawFn) -> Message:
     """Draw a message as a training may send it."""
     timed, finite = draw(st.booleans()), draw(st.none() | st.booleans())
+    own = draw(st.booleans())
     return Message(
         step=draw(COUNT),
         sent=draw(SECONDS),
@@ -49,6 +52,11 @@ def messages(draw: st.DrawFn) -> Message:
         gradient_norm=draw(st.none() | st.floats(allow_nan=False)),
         memory=draw(st.none() | st.builds(DeviceMemory, COUNT, COUNT, COUNT)),
         communication_seconds=draw(st.none() | SECONDS),
+        wait_seconds=draw(SECONDS) if own else None,
+        work_seconds=draw(SECONDS) if own else None,
+        wait_source=draw(st.sampled_from(WaitSource)) if own else WaitSource.HOST,
+        pipeline_stage=draw(st.none() | st.integers(0, (1 << 16) - 1)),
+        exchanges=draw(st.booleans()),
     )
 
 
@@ -69,6 +77,16 @@ def test_newer_senders_are_understood(message: Message, more: bytes, version: in
     assert decode(sealed(encode(message)[12:] + more, version)) == message
 
 
+@given(messages())
+def test_older_senders_are_understood(message: Message) -> None:
+    """A training with the first version's package tells nothing of its waits: they are unknown."""
+    plain = message._replace(
+        wait_seconds=None, work_seconds=None, wait_source=WaitSource.HOST, pipeline_stage=None,
+        exchanges=False,
+    )  # fmt: skip
+    assert decode(sealed(encode(plain)[12:SIZE_1])) == plain
+
+
 @given(st.binary(max_size=PAGE) | st.binary(min_size=SIZE - 12, max_size=SIZE).map(sealed))
 def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
     """Garbage is either a message whose values can be shown, or ValueError."""
@@ -83,6 +101,8 @@ def test_any_bytes_are_parsed_or_refused(data: bytes) -> None:
             message.mean_seconds,
             message.input_seconds,
             message.communication_seconds,
+            message.wait_seconds,
+            message.work_seconds,
         ):
             assert value is None or 0 <= value < math.inf
 

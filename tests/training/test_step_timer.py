@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from dshealthd.training.step_timer import LATE, SPANS, Average, StepTimer
+from dshealthd.training.step_timer import LATE, SPANS, Average, StepTimer, TrimmedAverage
 
 
 class Device:
@@ -92,7 +92,7 @@ def test_device_that_is_behind(device: Device, step_timer: StepTimer) -> None:
     make_step(step_timer)
     assert step_timer.input.value is step_timer.forward.value is None
     device.comes_to(0.0, 50.0, 100.0)
-    device.comes_to(107.0, 108.0, 148.0)
+    device.comes_to(107.0, 108.0, 148.0, 150.0)
     assert step_timer.forward.value is None
     make_step(step_timer)
     assert step_timer.forward.value == pytest.approx(0.045)  # of 50 and 40
@@ -179,3 +179,48 @@ def test_average() -> None:
     for _ in range(100):
         average.add(7.0)
     assert average.value == pytest.approx(7.0, rel=0.01)
+
+
+def test_trimmed_average() -> None:
+    """One long step does not show, a change shows after the second step, three values are few."""
+    average = TrimmedAverage()
+    average.add(1.0)
+    average.add(1.0)
+    assert average.value is None
+    for value in (*(8 * [1.0]), 60.0):
+        average.add(value)
+    assert average.value == pytest.approx(1.0)
+    average.add(2.0)
+    assert average.value == pytest.approx(9.0 / 8)
+
+
+def make_waiting_step(step_timer: StepTimer) -> None:
+    """Do what a step with one wait does; three events on the device."""
+    begin = step_timer.mark(0.0)
+    step_timer.waited(begin, 0.0)
+    step_timer.step_ended(0.0)
+
+
+def test_own_work_on_a_device(device: Device, step_timer: StepTimer) -> None:
+    """Waits are between the events around them, own work is the rest of the time between the ends
+    of two steps, and the first step, which has no beginning, has neither.
+    """
+    for step in range(4):
+        make_waiting_step(step_timer)
+        device.comes_to(step * 100.0 + 20.0, step * 100.0 + 50.0, step * 100.0 + 100.0)
+    assert step_timer.work.value is None
+    make_waiting_step(step_timer)
+    assert step_timer.wait.value == pytest.approx(0.030)
+    assert step_timer.work.value == pytest.approx(0.070)
+
+
+def test_steps_without_a_wait_or_with_a_pause(device: Device, step_timer: StepTimer) -> None:
+    """A step in which no wait is seen, as in a graph that is replayed, has an unknown one, not 0."""
+    for _ in range(5):
+        step_timer.step_ended(0.0)
+    for _ in range(5):
+        step_timer.interrupted()
+        make_waiting_step(step_timer)
+    device.comes_to(*(float(number) for number in range(len(device.events))))
+    make_waiting_step(step_timer)
+    assert step_timer.wait.value is step_timer.work.value is None

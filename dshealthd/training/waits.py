@@ -1,0 +1,171 @@
+"""The waits of a rank for other ranks, seen where it blocks.
+
+What is seen, and how long it takes:
+
+- `Work.wait` of c10d: synchronous collectives, barriers, sends and receives end in it, as do those
+  of DeepSpeed, ZeRO, FSDP and `torch.distributed.pipelining`; coalesced ones too. On a CPU it
+  blocks. On a CUDA device the current stream waits, and events around it measure for how long.
+- The backward pass of DistributedDataParallel, whose reducer waits in C++ at its end: from the
+  moment at which this rank has computed all its gradients to the end of the pass.
+- `wait_tensor` of functional collectives, as DTensor and tensor parallelism use them.
+- On a CUDA device, besides: synchronous operations that run in the current stream (they return no
+  work), and events of other streams that the default stream waits for, as FSDP 2 and ZeRO 3 do.
+
+What is not: what compiled code waits for (`torch.compile` of functional collectives), graphs that
+are replayed, and libraries with communication of their own. A step in which no wait is seen has an
+unknown one.
+
+The wrappers are installed once in a process and removed with the heartbeat. They pass on all
+arguments, results and exceptions, and do nothing in other threads than the one that trains.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dshealthd.training.heartbeat import Heartbeat
+
+EXCHANGES = ("alltoall", "alltoall_base", "all_to_all_single")
+"""Operations by which experts get their tokens: how many each gets is in the nature of the model."""
+OPERATIONS = (
+    *EXCHANGES,
+    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "scatter", "barrier"),
+    *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"),
+    *("all_gather_single", "all_gather_single_coalesced"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+    *("reduce_scatter_single", "reduce_scatter_single_coalesced", "send", "recv"),
+)
+"""Methods of c10d's `ProcessGroup`; which of them there are depends on the release."""
+OUTPUTS = 8
+"""Most tensors of a forward pass's result that are followed into the backward pass."""
+
+
+def follow(heartbeat: Heartbeat, device: str) -> None:
+    """Report the waits of this process, whose model is on a device of this type."""
+    c10d = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)  # noqa: SLF001 - what Python collectives call has no other name
+    if c10d is None or device not in {"cpu", "cuda"}:
+        return
+    _replace(heartbeat, c10d.Work, "wait", _timed)
+    functional = sys.modules.get("torch.distributed._functional_collectives")
+    if functional is not None:
+        _replace(heartbeat, functional, "wait_tensor", _timed)
+    for name in EXCHANGES if device == "cpu" else OPERATIONS:
+        exchanges = name in EXCHANGES
+        wrap = functools.partial(_called, exchanges=exchanges, device=device)
+        _replace(heartbeat, c10d.ProcessGroup, name, wrap)
+    if device == "cuda":
+        _replace(heartbeat, sys.modules["torch"].cuda.Event, "wait", _awaited)
+
+
+def follow_backward(heartbeat: Heartbeat, result: Any) -> None:
+    """Report the wait at the end of the backward pass that begins at the result of a forward pass
+    of DistributedDataParallel.
+
+    A callback that is queued as the pass begins is called before the reducer's own, which waits;
+    one that is queued there is called after it.
+    """
+    engine = sys.modules["torch"].autograd.Variable._execution_engine  # noqa: SLF001 - DDP and FSDP use it as well
+    queued = False
+
+    def begin(_gradient: Any) -> None:
+        nonlocal queued
+        if not queued:
+            queued = True
+            engine.queue_callback(computed)
+
+    def computed() -> None:
+        mark = heartbeat.wait_began()
+        if mark is not None:
+            engine.queue_callback(functools.partial(heartbeat.wait_ended, mark))
+
+    for number, tensor in enumerate(_tensors(result)):
+        if number == OUTPUTS:
+            break
+        if tensor.requires_grad:
+            tensor.register_hook(begin)
+
+
+def _tensors(result: Any) -> Iterator[Any]:
+    """Yield the tensors in the result of a forward pass."""
+    if isinstance(result, sys.modules["torch"].Tensor):
+        yield result
+    elif isinstance(result, (list, tuple)):
+        for part in result:
+            yield from _tensors(part)
+    elif isinstance(result, dict):
+        yield from _tensors(list(result.values()))
+
+
+def _replace(
+    heartbeat: Heartbeat, owner: Any, name: str, wrap: Callable[..., Callable[..., Any]]
+) -> None:
+    """Wrap a method or function of torch until the heartbeat is closed."""
+    original = getattr(owner, name, None)
+    if original is None:
+        return
+    called = functools.wraps(original)(wrap(heartbeat, original))
+
+    def undo() -> None:
+        if getattr(owner, name) is called:  # else somebody has wrapped it after us
+            setattr(owner, name, original)
+
+    setattr(owner, name, called)
+    heartbeat.on_close(undo)
+
+
+def _timed(heartbeat: Heartbeat, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that waits as `original` does, and reports for how long."""
+    compiling = sys.modules["torch"].compiler.is_compiling
+
+    def wait(*arguments: Any, **named: Any) -> Any:
+        # The compiler takes this for true, and traces nothing of ours.
+        if compiling() or heartbeat.closed:
+            return original(*arguments, **named)
+        mark = heartbeat.wait_began()
+        try:
+            return original(*arguments, **named)
+        finally:
+            if mark is not None:
+                heartbeat.wait_ended(mark)
+
+    return wait
+
+
+def _called(
+    heartbeat: Heartbeat, original: Callable[..., Any], *, exchanges: bool, device: str
+) -> Callable[..., Any]:
+    """Return a function that launches an operation, and reports it as a wait if it has been awaited
+    when it returns, which an operation without a work object has.
+    """
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if exchanges:
+            heartbeat.exchanges = True
+        if device == "cpu" or heartbeat.closed:
+            return original(*arguments, **named)
+        mark = heartbeat.wait_began()
+        work = original(*arguments, **named)
+        if mark is not None and work is None:
+            heartbeat.wait_ended(mark)
+        return work
+
+    return call
+
+
+def _awaited(heartbeat: Heartbeat, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `torch.cuda.Event.wait`, which reports for how long the default stream waits."""
+
+    def wait(event: Any, stream: Any = None) -> Any:
+        mark = None if heartbeat.closed else heartbeat.wait_began(stream)
+        try:
+            return original(event, stream)
+        finally:
+            if mark is not None:
+                heartbeat.wait_ended(mark)
+
+    return wait

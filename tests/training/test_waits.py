@@ -1,0 +1,243 @@
+"""Waits for other ranks: where they are seen, and that nothing of it reaches the training."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+import time
+import warnings
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.training import attach, waits
+from dshealthd.training.heartbeat import Heartbeat
+from dshealthd.training.message import Message, WaitSource
+from tests.training.test_step_timer import Device, Event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.training.agents_end import AgentsEnd
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # that NumPy is not installed
+    torch = pytest.importorskip("torch")
+
+SECONDS = 0.03
+"""How long a wait takes here, at least."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Make this process the only rank of a job."""
+    store = torch.distributed.FileStore(str(tmp_path_factory.mktemp("store") / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every operation take a while, as if another rank were late."""
+    original = torch._C._distributed_c10d.Work.wait
+
+    def wait(*arguments: Any, **named: Any) -> Any:
+        time.sleep(SECONDS)
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(torch._C._distributed_c10d.Work, "wait", wait)
+
+
+def train(end: AgentsEnd, meet: Callable[[], object], model: Any = None) -> Message:
+    """Make some steps with a wait in each, and return what is told."""
+    model = model or torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with attach(optimizer=optimizer, model=model, socket=end.path):
+        for _ in range(5):
+            model(torch.randn(2, 4)).square().mean().backward()
+            meet()
+            optimizer.step()
+        return end.message()
+
+
+def coalesced() -> None:
+    """Make two operations as one."""
+    with torch.distributed._coalescing_manager():
+        torch.distributed.all_reduce(torch.ones(2))
+        torch.distributed.all_reduce(torch.ones(2))
+
+
+WAYS: dict[str, Callable[[], object]] = {
+    "synchronous": lambda: torch.distributed.all_reduce(torch.ones(2)),
+    "asynchronous": lambda: torch.distributed.all_reduce(torch.ones(2), async_op=True).wait(),
+    "barrier": torch.distributed.barrier,
+    "coalesced": coalesced,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.usefixtures("late")
+def test_ways_to_wait(agents_end: AgentsEnd, way: str) -> None:
+    """Each way of c10d to block is seen, and the rest of the step is own work."""
+    message = train(agents_end, WAYS[way])
+    assert message.wait_seconds is not None
+    assert message.work_seconds is not None
+    assert message.mean_seconds is not None
+    assert message.wait_seconds >= SECONDS
+    assert message.wait_source is WaitSource.HOST
+    assert not message.exchanges
+
+
+def test_functional_collectives(agents_end: AgentsEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tensor parallelism waits for is seen where Python waits for it."""
+    import torch.distributed._functional_collectives as functional
+
+    original = functional.wait_tensor
+
+    def wait(tensor: Any) -> Any:
+        time.sleep(SECONDS)
+        return original(tensor)
+
+    monkeypatch.setattr(functional, "wait_tensor", wait)
+    world = torch.distributed.group.WORLD
+    message = train(agents_end, lambda: functional.all_reduce(torch.ones(2), "sum", world) + 1)
+    assert message.wait_seconds is not None
+    assert message.wait_seconds >= SECONDS
+
+
+def test_backward_of_distributed_data_parallel(agents_end: AgentsEnd) -> None:
+    """The reducer waits at the end of the pass, in C++: that is seen, and computing gradients is own
+    work.
+    """
+
+    class Reducing(torch.autograd.Function):  # type: ignore[misc,name-defined] # torch is imported where it is installed
+        """The identity, whose gradient takes a while."""
+
+        @staticmethod
+        def forward(_context: Any, batch: Any) -> Any:
+            return batch.clone()
+
+        @staticmethod
+        def backward(_context: Any, gradient: Any) -> Any:
+            time.sleep(SECONDS)
+            return gradient
+
+    class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
+        """Its output is a dictionary, as transformers have it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def forward(self, batch: Any) -> Any:
+            return {"logits": (Reducing.apply(self.layer(batch)), None)}
+
+    model = torch.nn.parallel.DistributedDataParallel(Model())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with attach(optimizer=optimizer, model=model, socket=agents_end.path):
+        for _ in range(5):
+            model(torch.randn(2, 4))["logits"][0].square().mean().backward()
+            optimizer.step()
+        message = agents_end.message()
+    assert message.wait_seconds is not None
+    assert message.work_seconds is not None
+    assert message.work_seconds >= SECONDS
+    assert message.wait_seconds < SECONDS
+
+
+def test_job_without_collectives(agents_end: AgentsEnd) -> None:
+    """A job whose waits are not seen has unknown ones, not none."""
+    message = train(agents_end, lambda: None)
+    assert message.mean_seconds is not None
+    assert message.wait_seconds is message.work_seconds is None
+
+
+@pytest.mark.usefixtures("late")
+def test_other_threads(agents_end: AgentsEnd) -> None:
+    """A thread that saves a checkpoint waits beside the training, not for it."""
+
+    def beside() -> None:
+        thread = threading.Thread(target=WAYS["barrier"])
+        thread.start()
+        thread.join()
+
+    assert train(agents_end, beside).wait_seconds is None
+
+
+def test_nothing_stays(agents_end: AgentsEnd) -> None:
+    """A closed heartbeat leaves torch as it was, and results, arguments and errors are torch's."""
+    c10d = torch._C._distributed_c10d
+    before = {name: getattr(c10d.ProcessGroup, name, None) for name in waits.OPERATIONS}
+    wait = c10d.Work.wait
+    heartbeats = []
+
+    def meet() -> None:
+        heartbeats.append(c10d.Work.wait is not wait)
+        work = torch.distributed.all_reduce(torch.ones(2), async_op=True)
+        assert work.wait(timeout=dt.timedelta(seconds=30)) is True
+        with pytest.raises(TypeError):
+            work.wait("an hour")
+
+    train(agents_end, meet)
+    assert heartbeats == 5 * [True]
+    assert c10d.Work.wait is wait
+    assert {name: getattr(c10d.ProcessGroup, name, None) for name in before} == before
+
+
+def test_experts(agents_end: AgentsEnd) -> None:
+    """Ranks that exchange tokens are told as such: their work differs by nature."""
+    message = train(
+        agents_end,
+        lambda: torch.distributed.all_to_all_single(torch.ones(2), torch.ones(2)),
+    )
+    assert message.exchanges
+
+
+@pytest.mark.parametrize(("stream", "told"), [(0, 0.030), (7, None)])
+def test_waits_on_a_device(
+    agents_end: AgentsEnd, monkeypatch: pytest.MonkeyPatch, stream: int, told: float | None
+) -> None:
+    """On a CUDA device the default stream's wait is timed by events, without waiting for them.
+
+    A wait on another stream hides behind work. This plays the device; only a GPU shows the rest.
+    """
+    device = Device()
+
+    class TimedEvent(Event):
+        """An event as `torch.cuda` has it."""
+
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+            super().__init__(device)
+
+        def wait(self, stream: object = None) -> None:
+            """Have a stream wait."""
+
+    cuda = SimpleNamespace(
+        Event=TimedEvent,
+        is_current_stream_capturing=lambda: False,
+        is_initialized=lambda: False,
+        current_stream=lambda: SimpleNamespace(cuda_stream=stream),
+    )
+    monkeypatch.setattr(torch, "cuda", cuda)
+    # They leave an event for an operation that returns before it is awaited.
+    monkeypatch.setattr(waits, "OPERATIONS", ())
+    heartbeat = Heartbeat(socket=agents_end.path)
+    heartbeat.parameters = lambda: iter([SimpleNamespace(device=SimpleNamespace(type="cuda"))])
+    heartbeat.step()
+    device.comes_to(0.0)
+    for step in range(6):
+        if step % 2:
+            torch.distributed.all_reduce(torch.ones(2), async_op=True).wait()
+        else:
+            TimedEvent(enable_timing=True).wait()
+        heartbeat.step()
+        marks = (20.0, 50.0, 100.0) if stream == 0 else (100.0,)
+        device.comes_to(*(step * 100.0 + at for at in marks))
+    message = agents_end.message()
+    heartbeat.close()
+    assert message.wait_seconds == (None if told is None else pytest.approx(told))
+    if told is not None:
+        assert message.wait_source is WaitSource.DEVICE
