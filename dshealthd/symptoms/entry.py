@@ -93,6 +93,8 @@ class Alert:
     """Evaluation interval, if longer than usual because the expression reads many series or much
     history.
     """
+    symptom: str = ""
+    """The label `symptom`, a template, of an alert that stands for those of other symptoms."""
 
 
 PAGES = ("always", "job", "never")

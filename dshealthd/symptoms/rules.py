@@ -149,7 +149,7 @@ def _rule(symptom: Symptom, alert: Alert, thresholds: int, runbooks: str) -> dic
             **LABELS,
             "severity": alert.severity,
             "component": alert.component,
-            "symptom": symptom.slug,
+            "symptom": alert.symptom or symptom.slug,
             **({"audience": alert.audience} if alert.audience != "operator" else {}),
         },
         "annotations": {

@@ -54,6 +54,7 @@ GPU = {"node": "a", "part": "GPU 3"}
 OUT_OF_MEMORY = {"node": "a", "alertname": "DshealthdRankOutOfMemory", "audience": "owner"}
 
 MAINTENANCE = {"alertname": "DshealthdMaintenance"}
+MANY = {"alertname": "DshealthdManyNodes"}
 
 SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
     "a node in maintenance, over all of its own, its absence too, and over none of another's": (
@@ -90,6 +91,32 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
     "most nodes at once, over each of them": (
         [alert("agent-gone", component="fleet"), alert("gpu-lost", component="gpu", **GPU)],
         [alert("agent-gone", node="b"), alert("agent-gone", node="c")],
+    ),
+    "what many nodes have at once, over the pages of these nodes, and no others": (
+        [
+            *(alert("checkpoint-path", component="fleet", node=node, **MANY) for node in "ab"),
+            alert("checkpoint-path", component="path", node="c", part="/ckpt"),
+            alert("gpu-lost", component="gpu", **GPU),
+            alert("checkpoint-path", "warning", "path", node="a", part="/scratch"),
+        ],
+        [
+            alert("checkpoint-path", component="path", node="a", part="/ckpt"),
+            alert("checkpoint-path", component="path", node="b", part="/ckpt"),
+        ],
+    ),
+    "most nodes at once, over those of them that went at once": (
+        [alert("agent-gone", component="fleet")],
+        [
+            alert("agent-gone", component="fleet", node="a", **MANY),
+            alert("agent-gone", node="b"),
+        ],
+    ),
+    "a leaf switch, over its nodes that have it at once": (
+        [alert("bad-link", component="leaf", leaf="l1")],
+        [
+            alert("bad-link", component="fleet", node="a", leaf="l1", **MANY),
+            alert("bad-link", component="nic", node="a", leaf="l1", part="mlx5_0/1"),
+        ],
     ),
     "critical over warning of the same symptom of the same part": (
         [alert("gpu-throttled", component="gpu", **GPU)],
