@@ -37,7 +37,6 @@ from dshealthd.probe.peers import server as peer_server
 from dshealthd.probe.verdicts import confirmation
 from dshealthd.probe.workers import worker_pool as nursery
 from dshealthd.symptoms import all_symptoms
-from dshealthd.symptoms.entry import FindingType
 from dshealthd.symptoms.runbooks import anchor, render
 from dshealthd.web import server
 
@@ -159,8 +158,7 @@ def runbooks_md() -> str:
     for symptom in all_symptoms().values():
         page = f"runbooks/{symptom.slug}.md"
         alerts = [
-            f"[`{entry.name}`]({page}#{anchor(entry)}) "
-            f"({entry.severities if isinstance(entry, FindingType) else entry.severity})"
+            f"[`{entry.name}`]({page}#{anchor(entry)}) ({entry.severities})"
             for entry in symptom.entries
         ]
         alerts += [f"those of [{other}](runbooks/{other}.md)" for other in symptom.covered_by]

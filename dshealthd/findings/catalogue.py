@@ -53,6 +53,7 @@ def found(sign: Sign, common: Mapping[str, str], query: Query) -> Finding:
     """
     entry = catalogue()[sign.alert]
     named = sign.part or part(sign.labels, entry.alert.component)
+    apart = isinstance(entry.alert, FindingType) and entry.alert.apart
     job = sign.job or sign.labels.get("training_job", "")
     if isinstance(entry.alert, FindingType):
         labels = {
@@ -68,7 +69,7 @@ def found(sign: Sign, common: Mapping[str, str], query: Query) -> Finding:
     return Finding(
         slug=entry.slug,
         alert=sign.alert,
-        severity=State(entry.alert.severity),
+        severity=State.WARNING if sign.mild else State(entry.alert.severity),
         component=entry.alert.component,
         part=named,
         summary=entry.alert.summary,
@@ -82,8 +83,9 @@ def found(sign: Sign, common: Mapping[str, str], query: Query) -> Finding:
         limit_source=sign.limit_source,
         since=sign.since,
         hold_seconds=entry.hold_seconds if sign.hold is None else sign.hold,
-        keep_seconds=entry.keep_seconds,
+        keep_seconds=entry.keep_seconds if sign.keep is None else sign.keep,
         training_job=job,
+        variant=sign.labels.get("reason", "") if apart else "",
     )
 
 

@@ -12,7 +12,7 @@ from dshealthd.findings.finding import Finding, State, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    Key = tuple[str, str, str]
+    Key = tuple[str, str, str, str]
 
 
 @dataclass(slots=True)
@@ -123,6 +123,7 @@ class Episodes:
             {
                 "finding": episode.finding.document(),
                 "keep": episode.finding.keep_seconds,
+                "variant": episode.finding.variant,
                 "age": round(now - episode.began, 3),
                 "unseen": round(now - episode.seen, 3),
             }
@@ -137,7 +138,7 @@ class Episodes:
         """
         restored = {}
         for row in document:
-            finding = Finding.parse(row["finding"], float(row["keep"]))
+            finding = Finding.parse(row["finding"], float(row["keep"]), str(row.get("variant", "")))
             if known(finding.alert):
                 ages = float(row["age"]), float(row["unseen"])
                 restored[finding.key] = Episode(finding, now - ages[0], now - ages[1], opened=True)

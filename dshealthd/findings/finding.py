@@ -56,6 +56,10 @@ class Sign:
 
     0 for certain evidence.
     """
+    keep: float | None = None
+    """Seconds that it remains a finding, where that differs from its finding's own keep."""
+    mild: bool = False
+    """Whether it stops no job, though other signs of its finding do: it is never a page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,8 @@ class Finding:
     """How long it remains one after its sign is gone."""
     training_job: str = ""
     """The training job that the finding is about, or that used the part when it began."""
+    variant: str = ""
+    """What it is apart by from findings of the same part; empty where a part has only one."""
 
     @property
     def name(self) -> str:
@@ -105,9 +111,9 @@ class Finding:
         return (self.alert or "DshealthdCollectorFailing").removeprefix("Dshealthd")
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> tuple[str, str, str, str]:
         """What identifies a finding from one judgement to the next."""
-        return self.slug, self.alert, self.part
+        return self.slug, self.alert, self.part, self.variant
 
     def document(self) -> dict[str, Any]:
         """Return the finding for JSON; a number that JSON cannot represent is null."""
@@ -132,7 +138,7 @@ class Finding:
         }
 
     @classmethod
-    def parse(cls, document: Mapping[str, Any], keep_seconds: float) -> Finding:
+    def parse(cls, document: Mapping[str, Any], keep_seconds: float, variant: str = "") -> Finding:
         """Return the finding in a document. Raise KeyError, TypeError or ValueError if it is none."""
         texts = {
             name: document[name]
@@ -156,6 +162,7 @@ class Finding:
             severity=State(document["severity"]),
             hold_seconds=float(document["hold_seconds"]),
             keep_seconds=keep_seconds,
+            variant=variant,
         )
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dshealthd.findings.limits import Limits
     from dshealthd.findings.past import Past
 
-    Key = tuple[str, str, str]
+    Key = tuple[str, str, str, str]
 
 RULES = (
     *gpus.RULES,

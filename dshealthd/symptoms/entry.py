@@ -95,6 +95,15 @@ class Alert:
     """
     symptom: str = ""
     """The label `symptom`, a template, of an alert that stands for those of other symptoms."""
+    ticket: str = ""
+    """The expression under which an alert that is a page otherwise is a ticket."""
+    ticket_hold: str = ""
+    """How long that one must hold, `ticket_for` in the file."""
+
+    @property
+    def severities(self) -> str:
+        """The severities that its rules have, in words."""
+        return f"{self.severity} or warning" if self.ticket else self.severity
 
 
 PAGES = ("always", "job", "never")
@@ -123,6 +132,10 @@ class FindingType:
     """How long it remains after its sign is gone."""
     audience: str = "operator"
     """Who can fix it, one of AUDIENCES."""
+    apart: str = ""
+    """`reason` if one part has a finding for each reason; otherwise it has one, with the reason that
+    it began with, which is for degrees of one thing.
+    """
 
     @property
     def severity(self) -> str:
@@ -213,7 +226,7 @@ def _naming_jobs(slug: str, alert: Alert) -> Alert:
     return dataclasses.replace(alert, description=f"{reason}{_JOBS}{FIRST_STEP}{step}")
 
 
-_KEYS = {"hold": "for", "keep": "keep_firing_for"}
+_KEYS = {"hold": "for", "keep": "keep_firing_for", "ticket_hold": "ticket_for"}
 """Fields whose key in the file differs, because it is Prometheus' own word."""
 _FIELDS = {key: field for field, key in _KEYS.items()}
 
@@ -280,9 +293,9 @@ def _wrong_alert(row: Mapping[str, Any], keys: Mapping[str, bool]) -> Iterator[s
             yield _unknown(key, keys)
         elif not isinstance(value, str) or not value.strip():
             yield f"{key}: must be a string that is not empty"
-        elif key in {"for", "keep_firing_for", "every", "hold", "keep"} and not _DURATION.fullmatch(
-            value
-        ):
+        elif key in {
+            *("for", "keep_firing_for", "every", "hold", "keep", "ticket_for")
+        } and not _DURATION.fullmatch(value):
             yield f'{key}: "{value}" is not a duration such as "5s", "10m" or "1h"'
         elif key == "name" and not _ALERT_NAME.fullmatch(value):
             yield f'name: "{value}" is not Dshealthd and words in CamelCase'
@@ -292,6 +305,8 @@ def _wrong_alert(row: Mapping[str, Any], keys: Mapping[str, bool]) -> Iterator[s
             yield f'component: "{value}" is not one of {", ".join(COMPONENTS)}'
         elif key == "audience" and value not in AUDIENCES:
             yield f'audience: "{value}" is not one of {", ".join(AUDIENCES)}'
+        elif key == "apart" and value != "reason":
+            yield f'apart: "{value}" is not "reason"'
         elif key == "page" and value not in PAGES:
             yield f'page: "{value}" is not one of {", ".join(PAGES)}'
         elif key == "summary" and "{" in value:

@@ -79,8 +79,8 @@ def rules(symptoms: Iterable[Symptom], thresholds: int, runbooks: str = RUNBOOKS
                 _finding_rules(symptom, finding, runbooks)
             )
         for alert in symptom.alerts:
-            groups.setdefault((COMPONENTS.index(alert.component), alert.every), []).append(
-                _rule(symptom, alert, thresholds, runbooks)
+            groups.setdefault((COMPONENTS.index(alert.component), alert.every), []).extend(
+                _alert_rules(symptom, alert, thresholds, runbooks)
             )
     document = {"groups": list(_groups(groups))}
     return HEADER + yaml.dump(
@@ -139,25 +139,33 @@ def _finding_rules(
         }
 
 
-def _rule(symptom: Symptom, alert: Alert, thresholds: int, runbooks: str) -> dict[str, Any]:
-    return {
-        "alert": alert.name,
-        "expr": alert.expr.replace("THRESHOLDS", str(thresholds)),
-        **({"for": alert.hold} if alert.hold else {}),
-        **({"keep_firing_for": alert.keep or KEEP_FIRING} if alert.severity not in AT_ONCE else {}),
-        "labels": {
-            **LABELS,
-            "severity": alert.severity,
-            "component": alert.component,
-            "symptom": alert.symptom or symptom.slug,
-            **({"audience": alert.audience} if alert.audience != "operator" else {}),
-        },
-        "annotations": {
-            "summary": alert.summary,
-            "description": alert.description,
-            "runbook_url": f"{url(runbooks, symptom.slug)}#{anchor(alert)}",
-        },
-    }
+def _alert_rules(
+    symptom: Symptom, alert: Alert, thresholds: int, runbooks: str
+) -> Iterator[dict[str, Any]]:
+    """Yield an alert's rule, and that of its milder cases, with the same words."""
+    cases = [(alert.expr, alert.hold, alert.severity)]
+    if alert.ticket:
+        cases.append((alert.ticket, alert.ticket_hold, "warning"))
+    for expression, hold, severity in cases:
+        kept = severity not in AT_ONCE
+        yield {
+            "alert": alert.name,
+            "expr": expression.replace("THRESHOLDS", str(thresholds)),
+            **({"for": hold} if hold else {}),
+            **({"keep_firing_for": alert.keep or KEEP_FIRING} if kept else {}),
+            "labels": {
+                **LABELS,
+                "severity": severity,
+                "component": alert.component,
+                "symptom": alert.symptom or symptom.slug,
+                **({"audience": alert.audience} if alert.audience != "operator" else {}),
+            },
+            "annotations": {
+                "summary": alert.summary,
+                "description": alert.description,
+                "runbook_url": f"{url(runbooks, symptom.slug)}#{anchor(alert)}",
+            },
+        }
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -99,7 +99,7 @@ def _lines(symptom: Symptom) -> Iterator[str]:
             told = (
                 _PAGES[alert.page]
                 if isinstance(alert, FindingType)
-                else _SEVERITIES[alert.severity]
+                else _SEVERITIES[alert.severity] + (" or ticket" if alert.ticket else "")
             )
             owner = ", the job's owner" if alert.audience == "owner" else ""
             yield f"### {alert.name}"

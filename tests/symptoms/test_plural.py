@@ -28,10 +28,7 @@ NEVER_ONE = {
     "DshealthdFleetUnreachable": "fires above three nodes",
     "DshealthdJobVersionsDiffer": "fires above one version",
     "DshealthdLossNotFinite": "counts ranks only above eight",
-    "DshealthdMembersUnwatched": "more members than targets, and one target at least",
     "DshealthdNvlinkDomainUnhealthy": "fires above one node",
-    "DshealthdTargetTwice": "fires above one target",
-    "DshealthdTargetsFewer": "at least half of more than three targets",
 }
 """Alerts whose value is never 1, and why; what the rule says, not what usually happens."""
 

@@ -116,7 +116,13 @@ def catalogue(node: Node, began: float) -> list[Fault]:
         Fault("host-memory-pressure", "node", "memory_available_bytes", {}, _always(1e10)),
         Fault("loopback-refused", "node", "loopback_up", {}, _always(0)),
         Fault("clock-unsynchronized", "node", "clock_synchronized", {}, _always(0)),
-        Fault("members-disagree", "node", "members_hash", {}, _always(77)),
+        Fault(
+            "members-disagree",
+            "node",
+            "probe_peer_disagrees",
+            {"peer": "elsewhere", "reason": "members"},
+            _always(1),
+        ),
         Fault("agent-gone", "node", "up", {}, _always(0)),
     ]
 
