@@ -53,7 +53,7 @@ BAD = {
     entry(
         hold='"5s"'
     ): "x.md: alerts[0].hold: unknown key; known are act, audience, component, description, "
-    "every, expr, for, keep_firing_for, name, severity, summary",
+    "every, expr, for, keep_firing_for, name, severity, summary, symptom, ticket, ticket_for",
     entry(summary='"{{ $value }}"'): "x.md: alerts[0].summary: must hold no template",
     entry(body="## Meaning\nx\n## Remedy\nx\n"): "x.md: section ## Confirm is missing",
     entry(body=BODY.replace("1. Do it.\n", "")): "x.md: section ## Remedy is missing",

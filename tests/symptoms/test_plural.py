@@ -28,6 +28,7 @@ NEVER_ONE = {
     "DshealthdFleetUnreachable": "fires above three nodes",
     "DshealthdJobVersionsDiffer": "fires above one version",
     "DshealthdLossNotFinite": "counts ranks only above eight",
+    "DshealthdManyNodes": "five nodes, unless the threshold is changed",
     "DshealthdNvlinkDomainUnhealthy": "fires above one node",
 }
 """Alerts whose value is never 1, and why; what the rule says, not what usually happens."""
