@@ -88,7 +88,7 @@ def _table(source: Source) -> dashboard.Panel:
                 ),
                 unit="percentunit",
                 decimals=0,
-                steps=((None, GREEN), (limits["gpu_memory_used_ratio"], ORANGE)),
+                steps=((None, GREEN), (limits["gpu_memory_held_ratio"], ORANGE)),
             ),
             Column(title="Processes", expr=_each("dshealthd_gpu_compute_processes{@gpus}")),
             Column(
@@ -177,7 +177,7 @@ def _vital(source: Source) -> list[dashboard.Panel]:
                 GPU,
             ),
             unit="percentunit",
-            steps=((limits["gpu_memory_used_ratio"], ORANGE),),
+            steps=((limits["gpu_memory_held_ratio"], ORANGE),),
             maximum=1,
         ),
         graph(

@@ -69,7 +69,13 @@ def panels(source: Source) -> list[dashboard.Panel]:
             "Waiting for input",
             "Share of its step time that a rank spends before its next forward pass, on data or "
             f"logging: the {SERIES} highest. Dashed: the alert's threshold.",
-            (worst(f"max by ({RANK}) (dshealthd:job:input_ratio{{@of_jobs}})", RANK), LEGEND),
+            (
+                worst(
+                    f"max by ({RANK}) (dshealthd_job_input_seconds{{@jobs}} / dshealthd_job_step_seconds{{@jobs}})",
+                    RANK,
+                ),
+                LEGEND,
+            ),
             unit="percentunit",
             steps=((None, GREEN), (limits["input_ratio"], ORANGE)),
             link=series_link(),

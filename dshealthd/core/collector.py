@@ -138,11 +138,19 @@ value_of: Callable[[Sample], float] = operator.itemgetter(2)
 """Returns a sample's value."""
 
 
-_OF_JOBS = ("job ", "process ", "checkpoints of ", "master of ", "inspector ")
+_OF_JOBS = (
+    *("job ", "process ", "processes", "checkpoints of ", "master of ", "inspector "),
+    *("environment ", "adapter "),  # as a job's rank sees them
+)
+"""How the parts of sources begin that belong to users.
+
+One that cannot be read says nothing about the node, and a user must not be able to make a node's
+state unknown.
+"""
 
 
 def is_of_job(part: str) -> bool:
-    """Return whether a part of a source is a job's own, by its name."""
+    """Return whether a part of a source belongs to users, by its name."""
     return part.startswith(_OF_JOBS)
 
 

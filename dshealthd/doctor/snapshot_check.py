@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.collector import is_of_job
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.node_context import NodeContext
-from dshealthd.findings.judge import OF_JOBS, words
+from dshealthd.findings.judge import words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -145,7 +145,7 @@ def _unread(
                 remedy=_how_to_read(state["reason"], name),
                 component=name,
             )
-        for fault in () if name in OF_JOBS else state["faults"]:
+        for fault in state["faults"]:
             if is_of_job(fault["part"]):
                 continue
             if (part := component(fault["part"])).lower() not in told:

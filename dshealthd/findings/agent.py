@@ -88,7 +88,7 @@ def probes(series: Series, wall: float) -> Iterator[Sign]:
         )
 
 
-def accused(series: Series, name: str) -> Iterator[Sign]:
+def accused(series: Series, _wall: float, *, name: str) -> Iterator[Sign]:
     """Yield the probes' suspects that are the node `name`, its parts or its links.
 
     A suspect elsewhere is not a finding about this node.
@@ -112,8 +112,8 @@ def accused(series: Series, name: str) -> Iterator[Sign]:
             continue  # ambiguous: it may not be this node at all
         yield Sign(
             alert=alert,
-            labels={**labels, "part": component, "peer": ends[-1] if kind == "link" else ""},
-            value=1,
+            part=component,
+            labels={"reason": reason},
             source="dshealthd_suspect",
         )
 
@@ -133,7 +133,6 @@ def checksums(series: Series, _wall: float) -> Iterator[Sign]:
             yield Sign(
                 alert="DshealthdGpuComputesWrong",
                 labels=odd.labels,
-                value=1,
                 source="dshealthd_probe_checksum",
             )
 
@@ -143,8 +142,13 @@ def maintenance(series: Series, wall: float) -> Iterator[Sign]:
     name = "maintenance_end_timestamp_seconds"
     end = series.value(name)
     if end is not None and end > wall:
+        sources = (
+            f"{labels['source']}: {labels['reason'] or 'no reason given'}"
+            for labels, _ in series("maintenance_info")
+        )
         yield Sign(
             alert="DshealthdMaintenance",
+            labels={"reason": "; ".join(sources)},
             value=end - wall,
             source=f"dshealthd_{name}",
             since=series.value("maintenance_begin_timestamp_seconds"),

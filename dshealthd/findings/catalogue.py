@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.findings.finding import Finding, State
 from dshealthd.symptoms import all_symptoms, sentence
-from dshealthd.symptoms.entry import FIRST_STEP, FindingType
-from dshealthd.symptoms.runbooks import first_step
-from dshealthd.symptoms.template import TemplateError, render
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dshealthd.findings.finding import Sign
-    from dshealthd.symptoms.entry import Alert
-    from dshealthd.symptoms.template import Query
+    from dshealthd.symptoms.entry import FindingType
 
 RUNBOOKS = "/runbooks/"
 """URL path under which every agent serves the runbooks, by slug."""
@@ -25,56 +21,51 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class CatalogueEntry(NamedTuple):
-    """The parts of an alert and its symptom that findings use."""
+    """The parts of a finding's type and its symptom that findings use."""
 
     slug: str
-    alert: Alert | FindingType
+    type: FindingType
     hold_seconds: float
     keep_seconds: float
+    page_seconds: float
 
 
 @functools.cache
 def catalogue() -> Mapping[str, CatalogueEntry]:
-    """Return all alerts by name.
+    """Return all types of findings by the name of their alert.
 
     The first call reads the package's files: make it before the event loop runs.
     """
     return {
-        alert.name: CatalogueEntry(symptom.slug, alert, _hold(alert.hold), _hold(alert.keep))
+        kind.name: CatalogueEntry(
+            symptom.slug, kind, *map(_seconds, (kind.hold, kind.keep, kind.page_after))
+        )
         for symptom in all_symptoms().values()
-        for alert in symptom.entries
+        for kind in symptom.findings
     }
 
 
-def found(sign: Sign, common: Mapping[str, str], query: Query) -> Finding:
-    """Return the finding for a sign.
-
-    `common` are labels that all alerts of this node have; `query` runs the queries in their texts.
-    """
+def found(sign: Sign, node: str, rule: str = "") -> Finding:
+    """Return the finding for a sign that a rule of this name saw on a node."""
     entry = catalogue()[sign.alert]
-    named = sign.part or part(sign.labels, entry.alert.component)
-    apart = isinstance(entry.alert, FindingType) and entry.alert.apart
-    job = sign.job or sign.labels.get("training_job", "")
-    if isinstance(entry.alert, FindingType):
-        labels = {
-            "node": common["node"],
-            "part": named,
-            "reason": sign.labels.get("reason", ""),
-            "training_job": job,
-        }
-        detail = sentence.text(entry.alert.says, labels, sign.value)
-        step = sentence.text(entry.alert.step, labels, sign.value)
-    else:
-        detail, step = _texts(entry.alert, {**common, **sign.labels}, sign.value, query)
+    kind = entry.type
+    named = sign.part or part(sign.labels, kind.component)
+    labels = {
+        "node": node,
+        "part": named,
+        "reason": sign.labels.get("reason", ""),
+        "training_job": sign.job,
+    }
+    step = kind.steps.get(sign.case, kind.step)
     return Finding(
         slug=entry.slug,
         alert=sign.alert,
-        severity=State.WARNING if sign.mild else State(entry.alert.severity),
-        component=entry.alert.component,
+        severity=State.WARNING if sign.mild else State(kind.severity),
+        component=kind.component,
         part=named,
-        summary=entry.alert.summary,
-        detail=detail,
-        first_step=step,
+        summary=kind.summary,
+        detail=sentence.text(kind.says, labels, sign.value),
+        first_step=sentence.text(step, labels, sign.value),
         runbook=RUNBOOKS + entry.slug,
         reason=sign.labels.get("reason", ""),
         value=sign.value,
@@ -84,8 +75,10 @@ def found(sign: Sign, common: Mapping[str, str], query: Query) -> Finding:
         since=sign.since,
         hold_seconds=entry.hold_seconds if sign.hold is None else sign.hold,
         keep_seconds=entry.keep_seconds if sign.keep is None else sign.keep,
-        training_job=job,
-        variant=sign.labels.get("reason", "") if apart else "",
+        page_seconds=entry.page_seconds if sign.hold is None else sign.hold,
+        rule=rule,
+        training_job=sign.job,
+        variant=sign.labels.get("reason", "") if kind.apart else "",
     )
 
 
@@ -93,7 +86,7 @@ def unread(source: str, part: str, reason: str, detail: str, node: str) -> Findi
     """Return the finding that a source, or one part of it, could not be read."""
     entry = catalogue()["DshealthdCollectorFailing"]
     labels = {"node": node, "part": part or source, "reason": reason, "training_job": ""}
-    kind = cast("FindingType", entry.alert)
+    kind = entry.type
     return Finding(
         slug=entry.slug,
         alert=kind.name,
@@ -144,19 +137,7 @@ def part(labels: Mapping[str, str], component: str) -> str:
     return ""
 
 
-def _texts(
-    alert: Alert, labels: Mapping[str, str], value: float | None, query: Query
-) -> tuple[str, str]:
-    """Return an alert's description without its first step, and the first step."""
-    try:
-        text = " ".join(render(alert.description, labels, value, query).split())
-    except (TemplateError, TypeError, ValueError, KeyError, IndexError):
-        return alert.summary, first_step(alert)
-    detail, _, step = text.partition(FIRST_STEP)
-    return detail.strip(), step.strip() or first_step(alert)
-
-
-def _hold(text: str) -> float:
+def _seconds(text: str) -> float:
     return float(
         sum(int(number) * _SECONDS[unit] for number, unit in re.findall(r"(\d+)([dhms])", text))
     )

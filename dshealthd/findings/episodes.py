@@ -26,6 +26,12 @@ class Episode:
     """Monotonic time of the last one."""
     opened: bool = False
 
+    def at(self, now: float) -> Finding:
+        """Return the finding, with the severity that it has by now."""
+        if now - self.began >= self.finding.page_seconds:
+            return self.finding
+        return dataclasses.replace(self.finding, severity=State.WARNING)
+
 
 class Episodes:
     """What is wrong and for how long.
@@ -38,6 +44,8 @@ class Episodes:
     def __init__(self) -> None:
         """Know of none."""
         self._episodes: dict[Key, Episode] = {}
+        self._now = 0.0
+        """Monotonic time of the last judgement."""
         self.changed = False
         """Whether a finding has begun or ended since `document` was called."""
 
@@ -54,6 +62,7 @@ class Episodes:
         `readable` says whether the source of a finding that is not seen any more was read.
         """
         seen = set()
+        self._now = now
         for sign in signs:
             seen.add(sign.key)
             episode = self._episodes.get(sign.key)
@@ -62,7 +71,7 @@ class Episodes:
                 sign = dataclasses.replace(sign, since=since)  # noqa: PLW2901 - the dated one
                 episode = self._episodes[sign.key] = Episode(sign, now, now)
             else:
-                episode.finding = _continued(episode.finding, sign)
+                episode.finding = _continued(episode, sign)
             episode.seen = now
         for key, episode in list(self._episodes.items()):
             finding = episode.finding
@@ -80,13 +89,15 @@ class Episodes:
 
     def verdict(self) -> Verdict:
         """Return the findings as the last judgement left them."""
-        return Verdict.of(episode.finding for episode in self._episodes.values() if episode.opened)
+        return Verdict.of(
+            episode.at(self._now) for episode in self._episodes.values() if episode.opened
+        )
 
     def firing(self, now: float) -> list[Finding]:
         """Return the findings that have lasted for their hold, worst first."""
         return list(
             Verdict.of(
-                episode.finding
+                episode.at(now)
                 for episode in self._episodes.values()
                 if episode.opened and now - episode.began >= episode.finding.hold_seconds
             ).findings
@@ -102,9 +113,10 @@ class Episodes:
         """Return the seconds after which time alone may open or close a finding; infinite if never."""
         return min(
             (
-                max(0.0, end - now)
+                end - now
                 for episode in self._episodes.values()
-                if (end := self._end(episode)) > now
+                for end in (self._end(episode), episode.began + episode.finding.page_seconds)
+                if end > now
             ),
             default=math.inf,
         )
@@ -124,6 +136,8 @@ class Episodes:
                 "finding": episode.finding.document(),
                 "keep": episode.finding.keep_seconds,
                 "variant": episode.finding.variant,
+                "page": episode.finding.page_seconds,
+                "rule": episode.finding.rule,
                 "age": round(now - episode.began, 3),
                 "unseen": round(now - episode.seen, 3),
             }
@@ -138,7 +152,11 @@ class Episodes:
         """
         restored = {}
         for row in document:
-            finding = Finding.parse(row["finding"], float(row["keep"]), str(row.get("variant", "")))
+            finding = dataclasses.replace(
+                Finding.parse(row["finding"], float(row["keep"]), str(row.get("variant", ""))),
+                page_seconds=float(row.get("page", 0.0)),  # none in files of earlier releases
+                rule=str(row.get("rule", "")),
+            )
             if known(finding.alert):
                 ages = float(row["age"]), float(row["unseen"])
                 restored[finding.key] = Episode(finding, now - ages[0], now - ages[1], opened=True)
@@ -146,17 +164,19 @@ class Episodes:
         self._episodes |= restored
 
 
-def _continued(before: Finding, sign: Finding) -> Finding:
+def _continued(episode: Episode, sign: Finding) -> Finding:
     """Return the sign of now as the same finding: since when, and the job that it struck.
 
     A lost GPU ends its job within seconds, and remains what ended it.
     """
+    before = episode.finding
     return dataclasses.replace(
         sign,
-        # Its labels stay, or the alert of one fault would end and begin anew.
-        reason=before.reason,
+        # Its labels stay once it is one, or the alert of one fault would end and begin anew.
+        reason=before.reason if episode.opened else sign.reason,
         since=before.since if sign.since is None else sign.since,
         # What was certain once needs no hold afterwards.
         hold_seconds=min(before.hold_seconds, sign.hold_seconds),
+        page_seconds=min(before.page_seconds, sign.page_seconds),
         training_job=before.training_job or sign.training_job,
     )

@@ -43,6 +43,8 @@ class Sign:
     """The training job that it is about."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the series that shows it: the GPU and the reason are read from them."""
+    case: str = ""
+    """The case of its finding's `steps`; empty for the usual first step."""
     value: float | None = None
     limit: float | None = None
     limit_source: str = ""
@@ -54,7 +56,7 @@ class Sign:
     hold: float | None = None
     """Seconds that it must last, where that differs from its finding's own hold.
 
-    0 for certain evidence.
+    0 for certain evidence, which is a page at once.
     """
     keep: float | None = None
     """Seconds that it remains a finding, where that differs from its finding's own keep."""
@@ -100,6 +102,10 @@ class Finding:
     """How long its sign must last before it is a finding."""
     keep_seconds: float = 0.0
     """How long it remains one after its sign is gone."""
+    page_seconds: float = 0.0
+    """How long its sign must last before it is critical; a warning until then."""
+    rule: str = ""
+    """The rule that yields its sign; empty for what could not be read."""
     training_job: str = ""
     """The training job that the finding is about, or that used the part when it began."""
     variant: str = ""

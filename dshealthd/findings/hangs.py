@@ -79,12 +79,7 @@ def problem(reason: str) -> str:
 
 def work(series: Series, job: str) -> Work:
     """Return what the GPUs, NCCL and the files of a job on this node show."""
-    gpus = {point.labels["uuid"] for point in series("job_gpu_info", training_job=job)}
-    active = series.limits.hang_memory_activity_ratio
-    moving = {
-        point.labels["uuid"]: point.value > active
-        for point in series("gpu_memory_activity_ratio", uuid=gpus)
-    }
+    moving = _moving(series, job)
     written = series.value("job_write_bytes_per_second", training_job=job)
     says = (
         "its GPUs compute"
@@ -97,9 +92,24 @@ def work(series: Series, job: str) -> Work:
     )
     waits = any(
         point.value > _BUSY and moving.get(point.labels["uuid"]) is False
-        for point in series("gpu_utilization_ratio", uuid=gpus)
+        for point in series("gpu_utilization_ratio", uuid=set(moving))
     )
     return Work(says, waits)
+
+
+def active_gpus(series: Series, job: str) -> int:
+    """Return how many GPUs of a job here read or write their memory."""
+    return sum(_moving(series, job).values())
+
+
+def _moving(series: Series, job: str) -> dict[str, bool]:
+    """Return for each GPU of a job here whether it reads or writes its memory, where it is known."""
+    gpus = {point.labels["uuid"] for point in series("job_gpu_info", training_job=job)}
+    active = series.limits.hang_memory_activity_ratio
+    return {
+        point.labels["uuid"]: point.value > active
+        for point in series("gpu_memory_activity_ratio", uuid=gpus)
+    }
 
 
 def _whole(series: Series, job: str) -> bool:

@@ -1,14 +1,17 @@
-"""Findings about the training jobs on this node, from their ranks here."""
+"""Findings about the training jobs on this node: hung, failed, or training nothing any more."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.hangs import silent
+from dshealthd.findings.hangs import problem, silent
 from dshealthd.findings.host import over
 from dshealthd.findings.limits import source as limit_source
+from dshealthd.findings.settings import ranks_named
 from dshealthd.jobs.hangs.hang import HangClass
 
 if TYPE_CHECKING:
@@ -16,24 +19,35 @@ if TYPE_CHECKING:
 
     from dshealthd.findings.series import Series
 
-UTILIZATION = gauge(
-    "dshealthd_training_gpu_utilization_ratio", "Mean utilization of the GPUs with a process."
+SINCE = gauge(
+    "dshealthd_job_nonfinite_since", "Step after which losses are NaN.", "training_job", "rank"
 )
-"""Derived here, and kept for ten minutes; not exported."""
+NORM = gauge("dshealthd_job_median_gradient_norm", "Median of the ranks' norms.", "training_job")
+"""Derived here, for their past; not exported."""
 SKIP_WINDOWS = ((60.0, 20), (300.0, 10))
 """Seconds in which steps are counted, and how many there must be: the first that has as many."""
 SETTLED_STEPS = 100
 """Steps in which the loss scale finds its place."""
+BEFORE_END = 900.0
+"""Seconds within which memory that ran out explains the end of a rank."""
+NORM_SECONDS = 900.0
+"""Seconds for which the gradient norm must stay high: it spikes in healthy training, too."""
+MOST_NAMED = 3
+"""Most ranks that a finding names."""
+ENDS = {
+    "failed": "ended with an error",
+    "killed": "was killed (SIGKILL)",
+    "crashed": "crashed (a signal such as SIGSEGV or SIGABRT)",
+}
+"""How a rank ended by a failure, in words."""
 
 
 def hangs(series: Series, wall: float) -> Iterator[Sign]:
-    """Yield findings about jobs in which no rank here makes progress, and stuck collectives."""
-    still = set()
+    """Yield findings about jobs in which no rank here makes progress."""
     for job in sorted({point.labels["training_job"] for point in series("job_hang")}):
         found = silent(series, job)
         if found is None:
             continue
-        still.add(job)
         if found.cause == HangClass.DEBUGGER:
             for culprit in found.culprits:
                 yield Sign(
@@ -44,10 +58,14 @@ def hangs(series: Series, wall: float) -> Iterator[Sign]:
                 )
         if not found.is_hang:
             continue
-        culprit = found.culprits[0] if found.culprits else {"reason": found.missing}
+        culprits = [f"rank {one['rank']} {problem(one['reason'])}" for one in found.culprits]
+        reason = found.culprits[0]["reason"] if found.culprits else ""
         yield Sign(
             alert="DshealthdJobHang",
-            labels={"training_job": job, "class": found.cause, **culprit},
+            part=job,
+            job=job,
+            labels={"reason": ", ".join(culprits[:MOST_NAMED]) or found.says},
+            case=reason or found.missing or found.cause,
             value=found.overdue,
             limit=0,
             limit_source="dshealthd_job_step_bound_seconds",
@@ -55,22 +73,6 @@ def hangs(series: Series, wall: float) -> Iterator[Sign]:
             since=_last_heartbeat(series, job)
             or (None if found.overdue is None else wall - found.overdue),
         )
-    name, limit = "job_nccl_answers_without_progress", "ras_idle_answers"
-    for labels, value in series(name):
-        job = labels["training_job"]
-        behind = any(
-            point.value > 0 for point in series("job_nccl_rank_operations_behind", training_job=job)
-        )
-        named = behind or any(series("job_nccl_rank_trouble_info", training_job=job))
-        if value >= series.limit(limit) and named and job not in still:
-            yield Sign(
-                alert="DshealthdCollectiveStuck",
-                labels=labels,
-                value=value,
-                limit=series.limit(limit),
-                limit_source=limit_source(limit),
-                source=f"dshealthd_{name}",
-            )
 
 
 def _last_heartbeat(series: Series, job: str) -> float | None:
@@ -79,20 +81,97 @@ def _last_heartbeat(series: Series, job: str) -> float | None:
     return max(heard, default=None)
 
 
+def ends(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about jobs of which the first rank to end here ended by a failure."""
+    killed = any(point.value > 0 for point in series.rise("oom_kills_total", BEFORE_END))
+    reserved = {
+        _rank(labels): value
+        for labels, value in series.highest("job_memory_bytes", BEFORE_END, type="reserved")
+    }
+    total = max((point.value for point in series("gpu_memory_total_bytes")), default=math.inf)
+    first: dict[str, tuple[float, Mapping[str, str]]] = {}
+    for labels, at in series("job_rank_ended_timestamp_seconds"):
+        job = labels["training_job"]
+        if job not in first or at < first[job][0]:
+            first[job] = at, labels
+    for job, (at, labels) in first.items():
+        if (how := labels["how"]) not in ENDS:
+            continue
+        said = ENDS[how]
+        if how == "killed" and killed:
+            said = "was killed, and the kernel reports an OOM kill here"
+        elif (
+            how == "failed"
+            and reserved.get(_rank(labels), 0.0) > series.limits.gpu_memory_held_ratio * total
+        ):
+            said = "ended with an error while PyTorch held nearly all of its GPU's memory"
+        yield Sign(
+            alert="DshealthdJobFailed",
+            part=job,
+            job=job,
+            labels={"reason": f"rank {labels['rank']} {said}"},
+            value=at,
+            source="dshealthd_job_rank_ended_timestamp_seconds",
+            since=at,
+        )
+
+
 def losses(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs with ranks whose last loss was NaN or infinite."""
-    for labels, value in series("job_loss_finite"):
-        if value != 0:
-            continue
-        step = series.value("job_step", **labels)
-        lost = series.value("job_nonfinite_losses_total", **labels)
+    lost: dict[str, dict[str, float]] = {}
+    for labels, finite in series("job_loss_finite"):
+        if finite == 0:
+            job, rank = _rank(labels)
+            steps = series.value("job_step", **labels)
+            count = series.value("job_nonfinite_losses_total", **labels)
+            unknown = steps is None or count is None
+            lost.setdefault(job, {})[rank] = math.nan if unknown else steps - count
+    series.add([SINCE(at, job, rank) for job, ranks in lost.items() for rank, at in ranks.items()])
+    # It moves if not every step reports its loss; then it says nothing.
+    name = SINCE.name.removeprefix("dshealthd_")
+    lowest = {_rank(labels): value for labels, value in series.lowest(name, 120.0)}
+    highest = {_rank(labels): value for labels, value in series.highest(name, 120.0)}
+    for job, ranks in lost.items():
+        known = all(
+            (job, rank) in lowest and lowest[job, rank] == highest[job, rank] for rank in ranks
+        )
+        began = min(ranks.values()) if known else None
+        named = [rank for rank in ranks if not known or ranks[rank] == began]
         yield Sign(
             alert="DshealthdLossNotFinite",
-            labels=labels,
-            # The step after which it began, as in `dshealthd:job:nonfinite_since`.
-            value=0 if step is None or lost is None else step - lost,
+            part=job,
+            job=job,
+            labels={"reason": ranks_named(named)},
+            value=began,
             source="dshealthd_job_step",
         )
+
+
+def gradients(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about jobs whose gradients have grown far beyond their usual size."""
+    norms: dict[str, list[float]] = {}
+    for labels, norm in series("job_gradient_norm"):
+        if math.isfinite(norm):  # an infinite one is that of a step that is skipped
+            norms.setdefault(labels["training_job"], []).append(norm)
+    series.add([NORM(statistics.median(ranks), job) for job, ranks in norms.items()])
+    limit, name = "gradient_norm_ratio", NORM.name.removeprefix("dshealthd_")
+    least = {
+        labels["training_job"]: value
+        for labels, value in series.lowest(name, NORM_SECONDS, full=True)
+    }
+    lost = {point.labels["training_job"] for point in series("job_loss_finite") if not point.value}
+    for labels, usual in series.usual(name, 3600.0, series.limit(limit)):
+        job = labels["training_job"]
+        if usual > 0 and least.get(job, 0.0) > series.limit(limit) * usual and job not in lost:
+            yield Sign(
+                alert="DshealthdGradientNormHigh",
+                part=job,
+                job=job,
+                value=least[job],
+                limit=series.limit(limit) * usual,
+                limit_source=limit_source(limit),
+                source="dshealthd_job_gradient_norm",
+            )
 
 
 def skips(series: Series, _wall: float) -> Iterator[Sign]:
@@ -132,35 +211,4 @@ def _rank(labels: Mapping[str, str]) -> tuple[str, str]:
     return labels["training_job"], labels["rank"]
 
 
-def starved(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield the finding that GPUs with a process hardly compute while tasks queue for the CPUs."""
-    used = series.parts("gpu_compute_processes", "gpu", "uuid")
-    now = [
-        point.value
-        for point in series("gpu_utilization_ratio")
-        if (point.labels["gpu"], point.labels["uuid"]) in used
-    ]
-    if not now:
-        return
-    series.add([UTILIZATION(sum(now) / len(now))])
-    name = UTILIZATION.name.removeprefix("dshealthd_")
-    queued = [
-        point.value
-        for point in series.mean(
-            "pressure_stalled_ratio", 600.0, full=True, resource="cpu", tasks="some"
-        )
-    ]
-    limits = series.limits
-    for _, computed in series.mean(name, 600.0, full=True):
-        waiting = any(ratio > limits.cpu_pressure_ratio for ratio in queued)
-        if waiting and computed < limits.gpu_utilization_training_ratio:
-            yield Sign(
-                alert="DshealthdGpusStarved",
-                value=computed,
-                limit=limits.gpu_utilization_training_ratio,
-                limit_source=limit_source("gpu_utilization_training_ratio"),
-                source="dshealthd_gpu_utilization_ratio",
-            )
-
-
-RULES = (hangs, losses, skips, starved)
+RULES = (hangs, ends, losses, gradients, skips)

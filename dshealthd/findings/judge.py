@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import traceback
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome
@@ -20,6 +21,8 @@ from dshealthd.findings import (
     jobs,
     links,
     settings,
+    slowness,
+    stalls,
     storage,
 )
 from dshealthd.findings.catalogue import starting, unread
@@ -27,7 +30,7 @@ from dshealthd.findings.finding import State, Verdict
 from dshealthd.findings.series import DEFAULTS, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Latest, Snapshot
@@ -44,60 +47,56 @@ RULES = (
     *fabric.RULES,
     *host.RULES,
     *storage.RULES,
+    *stalls.RULES,
     *jobs.RULES,
+    *slowness.RULES,
     *settings.RULES,
     *agent.RULES,
 )
-OF_JOBS = frozenset(
-    (
-        "training",
-        "job_hang",
-        "job_writes",
-        "job_environment",
-        "software",
-        "nccl_ras",
-        "nccl_inspector",
-        "open_files",
-    )
-)
-"""Collectors whose parts belong to users.
-
-A part that cannot be read says nothing about the node, and a user must not be able to make a
-node's state unknown.
-"""
 _OF_NVML = frozenset(("DshealthdNvmlBroken", "DshealthdGpusUnwatched"))
 """Findings that cover what collectors could not read from NVML."""
 
 
-def signs(series: Series, name: str, wall: float) -> Iterator[Sign]:
-    """Yield a sign for everything that is wrong at Unix time `wall`, in seconds.
+class Judgement(NamedTuple):
+    """What one look at a node shows."""
 
-    `name` is the probes' name for this node.
-    """
-    for rule in RULES:
-        yield from rule(series, wall)
-    yield from agent.accused(series, name)
+    found: dict[Key, Finding]
+    """By key."""
+    failed: Mapping[str, str]
+    """The rules that ended by a defect, and the traceback of each."""
 
 
-def seen(series: Series, *, node: str, name: str, wall: float) -> dict[Key, Finding]:
-    """Return what `series` shows to be wrong, by key.
+def seen(series: Series, *, node: str, name: str, wall: float) -> Judgement:
+    """Return what `series` shows to be wrong, whichever rules fail.
 
     `node` is the host's name, `name` the probes' name for it (empty where they do not run), `wall`
     the Unix time in seconds.
     """
-    common = {"node": node, "instance": node}
-    query = functools.partial(series.query, wall=wall)
     users = Users(series)
     found: dict[Key, Finding] = {}
-    for sign in signs(series, name, wall):
-        finding = catalogue.found(sign, common, query)
-        if finding.severity is State.CRITICAL and not finding.training_job:
-            finding = dataclasses.replace(finding, training_job=users.of(sign))
-        found.setdefault(finding.key, finding)
-    return found
+    failed = {}
+    for rule in (*RULES, functools.partial(agent.accused, name=name)):
+        label = _label(rule)
+        try:
+            signs = list(rule(series, wall))
+        except Exception:  # noqa: BLE001 - a defect in one rule must not hide what others see
+            failed[label] = traceback.format_exc()
+            continue
+        for sign in signs:
+            finding = catalogue.found(sign, node, label)
+            if finding.severity is State.CRITICAL and not finding.training_job:
+                finding = dataclasses.replace(finding, training_job=users.of(sign))
+            found.setdefault(finding.key, finding)
+    return Judgement(found, failed)
 
 
-def signs_of(
+def _label(rule: Callable[..., Iterator[Sign]]) -> str:
+    """Return the name of a rule, as its failure is told: `jobs.hangs`."""
+    own = getattr(rule, "func", rule)
+    return f"{own.__module__.rpartition('.')[2]}.{own.__name__}"
+
+
+def judgement_of(
     snapshot: Snapshot,
     series: Series,
     *,
@@ -106,23 +105,27 @@ def signs_of(
     monotonic: float,
     wall: float,
     shown: Callable[[Finding], bool] = lambda _finding: True,
-) -> Collection[Finding]:
+) -> Judgement:
     """Return what is wrong with this node at this moment, and what cannot be checked.
 
     `series` has all samples; `monotonic` is the snapshot's clock in seconds; `shown` says whether a
     sign is a finding by now, and not held back any more: until then it does not stand for what
     could not be read. The others are as `seen` takes them.
     """
-    found = seen(series, node=node, name=name, wall=wall)
+    found, failed = seen(series, node=node, name=name, wall=wall)
     parts = {finding.part.lower() for finding in found.values() if shown(finding)}
     alerts = {finding.alert for finding in found.values() if shown(finding)}
+    for rule in failed:
+        why = "a defect has ended this rule, whose findings stay as they were; the log has it"
+        broken = unread("findings", f"the rule {rule}", Reason.INTERNAL, why, node)
+        found[broken.key] = broken
     if pending := tuple(latest.name for latest in snapshot if latest.sampled is None):
         late = starting(pending, node)
         found[late.key] = late
     for latest in snapshot:
         for finding in _unread(latest, monotonic, node, parts, alerts):
             found.setdefault(finding.key, finding)
-    return found.values()
+    return Judgement(found, failed)
 
 
 def series_of(
@@ -177,7 +180,9 @@ def judge(
 ) -> Verdict:
     """Return what a single look at this node shows, without a memory: holds do not count."""
     return Verdict.of(
-        signs_of(snapshot, series, node=node, name=name, monotonic=monotonic, wall=wall)
+        judgement_of(
+            snapshot, series, node=node, name=name, monotonic=monotonic, wall=wall
+        ).found.values()
     )
 
 
@@ -199,8 +204,6 @@ def _unread(
         if not told:
             detail = f"{words(result.reason)}: {result.detail}"
             yield unread(latest.name, "", result.reason, detail, node)
-    if latest.name in OF_JOBS:
-        return
     for fault in result.faults:
         hung = fault.reason in gpus.HUNG and latest.name in gpus.NVML
         told = hung and "DshealthdNvmlBroken" in alerts

@@ -135,6 +135,23 @@ class Limits:
         "Rate from which a silent job that writes files is at work: it saves a checkpoint. [O]",
         minimum=1,
     )
+    hang_utilization_ratio: float = _ratio(
+        0.95, "Utilization of such a GPU, whose kernel runs all the time. sichek's event rules [R]"
+    )
+    hang_power_ratio: float = _ratio(
+        0.5, "Power of such a GPU as a share of its limit. sichek's event rules [R]"
+    )
+    hang_pcie_bytes_per_second: Bytes = option(
+        Bytes(300 * 10**6),
+        "Traffic of such a GPU over PCIe per second. sichek's event rules [R]",
+        minimum=0,
+    )
+    hang_unknown_pace_seconds: Duration = option(
+        "30m",
+        "Silence that the agent allows a rank about which it knows little; a rank with such a bound "
+        "is not judged by its heartbeats. [O]",
+        minimum="1m",
+    )
     ras_idle_answers: float = option(
         4.0,
         "Consecutive answers of NCCL RAS without progress, four a minute, with a dead or failed "
@@ -146,6 +163,35 @@ class Limits:
     )
     gpu_utilization_training_ratio: float = _ratio(
         0.5, "Utilization of the GPUs of a training below which it is slow. Guides [S]"
+    )
+    gpu_memory_held_ratio: float = _ratio(
+        0.9, "Share of a GPU's memory in use from which it counts as full. Guides [S]"
+    )
+    gpu_utilization_held_ratio: float = _ratio(
+        0.3, "Utilization below which a GPU with full memory is idle. Guides [S]"
+    )
+    input_ratio: float = _ratio(0.3, "Share of a step that a rank may wait for its input. [O]")
+    job_slowed_ratio: float = option(
+        1.3, "A job's step time relative to its own usual one. [O]", minimum=1
+    )
+    communication_ratio: float = _ratio(
+        0.5, "Share of time in collectives above which it is too much. Guides [S]"
+    )
+    failover_bytes_per_second: Bytes = option(
+        Bytes(10**6),
+        "Bytes per second on a node's other ports that show that a job's traffic has moved to them: "
+        "more than the fabric's own management traffic. [O]",
+        minimum=0,
+    )
+    # Spikes of a few steps are normal: PaLM's largest run had about twenty, and went back to a
+    # checkpoint for each; in OLMo 2 they preceded loss spikes. They reach a thousand times the
+    # typical value (SPAM, arXiv:2501.06842); warm-up, learning rate restarts and a resumed job
+    # change the norm by a small factor.
+    gradient_norm_ratio: float = option(
+        10.0,
+        "A job's gradient norm, at its lowest for a quarter of an hour, relative to its usual one. "
+        "[O]",
+        minimum=1,
     )
     skipped_steps_ratio: float = _ratio(
         0.1, "Share of a job's last steps that are skipped because of an overflow. [O]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+import statistics
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ class Measure(enum.StrEnum):
     LOWEST = "lowest"
     MEAN = "mean"
     PEAK = "peak"
+    MEDIAN = "median"
+    USUAL = "usual"
+    """The median, but of values that are near it, once it is known for the whole window."""
 
 
 class Window:
@@ -35,7 +39,8 @@ class Window:
     series has been absent for `seconds`.
 
     A series is a flat array of steps: the time at which the step began, then its figures: the
-    counter's total at its end, the highest or lowest value in it, or sum and number of its values.
+    counter's total or the value at its end, the highest or lowest value in it, or sum and number of
+    its values.
     """
 
     def __init__(self, kind: Measure, seconds: float, *, from_zero: bool = False) -> None:
@@ -43,6 +48,8 @@ class Window:
         self.kind, self.seconds, self.step = kind, seconds, seconds / STEPS
         self._dimensions: tuple[str, ...] = ()
         self.from_zero = from_zero
+        self.within = math.inf
+        """For the usual: the factor from its median on from which a value counts as that."""
         self.asked = -math.inf
         """Monotonic time at which a rule asked for it, or an earlier agent left it."""
         self._added = self._began = -math.inf
@@ -87,6 +94,8 @@ class Window:
                 self._put(labels, now, total)
             elif self.kind is Measure.MEAN:
                 self._put(labels, now, value, 1.0)
+            elif self.kind is Measure.USUAL:
+                self._put(labels, now, self._usual(labels, now, value))
             else:
                 self._put(labels, now, value)
             self._raw[labels] = value
@@ -103,10 +112,22 @@ class Window:
         elif self.kind is Measure.MEAN:
             kept[-2] += figures[0]
             kept[-1] += figures[1]
-        elif self.kind is Measure.RISE:
+        elif self.kind in (Measure.RISE, Measure.MEDIAN, Measure.USUAL):
             kept[-1] = figures[0]
         else:
             kept[-1] = (max if self.kind is Measure.HIGHEST else min)(kept[-1], figures[0])
+
+    def _usual(self, labels: Labels, now: float, value: float) -> float:
+        """Return a value, or the median of its series instead if it is far above."""
+        kept = self._series.get(labels)
+        if kept is None or kept[0] > self._full(now):
+            return value
+        median = statistics.median(kept[1::2])
+        return median if value > self.within * median else value
+
+    def _full(self, now: float) -> float:
+        """Return since when a series must be known to be known for the whole window."""
+        return now - self.seconds + 2 * self.step
 
     def _forget(self, now: float) -> None:
         """Drop the steps that ended before the window, and the series without any other."""
@@ -125,7 +146,7 @@ class Window:
         With a time, only those of series that are known for the whole window before it, to within
         two steps.
         """
-        since = math.inf if full_at is None else full_at - self.seconds + 2 * self.step
+        since = math.inf if full_at is None else self._full(full_at)
         for labels, kept in self._series.items():
             if kept[0] > since:
                 continue
@@ -134,6 +155,8 @@ class Window:
                 yield labels, figures[-1] - figures[0]
             elif self.kind is Measure.MEAN:
                 yield labels, sum(figures) / sum(kept[2 :: self._width])
+            elif self.kind in (Measure.MEDIAN, Measure.USUAL):
+                yield labels, statistics.median(figures)
             else:
                 yield labels, (max if self.kind is Measure.HIGHEST else min)(figures)
 

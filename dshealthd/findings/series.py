@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-import re
+import math
 from collections import defaultdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,22 +20,6 @@ if TYPE_CHECKING:
     """A label's value, or a set of values of which any will do."""
 
 DEFAULTS = Limits()
-
-_QUERY = re.compile(
-    r"dshealthd_(?P<name>\w+)(?:{(?P<matchers>.*)})?"
-    r"(?: *(?P<compare>[=!]=|[<>]=?) *(?P<clock>time\(\) - )?(?P<number>[\d.e+-]+))?"
-)
-_MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
-_COMPARE = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    "<": operator.lt,
-    ">=": operator.ge,
-    "<=": operator.le,
-}
-_OF_TARGETS = frozenset(("instance", "node", "cluster", "leaf", "job"))
-"""Labels that a scrape adds; ignored, as all samples here are from this node."""
 
 
 class Point(NamedTuple):
@@ -101,6 +84,11 @@ class Series:
                 sample
             )
 
+    @property
+    def remembers(self) -> bool:
+        """Return whether this is one of many moments, so that a sign can have lasted."""
+        return self._past is not None
+
     def limit(self, name: str) -> float:
         """Return the limit of this name."""
         return float(getattr(self.limits, name))
@@ -147,6 +135,18 @@ class Series:
         """Yield the means of the last `seconds`, also of series that are gone."""
         return self._over_time(Measure.MEAN, name, seconds, labels, full=full)
 
+    def median(self, name: str, seconds: float, **labels: Wanted) -> Iterator[Point]:
+        """Yield the medians of the last `seconds`, also of series that are gone."""
+        return self._over_time(Measure.MEDIAN, name, seconds, labels, full=False)
+
+    def usual(self, name: str, seconds: float, within: float, **labels: Wanted) -> Iterator[Point]:
+        """Yield the medians of the last `seconds` of series that are known for as long.
+
+        A value of more than `within` times its series' median counts as that: what is compared with
+        the usual does not become usual while it lasts.
+        """
+        return self._over_time(Measure.USUAL, name, seconds, labels, full=True, within=within)
+
     def _over_time(
         self,
         kind: Measure,
@@ -156,16 +156,23 @@ class Series:
         *,
         full: bool,
         from_zero: bool = False,
+        within: float = math.inf,
     ) -> Iterator[Point]:
         if self._past is None:
             return
         samples = self._with(name, labels)
         window = self._past.window(kind, name, seconds, labels, from_zero=from_zero)
+        window.within = within
         if samples:
             window.dimensions = samples[0].metric.dimensions
         window.add(self._now, ((sample.labels, sample.value) for sample in samples))
         for values, value in window.values(self._now if full else None):
             yield Point(_names.of(window.dimensions, values), value)
+
+    def samples(self, metrics: Collection[Metric]) -> Iterator[Sample]:
+        """Yield the samples of these metrics."""
+        for metric in metrics:
+            yield from self._samples.get(metric.name.removeprefix("dshealthd_"), ())
 
     def drop(self, name: str, over: Callable[[Point], bool]) -> None:
         """Drop the series of `dshealthd_NAME` for which `over` is true."""
@@ -186,33 +193,6 @@ class Series:
             for sample in self._with(name, labels)
             if sample.value
         }
-
-    def query(self, text: str, wall: float) -> list[Point]:
-        """Answer a query in an alert's text at Unix time `wall` from this node's samples.
-
-        Supports one selector, and its comparison with a number or a time. Anything else (an
-        aggregation, other nodes) finds nothing, as if Prometheus had no such series.
-        """
-        match = _QUERY.fullmatch(text.strip())
-        if match is None:
-            return []
-        matchers = [
-            (label, how, value)
-            for label, how, value in _MATCHER.findall(match["matchers"] or "")
-            if label not in _OF_TARGETS
-        ]
-        found = [
-            point
-            for point in self(match["name"])
-            if all(
-                _matches(point.labels.get(label, ""), how, value) for label, how, value in matchers
-            )
-        ]
-        if match["compare"] is None:
-            return found
-        number = float(match["number"])
-        limit = wall - number if match["clock"] else number
-        return [point for point in found if _COMPARE[match["compare"]](point.value, limit)]
 
 
 class _Names:
@@ -244,9 +224,3 @@ class _Names:
 
 
 _names = _Names()
-
-
-def _matches(text: str, how: str, value: str) -> bool:
-    """Compare a label's value as a Prometheus matcher does."""
-    same = re.fullmatch(value, text) is not None if how.endswith("~") else text == value
-    return same != how.startswith("!")

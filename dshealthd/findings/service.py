@@ -17,12 +17,12 @@ from dshealthd.core.child import StartError
 from dshealthd.core.collector import Reason, gauge
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.state_writer import LatestWriter
-from dshealthd.findings import fabric
+from dshealthd.findings import fabric, stalls
 from dshealthd.findings.catalogue import catalogue, unread
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State, Verdict
 from dshealthd.findings.history import GpuHistory
-from dshealthd.findings.judge import series_of, signs_of
+from dshealthd.findings.judge import judgement_of, series_of
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.past import Past
 
@@ -57,7 +57,7 @@ LEFT_OUT = gauge(
     "dshealthd_findings_left_out",
     "Findings beyond those exported, which are the worst ones.",
 )
-METRICS = (FINDING, VALUE, JUDGED, LEFT_OUT)
+METRICS = (FINDING, VALUE, JUDGED, LEFT_OUT, *stalls.EXPORTED)
 
 DELAY = 0.3
 """Seconds from a result that changed to the judgement: collectors that are due together end
@@ -113,6 +113,10 @@ class Judge:
             write = functools.partial(state_file.replace_in_child, self._file)
             self._writer = LatestWriter(write, self.name)
         self._running = self._failed = False
+        self._broken: frozenset[str] = frozenset()
+        """Names of the rules that failed in the last judgement."""
+        self._derived: tuple[Sample, ...] = ()
+        """What the last judgement derived for rules that compare nodes."""
         self._timer: asyncio.TimerHandle | None = None
 
     async def apply(self, config: Config) -> None:
@@ -144,7 +148,7 @@ class Judge:
         series = series_of(self._snapshot, self._own(), self._limits, self._past, now)
         self._gpus.settle(series, wall)
         node, name = self._names()
-        found = signs_of(
+        found, failed = judgement_of(
             self._snapshot,
             series,
             node=node,
@@ -153,7 +157,11 @@ class Judge:
             wall=wall,
             shown=lambda finding: self._episodes.open_at(finding, now),
         )
-        self._episodes.update(found, now, wall, self._readable)
+        for rule in failed.keys() - self._broken:
+            log.error("findings: the rule %s failed:\n%s", rule, failed[rule])
+        self._broken = frozenset(failed)
+        self._episodes.update(found.values(), now, wall, self._readable)
+        self._derived = tuple(series.samples(stalls.EXPORTED))
         self._judged, self._failed = now, False
         # A request may come before `apply` has read the file, which must not be lost to it.
         if self._running and (self._episodes.changed or now - self._saved >= SAVE_EVERY):
@@ -165,6 +173,7 @@ class Judge:
             return
         now = self._monotonic()
         yield from exported(self._episodes.firing(now))
+        yield from self._derived
         yield JUDGED(self._wall() - (now - self._judged))
 
     def status(self) -> Mapping[str, Any]:
@@ -173,6 +182,11 @@ class Judge:
             return {"state": "off"}
         if self._failed:
             return {"state": "failing", "detail": "the last judgement failed"}
+        if self._broken:
+            return {
+                "state": "failing",
+                "detail": f"rules failed: {', '.join(sorted(self._broken))}",
+            }
         return {"state": "ok", **({"detail": self._problem} if self._problem else {})}
 
     async def close(self) -> None:
@@ -202,7 +216,9 @@ class Judge:
         self._judge_within(self._episodes.due(self._monotonic()) + DELAY)
 
     def _readable(self, finding: Finding) -> bool:
-        """Return whether the source of a finding can be read, so that its absence means health."""
+        """Return whether a finding was judged and its source read, so that its absence means health."""
+        if finding.rule in self._broken:
+            return False
         collector = collectors_by_metric().get(finding.source)
         latest = None if collector is None else self._snapshot.get(collector)
         if latest is None or finding.severity is State.UNKNOWN:

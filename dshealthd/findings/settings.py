@@ -1,8 +1,8 @@
-"""Findings about the settings with which jobs run: the variables that their ranks have here."""
+"""Findings about how jobs are set up here: their variables, their ranks' places, their NCCL."""
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.fabric import fabric_up
@@ -24,6 +24,7 @@ VALUES = {
     "no_number": "has a value that NCCL reads as a different number",
     "misspelt": "is probably what a misspelt name means",
     "exposed": "opens a port without authentication to other hosts",
+    "differs": "differs between ranks",
 }
 """What is wrong with any other NCCL variable."""
 OF_DEVICES = frozenset(("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"))
@@ -35,46 +36,64 @@ TRANSPORTS = {
     "NCCL_NET": "InfiniBand or RoCE, which is up",
 }
 """What a variable disables that would work."""
+CRASHES = "a status query can crash it: keep `ncclras` and other monitors away from port 28028"
+RELEASES = (
+    ("2.17.1", "", "ncclCommAbort hangs (pytorch/pytorch#119215)"),
+    ("2.21.5", "2.3", "it is reported to fail with PyTorch 2.3"),
+    ("2.25.1", "", "ncclCommAbort hangs (pytorch/pytorch#149153)"),
+    ("2.29.2", "", "it hangs after a regression (pytorch/pytorch#174338)"),
+)
+"""Releases of NCCL with a defect, the release of PyTorch with which it shows (empty: any), and it."""
+UNSAFE = re.compile(r"2\.(2[67]\.\d+|28\.[0-6])")
+"""Releases whose ranks a status query of RAS can crash; that matters only in a running job."""
 MOST_NAMED = 3
-"""Most problems that a finding names; the job's owner corrects them in one place."""
+"""Most problems or ranks that a finding names."""
 
 
 def variables(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs whose NCCL variables do not mean what was intended."""
-    name = "job_environment_problems"
-    # By alert and job: what is wrong, with the number of ranks.
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for labels, ranks in series(name, problem={*DEVICES, *VALUES}):
-        alert, wrong = _wrong(labels)
-        if wrong:
-            of_job = found.setdefault((alert, labels["training_job"]), {})
+    found: dict[str, dict[str, float]] = {}
+    for labels, ranks in series("job_environment_problems", problem={*DEVICES, *VALUES}):
+        if wrong := _wrong(labels):
+            of_job = found.setdefault(labels["training_job"], {})
             of_job[wrong] = max(of_job.get(wrong, 0.0), ranks)
-    for (alert, job), problems in found.items():
-        yield _of_job(alert, job, problems, max(problems.values()))
+    for job, problems in found.items():
+        yield _of_job("DshealthdJobSettings", job, problems, max(problems.values()))
 
 
-def _of_job(alert: str, job: str, problems: Collection[str], ranks: float) -> Sign:
+def _of_job(
+    alert: str,
+    job: str,
+    problems: Collection[str],
+    value: float,
+    source: str = "job_environment_problems",
+) -> Sign:
     """Return the sign that a job on this node has these problems."""
-    named = sorted(problems)
-    more = [f"and {len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
     return Sign(
         alert=alert,
         part=job,
         job=job,
-        labels={"reason": ", ".join([*named[:MOST_NAMED], *more])},
-        value=ranks,
-        source="dshealthd_job_environment_problems",
+        labels={"reason": several(problems)},
+        value=value,
+        source=f"dshealthd_{source}",
     )
 
 
-def _wrong(labels: Mapping[str, str]) -> tuple[str, str]:
-    """Return which finding a problem of a variable is, and what is wrong; empty for none."""
+def several(texts: Collection[str]) -> str:
+    """Return a few texts in order, and how many more there are."""
+    named = sorted(texts)
+    more = [f"and {len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
+    return ", ".join([*named[:MOST_NAMED], *more])
+
+
+def _wrong(labels: Mapping[str, str]) -> str:
+    """Return what is wrong with a variable; empty for what is no problem of NCCL's."""
     variable, problem = labels["variable"], labels["problem"]
     if variable in OF_DEVICES and problem in DEVICES:
-        return "DshealthdNcclDeviceUnfit", f"{variable} {DEVICES[problem]}"
+        return f"{variable} {DEVICES[problem]}"
     if variable.startswith(("NCCL_", "TORCH_NCCL_")) and problem in VALUES:
-        return "DshealthdNcclSettingWrong", f"{variable} {VALUES[problem]}"
-    return "", ""
+        return f"{variable} {VALUES[problem]}"
+    return ""
 
 
 def transports(series: Series, _wall: float) -> Iterator[Sign]:
@@ -86,11 +105,11 @@ def transports(series: Series, _wall: float) -> Iterator[Sign]:
         job, variable = labels["training_job"], labels["variable"]
         run = {"training_job": job, "run": labels["run"]}
         here, world = series.value("job_ranks", **run), series.value("job_world_size", **run)
-        several = here is not None and here > 1
+        several_here = here is not None and here > 1
         uses = {
-            "NCCL_P2P_DISABLE": several and nvlink,
-            "NCCL_P2P_LEVEL": several and nvlink,
-            "NCCL_SHM_DISABLE": several,
+            "NCCL_P2P_DISABLE": several_here and nvlink,
+            "NCCL_P2P_LEVEL": several_here and nvlink,
+            "NCCL_SHM_DISABLE": several_here,
             "NCCL_IB_DISABLE": here is not None and world is not None and here < world and fabric,
         }
         uses["NCCL_NET"] = uses["NCCL_IB_DISABLE"]
@@ -101,21 +120,128 @@ def transports(series: Series, _wall: float) -> Iterator[Sign]:
 
 
 def placement(series: Series, _wall: float) -> Iterator[Sign]:
-    """Yield findings about jobs with several ranks on one GPU that is not divided by MIG."""
-    divided = series.parts("mig_device_info", "gpu")
-    ranks: dict[tuple[str, str], set[str]] = {}
-    for labels, _ in series("job_gpu_info"):
-        if (labels["gpu"],) not in divided:
-            ranks.setdefault((labels["training_job"], labels["gpu"]), set()).add(labels["rank"])
-    shared = Counter(job for (job, _), on_gpu in ranks.items() if len(on_gpu) > 1)
-    for job, gpus in shared.items():
-        yield Sign(
-            alert="DshealthdRanksShareGpu",
-            part=job,
-            job=job,
-            value=float(gpus),
-            source="dshealthd_job_gpu_info",
+    """Yield findings about jobs whose ranks cannot meet, or would be refused by NCCL."""
+    found: dict[str, set[str]] = {}
+    for rule in (_shared, _twice, _apart):
+        for job, problem in rule(series):
+            found.setdefault(job, set()).add(problem)
+    for job, problems in found.items():
+        yield _of_job(
+            "DshealthdRankAssignment", job, problems, float(len(problems)), "job_processes"
         )
 
 
-RULES = (variables, transports, placement)
+def _shared(series: Series) -> Iterator[tuple[str, str]]:
+    """Yield each GPU, not divided by MIG, that several ranks of one run have before its first step.
+
+    NCCL refuses two ranks of a communicator on one GPU. A job that has a communicator, or makes
+    steps, was not refused: its ranks share the GPU by design, as trainers and generators do.
+    """
+    divided = series.parts("mig_device_info", "gpu")
+    started = {
+        point.labels["training_job"]
+        for name in ("job_step", "job_nccl_communicators")
+        for point in series(name)
+        if point.value > 0
+    }
+    runs: dict[tuple[str, str], set[str]] = {}
+    for labels, _ in series("job_processes"):
+        runs.setdefault((labels["training_job"], labels["rank"]), set()).add(labels["run"])
+    ranks: dict[tuple[str, str, str], set[str]] = {}
+    for labels, _ in series("job_gpu_info"):
+        job, rank, gpu = labels["training_job"], labels["rank"], labels["gpu"]
+        if (gpu,) not in divided and job not in started:
+            for run in runs.get((job, rank), {""}):
+                ranks.setdefault((job, run, gpu), set()).add(rank)
+    for (job, _, gpu), on_gpu in ranks.items():
+        if len(on_gpu) > 1:
+            yield job, f"{ranks_named(on_gpu)} are on GPU {gpu}, which NCCL refuses"
+
+
+def _twice(series: Series) -> Iterator[tuple[str, str]]:
+    """Yield each rank with more than one process here."""
+    for labels, processes in series("job_processes"):
+        if processes > 1:
+            yield labels["training_job"], f"rank {labels['rank']} has {processes:g} processes"
+
+
+def _apart(series: Series) -> Iterator[tuple[str, str]]:
+    """Yield the runs here that would be one run, but for a variable in which they differ.
+
+    Of those, one has rank 0 and lacks ranks; the others wait for a rank 0 that never comes.
+    """
+    lowest = _by_run(series, "job_lowest_rank")
+    world, here = _by_run(series, "job_world_size"), _by_run(series, "job_ranks")
+    incomplete = {run for run in world if here.get(run, 0.0) < world[run]}
+    kin: dict[tuple[str, str], set[str]] = {}
+    for labels, _ in series("job_rendezvous_kin_info"):
+        run, variable = labels["run"], labels["variable"]
+        if lowest.get(run) == 0 and (run in incomplete or variable == "WORLD_SIZE"):
+            kin.setdefault((variable, labels["kin"]), set()).add(run)
+    connected = any(
+        point.value > 0 for point in series("rendezvous_client_sockets", state="established")
+    )
+    steps = {point.labels["training_job"] for point in series("job_step") if point.value > 0}
+    for labels, _ in series("job_rendezvous_kin_info"):
+        job, run, variable = labels["training_job"], labels["run"], labels["variable"]
+        if (
+            lowest.get(run, 0.0) > 0
+            and (variable, labels["kin"]) in kin
+            and not (variable == "MASTER_ADDR" and connected)
+            and job not in steps
+        ):
+            ranks = {point.labels["rank"] for point in series("job_processes", run=run)}
+            yield (
+                job,
+                f"{ranks_named(ranks)} {'has' if len(ranks) == 1 else 'have'} another {variable} than rank 0",
+            )
+
+
+def _by_run(series: Series, name: str) -> Mapping[str, float]:
+    return {point.labels["run"]: point.value for point in series(name)}
+
+
+def ranks_named(ranks: Collection[str]) -> str:
+    """Return ranks in their order: `rank 3`, or `ranks 0, 1, 2 and 5 more`."""
+    named = sorted(ranks, key=lambda rank: (len(rank), rank))
+    more = len(named) - MOST_NAMED
+    listed = ", ".join(named[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"rank{'s' if len(named) > 1 else ''} {listed}"
+
+
+def releases(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about releases of NCCL that are known to hang, fail or crash."""
+    used: dict[tuple[str, str], dict[str, set[str]]] = {}
+    for labels, _ in series("software_info", component=("nccl", "torch")):
+        of_place = used.setdefault((labels["environment"], labels["training_job"]), {})
+        of_place.setdefault(labels["component"], set()).add(labels["version"])
+    for (environment, job), versions in used.items():
+        for nccl in sorted(versions.get("nccl", ())):
+            defects = list(known_defects(nccl, versions.get("torch", set())))
+            if job and (unsafe := UNSAFE.match(nccl)) and _is(nccl, unsafe[0]):
+                defects.append(CRASHES)
+            for text in defects:
+                yield Sign(
+                    alert="DshealthdNcclKnownBad",
+                    part=job or environment or "the node",
+                    job=job,
+                    labels={"reason": f"NCCL {nccl}: {text}"},
+                    source="dshealthd_software_info",
+                )
+
+
+def known_defects(nccl: str, torch: Collection[str]) -> Iterator[str]:
+    """Yield the known defects of an NCCL release beside these releases of PyTorch."""
+    for release, with_torch, text in RELEASES:
+        if _is(nccl, release) and (
+            not with_torch or any(one.startswith(f"{with_torch}.") for one in torch)
+        ):
+            yield text
+
+
+def _is(version: str, release: str) -> bool:
+    """Return whether a version is of a release, with or without a vendor's suffix."""
+    return re.fullmatch(rf"{re.escape(release)}([.+-].*)?", version) is not None
+
+
+RULES = (variables, transports, placement, releases)

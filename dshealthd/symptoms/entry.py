@@ -10,7 +10,8 @@ import dataclasses
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.symptoms import sentence
@@ -48,12 +49,6 @@ PARTS = frozenset(
 `dshealthd:job:struck` suppresses the page of such a job, so the page of the part names the job.
 """
 PART_COMPONENTS = frozenset({"node", "gpu", "nic", "path"})
-_JOBS = (
-    '{{ with printf `dshealthd_job_info{cluster="%s", node="%s"}` $labels.cluster $labels.node'
-    " | query }}Training jobs on {{ $labels.node }}:{{ range . }} {{ .Labels.training_job }}"
-    "{{ end }}. {{ end }}"
-)
-
 _FENCE = re.compile(r"\+\+\+\n(.*?)^\+\+\+\n(.*)", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^## +(.+?) *$", re.MULTILINE)
 _CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -111,6 +106,25 @@ PAGES = ("always", "job", "never")
 
 
 @dataclass(frozen=True, kw_only=True)
+class FleetRule:
+    """How several nodes decide together whether there is an alert for a finding, and where."""
+
+    expr: str
+    """Reads the nodes' findings as `dshealthd_finding{FINDING}`, and may read more.
+
+    Its result has the labels that the finding's sentences name.
+    """
+    description: str = ""
+    """What Prometheus can say of several nodes, as a template, in place of the finding's `says`."""
+    hold: str = ""
+    """How long the expression must hold, `for` in the file."""
+    keep: str = ""
+    """How long it keeps firing, `keep_firing_for` in the file. Empty: rules.KEEP_FIRING."""
+    every: str = ""
+    """Evaluation interval, if longer than usual."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class FindingType:
     """One finding of a symptom, which the agent judges; an alert of the same name reports it."""
 
@@ -130,12 +144,20 @@ class FindingType:
     """How long its sign must last, as a duration."""
     keep: str = ""
     """How long it remains after its sign is gone."""
+    page_after: str = ""
+    """How long its sign must last before a ticket becomes a page; empty: a page at once."""
     audience: str = "operator"
     """Who can fix it, one of AUDIENCES."""
     apart: str = ""
     """`reason` if one part has a finding for each reason; otherwise it has one, with the reason that
     it began with, which is for degrees of one thing.
     """
+    steps: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """What to do first in some cases, in place of `step`; the rule's labels `reason`, or else
+    `class`, tell the case.
+    """
+    rule: FleetRule | None = None
+    """How several nodes decide; None if the alert is each node's finding."""
 
     @property
     def severity(self) -> str:
@@ -145,7 +167,8 @@ class FindingType:
     @property
     def severities(self) -> str:
         """The severities that its alert may have, in words."""
-        return "critical or warning" if self.page == "job" else self.severity
+        both = self.page == "job" or self.page_after
+        return "critical or warning" if both else self.severity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,11 +212,8 @@ def parse(slug: str, text: str) -> Symptom:
     errors = [f"{slug}.md: {error}" for error in _wrong(table, rows, found, match[2])]
     if errors:
         raise EntryError("\n".join(errors))
-    alerts = (
-        _naming_jobs(slug, Alert(**{_field(key): value.strip() for key, value in row.items()}))
-        for row in rows
-    )
-    findings = (FindingType(**{key: value.strip() for key, value in row.items()}) for row in found)
+    alerts = (Alert(**_fields(row)) for row in rows)
+    findings = (_finding(row) for row in found)
     values: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
     }
@@ -215,24 +235,24 @@ def _tables(slug: str, table: dict[str, Any], key: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _naming_jobs(slug: str, alert: Alert) -> Alert:
-    """Return the alert, with the node's jobs added to its description if it stands for their hangs."""
-    stands_for_jobs = (
-        slug in PARTS and alert.severity == "critical" and alert.component in PART_COMPONENTS
-    )
-    if not stands_for_jobs or "dshealthd_job_info" in alert.description:
-        return alert
-    reason, _, step = alert.description.partition(FIRST_STEP)
-    return dataclasses.replace(alert, description=f"{reason}{_JOBS}{FIRST_STEP}{step}")
-
-
 _KEYS = {"hold": "for", "keep": "keep_firing_for", "ticket_hold": "ticket_for"}
-"""Fields whose key in the file differs, because it is Prometheus' own word."""
-_FIELDS = {key: field for field, key in _KEYS.items()}
+"""Fields of a rule whose key in the file differs, because it is Prometheus' own word."""
+_FIELDS = {key: name for name, key in _KEYS.items()}
 
 
-def _field(key: str) -> str:
-    return _FIELDS.get(key, key)
+def _fields(row: Mapping[str, str]) -> dict[str, str]:
+    """Return the fields of a rule from its keys."""
+    return {_FIELDS.get(key, key): value.strip() for key, value in row.items()}
+
+
+def _finding(row: Mapping[str, Any]) -> FindingType:
+    own: dict[str, Any] = {
+        key: value.strip() for key, value in row.items() if isinstance(value, str)
+    }
+    if "rule" in row:
+        own["rule"] = FleetRule(**_fields(row["rule"]))
+    own["steps"] = MappingProxyType(dict(row.get("steps", {})))
+    return FindingType(**own)
 
 
 _OF_SYMPTOM: Mapping[str, type] = {
@@ -242,15 +262,20 @@ _OF_SYMPTOM: Mapping[str, type] = {
     "waits_for": str,
     "covered_by": list,
 }
-_OF_ALERT = {
-    _KEYS.get(field.name, field.name): field.default is dataclasses.MISSING
-    for field in dataclasses.fields(Alert)
-}
-"""Keys of an alert, and whether they are required."""
+_MISSING = dataclasses.MISSING
+_OF_ALERT, _OF_RULE = (
+    {_KEYS.get(each.name, each.name): each.default is _MISSING for each in dataclasses.fields(kind)}
+    for kind in (Alert, FleetRule)
+)
+"""Keys of an alert and of a finding's rule, and whether they are required."""
 _OF_FINDING = {
-    field.name: field.default is dataclasses.MISSING for field in dataclasses.fields(FindingType)
+    each.name: each.default is _MISSING and each.default_factory is _MISSING
+    for each in dataclasses.fields(FindingType)
 }
 """The same of a finding."""
+_DURATIONS = frozenset(
+    ("for", "keep_firing_for", "every", "hold", "keep", "page_after", "ticket_for")
+)
 
 
 def _wrong(
@@ -291,11 +316,14 @@ def _wrong_alert(row: Mapping[str, Any], keys: Mapping[str, bool]) -> Iterator[s
     for key, value in row.items():
         if key not in keys:
             yield _unknown(key, keys)
+        elif key in {"rule", "steps"}:
+            known = _OF_RULE if key == "rule" else dict.fromkeys(value, False)
+            yield from (f"{key}.{error}" for error in _wrong_alert(value, known))
+            if key == "steps":
+                yield from (f"steps.{error}" for error in _wrong_sentences(value))
         elif not isinstance(value, str) or not value.strip():
             yield f"{key}: must be a string that is not empty"
-        elif key in {
-            *("for", "keep_firing_for", "every", "hold", "keep", "ticket_for")
-        } and not _DURATION.fullmatch(value):
+        elif key in _DURATIONS and not _DURATION.fullmatch(value):
             yield f'{key}: "{value}" is not a duration such as "5s", "10m" or "1h"'
         elif key == "name" and not _ALERT_NAME.fullmatch(value):
             yield f'name: "{value}" is not Dshealthd and words in CamelCase'
@@ -312,11 +340,16 @@ def _wrong_alert(row: Mapping[str, Any], keys: Mapping[str, bool]) -> Iterator[s
         elif key == "summary" and "{" in value:
             yield "summary: must hold no template"
         elif key in {"says", "step"}:
-            try:
-                sentence.template(value)
-            except sentence.SentenceError as error:
-                yield f"{key}: {error}"
+            yield from _wrong_sentences({key: value})
     yield from (f"{key}: is missing" for key, needed in keys.items() if needed and key not in row)
+
+
+def _wrong_sentences(texts: Mapping[str, str]) -> Iterator[str]:
+    for key, text in texts.items():
+        try:
+            sentence.template(text)
+        except sentence.SentenceError as error:
+            yield f"{key}: {error}"
 
 
 def _unknown(key: str, known: Mapping[str, object]) -> str:

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dshealthd.symptoms import all_symptoms
-from dshealthd.symptoms.entry import COMPONENTS, FIRST_STEP, EntryError
+from dshealthd.symptoms.entry import (
+    COMPONENTS,
+    FIRST_STEP,
+    PART_COMPONENTS,
+    PARTS,
+    EntryError,
+)
 from dshealthd.symptoms.runbooks import anchor, url
 from dshealthd.symptoms.sentence import has_value, template
 
@@ -44,6 +50,12 @@ AT_ONCE = frozenset({"none"})
 """Severities of alerts that do not keep firing."""
 PREFIX = "Dshealthd"
 """What an alert's name has before that of its finding."""
+JOBS = (
+    '{{ with printf `dshealthd_job_info{cluster="%s", node="%s"}` $labels.cluster $labels.node'
+    " | query }}Training jobs on {{ $labels.node }}:{{ range . }} {{ .Labels.training_job }}"
+    "{{ end }}. {{ end }}"
+)
+"""What the page of a part says of the jobs whose hangs it stands for, if no single one is its own."""
 FILE = "alerts.yml"
 THRESHOLDS = "thresholds.yml"
 """Hand-written, beside the rules."""
@@ -75,7 +87,8 @@ def rules(symptoms: Iterable[Symptom], thresholds: int, runbooks: str = RUNBOOKS
     groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
     for symptom in symptoms:
         for finding in symptom.findings:
-            groups.setdefault((COMPONENTS.index(finding.component), ""), []).extend(
+            every = finding.rule.every if finding.rule else ""
+            groups.setdefault((COMPONENTS.index(finding.component), every), []).extend(
                 _finding_rules(symptom, finding, runbooks)
             )
         for alert in symptom.alerts:
@@ -102,28 +115,34 @@ def _finding_rules(
     The agent has judged it, holds included. Where it knows no value for a sentence that says one,
     the alert says NaN; it must not wait for the value.
     """
-    label = finding.name.removeprefix(PREFIX)
-    says_value = has_value(finding.says + finding.step)
-    told = f"{template(finding.says)} "
-    step = FIRST_STEP + template(finding.step)
-    in_job = f"{told}Training job: {{{{ $labels.training_job }}}}. {step}"
+    label, rule = finding.name.removeprefix(PREFIX), finding.rule
+    says = (rule and rule.description) or template(finding.says)
     about_job = finding.component == "job"
+    of_job = "" if about_job else "Training job: {{ $labels.training_job }}. "
+    stands = rule and symptom.slug in PARTS and finding.component in PART_COMPONENTS
     variants = {
-        "always": (("critical", "", told + step),),
-        "job": (
-            ("critical", '!=""', told + step if about_job else in_job),
-            ("warning", '=""', told + step),
-        ),
-        "never": (("warning", "", told + step),),
-    }
-    for severity, jobs, description in variants[finding.page]:
-        selector = f'finding="{label}"' + (f", training_job{jobs}" if jobs else "")
+        "always": (("critical", "", JOBS if stands else ""),),
+        "job": (("critical", ', training_job!=""', of_job), ("warning", ', training_job=""', "")),
+        "never": (("warning", "", ""),),
+    }[finding.page]
+    if finding.page_after:
+        variants = tuple(
+            (severity, f', severity="{severity}"', "") for severity in ("critical", "warning")
+        )
+    for severity, jobs, job in variants:
+        selector = f'finding="{label}"{jobs}'
         found = f"dshealthd_finding{{{selector}}}"
-        valued = f"dshealthd_finding_value{{{selector}}} or NaN * {found}"
+        if rule:
+            expression = rule.expr.replace("FINDING", selector)
+        elif has_value(finding.says + finding.step):
+            expression = f"dshealthd_finding_value{{{selector}}} or NaN * {found}"
+        else:
+            expression = found
         yield {
             "alert": finding.name,
-            "expr": valued if says_value else found,
-            "keep_firing_for": KEEP_FIRING,
+            "expr": expression,
+            **({"for": rule.hold} if rule and rule.hold else {}),
+            "keep_firing_for": (rule and rule.keep) or KEEP_FIRING,
             "labels": {
                 **LABELS,
                 "severity": severity,
@@ -133,10 +152,22 @@ def _finding_rules(
             },
             "annotations": {
                 "summary": finding.summary,
-                "description": description,
+                "description": f"{says} {job}{FIRST_STEP}{_step(finding)}",
                 "runbook_url": f"{url(runbooks, symptom.slug)}#{finding.name.lower()}",
             },
         }
+
+
+def _step(finding: FindingType) -> str:
+    """Return the template of a finding's first step, by the case that the labels tell."""
+    cases = "".join(
+        f'{{{{ {"else " if place else ""}if eq $case "{case}" }}}}{template(step)}'
+        for place, (case, step) in enumerate(finding.steps.items())
+    )
+    if not cases:
+        return template(finding.step)
+    case = "{{ $case := or $labels.reason $labels.class }}"
+    return f"{case}{cases}{{{{ else }}}}{template(finding.step)}{{{{ end }}}}"
 
 
 def _alert_rules(

@@ -71,9 +71,16 @@ def first_step(alert: Alert) -> str:
 
 def step(finding: FindingType) -> str:
     """Return the runbook's first step for a finding, with NODE, PART and so on in place of labels."""
-    plain = _FIELD.sub(
-        lambda match: _PLACES.get(match[1], match[1].upper()), finding.step.replace("\\\n", "")
+    if not finding.steps:
+        return _plain(finding.step)
+    cases = [f"- {case.replace('_', ' ')}: {_plain(text)}" for case, text in finding.steps.items()]
+    return "\n".join(
+        ["By the cause in the alert:", "", *cases, f"- otherwise: {_plain(finding.step)}"]
     )
+
+
+def _plain(text: str) -> str:
+    plain = _FIELD.sub(lambda match: _PLACES.get(match[1], match[1].upper()), text)
     return plain[0].upper() + plain[1:] if plain[0] != "`" else plain
 
 
@@ -96,11 +103,7 @@ def _lines(symptom: Symptom) -> Iterator[str]:
         yield "## What to do now"
         yield ""
         for alert in symptom.entries:
-            told = (
-                _PAGES[alert.page]
-                if isinstance(alert, FindingType)
-                else _SEVERITIES[alert.severity] + (" or ticket" if alert.ticket else "")
-            )
+            told = _told(alert)
             owner = ", the job's owner" if alert.audience == "owner" else ""
             yield f"### {alert.name}"
             yield f"{alert.summary} ({told}{owner})."
@@ -117,6 +120,14 @@ def _lines(symptom: Symptom) -> Iterator[str]:
     yield from _section("Meaning", symptom)
     if ADVICE in symptom.sections:
         yield from _section(ADVICE, symptom)
+
+
+def _told(entry: Alert | FindingType) -> str:
+    """Return whom an alert reaches, in words."""
+    if not isinstance(entry, FindingType):
+        return _SEVERITIES[entry.severity] + (" or ticket" if entry.ticket else "")
+    later = f"ticket, and after {entry.page_after} a page" if entry.page_after else ""
+    return later or _PAGES[entry.page]
 
 
 def _section(name: str, symptom: Symptom) -> Iterator[str]:

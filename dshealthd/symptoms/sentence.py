@@ -68,6 +68,7 @@ def duration(value: float) -> str:
 
 FORMS: Mapping[str, tuple[Callable[[float], str], str]] = {
     "number": (_number, '{{ printf "%.4g" $value }}'),
+    "whole": (lambda value: f"{value:.0f}", '{{ printf "%.0f" $value }}'),
     "percent": (percentage, "{{ $value | humanizePercentage }}"),
     "bytes": (lambda value: f"{humanize1024(value)}B", "{{ $value | humanize1024 }}B"),
     "duration": (duration, "{{ $value | humanizeDuration }}"),

@@ -51,7 +51,12 @@ def path(name: str, part: str, severity: str = "critical") -> Labels:
 
 
 GPU = {"node": "a", "part": "GPU 3"}
-OUT_OF_MEMORY = {"node": "a", "alertname": "DshealthdRankOutOfMemory", "audience": "owner"}
+OUT_OF_MEMORY = {
+    "node": "a",
+    "alertname": "DshealthdJobFailed",
+    "audience": "owner",
+    "reason": "rank 3 was killed, and the kernel reports an OOM kill here",
+}
 
 MAINTENANCE = {"alertname": "DshealthdMaintenance"}
 MANY = {"alertname": "DshealthdManyNodes"}
@@ -222,14 +227,14 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
     ),
     "a rank that ran out of memory, over the others that wait for it": (
         [
-            alert("cuda-oom", "warning", "job", training_job="slurm-7", **OUT_OF_MEMORY),
+            alert("child-failed", "warning", "job", training_job="slurm-7", **OUT_OF_MEMORY),
             alert("training-hang", component="job", node="a", training_job="slurm-8"),
         ],
         [alert("training-hang", component="job", node="a", training_job="slurm-7")],
     ),
     "a rank that was killed out of memory, over the kill": (
         [
-            alert("cuda-oom", "warning", "job", training_job="slurm-7", **OUT_OF_MEMORY),
+            alert("child-failed", "warning", "job", training_job="slurm-7", **OUT_OF_MEMORY),
             alert(
                 "host-memory-pressure", "warning", node="b", alertname="DshealthdOutOfMemoryKill"
             ),
@@ -237,8 +242,19 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         ],
         [alert("host-memory-pressure", "warning", node="a", alertname="DshealthdOutOfMemoryKill")],
     ),
-    "a node whose rounds hang, over that it is slow": (
-        [alert("nccl-timeout", node="a"), alert("straggler", "warning", node="b")],
+    "a node whose rounds hang, over that it is slow; a ticket about an application's Xid is none": (
+        [
+            alert("nccl-timeout", node="a"),
+            alert("straggler", "warning", node="b"),
+            alert(
+                "nccl-all-reduce-failed",
+                "warning",
+                "gpu",
+                alertname="DshealthdApplicationXids",
+                node="b",
+                part="GPU 3",
+            ),
+        ],
         [alert("straggler", "warning", node="a"), alert("slow-communication", "warning", node="a")],
     ),
     "a part that is broken, over that its node is slow": (

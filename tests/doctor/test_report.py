@@ -266,7 +266,7 @@ def alerts_of_findings() -> list[tuple[str, str]]:
     return [
         (symptom.slug, alert.name)
         for symptom in all_symptoms().values()
-        for alert in symptom.entries
+        for alert in symptom.findings
         if alert.name in names and alert.name != "DshealthdCollectorFailing"
     ]
 

@@ -113,7 +113,6 @@ def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> No
         (running_jobs.JOB_NCCL_SETTINGS, "NCCL_TIMEOUT", "unread", "is not read by any release"),
         (running_jobs.JOB_NCCL_SETTINGS, "NCCL_RINGS", "retired", "is no longer read"),
         (running_jobs.JOB_NCCL_SETTINGS, "NCCL_MIN_NRINGS", "renamed", "has been renamed"),
-        (running_jobs.JOB_NCCL_SETTINGS, "NCCL_ALGO", "differs", "differs between the ranks"),
         (running_jobs.JOB_DEVICES, "LOCAL_RANK", "beyond", "is not below the number of"),
         (running_jobs.JOB_DEVICES, "CUDA_VISIBLE_DEVICES", "repeated", "lists a GPU twice"),
     ],

@@ -117,10 +117,22 @@ LOST = ("job_step", 100, JOB, "0")
             id="a collective without progress, whose job is started again",
         ),
         pytest.param(
-            *(running_jobs.JOB_HANGS, "training-hang", "critical", JOB, "py-spy dump"),
+            *(running_jobs.JOB_HANGS, "training-hang", "critical", JOB, "dshealthd jobs"),
             (("job_hang", 1, JOB, "collective"), ("job_overdue_seconds", 500, JOB, "0")),
             (("job_hang", 0, JOB, "collective"), ("job_overdue_seconds", 0, JOB, "0")),
             id="a hung job, which is started again",
+        ),
+        pytest.param(
+            *(running_jobs.JOB_ENDS, "child-failed", "warning", JOB, "dshealthd explain"),
+            (("job_rank_ended_timestamp_seconds", WALL - 60, JOB, "3", "failed"),),
+            (("job_rank_ended_timestamp_seconds", WALL - 60, JOB, "3", "ended"),),
+            id="a rank that failed, whose job is started again and ends well",
+        ),
+        pytest.param(
+            *(running_jobs.ARRIVALS, "ranks-stuck-at-init", "warning", JOB, "on each node"),
+            (("job_nccl_ranks", 7, JOB, "8", "init"),),
+            (("job_nccl_ranks", 8, JOB, "8", "running"),),
+            id="ranks that wait for one that has died, which are started again",
         ),
         pytest.param(
             *(
@@ -212,6 +224,29 @@ def test_gpus_that_wait_for_the_cpus() -> None:
     assert (running_jobs.JOB_CPUS.slug, found.outcome.value) == ("training-slow", "warning")
     assert found.remedy
     assert outcomes(running_jobs.JOB_CPUS, after(scene(0.95, 0.1))) == ["ok"]
+
+
+def test_job_that_continues_on_fewer_ports() -> None:
+    """A job on a node with a fabric port down and traffic on the other is found; with both up not."""
+
+    def after(up: int) -> NodeContext:
+        def scene(ago: float, up: int) -> Scene:
+            ports = (("mlx5_0", "1"), ("mlx5_1", "1"))
+            return (
+                *(("infiniband_port_info", 1, *port, "x", "InfiniBand") for port in ports),
+                ("infiniband_port_up", up, *ports[0]),
+                ("infiniband_port_up", 1, *ports[1]),
+                ("infiniband_port_transmit_bytes_total", 1e12 - 1e9 * ago, *ports[1]),
+                ("job_run_info", 1, JOB, "run", "torchrun"),
+            )
+
+        earlier = [(float(ago), scene(ago, int(ago > 300) or up)) for ago in range(600, 0, -20)]
+        return seen(running_jobs.JOB_PORTS, scene(0, up), earlier)
+
+    (found,) = results(running_jobs.JOB_PORTS, after(0))
+    assert (running_jobs.JOB_PORTS.slug, found.outcome.value) == ("slow-communication", "warning")
+    assert found.remedy
+    assert outcomes(running_jobs.JOB_PORTS, after(1)) == ["ok"]
 
 
 @pytest.mark.parametrize(

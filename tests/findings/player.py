@@ -32,9 +32,10 @@ from dshealthd.findings.judge import seen
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
+from dshealthd.findings.stalls import EXPORTED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from dshealthd.core.collector import Sample
     from dshealthd.findings.finding import Finding
@@ -62,6 +63,8 @@ class Scene:
     def __init__(self, interval: float, rows: list[tuple[str, str]]) -> None:
         """`interval` is the time between two samples in seconds; a row is a series and its values."""
         self.interval = interval
+        self.derived: tuple[Sample, ...] = ()
+        """What the last judgement that was played derived for rules that compare nodes."""
         self.series = [(*identity(series), list(values(text))) for series, text in rows]
 
     def nodes(self) -> list[str]:
@@ -91,14 +94,22 @@ class Scene:
     def play(self, node: str, until: float) -> Iterator[tuple[float, list[Finding]]]:
         """Yield a node's findings at each moment up to a time, in seconds; none without an agent."""
         past, episodes, gpus = Past(), Episodes(), GpuHistory()
+        self.derived = ()
         for step in range(int(until // self.interval) + 1):
             at = step * self.interval
             own = list(self.samples(node, at))
             if own:
                 series = Series(own, Limits(), past, at)
                 gpus.settle(series, at)
-                episodes.update(seen(series, node=node, name=node, wall=at).values(), at, at)
+                episodes.update(_judged(series, node, at), at, at)
+                self.derived = tuple(series.samples(EXPORTED))
             yield at, episodes.firing(at) if own else []
+
+
+def _judged(series: Series, node: str, at: float) -> Iterable[Finding]:
+    judgement = seen(series, node=node, name=node, wall=at)
+    assert judgement.failed == {}
+    return judgement.found.values()
 
 
 def scene(document: Mapping[str, Any]) -> Scene:

@@ -160,3 +160,39 @@ def test_changes_are_told_once() -> None:
         episodes.update(signs, now + 1.0, 1001.0 + now)
         changes.append(episodes.changed)
     assert changes == [False, True]
+
+
+def test_ticket_becomes_a_page() -> None:
+    """A finding is a warning until its sign has lasted long enough, also over a restart."""
+    episodes = Episodes()
+    for now in (0.0, 10.0, 29.0):
+        episodes.update([sign(page_seconds=30.0)], now, 1000 + now)
+    assert [one.severity for one in episodes.firing(29.0)] == [State.WARNING]
+    assert episodes.verdict().state is State.WARNING
+    assert episodes.due(29.0) == 1.0
+    later = Episodes()
+    later.restore(json.loads(json.dumps(episodes.document(29.0))), 500.0, lambda _alert: True)
+    later.update([sign(page_seconds=30.0)], 500.5, 1029.5)
+    assert later.verdict().state is State.WARNING
+    later.update([sign(page_seconds=30.0)], 501.0, 1030.0)
+    assert later.verdict().state is State.CRITICAL
+    assert [one.severity for one in later.firing(501.0)] == [State.CRITICAL]
+
+
+def test_certain_evidence_is_a_page_at_once() -> None:
+    """What looked like a pause is a page as soon as a sign is certain, and remains one."""
+    episodes = Episodes()
+    episodes.update([sign(hold=0.0, page_seconds=30.0)], 0.0, 1000.0)
+    assert episodes.verdict().state is State.WARNING
+    episodes.update([sign(hold=0.0, page_seconds=0.0)], 1.0, 1001.0)
+    episodes.update([sign(hold=0.0, page_seconds=30.0)], 2.0, 1002.0)
+    assert episodes.verdict().state is State.CRITICAL
+
+
+def test_reason_is_settled_when_the_finding_begins() -> None:
+    """What a sign says may become clearer during its hold; later its labels stay."""
+    episodes = Episodes()
+    for now, reason in ((0.0, "killed"), (5.0, "out of memory"), (10.0, "out of memory")):
+        episodes.update([sign(reason=reason)], now, 1000 + now)
+    episodes.update([sign(reason="killed")], 11.0, 1011.0)
+    assert [one.reason for one in episodes.verdict().findings] == ["out of memory"]

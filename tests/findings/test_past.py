@@ -67,14 +67,21 @@ def test_rise_is_that_of_all_values_within_a_step(steps: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [(Measure.HIGHEST, 9.0), (Measure.LOWEST, 1.0), (Measure.MEAN, 4.0)]
+    ("kind", "value"),
+    [
+        (Measure.HIGHEST, 9.0),
+        (Measure.LOWEST, 1.0),
+        (Measure.MEAN, 4.0),
+        (Measure.MEDIAN, 3.0),
+        (Measure.USUAL, 3.0),
+    ],
 )
-def test_extremes_and_means(kind: Measure, value: float) -> None:
-    """A window has the highest, lowest or mean value, also of a series that is gone."""
+def test_figures_of_a_window(kind: Measure, value: float) -> None:
+    """A window has the highest, lowest, mean or median value, also of a series that is gone."""
     window = Window(kind, 60.0)
     for now, seen in enumerate((3.0, 9.0, 1.0, 3.0)):
-        window.add(float(now), [(A, seen)])
-    window.add(4.0, [])
+        window.add(2.0 * now, [(A, seen)])
+    window.add(8.0, [])
     assert dict(window.values()) == {A: value}
     window.add(70.0, [])
     assert dict(window.values()) == {}
@@ -173,3 +180,22 @@ def test_peak_does_not_learn_a_fault() -> None:
     assert dict(restored.values()) == {A: 18.0}
     restored.add(113.0, [])
     assert dict(restored.values()) == {}
+
+
+def test_what_is_usual_does_not_learn_a_fault() -> None:
+    """Once a series is known for the whole window, values far above its median change nothing.
+
+    However long they last; before that, whatever it shows is usual.
+    """
+    window = Window(Measure.USUAL, 60.0)
+    window.within = 1.5
+    values = [(2.0 * step, 9.0 if step < 10 else 1.0) for step in range(40)]
+    for now, value in values:
+        window.add(now, [(A, value)])
+    assert dict(window.values()) == {A: 1.0}
+    for step in range(40, 200):
+        window.add(2.0 * step, [(A, 3.0)])
+    assert dict(window.values()) == {A: 1.0}
+    for step in range(200, 240):
+        window.add(2.0 * step, [(A, 1.2)])
+    assert dict(window.values()) == {A: 1.2}

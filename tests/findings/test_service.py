@@ -18,13 +18,14 @@ from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.options import ConfigError
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.findings.finding import State
+from dshealthd.findings import judge
+from dshealthd.findings.finding import Sign, State
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.service import DELAY, FINDING, JUDGED, MAX_EXPORTED, Judge, exported
 from tests.findings.test_episodes import sign
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
     from dshealthd.core.collector import Sample
@@ -370,3 +371,39 @@ def test_limits_have_sources() -> None:
     """Each limit says where it comes from, and has bounds."""
     for field in dataclasses.fields(Limits):
         assert any(mark in field.metadata["doc"] for mark in ("[R]", "[S]", "[O]")), field.name
+
+
+def test_a_rule_that_fails_hides_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other rules judge on, and what the failing one had found stays.
+
+    The node is unknown, and page, metric and log name the rule, the log once.
+    """
+
+    def broken(_series: object, _wall: float) -> Iterator[Sign]:
+        raise ZeroDivisionError
+        yield
+
+    def seen(_series: object, _wall: float) -> Iterator[Sign]:
+        yield Sign(alert="DshealthdAdapterTrouble", part="mlx5_0", hold=0.0)
+
+    node = Node()
+    node.over(0.9)
+    assert node.found() == ["OpenFilesNearLimit"]
+    place = next(place for place, rule in enumerate(judge.RULES) if rule.__name__ == "files")
+    broken.__module__, broken.__name__ = "dshealthd.findings.host", "files"
+    rules = [*judge.RULES[:place], broken, *judge.RULES[place + 1 :], seen]
+    monkeypatch.setattr(judge, "RULES", tuple(rules))
+    node.over(0.1, 400.0)
+    assert sorted(node.found()) == ["AdapterTrouble", "CollectorFailing", "OpenFilesNearLimit"]
+    assert node.judge.verdict.state is State.UNKNOWN
+    parts = {sample.labels[3] for sample in node.judge.samples() if sample.metric is FINDING}
+    assert "the rule host.files" in parts
+    assert [record.message.splitlines()[0] for record in caplog.records] == [
+        "findings: the rule host.files failed:"
+    ]
+    assert "ZeroDivisionError" in caplog.text
+    monkeypatch.undo()
+    node.over(0.1)
+    assert node.found() == []

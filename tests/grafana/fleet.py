@@ -47,7 +47,6 @@ TROUBLE = (
     "ALERTS",
     "dshealthd:suspect:",
     "dshealthd:node:drift",
-    "dshealthd:node:gpus_waiting",
     "dshealthd:job:hang",
 )
 """What rules record of sick nodes only."""

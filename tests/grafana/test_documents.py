@@ -71,7 +71,7 @@ def test_thresholds_and_runbooks_are_the_users(tmp_path: Path) -> None:
     """Another file of thresholds changes colours, and another place of the runbooks the links."""
     text = limits.FILE.read_text(encoding="utf-8")
     changed = re.sub(
-        r"(record: dshealthd:threshold:gpu_memory_used_ratio\n\s+expr: )vector\(\S+\)",
+        r"(record: dshealthd:threshold:fleet_score_ratio\n\s+expr: )vector\(\S+\)",
         r"\1vector(0.715)",
         text,
     )

@@ -130,7 +130,7 @@ SETTLED = (
     "dshealthd:node:severity == 2",
     "dshealthd:node:probe_bus_bandwidth:ratio",
     "dshealthd:node:drift",
-    "dshealthd:node:gpus_waiting:count",
+    "dshealthd_job_gpus_waiting > 0",
 )
 
 

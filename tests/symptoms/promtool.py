@@ -115,11 +115,19 @@ def pruned(file: Path, directory: Path) -> Path:
     return copy
 
 
-def rendered(cases: list[tuple[str, float]]) -> list[str]:
-    """Return what Prometheus' templates make of values: each template is that of an alert."""
+def _sample(value: float, labels: dict[str, str]) -> str:
+    """Return an expression whose result has this value and these labels."""
+    expression = f"vector({value!r})"
+    for name, text in labels.items():
+        expression = f'label_replace({expression}, "{name}", "{text}", "", "")'
+    return expression
+
+
+def rendered(cases: list[tuple[str, float, dict[str, str]]]) -> list[str]:
+    """Return what Prometheus' templates make of values and labels: each is that of an alert."""
     rules = [
-        {"alert": f"A{place}", "expr": f"vector({value!r})", "annotations": {"text": template}}
-        for place, (template, value) in enumerate(cases)
+        {"alert": f"A{place}", "expr": _sample(value, labels), "annotations": {"text": template}}
+        for place, (template, value, labels) in enumerate(cases)
     ]
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "rules.yml").write_text(

@@ -45,7 +45,7 @@ def test_ranks_share_a_gpu(tmp_path: Path) -> None:
         machine.simulator.set(0, "processes", f"{one}:1000000, {two}:1000000")
         machine.simulator.set(1, "processes", "")
         ill = machine.scrape()
-    seen = fires("DshealthdRanksShareGpu", {"node": (well, ill)}, tmp_path, job=NAME)
+    seen = fires("DshealthdRankAssignment", {"node": (well, ill)}, tmp_path, job=NAME)
     assert seen == (False, True)
 
 
@@ -105,29 +105,18 @@ def test_ranks_in_init(tmp_path: Path) -> None:
     assert seen == (False, True)
 
 
-def test_memory_of_one_gpu(tmp_path: Path) -> None:
-    """Row 15: one GPU of a job's two is full, the other has room."""
-    machine = Machine(tmp_path, ["gpu", "gpu_processes"], gpus=2)
-    with ranks() as pids:
-        for gpu, pid in enumerate(pids):
-            machine.simulator.set(gpu, "processes", f"{pid}:1000000")
-            machine.simulator.set(gpu, "memory_used", 30 << 30)
-        well = machine.scrape()
-        machine.simulator.set(0, "memory_used", 79 << 30)
-        ill = machine.scrape()
-    seen = fires("DshealthdGpuMemoryImbalance", {"node": (well, ill)}, tmp_path)
-    assert seen == (False, True)
-
-
 def test_memory_held_idle(tmp_path: Path) -> None:
-    """Row 16: a GPU's memory is full, and it computes next to nothing."""
-    machine = Machine(tmp_path, ["gpu"], gpus=2)
-    machine.simulator.set(0, "memory_used", 79 << 30)
-    machine.simulator.set(None, "utilization_gpu", 95)
-    well = machine.scrape()
-    machine.simulator.set(None, "utilization_gpu", 5)
-    ill = machine.scrape()
-    seen = fires("DshealthdGpuMemoryHeldIdle", {"node": (well, ill)}, tmp_path, hours=2)
+    """Row 16: a job's GPU memory is full, and it computes next to nothing."""
+    machine = Machine(tmp_path, ["gpu", "gpu_processes"], gpus=2)
+    with ranks() as (one, two):
+        machine.simulator.set(0, "processes", f"{one}:1000000")
+        machine.simulator.set(1, "processes", f"{two}:1000000")
+        machine.simulator.set(0, "memory_used", 79 << 30)
+        machine.simulator.set(None, "utilization_gpu", 95)
+        well = machine.scrape()
+        machine.simulator.set(None, "utilization_gpu", 5)
+        ill = machine.scrape()
+    seen = fires("DshealthdGpusStarved", {"node": (well, ill)}, tmp_path, hours=2)
     assert seen == (False, True)
 
 

@@ -65,5 +65,5 @@ def test_forms_are_those_of_prometheus() -> None:
     from tests.symptoms.promtool import rendered
 
     cases = [(f"{{value:{form}}}", value) for form in (*FORMS, "GPU|GPUs") for value in VALUES]
-    theirs = rendered([(template(sentence), value) for sentence, value in cases])
+    theirs = rendered([(template(sentence), value, {}) for sentence, value in cases])
     assert [text(sentence, LABELS, value) for sentence, value in cases] == theirs

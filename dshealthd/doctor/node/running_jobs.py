@@ -61,6 +61,45 @@ COLLECTIVES = snapshot_check(
 )
 
 
+def _arrivals(_context: NodeContext) -> str:
+    return "NCCL RAS reports no job here whose ranks wait for others to arrive"
+
+
+ARRIVALS = snapshot_check(
+    "ranks-stuck-at-init",
+    "job-arrivals",
+    "All ranks of training jobs arrive",
+    ("nccl_ras",),
+    _arrivals,
+)
+
+
+def _job_ends(_context: NodeContext) -> str:
+    return "no rank of a job here has failed within ten minutes"
+
+
+JOB_ENDS = snapshot_check(
+    "child-failed",
+    "job-ends",
+    "No rank of a training job has failed",
+    ("job_hang",),
+    _job_ends,
+)
+
+
+def _job_ports(_context: NodeContext) -> str:
+    return "no job here continues on fewer ports"
+
+
+JOB_PORTS = snapshot_check(
+    "slow-communication",
+    "job-ports",
+    "Training jobs use all ports of the fabric",
+    ("infiniband",),
+    _job_ports,
+)
+
+
 def _job_devices_problems(context: NodeContext) -> Iterator[Result]:
     yield from problems(
         context,
@@ -143,13 +182,10 @@ JOB_CPUS = snapshot_check(
 
 
 def _job_nccl_settings_problems(context: NodeContext) -> Iterator[Result]:
-    """Yield the variables that nothing reads, and those that ranks here set differently.
-
-    Only Prometheus judges these, the latter over all nodes of a job. All others are findings.
-    """
+    """Yield the variables that nothing reads, which harm no job. All others are findings."""
     yield from problems(
         context,
-        lambda _variable, problem: problem in {"unread", "retired", "renamed", "differs"},
+        lambda _variable, problem: problem in {"unread", "retired", "renamed"},
         "env | grep NCCL_; cat /etc/nccl.conf ~/.nccl.conf  # of the job",
     )
 
@@ -169,24 +205,11 @@ JOB_NCCL_SETTINGS = snapshot_check(
 )
 
 
-def _job_ranks_problems(context: NodeContext) -> Iterator[Result]:
-    ranks: dict[tuple[str, str], list[str]] = {}
-    for labels, processes in context.series("job_processes"):
-        if processes > 1:
-            ranks.setdefault((labels["training_job"], labels["run"]), []).append(labels["rank"])
-    for (job, _), twice in ranks.items():
-        yield Result(
-            Outcome.WARNING,
-            f"job {job} has more than one process here for rank {', '.join(sorted(twice))}: an "
-            "earlier run is still running, or two nodes have the same --node-rank",
-            remedy="ps -eo pid,lstart,args | grep -- local_rank  # then end the older ones",
-            component=job,
-        )
-
-
 def _job_ranks(context: NodeContext) -> str:
     runs = len(list(context.series("job_ranks")))
-    return f"{plural(runs, 'training run')} on this node; no rank is used twice"
+    return (
+        f"{plural(runs, 'training run')} on this node; no rank is used twice, or on another's GPU"
+    )
 
 
 JOB_RANKS = snapshot_check(
@@ -195,7 +218,6 @@ JOB_RANKS = snapshot_check(
     "No rank of a running job is used twice",
     ("job_environment",),
     _job_ranks,
-    _job_ranks_problems,
 )
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.job_sources.remedies import paste
-from dshealthd.doctor.node.nccl_releases import defect
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.findings.settings import known_defects
 from dshealthd.jobs.installation import Installations
 from dshealthd.linux.process_files import Root
 
@@ -88,7 +88,7 @@ def judge(versions: Versions, driver_cuda: str | None, *, gpus: bool) -> Iterato
                 _for_driver(driver_cuda),
             )
     for nccl in sorted(found.get("nccl", ())):
-        if text := defect(nccl, found.get("torch", set())):
+        for text in known_defects(nccl, found.get("torch", set())):
             yield f"NCCL {nccl} {text}", "pip install --upgrade torch"
 
 

@@ -1,0 +1,203 @@
+"""Findings about jobs that are slower than they could be: what this node shows of it."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from dshealthd.core.collector import gauge
+from dshealthd.findings import fabric
+from dshealthd.findings.finding import Sign
+from dshealthd.findings.limits import source as limit_source
+from dshealthd.findings.settings import ranks_named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.findings.series import Series
+
+UTILIZATION = gauge(
+    "dshealthd_training_gpu_utilization_ratio", "Mean utilization of the GPUs with a process."
+)
+STEP = gauge("dshealthd_job_median_step_seconds", "Median step time of the ranks.", "training_job")
+"""Derived here, for their past; not exported."""
+HELD_SECONDS = 1800.0
+"""Seconds for which full GPUs must idle: an evaluation or a rollout takes minutes."""
+SHARE_SECONDS = 600.0
+"""Seconds for which most of a job's time must go into collectives."""
+DETOUR_SECONDS = 120.0
+"""Seconds over which a job's steps and its traffic are measured."""
+LONGER = "its steps take longer than they used to"
+COMMUNICATES = "its ranks spend more time in collectives than in computing"
+
+
+def starved(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield the finding that GPUs in use hardly compute while tasks queue for the CPUs.
+
+    Or, if they are a training job's, while their memory is full.
+    """
+    used = series.parts("gpu_compute_processes", "gpu", "uuid")
+    now = [
+        point.value
+        for point in series("gpu_utilization_ratio")
+        if (point.labels["gpu"], point.labels["uuid"]) in used
+    ]
+    if now:
+        series.add([UTILIZATION(sum(now) / len(now))])
+    name = UTILIZATION.name.removeprefix("dshealthd_")
+    queued = [
+        point.value
+        for point in series.mean(
+            "pressure_stalled_ratio", 600.0, full=True, resource="cpu", tasks="some"
+        )
+    ]
+    limit = "gpu_utilization_training_ratio"
+    waiting = any(ratio > series.limits.cpu_pressure_ratio for ratio in queued)
+    computed = next((value for _, value in series.mean(name, 600.0, full=True)), None)
+    if now and waiting and computed is not None and computed < series.limit(limit):
+        yield _starved(computed, "tasks queue for the CPUs", limit, series)
+    elif held := _held(series):
+        limit = "gpu_utilization_held_ratio"
+        yield _starved(max(held), "their memory is full", limit, series, hold=HELD_SECONDS)
+
+
+def _starved(
+    computed: float, reason: str, limit: str, series: Series, hold: float | None = None
+) -> Sign:
+    return Sign(
+        alert="DshealthdGpusStarved",
+        labels={"reason": reason},
+        value=computed,
+        limit=series.limit(limit),
+        limit_source=limit_source(limit),
+        source="dshealthd_gpu_utilization_ratio",
+        hold=hold,
+    )
+
+
+def _held(series: Series) -> list[float]:
+    """Return the utilization of the GPUs of jobs that are full and hardly compute."""
+    total = {
+        (point.labels["gpu"], point.labels["uuid"]): point.value
+        for point in series("gpu_memory_total_bytes")
+    }
+    of_jobs = series.parts("job_gpu_info", "gpu", "uuid")
+    full = {
+        gpu
+        for labels, value in series("gpu_memory_used_bytes")
+        if (gpu := (labels["gpu"], labels["uuid"])) in of_jobs
+        and value > series.limits.gpu_memory_held_ratio * total.get(gpu, float("inf"))
+    }
+    return [
+        value
+        for labels, value in series("gpu_utilization_ratio")
+        if (labels["gpu"], labels["uuid"]) in full
+        and value < series.limits.gpu_utilization_held_ratio
+    ]
+
+
+def inputs(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about jobs whose ranks here wait for their input for much of each step."""
+    limit = "input_ratio"
+    # Medians: an unmarked checkpoint also comes between two steps.
+    steps = {
+        (point.labels["training_job"], point.labels["rank"]): point.value
+        for point in series.median("job_step_seconds", 300.0)
+    }
+    here = series.parts("job_step", "training_job", "rank")
+    slow: dict[str, list[tuple[float, str]]] = {}
+    for labels, value in series.median("job_input_seconds", 300.0):
+        rank = labels["training_job"], labels["rank"]
+        if rank in here and steps.get(rank) and value / steps[rank] > series.limit(limit):
+            slow.setdefault(rank[0], []).append((value / steps[rank], rank[1]))
+    for job, ranks in slow.items():
+        yield Sign(
+            alert="DshealthdInputSlow",
+            part=job,
+            job=job,
+            labels={"reason": ranks_named([rank for _, rank in ranks])},
+            value=max(ranks)[0],
+            limit=series.limit(limit),
+            limit_source=limit_source(limit),
+            source="dshealthd_job_input_seconds",
+        )
+
+
+def steps(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about jobs whose steps take longer than usual, or mostly communicate."""
+    times: dict[str, list[float]] = {}
+    for labels, seconds in series("job_step_seconds"):
+        times.setdefault(labels["training_job"], []).append(seconds)
+    series.add([STEP(statistics.median(ranks), job) for job, ranks in times.items()])
+    limit, name = "job_slowed_ratio", STEP.name.removeprefix("dshealthd_")
+    hung = {point.labels["training_job"] for point in series("job_hang") if point.value}
+    told = set()
+    for labels, usual in series.usual(name, 3600.0, series.limit(limit)):
+        job = labels["training_job"]
+        now = series.value(name, training_job=job)
+        if now is not None and usual and now > series.limit(limit) * usual and job not in hung:
+            told.add(job)
+            yield _slow(series, job, now / usual, limit, LONGER, "job_step_seconds")
+    limit, name = "communication_ratio", "job_communication_seconds_total"
+    shares: dict[str, float] = {}
+    for labels, spent in series.rise(name, 300.0, full=True):
+        job = labels["training_job"]
+        shares[job] = max(spent / 300.0, shares.get(job, 0.0))
+    for job, share in shares.items():
+        if share > series.limit(limit) and job not in told:
+            yield _slow(series, job, share, limit, COMMUNICATES, name, hold=SHARE_SECONDS)
+
+
+def _slow(
+    series: Series,
+    job: str,
+    value: float,
+    limit: str,
+    reason: str,
+    name: str,
+    hold: float | None = None,
+) -> Sign:
+    return Sign(
+        alert="DshealthdJobSlow",
+        part=job,
+        job=job,
+        labels={"reason": reason},
+        value=value,
+        limit=series.limit(limit),
+        limit_source=limit_source(limit),
+        source=f"dshealthd_{name}",
+        hold=hold,
+    )
+
+
+def detours(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about jobs that go on over the node's other ports while a fabric port is down."""
+    limit, down = "failover_bytes_per_second", fabric.fabric_down(series)
+    sent = sum(
+        moved / DETOUR_SECONDS
+        for labels, moved in series.rise("infiniband_port_transmit_bytes_total", DETOUR_SECONDS)
+        if (labels["device"], labels["port"]) not in down
+    )
+    moving = {
+        labels["training_job"]
+        for labels, steps in series.rise("job_step", DETOUR_SECONDS)
+        if steps > 0
+    }
+    answers = list(series("job_nccl_answers_without_progress"))
+    moving |= {labels["training_job"] for labels, idle in answers if idle == 0}
+    judged = {point.labels["training_job"] for point in (*series("job_step"), *answers)}
+    for (job,) in series.parts("job_run_info", "training_job"):
+        # A job that hangs or ends has its own alert; the port has its page in any case.
+        if down and sent > series.limit(limit) and (job in moving or job not in judged):
+            yield Sign(
+                alert="DshealthdJobOnFewerPorts",
+                part=job,
+                job=job,
+                value=float(len(down)),
+                limit=series.limit(limit),
+                limit_source=limit_source(limit),
+                source="dshealthd_infiniband_port_up",
+            )
+
+
+RULES = (starved, inputs, steps, detours)

@@ -1,0 +1,175 @@
+"""Findings about jobs without heartbeats that wait: in a collective, or for ranks to arrive."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from dshealthd.core.collector import gauge
+from dshealthd.findings.finding import Sign
+from dshealthd.findings.hangs import active_gpus
+from dshealthd.findings.limits import source as limit_source
+from dshealthd.findings.settings import several
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dshealthd.findings.series import Series
+
+WAITING = gauge(
+    "dshealthd_job_gpus_waiting",
+    "GPUs of the job on this node that seem to wait in a collective: kernels run all the time, but "
+    "memory and bus are idle and power is low. Absent where none of its GPUs is known.",
+    "training_job",
+)
+ACTIVE = gauge(
+    "dshealthd_job_gpus_active",
+    "GPUs of the job on this node whose memory is read or written: they compute, whatever the job's "
+    "ranks report. Absent where none of its GPUs is known.",
+    "training_job",
+)
+EXPORTED = (WAITING, ACTIVE)
+"""Judged here from the last samples, and exported for the rules that compare the nodes of a job."""
+BUS = ("pcie_transmit_bytes_total", "pcie_receive_bytes_total")
+BUS_SECONDS = 60.0
+"""Seconds over which traffic is measured: a batch is copied in bursts."""
+
+
+def stalls(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about jobs whose collectives do not complete, and count their waiting GPUs.
+
+    Only for jobs that have no heartbeats to be judged by, which are more precise.
+    """
+    waiting = _waiting(series)
+    for job, count in waiting.items():
+        series.add([WAITING(float(count), job), ACTIVE(float(active_gpus(series, job)), job)])
+    name, limit = "job_nccl_answers_without_progress", "ras_idle_answers"
+    answers = {labels["training_job"]: value for labels, value in series(name)}
+    for job in sorted(waiting.keys() | answers.keys()):
+        if judged_by_heartbeats(series, job):
+            continue
+        idle = answers.get(job, 0.0)
+        troubles, behind = _troubles(series, job), _behind(series, job)
+        certain = bool(troubles) and idle >= series.limit(limit)
+        # A single look at GPUs and ranks that wait for a moment shows nothing.
+        lasting = series.remembers and ((idle > 0 and behind) or waiting.get(job))
+        if certain or lasting:
+            reason = "its GPUs here run kernels that move no data"
+            yield Sign(
+                alert="DshealthdJobStalled",
+                part=job,
+                job=job,
+                labels={"reason": several(troubles) or several(behind) or reason},
+                limit=series.limit(limit) if certain else None,
+                limit_source=limit_source(limit) if certain else "",
+                source=f"dshealthd_{name}" if idle else "dshealthd_gpu_utilization_ratio",
+                # What ranks that wait look like while rank 0 writes a checkpoint, too.
+                hold=0.0 if certain else None,
+            )
+
+
+def arrivals(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield findings about jobs of which some ranks have begun a communicator that others lack."""
+    name = "job_nccl_ranks"
+    ranks: dict[str, float] = {}
+    for labels, value in series(name, state="init"):
+        ranks[labels["training_job"]] = max(value, ranks.get(labels["training_job"], 0.0))
+    for job, count in ranks.items():
+        if count > 0 and not any(series("job_step", training_job=job)):
+            yield Sign(
+                alert="DshealthdRanksStuckAtInit",
+                part=job,
+                job=job,
+                labels={
+                    "reason": several(_troubles(series, job)) or "NCCL names no rank in trouble"
+                },
+                value=count,
+                source=f"dshealthd_{name}",
+            )
+
+
+def judged_by_heartbeats(series: Series, job: str) -> bool:
+    """Return whether the job's heartbeats show if it hangs.
+
+    Not while its pace is unknown, as after a restart of the agent, unless it is in a marked pause.
+    """
+    hung = [point.value for point in series("job_hang", training_job=job)]
+    unknown = series.limits.hang_unknown_pace_seconds
+    bounds = [point.value for point in series("job_step_bound_seconds", training_job=job)]
+    paused = any(
+        value == 1 and labels["phase"] != "training"
+        for labels, value in series("job_phase", training_job=job)
+    )
+    return 1 in hung or paused or (bool(hung) and all(bound < unknown for bound in bounds))
+
+
+def _troubles(series: Series, job: str) -> list[str]:
+    """Return the ranks that NCCL's RAS says are dead, do not respond or have failed."""
+    return [
+        f"rank {labels['rank']} on {labels['host']} ({labels['trouble'].replace('_', ' ')})"
+        for labels, _ in series("job_nccl_rank_trouble_info", training_job=job)
+    ]
+
+
+def _behind(series: Series, job: str) -> list[str]:
+    """Return the ranks that have launched fewer operations than the others."""
+    return [
+        f"rank {labels['rank']} on {labels['host']} (behind)"
+        for labels, value in series("job_nccl_rank_operations_behind", training_job=job)
+        if value > 0
+    ]
+
+
+def _waiting(series: Series) -> Counter[str]:
+    """Return the number of waiting GPUs by job, 0 for those of which none waits.
+
+    A GPU of which no job is known may be that of an idle server, and is nobody's here; so is one
+    whose processes are not seen, where several jobs are.
+    """
+    utilization = _by_gpu(series, "gpu_utilization_ratio")
+    users: dict[tuple[str, str], str] = {}
+    for labels, _ in series("job_gpu_info"):
+        gpu = labels["gpu"], labels["uuid"]
+        users[gpu] = min(labels["training_job"], users.get(gpu, labels["training_job"]))
+    here = {
+        point.labels["training_job"] for name in ("job_ranks", "job_step") for point in series(name)
+    } - set(users.values())
+    (unseen,) = here if len(here) == 1 and utilization else ("",)
+    found = Counter(dict.fromkeys((*users.values(), *([unseen] if unseen else ())), 0))
+    limits = series.limits
+    power = _by_gpu(series, "gpu_power_watts")
+    most = _by_gpu(series, "gpu_power_limit_watts", limit="enforced")
+    memory = _by_gpu(series, "gpu_memory_activity_ratio")
+    traffic = _traffic(series)
+    for gpu, busy in utilization.items():
+        job = users.get(gpu, unseen)
+        if (
+            job
+            and busy > limits.hang_utilization_ratio
+            and memory.get(gpu, 1.0) < limits.hang_memory_activity_ratio
+            and gpu in power
+            and power[gpu] < limits.hang_power_ratio * most.get(gpu, 0.0)
+            and traffic[gpu] <= limits.hang_pcie_bytes_per_second
+        ):
+            found[job] += 1
+    return found
+
+
+def _by_gpu(series: Series, name: str, **labels: str) -> Mapping[tuple[str, str], float]:
+    return {
+        (point.labels["gpu"], point.labels["uuid"]): point.value for point in series(name, **labels)
+    }
+
+
+def _traffic(series: Series) -> Mapping[tuple[str, str], float]:
+    """Return the bytes per second that GPUs move over PCIe, by GPU; 0 where that is unknown."""
+    found: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for name in BUS:
+        for labels, moved in series.rise(name, BUS_SECONDS):
+            found[labels["gpu"], labels["uuid"]] += moved / BUS_SECONDS
+    for labels, rate in series("pcie_throughput_bytes_per_second"):
+        found[labels["gpu"], labels["uuid"]] += rate
+    return found
+
+
+RULES = (stalls, arrivals)
