@@ -83,23 +83,7 @@ def _job(job: Mapping[str, Any]) -> dict[str, Any]:
     if job["hang"]:
         ranks = [entry["rank"] for entry in job["hang"]["culprits"]]
         told["culprits"] = [rank for rank in ranks if rank <= MAX_RANK][:MAX_CULPRITS]
-    if (slowest := _slowest(job)) is not None and slowest["rank"] <= MAX_RANK:
-        told["slowest"], told["slowest_ratio"] = slowest["rank"], slowest["ratio"]
+    if job["slowest_rank"] and job["slowest_rank"]["rank"] <= MAX_RANK:
+        told["slowest"] = job["slowest_rank"]["rank"]
+        told["slowest_ratio"] = job["slowest_rank"]["ratio"]
     return told
-
-
-def _slowest(job: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the rank with the most work of its own, relative to its peers, and the ratio.
-
-    Where none is known, the rank with the longest forward pass.
-    """
-    ratios = {
-        rank["rank"]: rank["work_ratio"]
-        for rank in job["ranks"]
-        if rank.get("work_ratio") is not None
-    }
-    if not ratios:
-        forward: Mapping[str, Any] | None = job["slowest_rank"]
-        return forward
-    worst = max(ratios, key=ratios.__getitem__)
-    return {"rank": worst, "ratio": ratios[worst]}

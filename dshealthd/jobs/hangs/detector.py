@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SLACK = 3.0
 """Most intervals between two checks that count as silence; time beyond that is ignored."""
-AT_WORK = 60.0
+AT_WORK = 30.0
 """Seconds for which a silent job counts as at work after it was last seen to be: evaluations wait
 for data, and samples are moments.
 """

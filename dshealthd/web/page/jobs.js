@@ -77,7 +77,7 @@ function one(job) {
           ),
           figure("loss", job.loss === "not finite" ? h("span", { class: "bad" }, "\u2716 NaN or infinite") : job.loss),
         ],
-    slowest && slowest.ratio >= SLOWER ? figure("slowest rank", `${slowest.rank}, ${slowest.ratio.toFixed(2)}\u00d7 the median here`) : null,
+    slowest && slowest.ratio >= SLOWER ? figure("slowest rank", `${slowest.rank}, ${slowest.ratio.toFixed(2)}\u00d7 its peers here`) : null,
     job.evidence ? figure("evidence", h("code", {}, job.evidence)) : null,
     rows.length
       ? h(

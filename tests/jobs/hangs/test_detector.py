@@ -1,0 +1,82 @@
+"""What the detector remembers of jobs that stand still."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from dshealthd.core.host import Host
+from dshealthd.jobs.environment import launch
+from dshealthd.jobs.hangs.detector import AT_WORK, HangDetector
+from dshealthd.jobs.hangs.hang import HangClass, Work
+from dshealthd.jobs.hangs.silence import FLOOR
+from dshealthd.jobs.heartbeats.identity import Identity
+from dshealthd.jobs.options import HangOptions
+from dshealthd.jobs.processes import TrainingProcess
+from dshealthd.training.message import Message, StepStage
+from tests.jobs.machines import TORCH
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dshealthd.jobs.heartbeats.sender import Sender
+
+JOB = "run-1"
+PID = 1 << 23
+"""Larger than any process has."""
+STEP = 2.0
+
+
+def test_a_job_at_work_teaches_nothing(tmp_path: Path) -> None:
+    """A job whose GPUs compute is in a pause, also between two samples that show it; when it goes
+    on, its pause is no usual silence. Once nothing works any more, it hangs.
+    """
+    place = launch({**TORCH, "RANK": "0", "WORLD_SIZE": "1"})
+    assert place is not None
+    process = TrainingProcess(PID, 1, 1, JOB, place, TORCH)
+    (tmp_path / str(PID)).mkdir()
+    fields = ["S", *["0"] * 18, "1", *["0"] * 30]
+    (tmp_path / str(PID) / "stat").write_text(f"{PID} (python) {' '.join(fields)}\n")
+    clock, step, work = [1000.0], [0], [Work()]
+
+    async def scene() -> None:
+        detector = HangDetector(
+            HangOptions(),
+            Host(procfs=tmp_path),
+            monotonic=lambda: clock[0],
+            wall=lambda: clock[0],
+            work=lambda _job: work[0],
+        )
+
+        def look(*, moves: bool) -> None:
+            clock[0] += STEP
+            step[0] += moves
+            if moves:
+                sent[0] = clock[0]
+            message = Message(step=step[0], sent=sent[0], stage=StepStage.BACKWARD)
+            sender: Any = SimpleNamespace(message=message)
+            ranks = {(JOB, 0): [(Identity(process, (1, 7)), cast("Sender", sender))]}
+            detector.look(ranks)
+
+        def still(seconds: float) -> None:
+            for _ in range(round(seconds / STEP)):
+                look(moves=False)
+
+        sent = [clock[0]]
+        for _ in range(30):
+            look(moves=True)
+        work[0] = Work("its GPUs compute")
+        still(FLOOR + 100.0)
+        assert detector.standstills[JOB].reason is HangClass.WORKING
+        assert not detector.hangs
+        work[0] = Work()
+        still(AT_WORK - 2 * STEP)
+        assert detector.standstills[JOB].reason is HangClass.WORKING
+        look(moves=True)
+        assert detector.jobs[JOB][0].bound == FLOOR
+        still(FLOOR + 2 * STEP)
+        assert detector.hangs[JOB].reason is HangClass.WAITING
+        detector.close()
+
+    asyncio.run(scene())
