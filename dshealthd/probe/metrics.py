@@ -12,6 +12,7 @@ from dshealthd.probe.observation import Kind, Outcome
 from dshealthd.probe.rounds.active_round import DISAGREEMENTS
 from dshealthd.probe.rounds.conclusion import timing_fields
 from dshealthd.probe.rounds.light import PAYLOAD
+from dshealthd.probe.rounds.plan import SMALLEST_LARGE
 from dshealthd.probe.workers.job import BANDWIDTH as BANDWIDTH_STEPS
 from dshealthd.probe.workers.job import LATENCY
 
@@ -117,7 +118,11 @@ BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 LAST_ROUNDS = 20
 MAX_SERIES = 64
 """Maximum number of operation series: other nodes choose the sizes of on-demand rounds."""
-SIZES = frozenset({0, len(PAYLOAD), *(size for size, _ in LATENCY + BANDWIDTH_STEPS)})
+_LARGE = BANDWIDTH_STEPS[0][0]
+SIZES = frozenset(
+    {0, len(PAYLOAD), *(size for size, _ in LATENCY)}
+    | {_LARGE >> shift for shift in range((_LARGE // SMALLEST_LARGE).bit_length())}
+)
 """Payload bytes of scheduled rounds."""
 LATEST = 32
 """Round-trip times and clock offsets kept for their metrics."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dshealthd.core.address import listen_address
-from dshealthd.core.options import Duration, option
+from dshealthd.core.options import Bytes, Duration, option
 from dshealthd.probe.members.hostlist import is_name, quote
 
 if TYPE_CHECKING:
@@ -191,6 +191,13 @@ class PolicyOptions:
         minimum=0.0,
         maximum=1.0,
     )
+    gloo_bytes_per_minute: Bytes = option(
+        Bytes(64 * 10**6),
+        "Bytes that the scheduled collectives of a node without GPUs may send per minute; it receives "
+        "as many. Fewer make their largest message smaller, and leave it out at last. Should be equal "
+        "on all nodes.",
+        minimum=0,
+    )
     confirmations_per_minute: int = option(
         6, "Extra rounds per minute to confirm or clear a suspicion.", minimum=0, maximum=60
     )
@@ -332,7 +339,10 @@ class ProbeOptions:
         2, "Nodes in a round. Must be equal on all nodes.", minimum=2, maximum=8
     )
     large_every: int = option(
-        6, "Epochs between rounds that include a 64 MiB collective; 0 for never.", minimum=0
+        6,
+        "Epochs between rounds that include a large collective, of 64 MiB between GPUs; 0 for "
+        "never.",
+        minimum=0,
     )
     members: MembershipOptions = field(default_factory=MembershipOptions)
     peer: PeerOptions = field(default_factory=PeerOptions)

@@ -1,11 +1,13 @@
-"""The GPU policy: rounds may use GPUs depending on occupancy, daily window and share of time."""
+"""The policy of rounds: they may use GPUs, or the CPUs and the network of a node without GPUs,
+depending on occupancy, daily window and share of time.
+"""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.collectors import gpu_bus, gpu_processes
+from dshealthd.collectors import gpu_bus, gpu_processes, job_environment, training
 from dshealthd.core.result import CollectionOutcome
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 NEVER = "policy_never"
 WINDOW = "closed_window"
 BUSY = "busy_gpu"
+TRAINING = "busy_cpu"
+"""Ranks of a training job run on a node without GPUs."""
 UNKNOWN = "gpu_unknown"
 RELEASED = "draining"
 """An operator has released the driver: the `release_file` has turned the GPU collectors off."""
@@ -54,14 +58,15 @@ class GpuOccupancy:
     def objection(self) -> str:
         """Return why the GPUs count as busy, as a slug, or empty.
 
-        Unknown counts as busy; a node without GPUs is never busy.
+        Unknown counts as busy. A node without GPUs is busy while ranks of a job run on it: a round
+        would take their CPUs and their network.
         """
         latest = self._latest(gpu_processes.GpuProcesses.name)
         if latest is None or latest.sampled is None or latest.expired(self._monotonic()):
             return UNKNOWN
         expected = self._expected()
         if latest.result.outcome is CollectionOutcome.NOT_AVAILABLE:
-            return "" if expected == 0 else RELEASED if expected else UNKNOWN
+            return self._ranks() if expected == 0 else RELEASED if expected else UNKNOWN
         processes = self._processes()
         if (
             latest.result.outcome is not CollectionOutcome.OK
@@ -72,6 +77,24 @@ class GpuOccupancy:
         # A sample taken during one of our own rounds includes one of our workers on each GPU.
         own = any(begin <= latest.sampled <= end for begin, end in self._rounds)
         return BUSY if max(processes.values()) > own else ""
+
+    def _ranks(self) -> str:
+        """Return why the CPUs of a node without GPUs count as busy.
+
+        Ranks are found by their launcher's environment, and by their heartbeats. Where the first is
+        turned off, the second alone has to do.
+        """
+        found = self._latest(job_environment.JobEnvironment.name)
+        beats = self._latest(training.Training.name)
+        for latest, metric in ((found, job_environment.RANKS), (beats, training.STEP)):
+            if latest is not None and any(
+                sample.metric is metric for sample in latest.result.samples
+            ):
+                return TRAINING
+        if found is None:
+            return ""
+        known = found.sampled is not None and not found.expired(self._monotonic())
+        return "" if known and found.result.outcome is not CollectionOutcome.ERROR else UNKNOWN
 
     def _expected(self) -> int | None:
         """Return the number of GPUs on the bus, which occupancy must cover; None if unknown."""

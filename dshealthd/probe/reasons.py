@@ -15,6 +15,7 @@ REASONS = frozenset(
         "answer_not_signed",
         "bad_answer",
         "busy",
+        "busy_cpu",
         "busy_gpu",
         "certificate",
         "certificate_expired",

@@ -43,6 +43,7 @@ from dshealthd.probe.rounds.plan import (
     local_job,
     new_round,
     steps_at,
+    within,
 )
 from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.verdicts.baseline import Baselines
@@ -207,6 +208,13 @@ class SlotRunner:
             monotonic=self._monotonic,
             resolver=resolver,
         )
+        self._within = within(
+            options.policy.gloo_bytes_per_minute,
+            options.period,
+            options.large_every,
+            options.group_size,
+        )
+        """The small and the large collectives of a node without GPUs."""
         self._names = membership.names
         self._gone: dict[str, int] = {}
         self._recent: deque[Observation] = deque(maxlen=2 * (TRIES + SUBSTITUTES))
@@ -432,6 +440,13 @@ class SlotRunner:
         `kind` and `steps` default to the schedule's. Return None if this node is in another round.
         """
         gpus = self._gpus.count()
+        if steps is not None:
+            planned = steps
+        elif gpus:
+            planned = steps_at(max(epoch, 0), self._options.large_every)
+        else:
+            planned = steps_at(max(epoch, 0), self._options.large_every, *self._within)
+            kind = kind if planned else Kind.LIGHT
         plan = RoundPlan(
             round=new_round(),
             epoch=epoch,
@@ -439,7 +454,7 @@ class SlotRunner:
             backend=Backend.NCCL if gpus else Backend.GLOO,
             members=members,
             digest=self._local_membership.membership.digest,
-            steps=steps_at(max(epoch, 0), self._options.large_every) if steps is None else steps,
+            steps=planned,
             ranks=gpus or 1,
         )
         if plan.kind is Kind.LIGHT:

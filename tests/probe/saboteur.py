@@ -1,6 +1,7 @@
 """A probe worker that goes wrong: the real one, whose seat's `adapter` says what to do to whom.
 
-`stage:NAME:ACTION` acts as a stage begins, `collective:N:ACTION` before the Nth all-reduce,
+`stage:NAME:ACTION` acts as a stage begins, `collective:N:ACTION` before the Nth all-reduce, `drag:S`
+takes so many seconds before each,
 `checksum:WHICH` has the CPU count as a device with equal bits, and flips one in `all` its products,
 in every `second` or in `none`. This file is the tests' own; the worker that ships knows no such
 thing.
@@ -90,6 +91,8 @@ def stage(agent: Any, name: str) -> None:
 
 def all_reduce(round_: Any, tensor: Any) -> None:
     """Reduce honestly or not."""
+    if plan[:1] == ["drag"]:
+        time.sleep(float(plan[1]))
     mine = plan[:1] == ["collective"] and round_.board.entered == int(plan[1])
     if mine and plan[2] == "bad_input":
         tensor[5] += 1

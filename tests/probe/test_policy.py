@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.collectors.job_environment import RANKS
+from dshealthd.collectors.training import STEP
 from dshealthd.core.collector import Reason
-from dshealthd.core.result import failed, not_available
+from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.probe.options import PolicyOptions
 from dshealthd.probe.policy import (
@@ -17,6 +20,7 @@ from dshealthd.probe.policy import (
     NEVER,
     RELEASED,
     SAVED,
+    TRAINING,
     UNKNOWN,
     WINDOW,
     GpuOccupancy,
@@ -25,6 +29,14 @@ from dshealthd.probe.policy import (
 )
 from tests.probe.peering import Time
 from tests.probe.services import snapshot
+
+if TYPE_CHECKING:
+    from dshealthd.core.collector import Sample
+
+
+def found(*samples: Sample) -> Result:
+    """Return what a collector found."""
+    return Result(CollectionOutcome.OK, samples)
 
 
 def policy(shot: Snapshot, clock: Time | None = None, **given: str) -> Policy:
@@ -42,8 +54,35 @@ def test_idle() -> None:
 
 
 def test_no_gpus_is_idle() -> None:
-    """A node without GPUs is never busy."""
+    """A node without GPUs is idle while nothing trains on its CPUs."""
     assert policy(snapshot()).objection(scheduled=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("collector", "result", "objection"),
+    [
+        ("job_environment", found(), ""),
+        ("job_environment", found(RANKS(4, "run-1", "r")), TRAINING),
+        ("training", found(STEP(7, "run-1", "0")), TRAINING),
+        ("job_environment", failed(Reason.TIMEOUT, "hangs"), UNKNOWN),
+        ("job_environment", None, UNKNOWN),
+        ("training", failed(Reason.IO_ERROR, "no socket"), ""),
+    ],
+)
+def test_no_round_beside_a_training_on_cpus(
+    collector: str, result: Result | None, objection: str
+) -> None:
+    """Ranks on a node without GPUs need its CPUs and its network; unknown counts as busy."""
+    shot = snapshot()
+    shot.expect(collector, 1000.0)
+    if result is not None:
+        shot.put(collector, result)
+    assert policy(shot).objection(scheduled=True) == objection
+    gpus = snapshot({"0": 0})
+    gpus.expect(collector, 1000.0)
+    if result is not None:
+        gpus.put(collector, result)
+    assert policy(gpus).objection(scheduled=True) == ""  # where the GPUs tell
 
 
 def test_unknown_counts_as_busy() -> None:

@@ -409,7 +409,11 @@ def test_real_workers(tmp_path: Path) -> None:
 
     async def scene() -> None:
         change = lambda options: replace(  # noqa: E731
-            options, python=Path(sys.executable), period=Duration(2.0), large_every=0
+            options,
+            python=Path(sys.executable),
+            period=Duration(2.0),
+            large_every=0,
+            policy=replace(options.policy, gloo_bytes_per_minute=10**9),
         )
         async with agents(tmp_path, 2, change=change) as members:
             await until(

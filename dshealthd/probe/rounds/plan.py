@@ -27,6 +27,8 @@ the member has waited for a CPU. Members with different numbers decline each oth
 """
 SPEAKS = f"{__version__}/{PROTOCOL}"
 WARM_UP = 2
+SMALLEST_LARGE = 1 << 20
+"""Bytes below which an all-reduce tells latency, not bandwidth."""
 DEADLINES: Mapping[Stage, float] = {
     Stage.IMPORT: 10.0,  # torch was imported before the invitation was answered
     Stage.STORE: 4.0,
@@ -126,12 +128,46 @@ def new_round() -> str:
     return secrets.token_hex(8)
 
 
-def steps_at(epoch: int, large_every: int) -> tuple[tuple[int, int], ...]:
+Steps = tuple[tuple[int, int], ...]
+"""All-reduces: bytes and repetitions of each."""
+
+
+def steps_at(
+    epoch: int, large_every: int, small: Steps = LATENCY, large: Steps = BANDWIDTH
+) -> Steps:
     """Return the collectives planned for an epoch: small ones always, a large one now and then.
 
     Two epochs in a row have the large one, so that it runs both inside leaves and between them.
     """
-    return LATENCY + BANDWIDTH if large_every and epoch % (2 * large_every) < PAIR else LATENCY
+    return small + large if large_every and epoch % (2 * large_every) < PAIR else small
+
+
+def within(
+    bytes_per_minute: float, period: float, large_every: int, members: int
+) -> tuple[Steps, Steps]:
+    """Return the small and the large collectives with which a node sends at most so many bytes.
+
+    The large one shrinks by powers of two, down to 1 MiB; what does not fit is left out.
+    """
+    each_minute = 60.0 / period
+    factor = 2 * (members - 1) / members
+    left, small = bytes_per_minute, list[tuple[int, int]]()
+    for size, repetitions in LATENCY:
+        left -= sent(size, repetitions) * factor * each_minute
+        if left < 0:
+            return tuple(small), ()
+        small.append((size, repetitions))
+    ((size, repetitions),) = BANDWIDTH
+    while size >= SMALLEST_LARGE:
+        if large_every and sent(size, repetitions) * factor * each_minute / large_every <= left:
+            return LATENCY, ((size, repetitions),)
+        size //= 2
+    return LATENCY, ()
+
+
+def sent(size: int, repetitions: int) -> int:
+    """Return the bytes of all operations of one collective, including the untimed ones."""
+    return size * (repetitions + WARM_UP + 1)
 
 
 def job(

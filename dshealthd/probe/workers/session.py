@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
     from dshealthd.probe.workers.fork_server import ForkedWorker
 
+MORE = 3
+"""Times that a stage gets its deadline again while its collectives go on: a link at a tenth of its
+neighbors' speed is slow, not hung.
+"""
 GRACE = 1.0
 """Seconds that this node's other ranks get to report after one has failed.
 
@@ -83,9 +87,19 @@ class NodeWorkers:
 class WorkerSession:
     """The agent's view of one worker as it goes through its stages."""
 
-    def __init__(self, rank_spec: RankSpec, worker: ForkedWorker, round_: NodeWorkers) -> None:
-        """Start with a forked worker that has not received its job yet."""
+    def __init__(
+        self,
+        rank_spec: RankSpec,
+        worker: ForkedWorker,
+        round_: NodeWorkers,
+        completed: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Start with a forked worker that has not received its job yet.
+
+        `completed` returns how many collectives the worker has left.
+        """
         self.rank_spec, self.worker, self.round = rank_spec, worker, round_
+        self._completed = completed
         self.stage = Stage.IMPORT
         self.outcome, self.reason, self.detail = Outcome.FAILED, "", ""
         self.timings: list[Timing] = []
@@ -136,15 +150,9 @@ class WorkerSession:
                 seconds = (
                     worker_file.LINGER + 1.0 if self._over else self.round.job.deadlines[self.stage]
                 )
-                end, self._own = self.round.end(seconds)
                 stage = asyncio.create_task(self._take_stage(reader, writer, requests))
                 try:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout_at(end) as self._timeout:
-                            # Not awaited directly: frames that have arrived by the deadline are
-                            # still processed, in case it was the agent that was stopped.
-                            await asyncio.wait({stage})
-                    self._timeout = None
+                    await self._wait_for(stage, seconds)
                     async with time_limit(0.0):
                         await stage
                 finally:
@@ -170,6 +178,26 @@ class WorkerSession:
             await asyncio.gather(*requests, return_exceptions=True)
             # Do not flush: the worker has ended, or is killed next.
             writer.transport.abort()
+
+    async def _wait_for(self, stage: asyncio.Task[None], seconds: float) -> None:
+        """Wait until a stage ends or its deadline is over, which comes anew as long as collectives
+        have ended in the second half of it.
+        """
+        for _ in range(1 + MORE):
+            before = 0
+            for _half in range(2):
+                before = self._completed()
+                end, self._own = self.round.end(seconds / 2)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(end) as self._timeout:
+                        # Not awaited directly: frames that have arrived by the deadline are still
+                        # processed, in case it was the agent that was stopped.
+                        await asyncio.wait({stage})
+                self._timeout = None
+                if stage.done() or not self._own:
+                    return
+            if self._completed() == before:
+                return
 
     async def _take_stage(
         self,

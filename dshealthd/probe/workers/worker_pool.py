@@ -323,7 +323,7 @@ class WorkerPool:
             self._started += 1
             self._alive += 1
             try:
-                one = WorkerSession(rank_spec, worker, round_)
+                one = WorkerSession(rank_spec, worker, round_, lambda: board.counters()[1])
                 round_.attended.append(one)
                 await one.follow(ours)
                 # Before the kill, which removes its /proc entry.

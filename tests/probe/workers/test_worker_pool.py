@@ -820,6 +820,19 @@ def test_useless_interpreter(python: str, reason: str, words: str) -> None:
     alone(play, python=python, backoff=Backoff(600.0))
 
 
+def test_slow_is_not_hung(scene: Scene) -> None:
+    """Collectives that go on, at a tenth of their usual speed, are timed beyond their deadline, for a
+    few times as long; those that go on for ever are hung.
+    """
+    deadlines = {**LONG, Stage.SIZES: DEADLINE}
+    drag = DEADLINE / 3
+    results = scene.play("", f"drag:{drag}", steps=((8, 6),), warm_up=0, deadlines=deadlines)
+    assert outcomes(results) == [(Outcome.OK, "")] * 2
+    assert all(result.timings[0].seconds >= drag / 2 for result in results)
+    results = scene.play("", f"drag:{drag}", steps=((8, 60),), warm_up=0, deadlines=deadlines)
+    assert Outcome.HUNG in {result.outcome for result in results}
+
+
 def test_agent_imports_no_torch() -> None:
     """The agent's side stays small: torch is in the parent alone."""
     code = "import sys, dshealthd.probe.workers.worker_pool; sys.exit('torch' in sys.modules)"
