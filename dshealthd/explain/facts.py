@@ -188,7 +188,8 @@ class Recognised:
         if line.stamp is not None:
             facts.last_stamp[origin] = line.stamp
             facts.final = origin, line.stamp
-            if match := _SHARED.search(text):
+            is_likely = "step" in text or "iteration" in text or "commId" in text
+            if is_likely and (match := _SHARED.search(text)):
                 key = match[1] or match[2]
                 self.shared.setdefault(clock_of(origin), Bounded(MAX_SHARED)).setdefault(
                     key, line.stamp

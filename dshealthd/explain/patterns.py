@@ -103,11 +103,19 @@ _PASTED = re.compile(r"[\w./:@%+,=-]{1,200}")
 _READ = re.compile(r"[^`\n]{1,200}")
 
 
+@functools.lru_cache(maxsize=4096)
+def _names(text: str) -> tuple[str, ...]:
+    """Return the names of the values in a text."""
+    return tuple(_VALUE.findall(text))
+
+
 def said(texts: Sequence[str], values: Mapping[str, str]) -> str:
     """Return the first text whose values are all known, else the last with `unknown` in it."""
     for text in texts:
-        if all(name in values for name in _VALUE.findall(text)):
+        if all(name in values for name in _names(text)):
             break
+    if not _names(text):
+        return text
     return _VALUE.sub(lambda match: values.get(match[1], "unknown"), text)
 
 
@@ -118,7 +126,7 @@ def advised(steps: Sequence[str], values: Mapping[str, str]) -> str:
         fits = all(
             (_PASTED if number % 2 else _READ).fullmatch(values.get(name, ""))
             for number, part in enumerate(step.split("`"))
-            for name in _VALUE.findall(part)
+            for name in _names(part)
         )
         if fits:
             return _VALUE.sub(lambda match: values[match[1]], step)
