@@ -191,10 +191,12 @@ def _whereabouts(root: Event, ranks: Sequence[int], case: Case) -> tuple[str | N
 
 
 def _first_failure(case: Case) -> float | None:
+    """Return when the job first failed; what the kernel says of a GPU may be another program's."""
     times = [
         when
         for event in case.causes
         if event.layer in {"program", "communication", "launcher"}
+        and "pci" not in event.fields
         and (when := case.when(event)) is not None
     ]
     return min(times, default=None)
@@ -278,9 +280,11 @@ def _argue(root: Event, ordered: Sequence[Event], case: Case) -> None:
         if event.slug in said:
             continue
         said.add(event.slug)
+        later = case.later(event, root)
         if _RANKING[event.layer] > _RANKING[root.layer]:
-            reason = "is a consequence"
-        elif (later := case.later(event, root)) is not None and later > 0:
+            is_earlier = later is not None and later < 0
+            reason = "explains less" if is_earlier else "is a consequence"
+        elif later is not None and later > 0:
             reason = f"came at least {later:.1f} s later"
         elif later == 0.0 and event.layer == root.layer:
             reason = "is a tie: the clocks do not show which came first"

@@ -100,6 +100,15 @@ def test_a_local_rank_on_one_node_is_the_rank() -> None:
     assert explained(text.format(-6)).ranks == ()
 
 
+def test_an_illegal_access_of_days_ago_does_not_acquit_a_broken_gpu() -> None:
+    """A kernel log holds weeks and all programs: nothing of a job says which time matters."""
+    access = "NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name=python3, Ch 00000008, MMU Fault"
+    broken = "NVRM: Xid (PCI:0000:dc:00): 94, pid='<unknown>', name=<unknown>, Contained: SM (0x1)"
+    finding = explained(KERNEL + access, KERNEL.replace("Jan  5", "Jan  9") + broken)
+    assert (finding.slug, finding.device) == ("nccl-all-reduce-failed", "GPU 0000:dc:00")
+    assert finding.against[0].endswith("explains less")
+
+
 def test_the_kernel_s_device_is_in_where(capsys: pytest.CaptureFixture[str]) -> None:
     """The PCI address of an Xid is what somebody on call looks for."""
     from dshealthd.explain import answer
