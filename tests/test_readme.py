@@ -17,6 +17,7 @@ import yaml
 from dshealthd import cli, config, reference
 from dshealthd.commands import COMMANDS, parser
 from dshealthd.core.options import Errors
+from tests import yaml_files
 
 ROOT = Path(__file__).parents[1]
 GENERATED = {"metrics.md", "runbooks.md"}
@@ -172,7 +173,7 @@ def test_scrape_configuration(tmp_path: Path) -> None:
     """README's scrape configuration is one that Prometheus takes, and gives targets their labels."""
     (body,) = blocks(ROOT / "README.md", "yaml")
     (job,) = yaml.safe_load(body)["scrape_configs"]
-    shipped = yaml.safe_load((ROOT / "deploy/prometheus/dshealthd.yml").read_text(encoding="utf-8"))
+    shipped = yaml_files.load(ROOT / "deploy/prometheus/dshealthd.yml")
     exporter, node = job["relabel_configs"]
     assert exporter == shipped["scrape_configs"][-1]["relabel_configs"][0]
     assert node["target_label"] == "node"

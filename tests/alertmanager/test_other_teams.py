@@ -11,9 +11,9 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import yaml
 
 from dshealthd.symptoms.rules import LABELS
+from tests import yaml_files
 from tests.lab.servers import ALERTMANAGER, PART
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Labels = dict[str, str]
 
-RULES = yaml.safe_load((ALERTMANAGER / PART).read_text(encoding="utf-8"))["inhibit_rules"]
+RULES = yaml_files.load(ALERTMANAGER / PART)["inhibit_rules"]
 NUMBERED = pytest.mark.parametrize("number", range(len(RULES)))
 COMMON = {f'{name}="{value}"' for name, value in LABELS.items()}
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')

@@ -15,6 +15,7 @@ import yaml
 from dshealthd.findings.service import FINDING
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.rules import LABELS
+from tests import yaml_files
 from tests.lab.servers import ALERTMANAGER, PART, routes
 from tests.symptoms.promtool import RULES
 
@@ -82,7 +83,7 @@ receivers:
 @pytest.fixture(scope="module")
 def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a site's file into which ours has been merged as its head says."""
-    site, ours = yaml.safe_load(SITE), yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    site, ours = yaml.safe_load(SITE), yaml_files.load(FILE)
     top = ours.pop("route")
     site["route"]["routes"] = top["routes"] + site["route"]["routes"]
     ours["receivers"] = [one for one in ours["receivers"] if one["name"] != top["receiver"]]
@@ -141,7 +142,7 @@ def test_rules_about_findings_name_labels_that_findings_have() -> None:
 
     One that did would never apply.
     """
-    config = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    config = yaml_files.load(FILE)
     having = {"cluster", "node", "leaf", "instance", *FINDING.dimensions}
     checked = 0
     for rule in config["inhibit_rules"]:
@@ -161,7 +162,7 @@ def test_rules_about_findings_name_labels_that_findings_have() -> None:
 
 def _selected(matchers: list[tuple[str, str, str]]) -> list[str]:
     """Return the names of the alerts that matchers select by what is fixed in the rules."""
-    alerts = yaml.safe_load(RULES[-1].read_text(encoding="utf-8"))["groups"]
+    alerts = yaml_files.load(RULES[-1])["groups"]
     return [
         rule["alert"]
         for group in alerts
@@ -206,7 +207,7 @@ def test_groups_wait_longer_than_resends() -> None:
 
     A group that is told of each of two such alerts by itself tells of both again and again.
     """
-    config = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    config = yaml_files.load(FILE)
     (ours,) = config["route"]["routes"]
     wait = {
         route["receiver"]: route.get("group_interval", ours["group_interval"])
@@ -227,7 +228,7 @@ def test_no_secret_stands_in_the_file() -> None:
             ]
         return [found for value in node for found in keys(value)] if isinstance(node, list) else []
 
-    found = keys(yaml.safe_load(FILE.read_text(encoding="utf-8")))
+    found = keys(yaml_files.load(FILE))
     assert [key for key in found if secrets.search(key)] == []
     assert {key for key in found if key.endswith("_file")} == {
         "routing_key_file",
@@ -238,7 +239,7 @@ def test_no_secret_stands_in_the_file() -> None:
 
 def test_every_receiver_is_either_routed_to_or_an_example() -> None:
     """The receivers beside the routed ones are examples whose names say what they replace."""
-    config = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    config = yaml_files.load(FILE)
     routed = {route["receiver"] for route in routes(config)}
     others = {receiver["name"] for receiver in config["receivers"]} - routed
     ours = {f"dshealthd-{name}" for name in ("page", "ticket", "job-owner", "watchdog", "none")}

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import yaml
 
+from tests import yaml_files
 from tests.deploy.machine import LONGEST, tree
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def answer(port: int, path: str) -> str | None:
 
 def test_runs_with_the_rights_of_the_base(store: Store, tmp_path: Path) -> None:
     """The agent is ready, without a capability and on a read-only root, as in the DaemonSet."""
-    pod = yaml.safe_load((BASE / "daemonset.yaml").read_text(encoding="utf-8"))
+    pod = yaml_files.load(BASE / "daemonset.yaml")
     security = pod["spec"]["template"]["spec"]["containers"][0]["securityContext"]
     assert security["capabilities"] == {"drop": ["ALL"]}
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urldefrag
 
 import pytest
-import yaml
 
 from dshealthd.symptoms import rules
+from tests import yaml_files
 from tests.deploy.machine import LONGEST
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def test_alerts_link_to_their_heading(site: Path, pages: dict[Path, Page], tmp_p
     shutil.copy(ROOT / "deploy/prometheus/thresholds.yml", tmp_path)
     where = f"file://{site}/docs/runbooks/SLUG.html"
     assert rules.main([str(tmp_path), "--runbooks", where]) == 0
-    groups = yaml.safe_load((tmp_path / "alerts.yml").read_text("utf-8"))["groups"]
+    groups = yaml_files.load(tmp_path / "alerts.yml")["groups"]
     urls = [rule["annotations"]["runbook_url"] for group in groups for rule in group["rules"]]
     assert len(urls) > 100
     for url in urls:

@@ -18,11 +18,10 @@ with the job that it struck: `GpuLost GPU 3, job llama`.
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from dshealthd import reference
 from dshealthd.findings.episodes import Episodes
@@ -33,6 +32,7 @@ from dshealthd.findings.limits import Limits
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
 from dshealthd.findings.stalls import EXPORTED
+from tests import yaml_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -145,9 +145,10 @@ def _written(finding: Finding) -> str:
     return f"{text}, job {job}" if job and job != finding.part else text
 
 
+@functools.cache
 def documents(file: Path) -> list[dict[str, Any]]:
     """Return the scenes of a file."""
-    return list(yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader))
+    return list(yaml_files.load(file))
 
 
 def seconds(text: str) -> float:

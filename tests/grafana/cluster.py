@@ -15,6 +15,7 @@ import yaml
 
 from dshealthd.collection import registry
 from grafana import limits
+from tests import yaml_files
 from tests.grafana.server import prometheus
 from tests.lab import Lab
 from tests.lab.node import merged, toml
@@ -111,12 +112,12 @@ def shipped(
     and `without` some alerts, and return the configuration's path.
     """
     for file in ("thresholds.yml", "recording.yml", "alerts.yml"):
-        rules = yaml.safe_load((DEPLOY / file).read_text(encoding="utf-8"))
+        rules = yaml_files.load(DEPLOY / file)
         for group in rules["groups"]:
             group.pop("interval", None)
             group["rules"] = [rule for rule in group["rules"] if rule.get("alert") not in without]
         (directory / file).write_text(yaml.safe_dump(rules, sort_keys=False), encoding="utf-8")
-    config = yaml.safe_load((DEPLOY / "dshealthd.yml").read_text(encoding="utf-8"))
+    config = yaml_files.load(DEPLOY / "dshealthd.yml")
     config["global"] = {"evaluation_interval": interval}
     for job in config["scrape_configs"]:
         job |= {"scrape_interval": interval, "scrape_timeout": interval}

@@ -24,6 +24,7 @@ from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.rules import RUNBOOKS
 from grafana import limits
 from grafana.__main__ import main
+from tests import yaml_files
 from tests.grafana.documents import FILES, documents, panels, queries, substituted, variables
 from tests.grafana.vocabulary import TARGET_LABELS, labels_of, records
 
@@ -311,10 +312,10 @@ def test_provisioning() -> None:
     edits in the browser.
     """
     folder = FILES[0].parent.parent / "provisioning"
-    source = yaml.safe_load((folder / "datasources" / "dshealthd.yml").read_text(encoding="utf-8"))
+    source = yaml_files.load(folder / "datasources" / "dshealthd.yml")
     assert source["apiVersion"] == 1
     assert [entry["type"] for entry in source["datasources"]] == ["prometheus"]
-    shipped = yaml.safe_load((limits.FILE.parent / "dshealthd.yml").read_text(encoding="utf-8"))
+    shipped = yaml_files.load(limits.FILE.parent / "dshealthd.yml")
     jobs = {job["job_name"]: job for job in shipped["scrape_configs"]}
     interval = source["datasources"][0]["jsonData"]["timeInterval"]
     assert interval == jobs["dshealthd"]["scrape_interval"]

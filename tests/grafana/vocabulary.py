@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 
-import yaml
-
 from dshealthd.core.collector import MetricKind
 from dshealthd.reference import all_metrics
 from grafana import limits
+from tests import yaml_files
 
 TARGET_LABELS = {"cluster", "job", "instance", "node"}
 """Labels that a target has."""
@@ -39,9 +38,5 @@ def labels_of() -> dict[str, set[str]]:
 def records() -> set[str]:
     """Return the names that recording rules of `deploy/prometheus` give."""
     files = (limits.FILE, limits.FILE.with_name("recording.yml"))
-    groups = [
-        group
-        for file in files
-        for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]
-    ]
+    groups = [group for file in files for group in yaml_files.load(file)["groups"]]
     return {rule["record"] for group in groups for rule in group["rules"]}

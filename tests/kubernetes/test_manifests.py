@@ -17,6 +17,7 @@ import yaml
 
 from deploy.kubernetes import rules
 from dshealthd import config
+from tests import yaml_files
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
@@ -54,7 +55,7 @@ def built(components: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
             text=True,
             timeout=60,
         ).stdout
-    return tuple(yaml.safe_load_all(text))
+    return tuple(yaml.load_all(text, yaml.CSafeLoader))
 
 
 def only(components: tuple[str, ...], kind: str, name: str = "dshealthd") -> Any:
@@ -191,7 +192,7 @@ def test_probes_ask_over_the_agents_own_scheme() -> None:
 
 def test_agents_are_known_as_elsewhere() -> None:
     """A PodMonitor gives the agents the label by which the rules know them, as the scrape job does."""
-    part = yaml.safe_load((rules.SOURCE / "dshealthd.yml").read_text(encoding="utf-8"))
+    part = yaml_files.load(rules.SOURCE / "dshealthd.yml")
     label = part["scrape_configs"][-1]["relabel_configs"][0]
     for components in ((), ("probes",)):
         (endpoint,) = only(components, "PodMonitor")["spec"]["podMetricsEndpoints"]
@@ -205,7 +206,7 @@ def test_rules_are_ours(tmp_path: Path) -> None:
     assert rules.main(["--check"]) == 0
     for name in rules.FILES:
         made = only((), "PrometheusRule", f"dshealthd-{name.removesuffix('.yml')}")["spec"]
-        source = yaml.safe_load((rules.SOURCE / name).read_text(encoding="utf-8"))
+        source = yaml_files.load(rules.SOURCE / name)
         assert made == source
         (tmp_path / name).write_text(yaml.safe_dump(made), encoding="utf-8")
     if shutil.which("promtool"):

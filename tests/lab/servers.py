@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from dshealthd.symptoms.rules import URGENT
+from tests import yaml_files
 from tests.lab.brief_agent import KEEP_SECONDS
 from tests.lab.station import NotPermitted, connect, listen
 
@@ -115,7 +116,7 @@ def alertmanager(
     folder = directory / "alertmanager"
     shutil.copytree(ALERTMANAGER, folder)
     file = folder / PART
-    config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    config = yaml_files.load(file)
     for found in config["receivers"]:
         for webhook in found.get("webhook_configs", ()):
             webhook["url"] = receiver.url + urllib.parse.urlsplit(webhook["url"]).path
@@ -151,7 +152,7 @@ def prometheus(
     folder = directory / "prometheus"
     shutil.copytree(files, folder)
     file = folder / PART
-    config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    config = yaml_files.load(file)
     config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": list(alertmanagers)}]}]}
     for job in config["scrape_configs"]:
         if pace is not None:
@@ -184,7 +185,7 @@ def routes(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _urgent_every(folder: Path, pace: str) -> None:
     """Have the urgent groups evaluated at another interval."""
     for name in RULES:
-        content = yaml.safe_load((folder / name).read_text(encoding="utf-8"))
+        content = yaml_files.load(folder / name)
         for group in content["groups"]:
             if group["interval"] == URGENT:
                 group["interval"] = pace
@@ -193,7 +194,7 @@ def _urgent_every(folder: Path, pace: str) -> None:
 
 def _end_soon(file: Path) -> None:
     """Have alerts go on firing for seconds after their cause is gone, not for minutes."""
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    content = yaml_files.load(file)
     for group in content["groups"]:
         for rule in group["rules"]:
             if "keep_firing_for" in rule:

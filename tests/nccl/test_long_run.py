@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from tests import yaml_files
 from tests.agents import RunningAgent, running
 from tests.grafana.server import Prometheus, prometheus
 from tests.nccl.node import add, show
@@ -109,7 +110,7 @@ def watched(folder: Path, agent: RunningAgent) -> Iterator[Prometheus]:
     folder.mkdir()
     for name in SHIPPED:
         shutil.copy(RULES / name, folder)
-    shipped = yaml.safe_load((RULES / "dshealthd.yml").read_text(encoding="utf-8"))
+    shipped = yaml_files.load(RULES / "dshealthd.yml")
     (job,) = (job for job in shipped["scrape_configs"] if job["job_name"] == "dshealthd")
     del job["file_sd_configs"]
     target = {"targets": [f"127.0.0.1:{agent.port}"], "labels": {"node": "node-1"}}

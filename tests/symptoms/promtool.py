@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -9,8 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml
-
+from tests import yaml_files
 from tests.symptoms.expression import selectors
 
 if TYPE_CHECKING:
@@ -43,11 +43,15 @@ def promtool(*arguments: str | Path) -> str:
     return done.stdout + done.stderr
 
 
-def rule_groups() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every rule with the name of its file."""
-    for file in RULES:
-        for group in yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]:
-            yield from ((file.name, rule) for rule in group["rules"])
+@functools.cache
+def rule_groups() -> list[tuple[str, dict[str, Any]]]:
+    """Return every rule with the name of its file."""
+    return [
+        (file.name, rule)
+        for file in RULES
+        for group in yaml_files.load(file)["groups"]
+        for rule in group["rules"]
+    ]
 
 
 def whole(scene: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +59,7 @@ def whole(scene: dict[str, Any]) -> dict[str, Any]:
 
     Groups are evaluated in their order in the files, as in `pruned`.
     """
-    files = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in RULES]
+    files = [yaml_files.load(file) for file in RULES]
     return {
         "rule_files": list(map(str, RULES)),
         "evaluation_interval": "1m",
@@ -75,7 +79,7 @@ def pruned(file: Path, directory: Path) -> Path:
     would take another one at random in each run, and alerts then come a round later in some.
     """
     kept = file.name.startswith("keep-")
-    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    document = yaml_files.load(file)
     text = json.dumps(document)
     wanted = set(_NAME.findall(text))
     whole = "ALERTS{alertname!=" in text
@@ -91,7 +95,7 @@ def pruned(file: Path, directory: Path) -> Path:
         waiting += [other for other in rules if (anything or other in read) and other not in needed]
     names, order = [], []
     for source in document["rule_files"]:
-        content = yaml.safe_load((file.parent / source).read_text(encoding="utf-8"))
+        content = yaml_files.load(file.parent / source)
         for group in content["groups"]:
             order.append(group["name"])
             group["rules"] = [
@@ -169,7 +173,7 @@ def rendered(cases: list[tuple[str, float, dict[str, str]]]) -> list[str]:
 def scenes() -> Iterator[list[Expectation]]:
     """Yield what each scene, an element of `tests`, expects."""
     for file in FILES:
-        for scene in yaml.safe_load(file.read_text(encoding="utf-8"))["tests"]:
+        for scene in yaml_files.load(file)["tests"]:
             yield list(_expectations(scene))
 
 

@@ -17,6 +17,7 @@ from dshealthd.core.collector import MetricKind
 from dshealthd.jobs.hangs.hang import PROBLEMS
 from dshealthd.symptoms import all_symptoms, rules
 from dshealthd.symptoms.entry import PARTS
+from tests import yaml_files
 from tests.symptoms.expression import selectors
 from tests.symptoms.promtool import ROOT, RULES, promtool, rule_groups, scenes
 
@@ -121,7 +122,7 @@ def test_a_site_s_file_and_ours_make_a_valid_one(tmp_path: Path) -> None:
     """Our lists appended to a site's, as the head of ours says, are a configuration that promtool
     accepts, and change nothing global.
     """
-    site, ours = yaml.safe_load(SITE), yaml.safe_load(PART.read_text(encoding="utf-8"))
+    site, ours = yaml.safe_load(SITE), yaml_files.load(PART)
     own = [job for job in ours.pop("scrape_configs") if job["job_name"] == "dshealthd"]
     assert set(ours) == {"rule_files", "alerting"}
     site |= {
@@ -144,7 +145,7 @@ def test_every_alert_has_our_label() -> None:
 @pytest.mark.parametrize("file", RULES, ids=lambda file: file.stem)
 def test_groups_have_intervals_of_their_own(file: Path) -> None:
     """No group depends on the evaluation interval that is global in a Prometheus."""
-    groups = yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]
+    groups = yaml_files.load(file)["groups"]
     assert {group.get("interval") for group in groups} <= {"1s", rules.URGENT, "30s", "1m", "5m"}
 
 
