@@ -13,6 +13,7 @@ from hypothesis.internal.conjecture import providers
 from tests.schedule import (
     pytest_addoption,
     pytest_collection_modifyitems,
+    pytest_ignore_collect,
     pytest_runtest_logreport,
     pytest_sessionfinish,
     pytest_xdist_auto_num_workers,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "pytest_addoption",
     "pytest_collection_modifyitems",
+    "pytest_ignore_collect",
     "pytest_runtest_logreport",
     "pytest_sessionfinish",
     "pytest_xdist_auto_num_workers",

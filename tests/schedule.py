@@ -7,6 +7,7 @@ file that takes longest must not begin last.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections import Counter
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xdist.scheduler import LoadFileScheduling
+
+from tests import needs
 
 if TYPE_CHECKING:
     import pytest
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 TABLE = Path(__file__).with_name("durations.txt")
 SHORT = 4
 """Seconds; a file that takes fewer is not in the table."""
+QUICK = 8
+"""Seconds; files that take more are not for every day."""
 WAITING = 3
 """Workers beyond one for each processor: so many files wait rather than compute."""
 HEADER = """\
@@ -48,6 +53,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record-durations", action="store_true", help=f"write {TABLE.name}, after a whole run"
     )
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="leave out files that are slow, or need a server, a browser, a namespace or PyTorch",
+    )
+
+
+def quick(file: Path) -> bool:
+    """Tell whether a file of tests is for every day."""
+    name = str(file.relative_to(needs.ROOT))
+    return recorded(TABLE).get(name, 0) <= QUICK and not (
+        needs.trains(file) or needs.programs(file) - {"openssl"}
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what is not for every day, if asked to."""
+    is_test = collection_path.match("test_*.py")
+    return True if is_test and config.getoption("--quick") and not quick(collection_path) else None
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -60,6 +84,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SlowFir
     return SlowFirst(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+@functools.cache
 def recorded(table: Path) -> dict[str, int]:
     """Return the seconds of the files in a table."""
     lines = table.read_text(encoding="utf-8").splitlines()
