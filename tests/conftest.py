@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
+from dshealthd import logs
 from tests.schedule import (
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -53,6 +55,17 @@ def pytest_configure() -> None:
     """
     if settings().derandomize:
         pytest.MonkeyPatch().setattr(providers, "is_local_module_file", lambda _path: False)
+
+
+@pytest.hookimpl(trylast=True)  # after the end of all that still logs
+def pytest_runtest_teardown() -> None:
+    """Leave no log of the agent behind: its lines would appear between the results of tests."""
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if type(handler).__module__ == logs.__name__:
+            root.removeHandler(handler)
+            root.setLevel(logging.WARNING)
+            logs.writer.flush(5.0)
 
 
 @pytest.fixture
