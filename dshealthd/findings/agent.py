@@ -20,6 +20,11 @@ FILES = {
     "probe_peer_credentials_last_reload_successful": "keys and certificates of the peer API",
 }
 """Files that are reloaded when they change, as DshealthdReloadFailed names them."""
+OF_LINKS = {
+    "slow": "it is slower than before, while what it joins is healthy otherwise",
+    "ambiguous": "no third node can tell whether one of its ends or the path is the culprit",
+}
+"""Why a link or an adapter is a suspect, in words."""
 FAILED = frozenset(("failed", "unreachable", "refused", "unauthorized", "intermittent"))
 """Reasons of a suspect that mean probes do not get through."""
 
@@ -105,7 +110,7 @@ def accused(series: Series, _wall: float, *, name: str) -> Iterator[Sign]:
         elif reason in FAILED:
             alert = "DshealthdProbeFails"
         elif kind in {"link", "nic"}:
-            alert = "DshealthdLinkSuspect"
+            alert, reason = "DshealthdLinkSuspect", OF_LINKS.get(reason, reason)
         elif reason == "slow":
             alert = "DshealthdStraggler"
         else:

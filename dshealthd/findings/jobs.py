@@ -124,8 +124,8 @@ def losses(series: Series, _wall: float) -> Iterator[Sign]:
             job, rank = _rank(labels)
             steps = series.value("job_step", **labels)
             count = series.value("job_nonfinite_losses_total", **labels)
-            unknown = steps is None or count is None
-            lost.setdefault(job, {})[rank] = math.nan if unknown else steps - count
+            began = math.nan if steps is None or count is None else steps - count
+            lost.setdefault(job, {})[rank] = began
     series.add([SINCE(at, job, rank) for job, ranks in lost.items() for rank, at in ranks.items()])
     # It moves if not every step reports its loss; then it says nothing.
     name = SINCE.name.removeprefix("dshealthd_")
@@ -135,14 +135,14 @@ def losses(series: Series, _wall: float) -> Iterator[Sign]:
         known = all(
             (job, rank) in lowest and lowest[job, rank] == highest[job, rank] for rank in ranks
         )
-        began = min(ranks.values()) if known else None
-        named = [rank for rank in ranks if not known or ranks[rank] == began]
+        first = min(ranks.values()) if known else None
+        named = [rank for rank in ranks if not known or ranks[rank] == first]
         yield Sign(
             alert="DshealthdLossNotFinite",
             part=job,
             job=job,
             labels={"reason": ranks_named(named)},
-            value=began,
+            value=first,
             source="dshealthd_job_step",
         )
 
