@@ -56,10 +56,10 @@ def panels(source: Source) -> list[dashboard.Panel]:
             link=series_link(),
         ),
         graph(
-            "Own compute against the job's median",
-            f"""Time of a rank's forward passes, which wait for no other rank, against its job's median: the {SERIES} slowest ranks. Dashed:
-            the threshold of the straggler alert.""",
-            (worst(f"max by ({RANK}) (dshealthd:job:forward_ratio{{@of_jobs}})", RANK), LEGEND),
+            "Own work against the peers",
+            f"""A rank's step without its wait for other ranks, against ranks of its role; without any, against its own past: the {SERIES} slowest
+            ranks. Dashed: the threshold of the straggler alert.""",
+            (worst(f"max by ({RANK}) (dshealthd:job:work_ratio{{@of_jobs}})", RANK), LEGEND),
             unit="none",
             steps=((None, GREEN), (limits["straggler_ratio"], ORANGE)),
             minimum=None,

@@ -13,7 +13,7 @@ from dshealthd.jobs.heartbeats.sender import RejectReason
 from dshealthd.jobs.options import HeartbeatOptions
 from dshealthd.jobs.service import Jobs
 from dshealthd.jobs.shares import shared
-from dshealthd.training.message import Phase, StepStage
+from dshealthd.training.message import Phase, StepStage, WaitSource
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,6 +81,22 @@ FORWARD_SECONDS = gauge(
     "CUDA, the device's time. With FSDP or ZeRO 3, includes waiting for parameters of other ranks.",
     "training_job",
     "rank",
+)
+WAIT_SECONDS = gauge(
+    "dshealthd_job_step_wait_seconds",
+    "Time of a step in which the rank waited for other ranks, in collectives, sends and receives: "
+    "average over ten steps without the shortest and the longest. Absent where no wait is seen. "
+    "role is empty, or the stage of a pipeline, or experts where ranks exchange tokens; source is "
+    "the clock: host, or device (CUDA events).",
+    "training_job",
+    "rank",
+    "role",
+    "source",
+)
+WORK_SECONDS = gauge(
+    "dshealthd_job_step_work_seconds",
+    "The rest of the step: what the rank did itself. Only ranks of one role are comparable.",
+    *WAIT_SECONDS.dimensions,
 )
 LOSS_FINITE = gauge(
     "dshealthd_job_loss_finite",
@@ -218,6 +234,16 @@ def samples(message: Message, heard: float, job: str, rank: str) -> Iterator[Sam
     ):
         if value is not None:
             yield metric(value, job, rank)
+    if message.wait_seconds is not None and message.work_seconds is not None:
+        labels = job, rank, role(message), WaitSource(message.wait_source).name.lower()
+        yield WAIT_SECONDS(message.wait_seconds, *labels)
+        yield WORK_SECONDS(message.work_seconds, *labels)
     if message.memory is not None:
         for kind, size in message.memory._asdict().items():
             yield MEMORY(size, job, rank, kind)
+
+
+def role(message: Message) -> str:
+    """Return what a rank does beside others: only ranks of one role do the same work."""
+    stage = "" if message.pipeline_stage is None else f"stage {message.pipeline_stage}"
+    return " ".join(filter(None, (stage, "experts" if message.exchanges else "")))

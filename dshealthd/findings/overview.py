@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import operator
 import statistics
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.findings.hangs import problem, silent
 from dshealthd.jobs.hangs.hang import HangClass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dshealthd.findings.hangs import ShownStandstill
     from dshealthd.findings.series import Series
 
 MAX_RANKS = 64
 """Most ranks listed of a job; no node has more GPUs."""
+PAIR = 2
+USUAL = 0.4
+"""The quantile of ranks of one role that is usual: of two nodes, all ranks of one may be slow."""
 PAUSE = 5.0
 """Seconds from which a marked pause is shown: checkpoints of a moment would make a page flicker."""
 STATES = ("no heartbeats", "training", "paused", "suspended", "stalled", "failed", "hung")
@@ -104,7 +108,7 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
         "hang": hang,
         "stall": stall,
         "failures": failures,
-        "slowest_rank": _slowest(series, job),
+        "slowest_rank": _slowest(ranks),
         "evidence": f"{bundles}/{evidence[-1]}" if evidence and bundles else None,
         "ranks": ranks[:MAX_RANKS],
     }
@@ -113,12 +117,17 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
 def _ranks(series: Series, job: str) -> Iterator[dict[str, Any]]:
     """Yield this node's ranks that send heartbeats, in order of rank."""
     found = sorted({int(point.labels["rank"]) for point in series("job_step", training_job=job)})
+    ratios = _work_ratios(series, job)
     for number in found:
         id = {"training_job": job, "rank": str(number)}
         yield {
             "rank": number,
             "step": _whole(series.value("job_step", **id)),
             "step_seconds": series.value("job_step_seconds", **id),
+            "work_seconds": series.value("job_step_work_seconds", **id),
+            "wait_seconds": series.value("job_step_wait_seconds", **id),
+            "work_ratio": ratios.get(str(number)),
+            "wait_source": _chosen_source(series, id),
             "phase": _chosen(series, "job_phase", "phase", id),
             "stage": _chosen(series, "job_stage", "stage", id),
             "process": _chosen(series, "job_rank_state", "state", id),
@@ -186,24 +195,46 @@ def _failures(series: Series, job: str) -> list[dict[str, Any]]:
     ]
 
 
-def _slowest(series: Series, job: str) -> dict[str, Any] | None:
-    """Return this node's slowest rank in the forward pass, relative to the median of its ranks.
-
-    It takes at least three ranks: with two, neither is the usual one.
-    """
-    times = {
-        int(point.labels["rank"]): point.value
-        for point in series("job_forward_seconds", training_job=job)
-        if point.value > 0
-    }
-    if len(times) <= 2:  # noqa: PLR2004 - see above
+def _slowest(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return this node's rank whose own work takes longest beside its peers here."""
+    known = [rank for rank in ranks if rank["work_ratio"] is not None]
+    if not known:
         return None
-    rank = max(times, key=times.__getitem__)
-    return {"rank": rank, "ratio": round(times[rank] / statistics.median(times.values()), 3)}
+    slowest = max(known, key=lambda rank: rank["work_ratio"])
+    return {"rank": slowest["rank"], "ratio": slowest["work_ratio"]}
+
+
+def _work_ratios(series: Series, job: str) -> dict[str, float]:
+    """Return each rank's own work relative to that of this node's ranks of its role: of two to the
+    shorter, else to the one that two fifths are below, as in `dshealthd:job:work_ratio`.
+    """
+    roles: dict[str, dict[str, float]] = defaultdict(dict)
+    for labels, value in series("job_step_work_seconds", training_job=job):
+        if value > 0:
+            roles[labels["role"]][labels["rank"]] = value
+    found: dict[str, float] = {}
+    for peers in roles.values():
+        if len(peers) > 1:
+            usual = quantile(sorted(peers.values()), 0.0 if len(peers) == PAIR else USUAL)
+            found |= {rank: round(value / usual, 3) for rank, value in peers.items()}
+    return found
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Return a quantile as Prometheus computes it, between the two nearest values."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def _chosen(series: Series, metric: str, label: str, id: Mapping[str, str]) -> str | None:
     return next((point.labels[label] for point in series(metric, **id) if point.value == 1), None)
+
+
+def _chosen_source(series: Series, id: Mapping[str, str]) -> str | None:
+    points = series("job_step_work_seconds", **id)
+    return next((point.labels["source"] for point in points), None)
 
 
 def _whole(value: float | None) -> int | None:
