@@ -321,6 +321,7 @@ class Heartbeat:
         parameter = next(self.parameters(), None) if self.parameters is not None else None
         if torch is None or parameter is None:
             return
+        self.parameters = None  # which keeps alive what is trained
         self._step_timer.on(parameter.device.type, torch.cuda)
         waits.follow(self, parameter.device.type)
 

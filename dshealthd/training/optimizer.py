@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import math
 import os
@@ -11,13 +12,15 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.training.engine import follow as follow_engine
 from dshealthd.training.heartbeat import Heartbeat, never_raise
 from dshealthd.training.model import find
 from dshealthd.training.model import follow as follow_model
 from dshealthd.training.readback import Readback
+from dshealthd.training.waits import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
 log = logging.getLogger("dshealthd.training")
@@ -93,17 +96,18 @@ def _scaled(heartbeat: Heartbeat, scale: Readback, scaler: Any) -> None:
 class AnyOptimizer:
     """A hook on the steps of all torch optimizers, for a program that is not changed.
 
-    It reports the optimizer that makes the first step. Others, such as a second model's, are left
-    out because their steps are not the job's. The steps that DeepSpeed makes are left out as well,
-    because how many of them make one engine step depends on its settings. Steps that a GradScaler
-    skips are not seen.
+    It reports the optimizer that makes the first step, and as the loss the scalar whose backward
+    pass is called. Others, such as a second model's, are left out because their steps are not the
+    job's. How many steps that DeepSpeed makes are one engine step depends on its settings: its
+    engine is followed instead, as `attach(engine)` does, from its second step on. Steps that a
+    GradScaler skips are not seen.
     """
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         """Prepare to report to `heartbeat`; `register` starts it."""
         self._heartbeat = heartbeat
         self._main: weakref.ref[Any] | None = None
-        self._refused = False
+        self._engine_drives = False
 
     def register(self) -> None:
         """Register with torch, which must be imported, for every step of any optimizer."""
@@ -116,29 +120,66 @@ class AnyOptimizer:
     def reports(self, optimizer: Any) -> bool:
         """Return whether the steps of this optimizer are the job's."""
         main = self._main() if self._main is not None else None
-        if main is None and not self._refused and not self._driven_by_engine():
-            self._main = weakref.ref(optimizer)
-            model = find(optimizer)
-            if model is not None:
-                follow_model(self._heartbeat, model)
-            return True
-        return main is optimizer
-
-    def _driven_by_engine(self) -> bool:
-        """Return whether DeepSpeed's engine makes this optimizer step."""
-        frame: FrameType | None = sys._getframe()  # noqa: SLF001 - documented; inspect would read source files
-        for _ in range(_FRAMES):
-            if frame is None:
-                break
-            if _ENGINE in frame.f_code.co_filename:
-                self._refused = True
+        if main is not None or self._engine_drives:
+            return main is optimizer
+        if _driven_by_engine():
+            self._engine_drives = True
+            engine = _engine_of(optimizer)
+            if engine is None:
                 log.warning(
-                    "no heartbeat: DeepSpeed steps this optimizer; call "
-                    "dshealthd.training.attach(engine)"
+                    "no heartbeat: DeepSpeed steps this optimizer, and its engine was not found; "
+                    "call dshealthd.training.attach(engine)"
                 )
-                return True
-            frame = frame.f_back
-        return False
+            else:
+                follow_engine(self._heartbeat, engine)
+            return False
+        if self._main is None:
+            replace(self._heartbeat, sys.modules["torch"].Tensor, "backward", _losses)
+        self._main = weakref.ref(optimizer)
+        self._heartbeat.parameters = functools.partial(_parameters, optimizer)
+        model = find(optimizer)
+        if model is not None:
+            follow_model(self._heartbeat, model)
+        return True
+
+
+def _driven_by_engine() -> bool:
+    """Return whether DeepSpeed's engine makes this step."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - documented; inspect would read source files
+    for _ in range(_FRAMES):
+        if frame is None:
+            break
+        if _ENGINE in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _engine_of(optimizer: Any) -> Any:
+    """Return the engine that steps `optimizer`; None if it is not known.
+
+    Searches all objects that Python tracks, once (`model.find`).
+    """
+    kind = getattr(sys.modules.get("deepspeed"), "DeepSpeedEngine", None)
+    if kind is None:
+        return None
+    engines = [found for found in gc.get_objects() if issubclass(type(found), kind)]
+    own = [engine for engine in engines if getattr(engine, "basic_optimizer", None) is optimizer]
+    found = own or engines
+    return found[0] if len(found) == 1 else None
+
+
+def _losses(heartbeat: Heartbeat, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `torch.Tensor.backward`, which reports the scalar that it is called of."""
+    torch = sys.modules["torch"]
+
+    def backward(tensor: Any, *arguments: Any, **named: Any) -> Any:
+        # A sharded tensor would ask other ranks for its value.
+        if type(tensor) is torch.Tensor and not torch.compiler.is_compiling():
+            heartbeat.loss(tensor)
+        return original(tensor, *arguments, **named)
+
+    return backward
 
 
 @never_raise

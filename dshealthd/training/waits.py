@@ -50,16 +50,16 @@ def follow(heartbeat: Heartbeat, device: str) -> None:
     c10d = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)  # noqa: SLF001 - what Python collectives call has no other name
     if c10d is None or device not in {"cpu", "cuda"}:
         return
-    _replace(heartbeat, c10d.Work, "wait", _timed)
+    replace(heartbeat, c10d.Work, "wait", _timed)
     functional = sys.modules.get("torch.distributed._functional_collectives")
     if functional is not None:
-        _replace(heartbeat, functional, "wait_tensor", _timed)
+        replace(heartbeat, functional, "wait_tensor", _timed)
     for name in EXCHANGES if device == "cpu" else OPERATIONS:
         exchanges = name in EXCHANGES
         wrap = functools.partial(_called, exchanges=exchanges, device=device)
-        _replace(heartbeat, c10d.ProcessGroup, name, wrap)
+        replace(heartbeat, c10d.ProcessGroup, name, wrap)
     if device == "cuda":
-        _replace(heartbeat, sys.modules["torch"].cuda.Event, "wait", _awaited)
+        replace(heartbeat, sys.modules["torch"].cuda.Event, "wait", _awaited)
 
 
 def follow_backward(heartbeat: Heartbeat, result: Any) -> None:
@@ -101,7 +101,7 @@ def _tensors(result: Any) -> Iterator[Any]:
         yield from _tensors(list(result.values()))
 
 
-def _replace(
+def replace(
     heartbeat: Heartbeat, owner: Any, name: str, wrap: Callable[..., Callable[..., Any]]
 ) -> None:
     """Wrap a method or function of torch until the heartbeat is closed."""

@@ -11,9 +11,10 @@ There are two ways to start it:
 - `python -m dshealthd.training script.py`, or `-m module`. `torchrun -m dshealthd.training
   script.py` starts ranks this way.
 
-It reports steps, step times and memory, and the stages of steps if exactly one model has the
-parameters of that optimizer. Loss, gradient norm and phases need a call in the script, and
-DeepSpeed needs `attach(engine)`. Optimizers whose `step` is compiled as a whole or replayed as a
+It reports steps, step times, waits for other ranks, losses and memory, and the stages of steps if
+exactly one model has the parameters of that optimizer; of DeepSpeed what `attach(engine)` does. So
+Hugging Face's Trainer, Accelerate and Lightning are followed, alone or over DeepSpeed. Gradient norm
+and phases need a call in the script. Optimizers whose `step` is compiled as a whole or replayed as a
 CUDA graph are not seen.
 """
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -157,7 +159,7 @@ def test_any_optimizer_that_is_replaced(unchanged: Heartbeat, agents_end: Agents
 def test_optimizer_that_deepspeed_steps(
     unchanged: Heartbeat, agents_end: AgentsEnd, trial: Trial, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Steps that DeepSpeed makes are not counted as the training's, and the log says what to do."""
+    """Steps of DeepSpeed without a known engine are not counted, and the log says what to do."""
     code = compile(
         "def step(optimizer):\n    optimizer.step()\n",
         "/site-packages/deepspeed/runtime/zero/stage_1_and_2.py",
@@ -169,6 +171,69 @@ def test_optimizer_that_deepspeed_steps(
     place["step"](trial.optimizer)
     assert agents_end.messages() == []
     assert [record.message for record in caplog.records] == [
-        "no heartbeat: DeepSpeed steps this optimizer; call dshealthd.training.attach(engine)"
+        "no heartbeat: DeepSpeed steps this optimizer, and its engine was not found; call "
+        "dshealthd.training.attach(engine)"
     ]
     assert not unchanged.closed
+
+
+def test_engine_that_is_found(
+    unchanged: Heartbeat,
+    agents_end: AgentsEnd,
+    trial: Trial,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine that makes an optimizer's steps is followed from then on, as by `attach`."""
+
+    class DeepSpeedEngine(torch.nn.Module):  # type: ignore[misc,name-defined] # torch is imported where it is installed
+        """What of an engine is used."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.global_steps = 7
+            self.skipped_steps = 0
+            self.module = trial.model
+            self.optimizer = self.basic_optimizer = trial.optimizer
+
+        def backward(self, loss: float) -> None:
+            """Compute nothing."""
+
+        def fp16_enabled(self) -> bool:
+            """Return whether there is a loss scale."""
+            return False
+
+        def get_global_grad_norm(self) -> None:
+            """Return no norm."""
+
+    code = "def step(self):\n    self.optimizer.step()\n    self.global_steps += 1\n"
+    place: dict[str, Any] = {}
+    exec(compile(code, "/site-packages/deepspeed/runtime/engine.py", "exec"), place)
+    DeepSpeedEngine.step = place["step"]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(DeepSpeedEngine=DeepSpeedEngine))  # type: ignore[misc]
+    engine = DeepSpeedEngine()
+    trial.optimizer.zero_grad()
+    engine.step()
+    assert agents_end.messages() == []
+    engine.backward(float("nan"))
+    engine.step()
+    message = agents_end.message()
+    assert (message.step, message.loss_finite) == (9, False)
+    unchanged.close()
+    assert "step" not in vars(engine)
+
+
+def test_losses_of_an_unchanged_program(
+    unchanged: Heartbeat, agents_end: AgentsEnd, trial: Trial
+) -> None:
+    """The scalar whose backward pass is called is the loss, until the heartbeat is closed."""
+    backward = torch.Tensor.backward
+    trial.step()
+    assert agents_end.message().loss_finite is None  # torch was not yet followed
+    trial.step()
+    assert agents_end.message().loss_finite is True
+    (next(trial.model.parameters()).sum() * float("nan")).backward()
+    trial.optimizer.step()
+    assert agents_end.message().loss_finite is False
+    assert agents_end.message().nonfinite == 1
+    unchanged.close()
+    assert torch.Tensor.backward is backward
