@@ -49,8 +49,8 @@ def board(source: Source) -> Board:
             Row(title="What is hung, and why", panels=hangs.panels()),
             Row(title="Steps", panels=steps.panels(source)),
             Row(title="Loss and memory", panels=steps.health()),
-            Row(title="Collectives", panels=collectives.panels()),
-            Row(title="Environment", panels=_environment()),
+            Row(title="Collectives", panels=collectives.panels(), closed=True),
+            Row(title="Environment", panels=_environment(), closed=True),
         ],
         alerts=ALERTS,
     )

@@ -52,7 +52,11 @@ def board(source: Source) -> Board:
         rows=[
             Row(title="Bandwidth against the baseline", panels=_bandwidth(source)),
             Row(title="Rounds", panels=_rounds(source)),
-            Row(title="Which nodes can probe each other", panels=membership.panels(source)),
+            Row(
+                title="Which nodes can probe each other",
+                panels=membership.panels(source),
+                closed=True,
+            ),
             *fabric.board_rows(source),
         ],
     )

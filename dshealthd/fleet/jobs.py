@@ -10,7 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 MAX_JOBS = 200
-"""Most jobs shown."""
+"""Most jobs shown that are well."""
+MAX_TROUBLED = 1000
+"""Most jobs shown that are not: every job comes from a member, who may invent some."""
+_TROUBLED = ("hung", "failed", "stalled")
+"""States of jobs that come first, in this order; then those with a loss that is not finite."""
 OUT_OF_DATE = "out of date"
 """State of what is known only from old answers: the job may have ended since."""
 
@@ -18,7 +22,7 @@ OUT_OF_DATE = "out of date"
 def merged(
     current: Iterable[tuple[str, Mapping[str, Any]]], old: Iterable[tuple[str, Mapping[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """Return each job of the fleet, merged from the summaries of all its nodes; hung ones first.
+    """Return each job of the fleet, merged from the summaries of all its nodes; the worst first.
 
     Of a job that only `old` summaries show, nothing is returned that may have changed.
     """
@@ -43,7 +47,22 @@ def merged(
                 job["ranks"] += told["ranks"]
                 job["world_size"] = job["world_size"] or told.get("world_size")
     jobs |= gone
-    return sorted(jobs.values(), key=lambda job: (job["state"] != "hung", job["job"]))[:MAX_JOBS]
+    return sorted(jobs.values(), key=lambda job: (_turn(job), job["job"]))
+
+
+def shortened(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the jobs that are shown of all, which are in the order of `merged`: the troubled ones,
+    and some that are well.
+    """
+    troubled = sum(_turn(job) <= len(_TROUBLED) for job in jobs)
+    return jobs[: max(min(troubled, MAX_TROUBLED), MAX_JOBS)]
+
+
+def _turn(job: Mapping[str, Any]) -> int:
+    """Return the place of a job among the kinds of trouble, which end at the number of states."""
+    if job["state"] in _TROUBLED:
+        return _TROUBLED.index(job["state"])
+    return len(_TROUBLED) + (job["loss"] != "not finite")
 
 
 def _empty(name: str, state: str) -> dict[str, Any]:

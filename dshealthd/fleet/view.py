@@ -11,16 +11,17 @@ import asyncio
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.findings.finding import State
-from dshealthd.fleet.jobs import OUT_OF_DATE, merged
+from dshealthd.fleet.jobs import OUT_OF_DATE, merged, shortened
 from dshealthd.probe.peers.contract import PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from dshealthd.probe.members.membership import Membership
     from dshealthd.probe.service import ProbeService
@@ -44,8 +45,16 @@ DEADLINE = 4.0
 """Seconds for one member's answer."""
 AT_ONCE = 64
 """Members queried at a time, each on its own connection."""
+CALLS_TO_LARGE = 128.0
+"""Most queries per second to a fleet of more than MAX_NODES: each takes a millisecond of this agent,
+too.
+"""
+MAX_NODES = 1000
+"""Most members listed one by one; of more, those that are well are only counted, leaf by leaf."""
 DOCUMENT_KEPT = 1.0
 """Seconds for which the document is cached; rendering a thousand nodes takes some 10 ms."""
+_WORST = (State.CRITICAL, "unreachable", State.UNKNOWN, State.WARNING)
+"""States of members that are listed whatever the size of the fleet, from the worst on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +94,17 @@ class Fleet:
         ask: Callable[[str, float], Awaitable[Mapping[str, Any]]],
         monotonic: Callable[[], float],
         wall: Callable[[], float],
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`membership` raises LookupError while it is not known.
 
         `own` returns this node's name and summary, `suspects` this agent's suspects; `ask` returns
-        a member's summary within some seconds, or raises PeerError or LookupError.
+        a member's summary within some seconds, or raises PeerError or LookupError; `pause` waits
+        for some seconds.
         """
         self._membership, self._own, self._suspects = membership, own, suspects
         self._ask = ask
+        self._pause = pause
         self._monotonic, self._wall = monotonic, wall
         self._answers: dict[str, MemberAnswer] = {}
         self._asked = float("-inf")
@@ -135,7 +147,8 @@ class Fleet:
             )
 
     async def _ask_all(self, names: tuple[str, ...]) -> None:
-        """Query the whole fleet once: unknown members first, those that did not answer last.
+        """Query the whole fleet once: unknown members first, then those that are not well, and
+        those that did not answer last.
 
         A member that is down takes its whole deadline, and would keep the others waiting.
         """
@@ -150,13 +163,17 @@ class Fleet:
         async def work() -> None:
             for name in waiting:
                 self._answers[name] = await self._answer(name)
+                if len(left) > MAX_NODES:
+                    await self._pause(AT_ONCE / CALLS_TO_LARGE)
 
         await asyncio.gather(*(work() for _ in range(min(AT_ONCE, len(left)))))
 
-    def _turn(self, name: str) -> tuple[bool, bool, str]:
+    def _turn(self, name: str) -> tuple[bool, bool, bool, str]:
         """Return the sort key for the order in which the fleet's members are queried."""
         answer = self._answers.get(name)
-        return answer is not None and bool(answer.problem), answer is not None, name
+        if answer is None:
+            return False, False, False, name
+        return bool(answer.problem), True, answer.state == State.OK, name
 
     async def _answer(self, name: str) -> MemberAnswer:
         try:
@@ -180,18 +197,41 @@ class Fleet:
         for name in membership.names:
             if (answer := known.get(name)) is not None and answer.summary:
                 (current if answer.heard >= since else old).append((name, answer.summary))
+        found = merged(current, old)
+        shown = shortened(found)
+        states = {name: _state(known.get(name), since) for name in membership.names}
         return {
             "schema": SCHEMA,
             "node": me,
             "time": round(self._wall(), 3),
             "asking": self._round is not None,
             "suspects": self._suspects(),
+            "members": len(states),
+            "states": Counter(states.values()),
+            "leaves": _leaves(states, membership.leaves),
             "nodes": [
-                _node(name, membership.leaves.get(name, ""), known.get(name), since)
-                for name in membership.names
+                _node(name, membership.leaves.get(name, ""), known.get(name), states[name])
+                for name in _listed(states)
             ],
-            "jobs": merged(current, old),
+            "jobs": shown,
+            "jobs_left_out": len(found) - len(shown),
         }
+
+
+def _listed(states: Mapping[str, str]) -> Iterable[str]:
+    """Return the members that are listed: all, or the worst of many."""
+    if len(states) <= MAX_NODES:
+        return states
+    troubled = [name for name, state in states.items() if state in _WORST]
+    return sorted(troubled, key=lambda name: (_WORST.index(states[name]), name))[:MAX_NODES]
+
+
+def _leaves(states: Mapping[str, str], leaves: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return how many members of each leaf are in each state."""
+    counts: dict[str, Counter[str]] = {}
+    for name, state in states.items():
+        counts.setdefault(leaves.get(name, ""), Counter())[state] += 1
+    return [{"leaf": leaf, "states": count} for leaf, count in sorted(counts.items())]
 
 
 def period(members: int) -> float:
@@ -211,18 +251,25 @@ def fleet_of(service: ProbeService, summary: Callable[[], Mapping[str, Any]]) ->
     )
 
 
-def _node(name: str, leaf: str, answer: MemberAnswer | None, since: float) -> dict[str, Any]:
-    """Return one square of the fleet's page: a member, and its answer if that is from `since` on."""
+def _state(answer: MemberAnswer | None, since: float) -> str:
+    """Return the state of a member of whom only answers from `since` on count."""
     if answer is None:
-        return {"name": name, "leaf": leaf, "state": "not asked yet"}
+        return "not asked yet"
+    return answer.state if answer.heard >= since else OUT_OF_DATE
+
+
+def _node(name: str, leaf: str, answer: MemberAnswer | None, state: str) -> dict[str, Any]:
+    """Return one square of the fleet's page: a member in this state, and its answer if it counts."""
+    if answer is None:
+        return {"name": name, "leaf": leaf, "state": state}
     node: dict[str, Any] = {
         "name": name,
         "leaf": leaf,
-        "state": answer.state,
+        "state": state,
         "time": round(answer.at, 3),
     }
-    if answer.heard < since:
-        return node | {"state": OUT_OF_DATE, "last": answer.state}
+    if state == OUT_OF_DATE:
+        return node | {"last": answer.state}
     if answer.problem:
         return node | {"problem": answer.problem}
     told = answer.summary

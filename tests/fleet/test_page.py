@@ -140,6 +140,9 @@ def test_old_answers_are_grey(tmp_path: Path) -> None:
         "time": now,
         "asking": True,
         "suspects": [],
+        "members": 2,
+        "states": {"ok": 1, "out of date": 1},
+        "leaves": [],
         "nodes": [
             {"name": "n1", "leaf": "", "state": "ok", "time": now},
             {
@@ -151,6 +154,7 @@ def test_old_answers_are_grey(tmp_path: Path) -> None:
             },
         ],
         "jobs": [job],
+        "jobs_left_out": 0,
     }
     with running(tmp_path) as agent, chromium() as browser:
         page = browser.new_page()
@@ -196,6 +200,9 @@ def test_a_failed_job_is_as_bad_as_on_its_nodes_page(tmp_path: Path) -> None:
         "time": time.time(),
         "asking": False,
         "suspects": [],
+        "members": 3,
+        "states": {"ok": 1, "unreachable": 2},
+        "leaves": [],
         "nodes": [
             {"name": "n1", "leaf": "", "state": "ok", "time": time.time()},
             {"name": "n2", "leaf": "", "state": "unreachable", "problem": "refused"},
@@ -205,6 +212,7 @@ def test_a_failed_job_is_as_bad_as_on_its_nodes_page(tmp_path: Path) -> None:
             job | {"job": state, "state": state, "pause": state == "paused" and "checkpoint"}
             for state in levels
         ],
+        "jobs_left_out": 0,
     }
     with running(tmp_path) as agent, chromium() as browser:
         page = browser.new_page()
@@ -228,3 +236,48 @@ def test_the_page_without_probes(tmp_path: Path) -> None:
         page.goto(f"http://127.0.0.1:{agent.port}/fleet")
         page.wait_for_selector("#banner", state="visible")
         assert "no probes are configured" in page.inner_text("#banner")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
+def test_a_large_fleet_is_shown_by_leaf(tmp_path: Path) -> None:
+    """Of 10,000 members, those in trouble are named and each leaf is one square, as bad as its worst
+    node; what is left out is counted.
+    """
+    sick = {
+        "name": "n77",
+        "leaf": "leaf-2",
+        "state": "critical",
+        "time": time.time(),
+        "problems": 1,
+    }
+    answer = {
+        "schema": 1,
+        "node": "n1",
+        "time": time.time(),
+        "asking": False,
+        "suspects": [],
+        "members": 10_000,
+        "states": {"ok": 9939, "critical": 61},
+        "leaves": [
+            *(
+                {"leaf": f"leaf-{number}", "states": {"ok": 32}}
+                for number in range(312)
+                if number != 2
+            ),
+            {"leaf": "leaf-2", "states": {"ok": 31, "critical": 1}},
+        ],
+        "nodes": [sick],
+        "jobs": [],
+        "jobs_left_out": 7,
+    }
+    with running(tmp_path) as agent, chromium() as browser:
+        page = browser.new_page()
+        page.route("**/api/v1/fleet", lambda route: route.fulfill(json=answer))
+        page.goto(f"http://127.0.0.1:{agent.port}/fleet")
+        page.wait_for_selector(".verdict.bad")
+        assert "61 critical of 10000 nodes" in page.inner_text(".verdict")
+        assert "and 11 more" in page.inner_text(".verdict")
+        assert page.locator(".squares li").count() == 312
+        assert page.locator(".squares .bad").get_attribute("title") == "leaf-2: 1 critical"
+        assert page.title().startswith("(61) ")
+        assert "7 training jobs" in page.inner_text("section[aria-label='Jobs']")

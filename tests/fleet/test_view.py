@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.fleet.jobs import merged
-from dshealthd.fleet.view import AT_ONCE, CALLS_PER_SECOND, EVERY, Fleet
+from dshealthd.fleet.jobs import MAX_JOBS, merged, shortened
+from dshealthd.fleet.view import (
+    AT_ONCE,
+    CALLS_PER_SECOND,
+    CALLS_TO_LARGE,
+    EVERY,
+    MAX_NODES,
+    Fleet,
+    period,
+)
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.contract import PeerError
@@ -46,7 +54,13 @@ class Cluster:
             self.ask,
             lambda: self.now,
             lambda: self.now,
+            self.pause,
         )
+        self.paused = 0.0
+
+    async def pause(self, seconds: float) -> None:
+        """Let no time pass, but note it."""
+        self.paused += seconds
 
     async def ask(self, name: str, _deadline: float) -> Mapping[str, Any]:
         """Answer, a moment later."""
@@ -225,6 +239,90 @@ def test_a_member_is_asked_at_a_bounded_rate_however_large_the_fleet() -> None:
         await cluster.fleet.close()
 
     asyncio.run(scene())
+
+
+def test_ten_thousand_members() -> None:
+    """Those that are not well are listed, the worst first, the others are counted by leaf; a round
+    takes its time, begins with those that were not well, and costs each member one call.
+    """
+
+    async def scene() -> None:
+        cluster = Cluster(10_000)
+        cluster.leaves = {name: f"leaf-{name[1:4]}" for name in cluster.names}
+        sick = {"verdict": "critical", "problems": 1}
+        cluster.answers = dict.fromkeys(cluster.names[77::5000], WELL | sick)
+        cluster.answers["n1234"] = PeerError(Outcome.UNREACHABLE, "timed_out")
+        cluster.answers["n0005"] = WELL | {"verdict": "warning", "problems": 1}
+        view = await cluster.settled()
+        assert view["members"] == 10_000
+        assert view["states"] == {"ok": 9996, "critical": 2, "unreachable": 1, "warning": 1}
+        assert [node["name"] for node in view["nodes"]] == ["n0077", "n5077", "n1234", "n0005"]
+        assert sum(sum(leaf["states"].values()) for leaf in view["leaves"]) == 10_000
+        (leaf,) = (leaf for leaf in view["leaves"] if leaf["leaf"] == "leaf-123")
+        assert leaf["states"] == {"ok": 9, "unreachable": 1}
+        assert len(json.dumps(view)) < 64 << 10
+        assert set(cluster.asked.values()) == {1}
+        assert cluster.paused >= (10_000 - 1) / CALLS_TO_LARGE * AT_ONCE
+        assert period(10_000) * CALLS_PER_SECOND == 10_000
+        order: list[str] = []
+        asked = cluster.ask
+
+        async def ask(name: str, deadline: float) -> Mapping[str, Any]:
+            order.append(name)
+            return await asked(name, deadline)
+
+        cluster.fleet._ask = ask
+        cluster.now += period(10_000)
+        await cluster.settled()
+        assert order[:3] == ["n0005", "n0077", "n5077"]
+        assert order[-1] == "n1234"
+        await cluster.fleet.close()
+
+    asyncio.run(scene())
+
+
+def test_no_more_members_are_listed_than_people_can_read() -> None:
+    """Where half of a large fleet is down, the worst thousand are listed and all are counted."""
+
+    async def scene() -> None:
+        cluster = Cluster(2500)
+        bad = PeerError(Outcome.UNREACHABLE, "timed_out")
+        cluster.answers = dict.fromkeys(cluster.names[1:1250], bad)
+        cluster.answers["n2000"] = WELL | {"verdict": "critical"}
+        view = await cluster.settled()
+        assert len(view["nodes"]) == MAX_NODES
+        assert view["nodes"][0]["name"] == "n2000"
+        assert view["states"]["unreachable"] == 1249
+        await cluster.fleet.close()
+
+    asyncio.run(scene())
+
+
+def test_a_job_in_trouble_is_not_cut_off() -> None:
+    """Of more jobs than are shown, those that hang, failed, stall or compute nonsense come first; how
+    many are left out is told.
+    """
+
+    async def scene() -> None:
+        cluster = Cluster(61)
+        for number, name in enumerate(cluster.names[1:]):
+            jobs = [PART | {"job": f"job-{number}-{each}"} for each in range(5)]
+            jobs[3] |= {"state": "failed"} if number % 2 else {"loss": "not finite"}
+            jobs[4] |= {"state": "hung"} if number == 59 else {}
+            cluster.answers[name] = WELL | {"jobs": jobs}
+        view = await cluster.settled()
+        states = [job["state"] for job in view["jobs"]]
+        assert len(states) == MAX_JOBS
+        assert states[:32] == ["hung", *["failed"] * 30, "training"]
+        assert [job["loss"] for job in view["jobs"][31:62]] == [*["not finite"] * 30, "finite"]
+        assert view["jobs_left_out"] == 300 - MAX_JOBS
+        await cluster.fleet.close()
+
+    asyncio.run(scene())
+    failed = [
+        (f"n{n}", WELL | {"jobs": [PART | {"job": f"{n}", "state": "failed"}]}) for n in range(900)
+    ]
+    assert len(shortened(merged(failed, ()))) == 900
 
 
 def test_jobs_across_nodes() -> None:

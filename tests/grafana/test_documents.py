@@ -140,6 +140,16 @@ def test_round_trip(file: Path) -> None:
     assert bare(again) == document
 
 
+MOST_OPEN = 30
+"""Panels that a browser queries at once when a dashboard is opened."""
+
+
+@pytest.mark.parametrize("uid", documents())
+def test_few_panels_are_open(uid: str) -> None:
+    """What is not looked at first is in closed rows, which are queried only once they are opened."""
+    assert sum(panel["type"] != "row" for panel in documents()[uid]["panels"]) <= MOST_OPEN
+
+
 @pytest.mark.parametrize("uid", documents())
 def test_variables(uid: str) -> None:
     """The data source is a variable, cluster and scrape job may be several and may be all, and no

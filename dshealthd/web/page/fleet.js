@@ -32,22 +32,32 @@ function says(node) {
   return node.state === "ok" ? "healthy" : node.state;
 }
 
-function summary(fleet, nodes) {
-  const some = (state) => nodes.filter((node) => node.state === state).length;
-  const parts = [
+// The worst level among the states that are counted.
+const worstOf = (states) =>
+  Object.keys(states)
+    .map((state) => level({ state }))
+    .sort((one, other) => RANK[one] - RANK[other])[0] || "unknown";
+const told = (states) =>
+  [
     ["critical", "critical"],
     ["unreachable", "unreachable"],
     ["unknown", "unknown"],
     ["warning", "with warnings"],
     ["not asked yet", "not asked yet"],
     ["out of date", "not asked lately"],
-  ].flatMap(([state, text]) => (some(state) ? [`${some(state)} ${text}`] : []));
-  const worst = nodes.length ? level([...nodes].sort(byState)[0]) : "unknown";
+  ].flatMap(([state, text]) => (states[state] ? [`${states[state]} ${text}`] : []));
+
+const TROUBLED = ["critical", "unreachable", "unknown", "warning"];
+const problems = (fleet) => TROUBLED.reduce((sum, state) => sum + (fleet.states[state] || 0), 0);
+
+function summary(fleet, nodes) {
+  const parts = told(fleet.states);
+  const worst = worstOf(fleet.states);
   const troubled = nodes.filter((node) => !["good", "quiet"].includes(level(node))).sort(byState);
   return h(
     "section",
     { class: `verdict ${worst}`, "aria-label": "Summary" },
-    h("h2", {}, mark(worst), parts.length ? parts.join(", ") : "All nodes healthy", h("span", { class: "quiet" }, `  of ${plural(nodes.length, "node")}`)),
+    h("h2", {}, mark(worst), parts.length ? parts.join(", ") : "All nodes healthy", h("span", { class: "quiet" }, `  of ${plural(fleet.members, "node")}`)),
     troubled.length
       ? h(
           "ul",
@@ -65,14 +75,53 @@ function summary(fleet, nodes) {
             ),
         )
       : null,
-    troubled.length > LISTED ? h("p", { class: "quiet" }, `and ${troubled.length - LISTED} more`) : null,
+    problems(fleet) > LISTED ? h("p", { class: "quiet" }, `and ${problems(fleet) - LISTED} more`) : null,
     fleet.suspects.map(({ kind, component, reason }) =>
       h("p", { class: "warn" }, `\u25b2 This node's probes suspect ${kind} ${component}: ${words(reason)}`),
     ),
   );
 }
 
-function squares(nodes) {
+// One square for each leaf of a fleet that is too large for one for each node.
+function leafSquares(found) {
+  return h(
+    "ul",
+    { class: "squares" },
+    found.map(({ leaf, states }) => {
+      const text = `${leaf || "leaf unknown"}: ${told(states).join(", ") || "all healthy"}`;
+      return h(
+        "li",
+        {},
+        h(
+          "span",
+          { class: worstOf(states), title: text },
+          h("span", { "aria-hidden": "true" }, MARKS[worstOf(states)][0]),
+          h("span", { class: "spoken" }, text),
+        ),
+      );
+    }),
+  );
+}
+
+const legend = () =>
+  h(
+    "p",
+    { class: "legend quiet" },
+    [["good", "healthy"], ["warn", "warning"], ["bad", "critical or unreachable"], ["unknown", "unknown"], ["quiet", "not asked yet or lately"]].map(([kind, text]) =>
+      h("span", {}, mark(kind), `${text}  `),
+    ),
+  );
+
+function squares(fleet, nodes) {
+  if (nodes.length < fleet.members) {
+    return h(
+      "section",
+      { class: "panel", "aria-label": "Leaves" },
+      h("h2", {}, h("span", {}, "Leaf switches"), h("span", { class: "about" }, "each by its worst node")),
+      leafSquares(fleet.leaves),
+      legend(),
+    );
+  }
   const leaves = new Map();
   const named = nodes.length <= NAMED;
   nodes.forEach((node) => leaves.set(node.leaf, [...(leaves.get(node.leaf) || []), node]));
@@ -103,17 +152,11 @@ function squares(nodes) {
         ),
       ),
     ),
-    h(
-      "p",
-      { class: "legend quiet" },
-      [["good", "healthy"], ["warn", "warning"], ["bad", "critical or unreachable"], ["unknown", "unknown"], ["quiet", "not asked yet or lately"]].map(([kind, text]) =>
-        h("span", {}, mark(kind), `${text}  `),
-      ),
-    ),
+    legend(),
   );
 }
 
-function jobs(found) {
+function jobs(found, leftOut) {
   const rows = found.map((job) => {
     const bad = job.state === "hung" || job.state === "failed" || job.loss === "not finite";
     const apart = known(job.step) && known(job.step_highest) && job.step_highest !== job.step ? `\u2013${count(job.step_highest)}` : "";
@@ -134,29 +177,29 @@ function jobs(found) {
   return h(
     "section",
     { class: "panel wide", "aria-label": "Jobs" },
-    h("h2", {}, h("span", {}, "Jobs"), h("span", { class: "about" }, plural(found.length, "training job"))),
+    h("h2", {}, h("span", {}, "Jobs"), h("span", { class: "about" }, plural(found.length + leftOut, "training job"))),
     rows.length
       ? h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Table of jobs" }, table(["job", "state", "culprit or slowest rank", "#ranks", "#nodes", "#step", "#steps per minute"], rows))
       : h("p", { class: "quiet" }, "no training jobs"),
+    leftOut ? h("p", { class: "quiet" }, `and ${leftOut} more, none of which hangs or failed`) : null,
   );
 }
 
 function render() {
   const fleet = page.last;
   const { nodes } = fleet;
-  const problems = nodes.filter((node) => !["good", "quiet"].includes(level(node))).length;
-  document.title = `${problems ? `(${problems}) ` : ""}Fleet \u2013 dshealthd`;
+  document.title = `${problems(fleet) ? `(${problems(fleet)}) ` : ""}Fleet \u2013 dshealthd`;
   patch(
     document.getElementById("top"),
     h(
       "header",
       { id: "top" },
       h("h1", {}, "Fleet"),
-      h("span", { class: "quiet" }, `${plural(nodes.length, "node")}, as seen from ${fleet.node}`),
+      h("span", { class: "quiet" }, `${plural(fleet.members, "node")}, as seen from ${fleet.node}`),
       h("span", { class: "live" }, h("span", { class: "beat" }), `${fleet.asking ? "querying, " : ""}updated `, clock(new Date(page.answered)), h("span", { class: "unit" }, ` ${zone()}`)),
     ),
   );
-  patch(document.getElementById("page"), h("main", { id: "page" }, summary(fleet, nodes), squares(nodes), jobs(fleet.jobs)));
+  patch(document.getElementById("page"), h("main", { id: "page" }, summary(fleet, nodes), squares(fleet, nodes), jobs(fleet.jobs, fleet.jobs_left_out)));
 }
 
 function watch() {
