@@ -3,7 +3,8 @@
 What a round of each group takes, what Prometheus needs, and how many series a node has.
 
 One agent with eight simulated GPUs runs; what it answers is served for every node of the fleet, so
-that values move as real ones do.
+that values move as real ones do. `--tier verdict` serves what the shipped rules read, `--rules` takes
+those of another commit: `git archive COMMIT deploy/prometheus | tar -x -C DIRECTORY`.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.processes import table
+from dshealthd.core.tiers import Tier
 from tests.lab.paging import Paging
-from tests.lab.servers import Server, prometheus
+from tests.lab.servers import PROMETHEUS, Server, prometheus
 from tests.lab.station import Loopback
 
 if TYPE_CHECKING:
@@ -121,11 +123,12 @@ def measure(lab: Paging, options: argparse.Namespace, directory: Path) -> None:
         directory / "fleet",
         {"file_sd_configs": [{"files": [str(file)]}]},
         scrape=options.scrape,
+        files=options.rules,
     ) as server:
         end, cpu = time.monotonic() + options.seconds, 0.0
         warm = end - options.seconds / 2
         while time.monotonic() < end:
-            sending.send_bytes(node.get("/metrics").encode())
+            sending.send_bytes(node.get(f"/metrics?tier={options.tier}").encode())
             time.sleep(REFRESH)
             if time.monotonic() > warm:
                 cpu = cpu or own(server)["process_cpu_seconds_total"]
@@ -219,6 +222,10 @@ def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=1000, help="how many nodes (%(default)s)")
+    parser.add_argument(
+        "--tier", choices=[*Tier], default=Tier.ALL, help="what is scraped (%(default)s)"
+    )
+    parser.add_argument("--rules", type=Path, default=PROMETHEUS, help="rule files (%(default)s)")
     parser.add_argument("--scrape", default="15s", help="how often each is scraped (%(default)s)")
     parser.add_argument(
         "--seconds",
