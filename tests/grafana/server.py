@@ -95,14 +95,16 @@ class Prometheus:
 
 
 @contextlib.contextmanager
-def prometheus(directory: Path, config: Path) -> Iterator[Prometheus]:
+def prometheus(
+    directory: Path, config: Path, *flags: str, port: int | None = None
+) -> Iterator[Prometheus]:
     """Run a server on a configuration, with its data in `directory`/data, until it answers.
 
     And end it.
     """
     binary = shutil.which("prometheus")
     assert binary, "./dev test installs Debian's prometheus"
-    port = free_port()
+    port = port or free_port()
     log = directory / "prometheus.log"
     command = [
         binary,
@@ -110,6 +112,7 @@ def prometheus(directory: Path, config: Path) -> Iterator[Prometheus]:
         f"--storage.tsdb.path={directory / 'data'}",
         f"--web.listen-address=127.0.0.1:{port}",
         f"--query.timeout={QUERY_SECONDS:g}s",
+        *flags,
     ]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)

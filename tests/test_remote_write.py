@@ -1,0 +1,91 @@
+"""One Prometheus scrapes everything and passes on to another what its rules read."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import yaml
+
+from bench.processes import free_port
+from deploy import tier
+from tests.grafana.server import prometheus
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECONDS = 120.0
+EXPORTED = """\
+dshealthd_finding{finding="GpuLost",symptom="gpu-lost",component="gpu",part="GPU 3",severity="critical",training_job="run"} 1
+dshealthd_node_gpus_up 7
+dshealthd_gpu_fan_speed_ratio{gpu="0",uuid="GPU-0"} 0.5
+dshealthd_collector_up{collector="gpu"} 1
+"""
+LABELS = {"node": "n1", "leaf": "l1"}
+OF_NODE = '{node="n1"}'
+
+
+class Agent(http.server.BaseHTTPRequestHandler):
+    """Answers scrapes as an agent would."""
+
+    def do_GET(self) -> None:
+        """Send the series."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.end_headers()
+        self.wfile.write(EXPORTED.encode())
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Say nothing."""
+
+
+def test_the_tier_reaches_the_receiver(tmp_path: Path) -> None:
+    """With the shipped list the receiver has what rules read, with the labels of the target, and
+    nothing else; what is not in the tier stays with the sender.
+    """
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Agent) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        names, found = passed_on(tmp_path, served.server_address[1])
+        served.shutdown()
+    assert "dshealthd_gpu_fan_speed_ratio" in names
+    assert {series["__name__"] for series in found} == {
+        *("up", "scrape_samples_scraped", "dshealthd_finding", "dshealthd_node_gpus_up")
+    }
+    assert {series["leaf"] for series in found} == {"l1"}
+    (finding,) = (series for series in found if series["__name__"] == "dshealthd_finding")
+    assert (finding["part"], finding["training_job"]) == ("GPU 3", "run")
+
+
+def passed_on(directory: Path, agent: int) -> tuple[set[str], list[dict[str, str]]]:
+    """Return the names that a sender scrapes from the agent on a port, and the series that the
+    receiver gets.
+    """
+    port = free_port()
+    config = yaml.safe_load(tier.REMOTE_WRITE.read_text(encoding="utf-8"))
+    config["remote_write"][0]["url"] = f"http://127.0.0.1:{port}/api/v1/write"
+    config["scrape_configs"] = [
+        {
+            "job_name": "dshealthd",
+            "scrape_interval": "1s",
+            "scrape_timeout": "1s",
+            "static_configs": [{"targets": [f"127.0.0.1:{agent}"], "labels": LABELS}],
+        }
+    ]
+    receiver, sender = directory / "receiver", directory / "sender"
+    for folder, text in ((receiver, "{}"), (sender, json.dumps(config))):
+        folder.mkdir()
+        (folder / "prometheus.yml").write_text(text, encoding="utf-8")
+    accept = "--web.enable-remote-write-receiver"
+    with (
+        prometheus(receiver, receiver / "prometheus.yml", accept, port=port) as received,
+        prometheus(sender, sender / "prometheus.yml") as scraped,
+    ):
+        end = time.monotonic() + SECONDS
+        while len(found := received.instant(OF_NODE, time.time()).series) < len(LABELS) * 2:
+            assert time.monotonic() < end, found
+            time.sleep(0.5)
+        names = {series["__name__"] for series in scraped.instant(OF_NODE, time.time()).series}
+    return names, found
