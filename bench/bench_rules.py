@@ -10,6 +10,7 @@ those of another commit: `git archive COMMIT deploy/prometheus | tar -x -C DIREC
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -66,9 +67,12 @@ def serve(bodies: Connection[bytes, Any], listener: socket.socket) -> None:
                 ready.register(client, selectors.EVENT_READ)
             else:
                 assert isinstance(key.fileobj, socket.socket)
-                if key.fileobj.recv(1 << 16):  # a request of a scrape comes whole
-                    key.fileobj.sendall(answer)
-                else:
+                asked = False
+                with contextlib.suppress(OSError):  # who waited for too long is gone
+                    asked = bool(key.fileobj.recv(1 << 16))  # a request comes whole
+                    if asked:
+                        key.fileobj.sendall(answer)
+                if not asked:
                     ready.unregister(key.fileobj)
                     key.fileobj.close()
 

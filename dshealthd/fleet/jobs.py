@@ -62,7 +62,7 @@ def _turn(job: Mapping[str, Any]) -> int:
     """Return the place of a job among the kinds of trouble, which end at the number of states."""
     if job["state"] in _TROUBLED:
         return _TROUBLED.index(job["state"])
-    return len(_TROUBLED) + (job["loss"] != "not finite")
+    return len(_TROUBLED) + int(job["loss"] != "not finite")
 
 
 def _empty(name: str, state: str) -> dict[str, Any]:
