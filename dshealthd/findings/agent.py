@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
 
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
 
     from dshealthd.findings.series import Point, Series
 
+TROUBLE, PROBES = "DshealthdAgentTrouble", "DshealthdProbesTrouble"
+STARTED = gauge("dshealthd_agent_started", "1; when this agent or an earlier one started.", "at")
+"""Derived here, for their past; not exported."""
+HALF_AN_HOUR, RESTARTS = 1800.0, 2
+"""So many restarts within this time may be an upgrade."""
 FILES = {
     "config_last_reload_successful": "configuration",
     "web_config_last_reload_successful": "web configuration",
@@ -35,18 +41,38 @@ def workings(series: Series, _wall: float) -> Iterator[Sign]:
     for labels, value in series("worker_stuck"):
         if labels["worker"] != "device" and value > 0 and not waiting:
             yield Sign(
-                alert="DshealthdWorkerStuck",
+                alert=TROUBLE,
                 part=labels["worker"],
+                labels={
+                    "reason": "a worker hangs in the kernel, as whatever else touches its device would"
+                },
                 value=value,
                 source="dshealthd_worker_stuck",
+                hold=120.0,
             )
     for _, lost in series.rise("kernel_log_records_lost_total", 900.0):
         if lost > 0:
             yield Sign(
-                alert="DshealthdKernelLogLost",
+                alert=TROUBLE,
+                part="kernel log",
+                labels={
+                    "reason": "records were lost before they were read; an Xid may be among them"
+                },
                 value=lost,
                 source="dshealthd_kernel_log_records_lost_total",
             )
+    started = series.value("process_start_time_seconds")
+    series.add([] if started is None else [STARTED(1.0, f"{started:.0f}")])
+    restarts = len(list(series.highest(STARTED.name.removeprefix("dshealthd_"), HALF_AN_HOUR))) - 1
+    if restarts > RESTARTS:
+        yield Sign(
+            alert=TROUBLE,
+            part="agent",
+            labels={"reason": "it is crash-looping"},
+            value=float(restarts),
+            limit=RESTARTS,
+            source="process_start_time_seconds",
+        )
     for name, file in FILES.items():
         if series.value(name) == 0:
             yield Sign(alert="DshealthdReloadFailed", part=file, source=f"dshealthd_{name}")
@@ -56,7 +82,13 @@ def probes(series: Series, wall: float) -> Iterator[Sign]:
     """Yield findings about what keeps this node from probes."""
     up = series.value("probe_up")
     if up == 0:
-        yield Sign(alert="DshealthdProbesDown", source="dshealthd_probe_up")
+        yield Sign(
+            alert=PROBES,
+            labels={
+                "reason": "probes cannot run, as members, key, certificate or address are unusable"
+            },
+            source="dshealthd_probe_up",
+        )
     name = "probe_last_round_timestamp_seconds"
     # With no round since the agent started, the silence counts from that start.
     started = series.value("process_start_time_seconds")
@@ -66,7 +98,10 @@ def probes(series: Series, wall: float) -> Iterator[Sign]:
     alone = members is None or members <= 1
     if up == 1 and not alone and last is not None and wall - last > silent:
         yield Sign(
-            alert="DshealthdProbesSilent",
+            alert=PROBES,
+            labels={"reason": "no round with any peer has taken place for a long time"},
+            apart="round",
+            hold=120.0,
             value=wall - last,
             limit=silent,
             limit_source=limit_source("probe_silent_seconds"),
@@ -77,7 +112,11 @@ def probes(series: Series, wall: float) -> Iterator[Sign]:
     end = series.value(name)
     if end is not None and end - wall < series.limits.certificate_seconds:
         yield Sign(
-            alert="DshealthdPeerCertificateEnds",
+            alert=PROBES,
+            labels={
+                "reason": "the certificate for the peer API ends soon or has ended, and probes with it"
+            },
+            apart="certificate",
             value=max(0.0, end - wall),
             limit=series.limits.certificate_seconds,
             limit_source=limit_source("certificate_seconds"),

@@ -78,7 +78,7 @@ def found(sign: Sign, node: str, rule: str = "") -> Finding:
         page_seconds=entry.page_seconds if sign.hold is None else sign.hold,
         rule=rule,
         training_job=sign.job,
-        variant=sign.labels.get("reason", "") if kind.apart else "",
+        variant=sign.apart,
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.host import RECENT, logged, over
+from dshealthd.findings.host import RECENT, each, logged, over
 from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ WEEK = 7 * DAY
 """Time for which the agent remembers a port, an interface or an adapter that is gone."""
 BLIP = 30.0
 """Seconds that a port must be down to be found so (the hold); shorter ones are blips."""
+DOWN = 600.0
+"""Seconds for which an interface that was down remains a finding: it may go down again."""
 NEVER = {
     "local_link_integrity_errors": "has local link integrity errors",
     "excessive_buffer_overrun_errors": "has buffer overruns",
@@ -50,6 +52,7 @@ COMMANDS = 10
 """Failed commands within ten minutes: tools cause a few on a healthy adapter."""
 LINKS_DOWN = 3
 """Lines about a link that went down within an hour; the ports' own findings tell of single ones."""
+ADAPTER, NETWORK = "DshealthdAdapterTrouble", "DshealthdNetworkDegraded"
 ADAPTER_FAILED = {
     "adapter_failure": "the kernel reports that an adapter has failed",
     "adapter_command_timed_out": "an adapter's firmware does not answer commands",
@@ -79,10 +82,12 @@ def ports(series: Series, _wall: float) -> Iterator[Sign]:
     for port, state in _down(series).items():
         told.add(interfaces.get(port))
         # An Ethernet port that has moved no RDMA may be one for management.
-        fabric = port not in ethernet
+        if port in ethernet:
+            yield _link_down(ethernet[port] or "/".join(port), "infiniband_port_up")
+            continue
         yield Sign(
-            alert="DshealthdFabricPortDown" if fabric else "DshealthdNetworkLinkDown",
-            part="/".join(port) if fabric else ethernet[port] or "/".join(port),
+            alert="DshealthdFabricPortDown",
+            part="/".join(port),
             labels={"reason": state},
             value=0,
             source="dshealthd_infiniband_port_up",
@@ -91,13 +96,20 @@ def ports(series: Series, _wall: float) -> Iterator[Sign]:
     for labels, value in series("network_up"):
         device = labels["device"]
         if not value and device in used - told and _settled(series):
-            yield Sign(
-                alert="DshealthdNetworkLinkDown",
-                part=device,
-                labels={"reason": "no carrier"},
-                value=value,
-                source="dshealthd_network_up",
-            )
+            yield _link_down(device, "network_up")
+
+
+def _link_down(device: str, source: str) -> Sign:
+    return Sign(
+        alert=NETWORK,
+        part=device,
+        labels={"reason": "is down and was in use"},
+        value=0,
+        source=f"dshealthd_{source}",
+        apart="down",
+        hold=BLIP,
+        keep=DOWN,
+    )
 
 
 def names_in_faults(part: str) -> set[str]:
@@ -291,14 +303,21 @@ def _symbol_errors(series: Series) -> Iterator[Sign]:
 
 def adapters(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about adapters, from the kernel's log, and about ports that are missing."""
-    part, trouble = "an adapter", "DshealthdAdapterTrouble"
     for event, reason in ADAPTER_FAILED.items():
-        yield from logged(series, "DshealthdAdapterFailed", event, part=part, reason=reason)
+        # A line is logged once; the adapter stays broken until its driver or firmware is restarted.
+        failed = logged(series, ADAPTER, event, part="an adapter", reason=reason)
+        yield from each(failed, apart="failed", keep=HOUR)
+    yield from each((*_adapter_lines(series), *_missing_ports(series)), mild=True, hold=120.0)
+
+
+def _adapter_lines(series: Series) -> Iterator[Sign]:
+    """Yield what the kernel logs about adapters that go on working."""
+    part = "an adapter"
     for event, reason in ADAPTER_TROUBLE.items():
-        yield from logged(series, trouble, event, part=part, reason=reason)
+        yield from logged(series, ADAPTER, event, part=part, reason=reason)
     yield from logged(
         series,
-        trouble,
+        ADAPTER,
         "adapter_command_failed",
         at_least=COMMANDS,
         part=part,
@@ -306,13 +325,17 @@ def adapters(series: Series, _wall: float) -> Iterator[Sign]:
     )
     yield from logged(
         series,
-        trouble,
+        ADAPTER,
         "link_down",
         at_least=LINKS_DOWN,
         seconds=HOUR,
         part=part,
         reason="the link of an interface goes down again and again",
     )
+
+
+def _missing_ports(series: Series) -> Iterator[Sign]:
+    """Yield that the node has fewer ports than it had within the last week."""
     there = len(list(series("infiniband_port_up")))
     if there:
         series.add([PORTS(there)])
@@ -324,7 +347,7 @@ def adapters(series: Series, _wall: float) -> Iterator[Sign]:
     for _, most in before:
         if there < most:
             yield Sign(
-                alert="DshealthdAdapterTrouble",
+                alert=ADAPTER,
                 part="ports",
                 labels={
                     "reason": "it has fewer InfiniBand or RoCE ports than within the last week"
@@ -337,7 +360,7 @@ def adapters(series: Series, _wall: float) -> Iterator[Sign]:
 
 def network(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield network interfaces in use that are slower than they were, flap or have errors."""
-    alert, name = "DshealthdNetworkDegraded", "network_speed_bytes_per_second"
+    alert, name = NETWORK, "network_speed_bytes_per_second"
     used = _used_interfaces(series)
     best = {point.labels["device"]: point.value for point in series.peak(name, WEEK)}
     for labels, value in series(name):

@@ -60,6 +60,10 @@ class Sign:
     """
     keep: float | None = None
     """Seconds that it remains a finding, where that differs from its finding's own keep."""
+    apart: str = ""
+    """What sets it apart from other signs of its finding on the same part; empty for degrees of one
+    thing, of which a part has one, with the reason that it began with.
+    """
     mild: bool = False
     """Whether it stops no job, though other signs of its finding do: it is never a page."""
 
@@ -109,7 +113,7 @@ class Finding:
     training_job: str = ""
     """The training job that the finding is about, or that used the part when it began."""
     variant: str = ""
-    """What it is apart by from findings of the same part; empty where a part has only one."""
+    """What sets it apart from findings of the same name and part."""
 
     @property
     def name(self) -> str:

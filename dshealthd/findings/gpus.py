@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.host import each, logged
 from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
@@ -27,6 +28,14 @@ XIDS_RECURRING = ("13", "31", "68", "69")
 XIDS_MEMORY = frozenset(("48", "95"))
 XIDS_EXCHANGE = frozenset(("64",))
 XIDS_RESET = frozenset(("46", "62", "109", "110", "119", "120", "136", "140", "143", "158"))
+_NO_ROW, _NO_REPAIR = "no spare row is left", "the memory cannot be repaired"
+_ECC = "uncorrected ECC errors"
+UNREPAIRABLE = (_NO_ROW, _NO_REPAIR, *(f"Xid {xid}" for xid in XIDS_EXCHANGE))
+"""Reasons for a reset that mean that the GPU may have to be replaced."""
+UNCORRECTED = (_ECC, *(f"Xid {xid}" for xid in XIDS_MEMORY))
+"""Those that mean memory errors that were neither corrected nor contained."""
+CONTAINED = "a memory error has ended one application, and was contained (Xid 94)"
+XIDS_GSP = frozenset(("119", "120"))
 XIDS_NVLINK = frozenset(("144", "145", "146", "147", "148", "149", "150"))
 """For these the log line gives the severity; 74 is always fatal to the link."""
 XIDS_TOLD = (
@@ -43,7 +52,10 @@ RECOVERY = {
 }
 """Recovery actions without which the GPU is no use (NVML's numbers); after 4, jobs go on."""
 DRAIN_AND_RESET = 4
-"""The GPU works with part of its memory off: running jobs may finish, then it wants a reset."""
+"""The GPU works with a part of it off line: running jobs may finish, then it wants a reset.
+
+NVIDIA, GPU memory error management, "Error recovery and response flags"; nvmlDeviceGpuRecoveryAction_t.
+"""
 NVML = ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "mig", "gpu_processes", "gpm")
 """Collectors that call NVML."""
 TWO_DEADLINES = 20.0
@@ -54,6 +66,9 @@ RELEASED = 7200.0
 """Seconds of maintenance after which the file that releases the GPUs was forgotten."""
 PEERMEM_LINES = 10
 """Lines of nvidia-peermem within ten minutes; single ones come with a job that is killed."""
+SETTLED = 300.0
+"""Seconds that an infoROM must be corrupted: it may be out of reach for a moment."""
+RESET, REPAIR = "DshealthdGpuResetNeeded", "DshealthdGpuRepairDue"
 MINUTES = 10
 HOUR, DAY = 3600.0, 86400.0
 _NVML_SAYS = {
@@ -185,9 +200,9 @@ def errors(series: Series, wall: float) -> Iterator[Sign]:
     degrees: tuple[Callable[[Series], Iterator[Sign]], ...] = (_rows, _memory, _resets, _repairs)
     for degree in degrees:
         apart = told | _followed_by_requests(series, wall) if degree is _resets else told
-        signs = [sign for sign in degree(series) if sign.labels["gpu"] not in apart]
+        signs = [sign for sign in degree(series) if sign.labels.get("gpu") not in apart]
         yield from signs
-        told = told | {sign.labels["gpu"] for sign in signs}
+        told = told | {sign.labels["gpu"] for sign in signs if "gpu" in sign.labels}
     yield from _worn(series)
     yield from _other_xids(series, wall)
     yield from _recurring(series)
@@ -207,30 +222,31 @@ def _followed_by_requests(series: Series, wall: float) -> set[str]:
 
 def _rows(series: Series) -> Iterator[Sign]:
     """Yield GPUs that could not replace a bad memory row."""
-    alert = "DshealthdGpuRowRemapFailed"
-    yield from _flags(
+    flags = _flags(
         series,
-        alert,
-        gpu_remapped_rows_failed="no spare row is left",
-        gpu_memory_unrepairable="the memory cannot be repaired",
+        RESET,
+        gpu_remapped_rows_failed=_NO_ROW,
+        gpu_memory_unrepairable=_NO_REPAIR,
     )
-    yield from _logged(series, alert, XIDS_EXCHANGE)
+    # No reset by hand causes it.
+    yield from each((*flags, *_logged(series, RESET, XIDS_EXCHANGE)), hold=0.0)
 
 
 def _memory(series: Series) -> Iterator[Sign]:
     """Yield GPUs with memory errors that the driver did not contain."""
-    alert, name = "DshealthdGpuMemoryError", "gpu_ecc_errors_total"
-    yield from _logged(series, alert, XIDS_MEMORY)
+    name = "gpu_ecc_errors_total"
+    yield from each(_logged(series, RESET, XIDS_MEMORY), hold=0.0)
     # Where the driver says that it contained the error (Xid 94), one application has ended.
     contained = {point.labels["gpu"] for point in series(_XID, xid="94")}
     for labels, value in series(name, type="uncorrected", counter="volatile"):
         if value > 0 and labels["gpu"] not in contained:
             yield Sign(
-                alert=alert,
-                labels={**labels, "reason": "uncorrected ECC errors"},
+                alert=RESET,
+                labels={**labels, "reason": _ECC},
                 value=value,
                 limit=0,
                 source=f"dshealthd_{name}",
+                hold=0.0,
             )
 
 
@@ -250,7 +266,7 @@ def _requests(series: Series) -> Iterator[tuple[Mapping[str, str], str, float]]:
 
 def _resets(series: Series) -> Iterator[Sign]:
     """Yield GPUs that are no use until they are reset, or their node is rebooted."""
-    alert = "DshealthdGpuResetNeeded"
+    alert = RESET
     for labels, value in series("gpu_recovery_action"):
         if value > 0 and value != DRAIN_AND_RESET:
             asks = RECOVERY.get(int(value), "asks for recovery")
@@ -277,29 +293,39 @@ def _resets(series: Series) -> Iterator[Sign]:
                 labels={**labels, "reason": "NVML: reset required"},
                 source="dshealthd_gpu_fault",
             )
+    # On some releases no Xid follows that would name the GPU.
+    if not any(series(_XID, xid=XIDS_GSP)):
+        yield from logged(
+            series,
+            alert,
+            "gpu_firmware_timeout",
+            seconds=HOUR,
+            part="a GPU",
+            reason="its own processor (GSP) does not answer",
+        )
 
 
 def _repairs(series: Series) -> Iterator[Sign]:
     """Yield GPUs that work, and that a reset would repair."""
-    alert = "DshealthdGpuRepairDue"
+    alert = REPAIR
     yield from _flags(
         series,
         alert,
-        gpu_remapped_rows_pending="a bad memory row is to be replaced",
-        gpu_retired_pages_pending="a bad memory page is to be retired",
-        gpu_repair_pending="a memory channel or a TPC is to be repaired",
+        gpu_remapped_rows_pending="needs a reset to replace a bad memory row",
+        gpu_retired_pages_pending="needs a reset to retire a bad memory page",
+        gpu_repair_pending="needs a reset to repair a memory channel or a TPC",
     )
     known = {point.labels["gpu"] for point in series("gpu_remapped_rows_pending")}
     for sign in _logged(series, alert, frozenset(("63",))):
         if sign.labels["gpu"] not in known:
-            yield sign
+            yield _because(sign, "needs a reset to replace a bad memory row (Xid 63)")
     for sign in _logged(series, alert, frozenset(("94",))):
-        yield _because(sign, "Xid 94: a contained memory error has ended one application")
+        yield _because(sign, CONTAINED)
     for labels, value in series("gpu_recovery_action"):
         if value == DRAIN_AND_RESET:
             yield Sign(
                 alert=alert,
-                labels={**labels, "reason": "the driver asks for a drain and a reset"},
+                labels={**labels, "reason": "its driver asks for a drain and a reset"},
                 value=value,
                 source="dshealthd_gpu_recovery_action",
             )
@@ -307,7 +333,7 @@ def _repairs(series: Series) -> Iterator[Sign]:
         if action == "drain_and_reset":
             yield Sign(
                 alert=alert,
-                labels={**labels, "reason": "Xid 154: drain and reset"},
+                labels={**labels, "reason": "its driver asks for a drain and a reset (Xid 154)"},
                 source="dshealthd_xid_recovery_action_last_timestamp_seconds",
                 since=at,
             )
@@ -347,9 +373,11 @@ def _worn(series: Series) -> Iterator[Sign]:
     for labels, value in series("gpu_inforom_valid"):
         if value == 0:
             yield Sign(
-                alert="DshealthdGpuInforomCorrupted",
-                labels=labels,
+                alert=REPAIR,
+                labels={**labels, "reason": "its infoROM is corrupted"},
                 source="dshealthd_gpu_inforom_valid",
+                apart="infoROM",
+                hold=SETTLED,
             )
 
 
@@ -364,10 +392,11 @@ def _other_xids(series: Series, wall: float) -> Iterator[Sign]:
         new = at > wall - series.limits.xid_recent_seconds
         if new and labels["xid"] not in XIDS_TOLD and not link:
             yield Sign(
-                alert="DshealthdGpuErrorLogged",
-                labels={**labels, "reason": f"Xid {labels['xid']}"},
+                alert=REPAIR,
+                labels={**labels, "reason": f"its driver has logged Xid {labels['xid']}"},
                 source=f"dshealthd_{_XID}",
                 since=at,
+                apart=f"Xid {labels['xid']}",
             )
 
 
@@ -393,10 +422,14 @@ def _recurring(series: Series) -> Iterator[Sign]:
         earlier = days.get((gpu, labels["pci"], xid), 0.0) > rise > 0
         if earlier and gpus_of[xid] == {gpu} and sum(gpu == other for other, _ in jobs) > 1:
             yield Sign(
-                alert="DshealthdApplicationXids",
-                labels={**labels, "reason": f"Xid {xid}"},
+                alert=REPAIR,
+                labels={
+                    **labels,
+                    "reason": f"Xid {xid} recurs there in different jobs, and on no other GPU",
+                },
                 value=rise,
                 source=f"dshealthd_{name}",
+                apart=f"Xid {xid}",
             )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from dshealthd.findings.series import Point, Series
 
@@ -21,6 +22,38 @@ OUTCOMES = {
     "failed": "the connection fails",
 }
 """Why ranks cannot reach their master, by the outcome of the agent's own attempt."""
+
+
+HOUR, DAY = 3600.0, 86400.0
+ERRORS = (
+    (
+        ("memory_error_uncorrected",),
+        1,
+        HOUR,
+        "its memory",
+        "has had errors that ECC did not correct",
+    ),
+    (("machine_check",), 1, HOUR, "its processor", "has reported machine checks"),
+    (("kernel_oops",), 1, HOUR, "the kernel", "has hit a bug, and may have left locks behind"),
+    (("hard_lockup",), 1, HOUR, "a CPU", "was locked up"),
+    (
+        ("soft_lockup", "rcu_stall", "hung_task"),
+        3,
+        RECENT,
+        "the kernel",
+        "finds CPUs or processes stuck again and again",
+    ),
+    (("memory_error_corrected",), 101, DAY, "its memory", "has had many corrected errors in a day"),
+    (("cpu_throttled",), 10, HOUR, "its processor", "is slowed down by heat"),
+    (("allocation_failure",), 10, RECENT, "the kernel", "finds no large pieces of memory"),
+)
+"""Events of the kernel log, how many lines there must be and in how many seconds, and words for them."""
+REACHED = (
+    ("open_files_exhausted", "DshealthdOpenFilesNearLimit", "the system"),
+    ("fork_rejected", "DshealthdThreadsNearLimit", "a control group"),
+    ("time_wait_overflow", "DshealthdSocketsNearLimit", "sockets in TIME_WAIT"),
+)
+"""Events that say that a limit was reached: its finding, and the part."""
 
 
 def over(
@@ -73,6 +106,12 @@ def logged(
             value=lines,
             source=f"dshealthd_{name}",
         )
+
+
+def each(signs: Iterable[Sign], **changes: Any) -> Iterator[Sign]:
+    """Yield signs with some of their fields changed."""
+    for sign in signs:
+        yield dataclasses.replace(sign, **changes)
 
 
 def memory(series: Series, _wall: float) -> Iterator[Sign]:
@@ -170,15 +209,21 @@ def sockets(series: Series, _wall: float) -> Iterator[Sign]:
         for point in series.rise("loopback_connections_total", 300.0, outcome="no_port")
     )
     if series.value("loopback_up") == 0 and not no_port:
-        yield Sign(alert="DshealthdLoopbackRefused", source="dshealthd_loopback_up")
+        yield Sign(
+            alert="DshealthdLoopbackRefused",
+            labels={"reason": "fail"},
+            source="dshealthd_loopback_up",
+        )
     for _, seconds in series.lowest("loopback_connect_seconds", 60.0):
-        yield from over(
+        slow = over(
             series,
-            "DshealthdLoopbackSlow",
+            "DshealthdLoopbackRefused",
             seconds,
             "loopback_connect_seconds",
             "loopback_connect_seconds",
+            {"reason": "take hundreds of times as long as they should"},
         )
+        yield from each(slow, apart="slow", mild=True, hold=60.0)
     for part, name, value, limit in (
         (
             "ephemeral ports",
@@ -281,4 +326,22 @@ def clock(series: Series, _wall: float) -> Iterator[Sign]:
     )
 
 
-RULES = (memory, files, sockets, rendezvous, clock)
+def errors(series: Series, _wall: float) -> Iterator[Sign]:
+    """Yield what the kernel logs about the host's hardware, about itself and about limits."""
+    for events, at_least, seconds, part, reason in ERRORS:
+        for sign in logged(
+            series,
+            "DshealthdHostErrors",
+            *events,
+            at_least=at_least,
+            seconds=seconds,
+            part=part,
+            reason=reason,
+        ):
+            yield dataclasses.replace(sign, apart=events[0])
+    for event, alert, part in REACHED:
+        for sign in logged(series, alert, event, part=part):
+            yield dataclasses.replace(sign, value=1.0)
+
+
+RULES = (memory, files, sockets, rendezvous, clock, errors)

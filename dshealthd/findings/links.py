@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.host import RECENT, logged, over
+from dshealthd.findings.host import RECENT, each, logged, over
 from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
@@ -32,15 +32,16 @@ NVLINK_ERRORS = {
 }
 """Types of errors: their limit, its seconds, and words for them."""
 GENERATION_5 = 5
+PCIE = "DshealthdPcieDegraded"
 DEVICE = "a PCIe device"
 """The part where the kernel's log names it and its events do not."""
 IOMMU_FAULTS = 10
 """Lines within ten minutes; a few come with a device that is reset."""
 PCIE_EVENTS = {
-    "pcie_slot_down": "the kernel lost the link of a slot",
-    "pcie_containment": "the kernel cut off a port after an error",
-    "pcie_recovery_failed": "a device did not recover from an error",
-    "pcie_error_uncorrected": "the kernel logged uncorrected errors",
+    "pcie_slot_down": "has lost its link",
+    "pcie_containment": "was cut off after an error",
+    "pcie_recovery_failed": "did not recover from an error",
+    "pcie_error_uncorrected": "has had uncorrected errors",
 }
 """Lines of the kernel log of which one is a fault, the most telling first."""
 
@@ -88,8 +89,10 @@ def nvlink(series: Series, _wall: float) -> Iterator[Sign]:
     for labels, value in series("sxid_errors_total", severity="fatal"):
         if value > 0:
             yield Sign(
-                alert="DshealthdNvswitchError",
+                alert="DshealthdGpuResetNeeded",
                 part=f"NVSwitch {labels['nvswitch']}",
+                labels={"reason": "a fatal error (SXid) since boot"},
+                hold=0.0,
                 value=value,
                 limit=0,
                 source="dshealthd_sxid_errors_total",
@@ -218,6 +221,25 @@ def _off_fabric(series: Series, domains: Mapping[str, str]) -> Iterator[Sign]:
 
 def pcie(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about PCIe links that are narrow, slow under load, or have errors."""
+    yield from each((*_slow_pcie(series), *_pcie_errors(series)), mild=True)
+    fatal = [
+        Sign(
+            alert=PCIE,
+            labels={**labels, "reason": "has had fatal errors"},
+            value=value,
+            source="dshealthd_pcie_errors_total",
+        )
+        for labels, value in series.rise("pcie_errors_total", RECENT, type="fatal")
+        if value > 0
+    ]
+    for event, reason in PCIE_EVENTS.items():
+        fatal += logged(series, PCIE, event, part=DEVICE, reason=reason)
+    # One is logged once, and what it broke stays broken.
+    yield from each(fatal, apart="fatal", hold=0.0, keep=3600.0)
+
+
+def _slow_pcie(series: Series) -> Iterator[Sign]:
+    """Yield PCIe links of GPUs that are narrow, slow under load, or retransmit."""
     busy = {
         point.labels["gpu"]
         for point in series("gpu_utilization_ratio")
@@ -234,7 +256,7 @@ def pcie(series: Series, _wall: float) -> Iterator[Sign]:
             counts = name == "pcie_link_width" or labels["gpu"] in busy
             if limit is not None and value < limit and counts:
                 yield Sign(
-                    alert="DshealthdPcieDegraded",
+                    alert=PCIE,
                     labels={**labels, "reason": lost},
                     value=value,
                     limit=limit,
@@ -253,26 +275,17 @@ def pcie(series: Series, _wall: float) -> Iterator[Sign]:
         )
         yield from over(
             series,
-            "DshealthdPcieDegraded",
+            PCIE,
             replays * 60 / RECENT,
             allowed,
             "pcie_replays_total",
             {**labels, "reason": "retransmits packets after errors"},
         )
-    yield from _pcie_errors(series)
 
 
 def _pcie_errors(series: Series) -> Iterator[Sign]:
-    """Yield errors that GPUs count at their end of the link, and those in the kernel's log."""
+    """Yield errors that are not fatal, counted by GPUs at their end or in the kernel's log."""
     errors, hour = "pcie_errors_total", "pcie_corrected_errors_per_hour"
-    for labels, value in series.rise(errors, RECENT, type="fatal"):
-        if value > 0:
-            yield Sign(
-                alert="DshealthdPcieErrors",
-                labels={**labels, "reason": "fatal errors"},
-                value=value,
-                source=f"dshealthd_{errors}",
-            )
     for type_, seconds, limit, reason in (
         ("nonfatal", 900.0, "pcie_nonfatal_errors_in_15m", "counts non-fatal errors"),
         ("correctable", 3600.0, hour, "counts many corrected errors"),
@@ -280,17 +293,15 @@ def _pcie_errors(series: Series) -> Iterator[Sign]:
         for labels, value in series.rise(errors, seconds, type=type_):
             yield from over(
                 series,
-                "DshealthdPcieDegraded",
+                PCIE,
                 value,
                 limit,
                 errors,
                 {**labels, "reason": reason},
             )
-    for event, reason in PCIE_EVENTS.items():
-        yield from logged(series, "DshealthdPcieErrors", event, part=DEVICE, reason=reason)
     yield from logged(
         series,
-        "DshealthdPcieDegraded",
+        PCIE,
         "pcie_error_corrected",
         at_least=series.limit(hour) + 1,
         seconds=3600.0,
@@ -299,7 +310,7 @@ def _pcie_errors(series: Series) -> Iterator[Sign]:
     )
     yield from logged(
         series,
-        "DshealthdPcieDegraded",
+        PCIE,
         "iommu_fault",
         at_least=IOMMU_FAULTS,
         part=DEVICE,

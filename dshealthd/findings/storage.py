@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.gpus import HUNG
-from dshealthd.findings.host import RECENT, logged, over, share
+from dshealthd.findings.host import RECENT, each, logged, over, share
 from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
@@ -19,7 +19,13 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108 - the kernel's name for it
 NO_SPACE = frozenset(("no_space", "quota_exceeded"))
 SETTINGS = frozenset(("permission_denied", "not_found", "malformed"))
 """Reasons that a path had from the start, as a misspelled one has."""
-OF_SERVERS = ("nfs_unresponsive", "nfs_state_lost", "lustre_connection_lost", "lustre_evicted")
+OF_SERVERS = (
+    "nfs_unresponsive",
+    "nfs_state_lost",
+    "lustre_connection_lost",
+    "lustre_evicted",
+    "lustre_operation_failed",
+)
 OF_DISKS = (
     "io_error",
     "filesystem_error",
@@ -27,6 +33,9 @@ OF_DISKS = (
     "raid_disk_failed",
     "nvme_path_lost",
 )
+NVME = {"nvme_failure": "has failed", "nvme_timeout": "does not answer in time"}
+TROUBLE = "DshealthdStorageTrouble"
+MINUTES_5, MINUTES_15 = 300.0, 900.0
 HOUR, DAY = 3600.0, 86400.0
 REQUEST = gauge("dshealthd_disk_request_seconds", "Mean time of a request.", "disk")
 """Derived here, and kept for a day; not exported."""
@@ -38,23 +47,26 @@ def paths(series: Series, _wall: float) -> Iterator[Sign]:
         reason, path = labels["reason"], labels["path"]
         if value != 1 or reason in NO_SPACE:
             continue
-        alert = (
-            "DshealthdPathHangs"
-            if reason in HUNG
-            else "DshealthdPathUnusable"
-            if reason in SETTINGS
-            else "DshealthdPathFailing"
+        setting = reason in SETTINGS
+        yield Sign(
+            alert="DshealthdPathHangs" if reason in HUNG else "DshealthdPathFailing",
+            part=path,
+            labels={"reason": reason.replace("_", " ")},
+            source="dshealthd_path_failing",
+            mild=setting,
+            hold=MINUTES_5 if setting else None,
         )
-        yield Sign(alert=alert, part=path, labels=labels, source="dshealthd_path_failing")
     for labels, seconds in series.lowest("path_write_seconds", 300.0):
-        yield from over(
+        slow = over(
             series,
-            "DshealthdPathSlow",
+            TROUBLE,
             seconds,
             "path_write_seconds",
             "path_write_seconds",
+            {"reason": "is slow: writing 4 KiB takes seconds at best"},
             part=labels["path"],
         )
+        yield from each(slow, hold=MINUTES_5)
 
 
 def space(series: Series, _wall: float) -> Iterator[Sign]:
@@ -66,6 +78,7 @@ def space(series: Series, _wall: float) -> Iterator[Sign]:
             yield Sign(
                 alert="DshealthdFilesystemFull",
                 part=labels["path"],
+                labels={"reason": "a write found no space, or its quota used up"},
                 value=_used(series, labels["path"]),
                 source="dshealthd_path_failing",
             )
@@ -87,6 +100,7 @@ def space(series: Series, _wall: float) -> Iterator[Sign]:
             used,
             "filesystem_used_critical_ratio",
             "filesystem_free_bytes",
+            {"reason": "nearly all of its space or inodes are in use"},
             part=path,
         )
         signs = [*full] if crowded or no_inodes else []
@@ -160,25 +174,55 @@ def _shared_memory(series: Series) -> Iterator[Sign]:
 def disks(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about disks that hang or are slow, and processes that wait for them."""
     hung = any(series("path_failing", reason=HUNG))
-    events = OF_DISKS if hung else (*OF_DISKS, *OF_SERVERS)
-    yield from logged(series, "DshealthdStorageErrors", *events)
-    yield from logged(series, "DshealthdNvmeTimeouts", "nvme_timeout")
+    # The path's own finding tells of its server, whose lines count for a while after it is back. Both
+    # are asked for each time, because the past is kept of what is asked for.
+    lately = list(series.highest("path_failing", RECENT, reason=HUNG))
+    of_servers = list(
+        logged(
+            series,
+            TROUBLE,
+            *OF_SERVERS,
+            part="the kernel",
+            reason="has logged errors of a storage server",
+        )
+    )
+    yield from logged(
+        series,
+        TROUBLE,
+        *OF_DISKS,
+        part="the kernel",
+        reason="has logged errors of disks or file systems",
+    )
+    if not lately:
+        yield from each(of_servers, apart="server")
+    for event, reason in NVME.items():
+        yield from logged(series, TROUBLE, event, part="an NVMe device", reason=reason)
     done = _by_disk(series, "disk_requests_total", 300.0)
     for labels, requests in series.lowest("disk_requests_in_flight", 300.0, full=True):
         # An idle disk has no request in flight; a busy one, however slow, completes some.
         if requests > 0 and done.get(labels["disk"]) == 0:
             yield Sign(
-                alert="DshealthdDiskHung",
+                alert=TROUBLE,
                 part=labels["disk"],
+                labels={"reason": "has requests in flight and has completed none for minutes"},
                 value=requests,
                 source="dshealthd_disk_requests_in_flight",
+                apart="hung",
+                hold=60.0,
             )
     yield from _slow_disks(series)
     name = "processes_stuck"
     stuck = series.value(name)
     # Those that wait for a path or a driver that the agent itself found hung are told with it.
     if stuck and not hung and not any(series("collector_failing", reason=("timeout", "stuck"))):
-        yield Sign(alert="DshealthdProcessesStuck", value=stuck, source=f"dshealthd_{name}")
+        yield Sign(
+            alert=TROUBLE,
+            part="processes",
+            labels={"reason": "wait in the kernel for a file system, a disk or a driver"},
+            value=stuck,
+            source=f"dshealthd_{name}",
+            hold=MINUTES_15,
+        )
 
 
 def _slow_disks(series: Series) -> Iterator[Sign]:
@@ -198,14 +242,16 @@ def _slow_disks(series: Series) -> Iterator[Sign]:
         if seconds is None or not usual or busy:
             continue
         if seconds > usual * series.limits.disk_request_ratio:
-            yield from over(
+            slow = over(
                 series,
-                "DshealthdDiskSlow",
+                TROUBLE,
                 seconds,
                 "disk_request_seconds",
                 "disk_request_seconds_total",
+                {"reason": "takes far longer for a request than it used to, and moves little data"},
                 part=disk,
             )
+            yield from each(slow, hold=MINUTES_15)
 
 
 def _request_seconds(series: Series) -> dict[str, float]:
@@ -244,9 +290,11 @@ def checkpoints(series: Series, _wall: float) -> Iterator[Sign]:
         needed = series.value("job_checkpoint_next_bytes", **labels)
         if needed is not None and free < needed:
             yield Sign(
-                alert="DshealthdCheckpointNoRoom",
+                alert="DshealthdFilesystemFull",
                 job=labels["training_job"],
-                part=labels["training_job"],
+                part=f"the checkpoint path of {labels['training_job']}",
+                labels={"reason": "less is free than its last checkpoints took"},
+                hold=MINUTES_5,
                 value=free,
                 limit=needed,
                 limit_source="dshealthd_job_checkpoint_next_bytes",

@@ -10,6 +10,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dshealthd.findings import gpus
 from dshealthd.findings.finding import State
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ class FitnessCheck(enum.StrEnum):
 CHECKS = {
     "DshealthdGpuLost": FitnessCheck.GPU_LOST,
     "DshealthdNvmlBroken": FitnessCheck.NVML_BROKEN,
-    "DshealthdGpuMemoryError": FitnessCheck.MEMORY_UNCORRECTED,
-    "DshealthdGpuRowRemapFailed": FitnessCheck.MEMORY_WORN_OUT,
     "DshealthdGpuSramWornOut": FitnessCheck.MEMORY_WORN_OUT,
     "DshealthdGpuResetNeeded": FitnessCheck.RESET_NEEDED,
     "DshealthdProbeResultWrong": FitnessCheck.SUSPECT,
@@ -52,6 +51,11 @@ CHECKS = {
     "DshealthdLinkSuspect": FitnessCheck.SUSPECT,
 }
 """Checks by the alert of the finding."""
+BY_REASON = {
+    **dict.fromkeys(gpus.UNCORRECTED, FitnessCheck.MEMORY_UNCORRECTED),
+    **dict.fromkeys(gpus.UNREPAIRABLE, FitnessCheck.MEMORY_WORN_OUT),
+}
+"""Of GPUs that need a reset, those with bad memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,8 @@ def fitness(verdict: Verdict) -> Fitness:
     unknown = []
     for finding in verdict.findings:
         check = CHECKS.get(finding.alert)
+        if check is FitnessCheck.RESET_NEEDED:
+            check = BY_REASON.get(finding.reason, check)
         unread = finding.severity is State.UNKNOWN and not _SOURCES.isdisjoint(finding.origins)
         if unread or finding.alert == _UNWATCHED:
             unknown.append(finding.detail)

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 DRAIN_FOR = (
     "DshealthdGpuLost",
-    "DshealthdGpuMemoryError",
-    "DshealthdGpuRowRemapFailed",
     "DshealthdGpuResetNeeded",
     "DshealthdNvmlBroken",
 )

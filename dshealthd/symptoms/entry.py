@@ -148,10 +148,6 @@ class FindingType:
     """How long its sign must last before a ticket becomes a page; empty: a page at once."""
     audience: str = "operator"
     """Who can fix it, one of AUDIENCES."""
-    apart: str = ""
-    """`reason` if one part has a finding for each reason; otherwise it has one, with the reason that
-    it began with, which is for degrees of one thing.
-    """
     steps: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What to do first in some cases, in place of `step`; the rule's labels `reason`, or else
     `class`, tell the case.
@@ -333,8 +329,6 @@ def _wrong_alert(row: Mapping[str, Any], keys: Mapping[str, bool]) -> Iterator[s
             yield f'component: "{value}" is not one of {", ".join(COMPONENTS)}'
         elif key == "audience" and value not in AUDIENCES:
             yield f'audience: "{value}" is not one of {", ".join(AUDIENCES)}'
-        elif key == "apart" and value != "reason":
-            yield f'apart: "{value}" is not "reason"'
         elif key == "page" and value not in PAGES:
             yield f'page: "{value}" is not one of {", ".join(PAGES)}'
         elif key == "summary" and "{" in value:

@@ -298,7 +298,10 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
             path("DshealthdPathFailing", "/ckpt"),
             path("DshealthdPathHangs", "/data"),
         ],
-        [path("DshealthdPathFailing", "/data"), path("DshealthdPathSlow", "/data", "warning")],
+        [
+            path("DshealthdPathFailing", "/data"),
+            path("DshealthdStorageTrouble", "/data", "warning"),
+        ],
     ),
     "a disk that is filling, over nothing": (
         [

@@ -260,7 +260,7 @@ def test_checkpoint(tmp_path: Path) -> None:
         large = machine.scrape()
     for alert, ill in (
         ("DshealthdCheckpointIncomplete", incomplete),
-        ("DshealthdCheckpointNoRoom", large),
+        ("DshealthdFilesystemFull", large),
     ):
         seen = fires(alert, {"node": (well, ill)}, tmp_path, job=NAME)
         assert seen == (False, True), alert

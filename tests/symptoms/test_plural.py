@@ -27,7 +27,6 @@ DESCRIPTIONS = {
 }
 FINDINGS = [finding for symptom in all_symptoms().values() for finding in symptom.findings]
 NEVER_ONE = {
-    "DshealthdAgentRestarts": "fires above two restarts",
     "DshealthdChecksumsDisagree": "two GPUs at least",
     "DshealthdFabricSlow": "a ratio above 1",
     "DshealthdFleetUnreachable": "fires above three nodes",

@@ -317,6 +317,30 @@ def test_a_new_threshold_is_counted(tmp_path: Path) -> None:
     assert f" < {count},\n" in (tmp_path / "alerts.yml").read_text(encoding="utf-8")
 
 
+def test_findings_that_rules_read_exist() -> None:
+    """Rules select findings by names that there are; one that is renamed would be silently left out."""
+    names = {
+        finding.name.removeprefix("Dshealthd")
+        for symptom in all_symptoms().values()
+        for finding in symptom.findings
+    }
+    read = {
+        name
+        for _, rule in rule_groups()
+        for text in re.findall(r'finding=~?"([^"]+)"', rule["expr"])
+        for name in text.split("|")
+    }
+    assert {"GpuLost", "GpuResetNeeded", "NvlinkDown", "GpuRepairDue", "FabricPortDown"} <= read
+    assert read <= names
+    reasons = [
+        text
+        for _, rule in rule_groups()
+        for text in re.findall(r'reason=~"([^"]+Xid[^"]+)"', rule["expr"])
+    ]
+    assert reasons
+    assert all(re.fullmatch(text, gpus.CONTAINED) for text in reasons)
+
+
 def wrong(expression: str) -> list[str]:
     """Return what an expression reads that does not exist."""
     found = []
