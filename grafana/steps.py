@@ -57,8 +57,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Own work against the peers",
-            f"""A rank's step without its wait for other ranks, against ranks of its role; without any, against its own past: the {SERIES} slowest
-            ranks. Dashed: the threshold of the straggler alert.""",
+            f"""A rank's step without its wait for other ranks, against ranks of its role; without any, against its own past: the
+            {SERIES} slowest ranks. Dashed: the threshold of the straggler alert.""",
             (worst(f"max by ({RANK}) (dshealthd:job:work_ratio{{@of_jobs}})", RANK), LEGEND),
             unit="none",
             steps=((None, GREEN), (limits["straggler_ratio"], ORANGE)),

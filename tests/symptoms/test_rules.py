@@ -14,6 +14,7 @@ import yaml
 
 from dshealthd import reference
 from dshealthd.core.collector import MetricKind
+from dshealthd.findings import gpus
 from dshealthd.jobs.hangs.hang import PROBLEMS
 from dshealthd.symptoms import all_symptoms, rules
 from dshealthd.symptoms.entry import PARTS

@@ -171,8 +171,10 @@ def test_optimizer_that_deepspeed_steps(
     place["step"](trial.optimizer)
     assert agents_end.messages() == []
     assert [record.message for record in caplog.records] == [
-        "no heartbeat: DeepSpeed steps this optimizer, and its engine was not found; call "
-        "dshealthd.training.attach(engine)"
+        (
+            "no heartbeat: DeepSpeed steps this optimizer, and its engine was not found; call "
+            "dshealthd.training.attach(engine)"
+        )
     ]
     assert not unchanged.closed
 
