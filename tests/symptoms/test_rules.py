@@ -259,7 +259,9 @@ def test_every_metric_exists(slug: str) -> None:
     What a runbook names is too.
     """
     symptom = all_symptoms()[slug]
-    for alert in (*symptom.alerts, *(each.rule for each in symptom.findings if each.rule)):
+    rules_of: list[Alert | FleetRule] = [*symptom.alerts]
+    rules_of += [each.rule for each in symptom.findings if each.rule]
+    for alert in rules_of:
         assert wrong(alert.expr.replace("FINDING", 'finding="x"')) == []
         assert [name for query in QUERY.findall(alert.description) for name in wrong(query)] == []
     named = {name for text in symptom.sections.values() for name in NAMED.findall(text)}
