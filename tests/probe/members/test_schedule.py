@@ -361,7 +361,7 @@ def test_all_leaves_meet_over_the_eras(sizes: list[int]) -> None:
     leaves = cluster(sizes)
     timetable = Timetable(leaves, leaves)
     one_of_each = [*{leaf: name for name, leaf in leaves.items()}.values()]
-    together = set()
+    together: set[tuple[str, str]] = set()
     for epoch in range(0, timetable.cycle, ERA):
         found = {timetable.company(name, epoch) for name in one_of_each}
         assert max(map(len, found)) <= MEMBERS
