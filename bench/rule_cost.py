@@ -64,7 +64,14 @@ def blocks(text: str, nodes: int, when: float, directory: Path) -> None:
         for name in sorted(families):
             out.write(f"# TYPE {name} unknown\n" + "\n".join(families[name]) + "\n")
         out.write("# EOF\n")
-    command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", file, directory / "data"]
+    command: list[str | Path] = [
+        "promtool",
+        "tsdb",
+        "create-blocks-from",
+        "openmetrics",
+        file,
+        directory / "data",
+    ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     file.unlink()
 

@@ -196,6 +196,7 @@ def _ports(put: Put, node: Node, life: Life) -> None:
 
 
 def _gpus(put: Put, node: Node, life: Life) -> None:
+    put("node_class_info", 1.0, {"model": node.model})
     for gpu in GPUS:
         which = {"gpu": str(gpu), "uuid": f"{node.cluster}-{node.name}-{gpu}"}
         put("gpu_up", 1.0, which)
