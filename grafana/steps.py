@@ -27,6 +27,8 @@ def panels(source: Source) -> list[dashboard.Panel]:
     seconds = f"max by ({RANK}) (dshealthd_job_step_seconds{{@jobs}})"
     ratio = f"{seconds} / on ({JOB}) group_left () quantile by ({JOB}) (0.5, dshealthd_job_step_seconds{{@jobs}})"
     rate = f"max by ({JOB}) (60 * rate(dshealthd_job_step{{@jobs}}[$__rate_interval]))"
+    waiting = f"""max by ({RANK}) (dshealthd_job_step_wait_seconds{{@jobs}})
+        / max by ({RANK}) (dshealthd_job_step_wait_seconds{{@jobs}} + dshealthd_job_step_work_seconds{{@jobs}})"""
     limits = source.limits
     return [
         graph(
@@ -63,6 +65,14 @@ def panels(source: Source) -> list[dashboard.Panel]:
             unit="none",
             steps=((None, GREEN), (limits["straggler_ratio"], ORANGE)),
             minimum=None,
+            link=series_link(),
+        ),
+        graph(
+            "Waiting for other ranks",
+            f"""Share of its step that a rank waits for others, in collectives, sends and receives: the {SERIES} that wait least. The others
+            wait for one that hardly waits.""",
+            (worst(waiting, RANK, lowest=True), LEGEND),
+            unit="percentunit",
             link=series_link(),
         ),
         graph(
