@@ -35,7 +35,7 @@ PACKAGES = {
 }
 """The Debian package of each program."""
 TRAINING = re.compile(
-    r"(?:torch|deepspeed|gloo)|.*\b(?:import|from|importorskip) (?:torch|deepspeed)\b.*", re.DOTALL
+    r"(?:torch|deepspeed|gloo)|.*\b(?:import|from) (?:torch|deepspeed)\b.*", re.DOTALL
 )
 """Strings of files that run a training or a probe: names, and programs in Python."""
 

@@ -75,7 +75,9 @@ def caught(tree: ast.AST) -> set[str]:
 def test_broad_handlers_are_few() -> None:
     """Every exception is caught in few places, each for one reason; elsewhere it has a name."""
     found = {str(file.relative_to(SOURCE)): caught(parsed(file)) for file in FILES}
-    assert {name for name, kinds in found.items() if kinds} == {*BROAD, *FINAL}
+    assert {name for name, kinds in found.items() if kinds} == {*BROAD, *FINAL}, (
+        "name the exception that you expect; where none can be named, say why in BROAD"
+    )
     assert all(found[name] == {"Exception"} for name in BROAD)
 
 
@@ -108,12 +110,16 @@ def users(wanted: set[str]) -> set[str]:
 
 def test_threads_of_the_agent_start_in_one_module() -> None:
     """Nothing waits in threads of the loop's own executor, which would keep the agent from ending."""
-    assert users(THREADS) == {"core/background.py", *THREADS_ELSEWHERE}
+    assert users(THREADS) == {"core/background.py", *THREADS_ELSEWHERE}, (
+        "start it by core/background.py; a process of its own may say why in THREADS_ELSEWHERE"
+    )
 
 
 def test_children_of_the_agent_start_in_one_module() -> None:
     """What systemd gives to the agent alone does not reach a child: one place scrubs it."""
-    assert users(CHILDREN) == {"core/child.py", *CHILDREN_ELSEWHERE}
+    assert users(CHILDREN) == {"core/child.py", *CHILDREN_ELSEWHERE}, (
+        "start it by core/child.py; where that cannot be, say why in CHILDREN_ELSEWHERE"
+    )
 
 
 def test_an_agent_without_probes_does_without_them() -> None:
@@ -153,7 +159,7 @@ def test_workers_do_without_what_only_the_loop_needs() -> None:
         loaded = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
         )
-        assert loaded.stdout.split() == [], names
+        assert loaded.stdout.split() == [], f"import it where it is used: a worker of {names}"
 
 
 def test_agent_does_without_certificate_authorities(tmp_path: Path) -> None:
@@ -188,7 +194,7 @@ def test_class_names_stand_in_one_module() -> None:
             if isinstance(node, ast.ClassDef):
                 modules.setdefault(node.name, set()).add(file)
     shared = sorted(name for name, files in modules.items() if len(files) > 1)
-    assert len(shared) <= SHARED_CLASS_NAMES, shared
+    assert len(shared) <= SHARED_CLASS_NAMES, f"rename the one you added: {shared}"
 
 
 def imported(file: Path, modules: Collection[str], *, at_once: bool = False) -> set[str]:
@@ -251,7 +257,7 @@ def tours() -> dict[str, list[str]]:
 def test_tours_lead_through_the_code(headline: str, most: int) -> None:
     """A tour is short, its files exist, and each has to do with another: one imports the other."""
     files = tours()[headline]
-    assert 10 < len(files) <= most
+    assert 10 < len(files) <= most, "list the files where something is decided, not all entered"
     names = {file: "dshealthd." + file.removesuffix(".py").replace("/", ".") for file in files}
     joins = {name: imported(SOURCE / file, names.values()) for file, name in names.items()}
     alone = {
@@ -259,4 +265,4 @@ def test_tours_lead_through_the_code(headline: str, most: int) -> None:
         for name, others in joins.items()
         if not others - {name} and not any(name in joins[other] for other in joins if other != name)
     }
-    assert not alone
+    assert not alone, "neither imports nor is imported by another file of this tour"

@@ -51,7 +51,9 @@ def test_one() -> None:
     cases = [(name, case) for name, text in DESCRIPTIONS.items() for case in texts(text)]
     said = rendered([case for _, case in cases])
     plural = {name for (name, _), text in zip(cases, said, strict=True) if ONE_OF_MANY.search(text)}
-    assert plural == NEVER_ONE.keys()
+    assert plural == NEVER_ONE.keys(), (
+        "write {{ if eq $value 1.0 }}, or say in NEVER_ONE why there never is one"
+    )
 
 
 @pytest.mark.parametrize("finding", FINDINGS, ids=lambda finding: finding.name)

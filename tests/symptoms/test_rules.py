@@ -307,7 +307,7 @@ def test_the_count_of_thresholds_is_the_rules() -> None:
         if rule.get("alert") == "DshealthdRulesBroken" and rule["labels"]["severity"] == "warning"
     )
     assert shipped is not None
-    assert shipped[1] == str(len(thresholds))
+    assert shipped[1] == str(len(thresholds)), "run ./dev generate"
 
 
 def test_a_new_threshold_is_counted(tmp_path: Path) -> None:

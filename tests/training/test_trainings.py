@@ -5,6 +5,7 @@ What `/metrics` says agrees with what the training itself prints.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from tests.agents import RunningAgent, Scrape
     from tests.training.trainings import Step, TrainingRun
 
-torch = pytest.importorskip("torch")
+# Its import here would take seconds, and in each worker of the tests.
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("takes torch", allow_module_level=True)
 pytestmark = pytest.mark.timeout(600)
 
 CONFIG = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -23,7 +24,10 @@ from tests.lab.records import start_time
 if TYPE_CHECKING:
     from dshealthd.doctor.job_sources.inspection import Inspection
 
-pytest.importorskip("deepspeed")
+# Its import here would take seconds, and in each worker of the tests.
+if importlib.util.find_spec("deepspeed") is None:
+    pytest.skip("takes DeepSpeed", allow_module_level=True)
+
 OK, WARNING, CRITICAL, UNKNOWN = (
     Outcome.OK,
     Outcome.WARNING,

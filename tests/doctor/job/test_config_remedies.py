@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
     from dshealthd.doctor.job_sources.inspection import Inspection
 
-pytest.importorskip("deepspeed")
+# Its import here would take seconds, and in each worker of the tests.
+if importlib.util.find_spec("deepspeed") is None:
+    pytest.skip("takes DeepSpeed", allow_module_level=True)
+
 EDITED = "untested"
 """The case whose remedy edits the file; those of the others show the line to change."""
 SGD = changed(
