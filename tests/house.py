@@ -16,6 +16,12 @@ MOST_IMPORTS = 0.07
 """Share of imports in all lines; the finer the cut, the more of them."""
 KEPT = {
     "collectors/": "a collector is a module",
+    "nvrx/frames.py": "both ends of the socket: the agent, and the process that has imported gRPC",
+    "nvrx/options.py": "a section of the configuration, read without the rest of its package",
+    "plural.py": "used everywhere",
+    "printable.py": "used everywhere, and the one place that makes text safe",
+    "service.py": "what all services implement",
+    "training/attachment.py": "runs in trainings, where only what is used is imported",
 }
 """Small modules, or folders of such, that stand alone, and why."""
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
