@@ -56,7 +56,7 @@ DOCUMENTS = sorted(
         "deploy/**/README.md",
         "deploy/prometheus/*.yml",
         "deploy/alertmanager/**/*.*",
-        "deploy/kubernetes/base/rules.yaml",
+        "deploy/kubernetes/components/*/rules.yaml",
         "deploy/package/dshealthd.toml",
         "dshealthd/web/page/*",
         "dshealthd/status/*.py",

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "prometheus"
-TARGET = Path(__file__).parent / "base" / "rules.yaml"
+TARGET = Path(__file__).parent / "components" / "prometheus-operator" / "rules.yaml"
 FILES = ("thresholds.yml", "recording.yml", "alerts.yml")
 HEADER = "# Made from deploy/prometheus/*.yml by `./dev generate`; do not edit.\n"
 
@@ -24,6 +24,9 @@ def manifest(name: str, rules: str) -> str:
             "kind: PrometheusRule",
             "metadata:",
             f"  name: dshealthd-{name}",
+            "  namespace: dshealthd",
+            "  labels:",
+            "    app.kubernetes.io/name: dshealthd",
             "spec:",
             *lines,
             "",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,15 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from deploy.kubernetes import rules
-from dshealthd import config
+from deploy.kubernetes import chart, rules
+from dshealthd import __version__, config
 from tests import yaml_files
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-COMPONENTS = tuple(sorted(path.name for path in (KUBERNETES / "components").iterdir()))
-VERSIONS = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34")
+COMPONENTS = (*chart.WHOLE, *sorted(chart.FLAGS, key=lambda name: name == "kernel-log"))
+"""In the order of the README: what others change first, what replaces all rights last."""
+VERSIONS = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35")
 CUSTOM = frozenset(("PodMonitor", "PrometheusRule"))
 """Of the Prometheus operator, of which there is no schema among Kubernetes' own."""
 OVERLAYS = ((), *((name,) for name in COMPONENTS), COMPONENTS)
@@ -32,38 +31,17 @@ LARGEST = 262_144
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 
 
-@functools.cache
 def built(components: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
     """Return the objects of an overlay that takes these components."""
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
-        directory = Path(name).resolve()
-
-        def place(path: Path) -> str:
-            return os.path.relpath(path, directory)
-
-        overlay = {
-            "apiVersion": "kustomize.config.k8s.io/v1beta1",
-            "kind": "Kustomization",
-            "resources": [place(KUBERNETES / "base")],
-            "components": [place(KUBERNETES / "components" / name) for name in components],
-        }
-        (directory / "kustomization.yaml").write_text(yaml.safe_dump(overlay), encoding="utf-8")
-        text = subprocess.run(
-            ["kubectl", "kustomize", str(directory)],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        ).stdout
-    return tuple(yaml.load_all(text, yaml.CSafeLoader))
+    return tuple(chart.built(components).values())
 
 
 def only(components: tuple[str, ...], kind: str, name: str = "dshealthd") -> Any:
-    """Return the one object of a kind whose name begins so."""
+    """Return the one object of a kind and name."""
     (found,) = (
         entry
         for entry in built(components)
-        if entry["kind"] == kind and entry["metadata"]["name"].startswith(name)
+        if entry["kind"] == kind and entry["metadata"]["name"] == name
     )
     return found
 
@@ -81,7 +59,7 @@ def agent(components: tuple[str, ...]) -> Any:
 
 @pytest.mark.parametrize("components", OVERLAYS, ids="+".join)
 def test_valid(components: tuple[str, ...]) -> None:
-    """Every object is one that Kubernetes 1.29 to 1.34 knows, without a field that they do not."""
+    """Every object is one that Kubernetes 1.29 to 1.35 knows, without a field that they do not."""
     for entry in built(components):
         assert len(json.dumps(entry)) < LARGEST, entry["metadata"]["name"]
         if entry["kind"] != "Namespace":
@@ -89,6 +67,35 @@ def test_valid(components: tuple[str, ...]) -> None:
         for version in VERSIONS:
             if entry["kind"] not in CUSTOM:
                 kubernetes_validate.validate(entry, version, strict=True)
+
+
+def test_components_are_all_known() -> None:
+    """The chart has a value for each component, and no other."""
+    assert set(COMPONENTS) == {path.name for path in (KUBERNETES / "components").iterdir()}
+
+
+def test_needs_nothing_that_a_bare_cluster_lacks() -> None:
+    """The base has no object of an operator; it runs on all nodes that its image is built for."""
+    assert not CUSTOM & {entry["kind"] for entry in built(())}
+    ((wanted,),) = (
+        term["matchExpressions"]
+        for term in pod(())["affinity"]["nodeAffinity"][
+            "requiredDuringSchedulingIgnoredDuringExecution"
+        ]["nodeSelectorTerms"]
+    )
+    assert (wanted["key"], wanted["values"]) == ("kubernetes.io/arch", ["amd64", "arm64"])
+    assert agent(())["image"] == f"ghcr.io/dshealthd/dshealthd:{__version__}"
+
+
+def test_the_runtime_for_gpus_is_wanted_only_where_gpus_are() -> None:
+    """Pods that name a runtime class start only on nodes that have it."""
+    labels = {name: pod((name,))["nodeSelector"] for name in COMPONENTS}
+    assert {name for name in COMPONENTS if pod((name,)).get("runtimeClassName")} == {"gpu-runtime"}
+    assert labels.pop("gpu-runtime") == {
+        "kubernetes.io/os": "linux",
+        "nvidia.com/gpu.present": "true",
+    }
+    assert all(label == {"kubernetes.io/os": "linux"} for label in labels.values())
 
 
 @pytest.mark.parametrize("components", OVERLAYS, ids="+".join)
@@ -171,7 +178,7 @@ def test_every_mount_has_its_volume() -> None:
 
 def test_members_are_the_agents() -> None:
     """The headless service selects the DaemonSet's pods and is the name that the members have."""
-    service = only(("probes",), "Service")
+    service = only(("probes",), "Service", "dshealthd-peers")
     labels = only(("probes",), "DaemonSet")["spec"]["template"]["metadata"]["labels"]
     assert service["spec"]["selector"].items() <= labels.items()
     assert service["spec"]["clusterIP"] == "None"
@@ -182,7 +189,7 @@ def test_members_are_the_agents() -> None:
 
 def test_probes_ask_over_the_agents_own_scheme() -> None:
     """The kubelet and Prometheus speak HTTPS where the agent does, and else HTTP."""
-    for components, scheme in (((), None), (("tls",), "HTTPS")):
+    for components, scheme in ((chart.WHOLE, None), ((*chart.WHOLE, "tls"), "HTTPS")):
         container = agent(components)
         for probe in ("livenessProbe", "readinessProbe"):
             assert container[probe]["httpGet"].get("scheme") == scheme
@@ -194,7 +201,7 @@ def test_agents_are_known_as_elsewhere() -> None:
     """A PodMonitor gives the agents the label by which the rules know them, as the scrape job does."""
     part = yaml_files.load(rules.SOURCE / "dshealthd.yml")
     label = part["scrape_configs"][-1]["relabel_configs"][0]
-    for components in ((), ("probes",)):
+    for components in (chart.WHOLE, (*chart.WHOLE, "probes")):
         (endpoint,) = only(components, "PodMonitor")["spec"]["podMetricsEndpoints"]
         made = {entry["targetLabel"]: entry.get("replacement") for entry in endpoint["relabelings"]}
         assert made[label["target_label"]] == label["replacement"]
@@ -205,7 +212,7 @@ def test_rules_are_ours(tmp_path: Path) -> None:
     """Each PrometheusRule holds one rule file, which promtool accepts as kustomize wrote it."""
     assert rules.main(["--check"]) == 0
     for name in rules.FILES:
-        made = only((), "PrometheusRule", f"dshealthd-{name.removesuffix('.yml')}")["spec"]
+        made = only(chart.WHOLE, "PrometheusRule", f"dshealthd-{name.removesuffix('.yml')}")["spec"]
         source = yaml_files.load(rules.SOURCE / name)
         assert made == source
         (tmp_path / name).write_text(yaml.safe_dump(made), encoding="utf-8")
@@ -218,7 +225,7 @@ def test_dashboards_are_ours() -> None:
     """Each dashboard is in a ConfigMap that Grafana's sidecar looks for."""
     directory = ROOT / "grafana" / "dashboards"
     found: dict[str, str] = {}
-    for entry in built(()):
+    for entry in built(chart.WHOLE):
         if entry["kind"] == "ConfigMap" and "dashboard" in entry["metadata"]["name"]:
             assert entry["metadata"]["labels"]["grafana_dashboard"] == "1"
             found |= entry["data"]

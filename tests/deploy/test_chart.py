@@ -1,0 +1,181 @@
+"""The Helm chart, rendered by Helm's own library: what Kustomize builds, object by object."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from deploy.kubernetes import chart
+
+pytestmark = pytest.mark.deploy
+
+HELM = Path(__file__).parents[2] / "build" / "helm" / "bin" / "python"
+SCRIPT = """
+import json, sys
+import helm_python
+chart = helm_python.Chart.load(sys.argv[1])
+answers = []
+for values in json.load(sys.stdin):
+    try:
+        answers.append(chart.render(values, name="x", namespace=sys.argv[2]))
+    except helm_python.HelmError as error:
+        answers.append(str(error))
+json.dump(answers, sys.stdout)
+"""
+VALUES = {**chart.FLAGS, "prometheus-operator": "prometheusOperator", "dashboards": "dashboards"}
+ALL = (*chart.WHOLE, *sorted(chart.FLAGS, key=lambda name: name == "kernel-log"))
+SETS = [(), ALL, *itertools.combinations(ALL, 1), *itertools.combinations(ALL, 2)]
+"""None, all, each, and each pair of the components."""
+LARGEST = 1_048_576
+"""Bytes of a Secret, in which Helm keeps the chart and what it rendered."""
+
+
+def rendered(path: Path, *values: dict[str, Any], namespace: str = "dshealthd") -> list[Any]:
+    """Return what Helm makes of each set of values: objects by kind and name, or its error."""
+    if not HELM.exists() or shutil.which("kubectl") is None:
+        pytest.skip("`./dev test-deploy` installs Helm's library; kubectl must be there")
+    done = subprocess.run(
+        [HELM, "-c", SCRIPT, path, namespace],
+        input=json.dumps(values),
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return [
+        answer
+        if isinstance(answer, str)
+        else {
+            (entry["kind"], entry["metadata"]["name"]): entry
+            for name, text in answer.items()
+            if not name.endswith("NOTES.txt")
+            for entry in yaml.safe_load_all(text)
+            if entry is not None
+        }
+        for answer in json.loads(done.stdout)
+    ]
+
+
+def enabled(components: tuple[str, ...]) -> dict[str, Any]:
+    """Return the values that switch components on."""
+    return {VALUES[name]: {"enabled": True} for name in components}
+
+
+def unordered(value: Any, key: str = "") -> Any:
+    """Return an object with those lists sorted whose order Kubernetes does not read."""
+    if isinstance(value, dict):
+        return {name: unordered(entry, name) for name, entry in value.items()}
+    if key in {"ports", "volumeMounts", "volumes"}:
+        return sorted(value, key=str)
+    return [unordered(entry) for entry in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart, as `./dev chart` packs it."""
+    directory = tmp_path_factory.mktemp("chart")
+    assert chart.main(["--output", str(directory)]) == 0
+    (path,) = directory.iterdir()
+    return path
+
+
+def test_is_what_kustomize_builds(packed: Path) -> None:
+    """For each set of components, each object is equal, but for how a new configuration rolls out."""
+    for components, objects in zip(SETS, rendered(packed, *map(enabled, SETS)), strict=True):
+        assert isinstance(objects, dict), objects
+        wanted = {k: v for k, v in chart.built(components).items() if k[0] != "Namespace"}
+        template = objects["DaemonSet", "dshealthd"]["spec"]["template"]
+        assert len(template["metadata"]["annotations"].pop("checksum/config")) == 64
+        for container in (*template["spec"]["containers"], *template["spec"]["initContainers"]):
+            assert container.pop("imagePullPolicy") == "IfNotPresent"
+        assert objects.keys() == wanted.keys(), components
+        for key, entry in objects.items():
+            assert unordered(entry) == unordered(wanted[key]), (components, key)
+            if not entry["apiVersion"].startswith("monitoring"):
+                kubernetes_validate.validate(entry, "1.35", strict=True)
+
+
+def test_takes_the_namespace_of_its_release(packed: Path) -> None:
+    """No object, and no name that members are found by, is in a namespace written down."""
+    (objects,) = rendered(packed, enabled(ALL), namespace="elsewhere")
+    assert {entry["metadata"]["namespace"] for entry in objects.values()} == {"elsewhere"}
+    parts = objects["ConfigMap", "dshealthd"]["data"]
+    assert 'dns = "dshealthd-peers.elsewhere.svc"' in parts["probes.toml"]
+
+
+def test_takes_what_a_site_sets(packed: Path) -> None:
+    """Image, labels for the operator, a part of the configuration, nodes and limits."""
+    plain, objects = rendered(
+        packed,
+        {},
+        {
+            "image": {"repository": "registry.example/d", "tag": "9", "pullPolicy": "Always"},
+            "imagePullSecrets": [{"name": "pull"}],
+            "prometheusOperator": {"enabled": True, "labels": {"release": "prom"}},
+            "config": {"site.toml": "[findings.limits]\ngpus = 8\n"},
+            "nodeSelector": {"pool": "a"},
+            "tolerations": [],
+            "resources": {"limits": {"memory": "1Gi"}},
+        },
+    )
+    daemon = objects["DaemonSet", "dshealthd"]["spec"]["template"]
+    pod = daemon["spec"]
+    for container in (*pod["containers"], *pod["initContainers"]):
+        assert (container["image"], container["imagePullPolicy"]) == (
+            "registry.example/d:9",
+            "Always",
+        )
+    assert pod["imagePullSecrets"] == [{"name": "pull"}]
+    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "a"}
+    assert "tolerations" not in pod
+    assert pod["containers"][0]["resources"]["limits"] == {"memory": "1Gi"}
+    assert objects["ConfigMap", "dshealthd"]["data"]["site.toml"].endswith("gpus = 8\n")
+    before = plain["DaemonSet", "dshealthd"]["spec"]["template"]["metadata"]["annotations"]
+    assert before["checksum/config"] != daemon["metadata"]["annotations"]["checksum/config"]
+    custom = [e for (kind, _), e in objects.items() if kind in {"PodMonitor", "PrometheusRule"}]
+    assert len(custom) == 4
+    assert all(entry["metadata"]["labels"]["release"] == "prom" for entry in custom)
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({"probes": {"enabled": "true"}}, "/probes/enabled"),
+        ({"probe": {"enabled": True}}, "probe"),
+        ({"config": {"probes.toml": ""}}, "probes.toml"),
+        ({"nodeSelector": {"kubernetes.io/os": "windows"}}, "kubernetes.io/os"),
+    ],
+)
+def test_refuses_wrong_values(packed: Path, values: dict[str, Any], error: str) -> None:
+    """The schema names the value that is wrong."""
+    (answer,) = rendered(packed, values)
+    assert isinstance(answer, str)
+    assert error in answer
+
+
+def test_fits_into_a_secret(packed: Path) -> None:
+    """Chart and objects, packed as Helm keeps a release, leave room: base64 of gzip."""
+    (objects,) = rendered(packed, enabled(ALL))
+    size = packed.stat().st_size + len(
+        subprocess.run(
+            ["gzip"],
+            input=json.dumps(list(objects.values())).encode(),
+            check=True,
+            capture_output=True,
+        ).stdout
+    )
+    assert size * 4 / 3 < LARGEST / 2
+
+
+def test_same_bytes(packed: Path, tmp_path: Path) -> None:
+    """The same commit gives the same archive."""
+    chart.main(["--output", str(tmp_path)])
+    assert (tmp_path / packed.name).read_bytes() == packed.read_bytes()
