@@ -194,3 +194,24 @@ def test_scrape_configuration(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_other_scrapers(tmp_path: Path) -> None:
+    """Scrape configurations for others are Prometheus' own, and set the labels that the rules need."""
+    receiver, federation = map(yaml.safe_load, blocks(ROOT / "docs/other-scrapers.md", "yaml"))
+    collector = receiver["receivers"]["prometheus"]["config"]
+    shipped = yaml.safe_load((ROOT / "deploy/prometheus/dshealthd.yml").read_text(encoding="utf-8"))
+    (job,) = collector["scrape_configs"]
+    assert job["relabel_configs"] == shipped["scrape_configs"][-1]["relabel_configs"]
+    assert "$" not in yaml.safe_dump(job)  # where it had to be written twice
+    for number, document in enumerate((collector, federation)):
+        path = tmp_path / f"{number}.yml"
+        path.write_text(yaml.safe_dump(document), encoding="utf-8")
+        done = subprocess.run(
+            ["promtool", "check", "config", str(path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr

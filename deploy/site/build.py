@@ -21,6 +21,7 @@ PAGES = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
+    "CODE_OF_CONDUCT.md",
     "bench/README.md",
     "deploy/*/README.md",
     "docs/*.md",
