@@ -28,8 +28,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dshealthd.training.heartbeat import Heartbeat
-
 EXCHANGES = ("alltoall", "alltoall_base", "all_to_all_single")
 """Operations by which experts get their tokens: how many each gets is in the nature of the model."""
 OPERATIONS = (
@@ -45,7 +43,7 @@ OUTPUTS = 8
 """Most tensors of a forward pass's result that are followed into the backward pass."""
 
 
-def follow(heartbeat: Heartbeat, device: str) -> None:
+def follow(heartbeat: Any, device: str) -> None:
     """Report the waits of this process, whose model is on a device of this type."""
     c10d = getattr(sys.modules["torch"]._C, "_distributed_c10d", None)  # noqa: SLF001 - what Python collectives call has no other name
     if c10d is None or device not in {"cpu", "cuda"}:
@@ -62,7 +60,7 @@ def follow(heartbeat: Heartbeat, device: str) -> None:
         replace(heartbeat, sys.modules["torch"].cuda.Event, "wait", _awaited)
 
 
-def follow_backward(heartbeat: Heartbeat, result: Any) -> None:
+def follow_backward(heartbeat: Any, result: Any) -> None:
     """Report the wait at the end of the backward pass that begins at the result of a forward pass
     of DistributedDataParallel.
 
@@ -101,9 +99,7 @@ def _tensors(result: Any) -> Iterator[Any]:
         yield from _tensors(list(result.values()))
 
 
-def replace(
-    heartbeat: Heartbeat, owner: Any, name: str, wrap: Callable[..., Callable[..., Any]]
-) -> None:
+def replace(heartbeat: Any, owner: Any, name: str, wrap: Callable[..., Callable[..., Any]]) -> None:
     """Wrap a method or function of torch until the heartbeat is closed."""
     original = getattr(owner, name, None)
     if original is None:
@@ -118,7 +114,7 @@ def replace(
     heartbeat.on_close(undo)
 
 
-def _timed(heartbeat: Heartbeat, original: Callable[..., Any]) -> Callable[..., Any]:
+def _timed(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that waits as `original` does, and reports for how long."""
     compiling = sys.modules["torch"].compiler.is_compiling
 
@@ -137,7 +133,7 @@ def _timed(heartbeat: Heartbeat, original: Callable[..., Any]) -> Callable[..., 
 
 
 def _called(
-    heartbeat: Heartbeat, original: Callable[..., Any], *, exchanges: bool, device: str
+    heartbeat: Any, original: Callable[..., Any], *, exchanges: bool, device: str
 ) -> Callable[..., Any]:
     """Return a function that launches an operation, and reports it as a wait if it has been awaited
     when it returns, which an operation without a work object has.
@@ -157,7 +153,7 @@ def _called(
     return call
 
 
-def _awaited(heartbeat: Heartbeat, original: Callable[..., Any]) -> Callable[..., Any]:
+def _awaited(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return `torch.cuda.Event.wait`, which reports for how long the default stream waits."""
 
     def wait(event: Any, stream: Any = None) -> Any:
