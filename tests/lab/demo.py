@@ -27,8 +27,10 @@ from tests.lab.station import NotPermitted
 from tests.lab.tour import FAREWELL, STOPS, WELCOME
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
+    from tests.lab.node import Node
     from tests.lab.receiver import Notification
     from tests.lab.servers import Server
 
@@ -64,6 +66,8 @@ class Demo:
         self._began = time.monotonic()
         self._waits_for = ""
         self._came = threading.Event()
+        self.ways: dict[str, str] = {}
+        """NAME:PORT in the lab, as targets are called: the HOST:PORT here that leads there."""
 
     def _write_texts(self, config: dict[str, Any]) -> None:
         """Have Alertmanager write its pages and tickets out, as it would to Slack, beside the
@@ -87,7 +91,10 @@ class Demo:
         say(f"{kind}, {notification.received - self._began:.1f} s later")
         width = 110
         print(f"\n  ┌{'─' * width}")
-        for line in (message["title"], "", *message["text"].strip().splitlines()):
+        text = message["text"]
+        for inside, outside in self.ways.items():  # runbooks' links
+            text = text.replace(f"//{inside}/", f"//{outside}/")
+        for line in (message["title"], "", *text.strip().splitlines()):
             indent = "  │ " + " " * (len(line) - len(line.lstrip()))
             print(
                 textwrap.fill(
@@ -110,7 +117,7 @@ class Demo:
 
         Tell whether both came in time.
         """
-        fault, node = FAULTS[name], random.choice(self.paging.lab.nodes)
+        fault, node = FAULTS[name], random.choice(breakable(self.paging.lab.nodes))
         kind = fault.receiver.upper()
         with fault.inject(self.paging, node):
             if not self.wait(kind, PAGE_SECONDS):
@@ -154,6 +161,11 @@ class Demo:
         return True
 
 
+def breakable(nodes: Sequence[Node]) -> Sequence[Node]:
+    """Return the nodes that may break: not the first, which serves the fleet page, unless alone."""
+    return nodes[1:] or nodes
+
+
 def narrate(text: str) -> None:
     """Print a paragraph of the tour."""
     print(f"\n{textwrap.indent(text, '  ▌ ')}\n", flush=True)
@@ -187,7 +199,9 @@ def addresses(demo: Demo, stack: contextlib.ExitStack) -> None:
         places.append((name, server.station, server.port, path))
     print()
     for name, station, port, path in places:
-        print(f"  {name:13} http://{stack.enter_context(forwarded(station, port))}{path}")
+        way = stack.enter_context(forwarded(station, port))
+        demo.ways[f"{name}:{port}"] = way
+        print(f"  {name:13} http://{way}{path}")
     print(flush=True)
 
 

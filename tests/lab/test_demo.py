@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.lab import demo
 from tests.lab.catalogue import WITHOUT_PROBES
 from tests.lab.tour import STOPS
 
@@ -41,9 +42,18 @@ def test_a_fault_is_shown_from_beginning_to_end() -> None:
     assert page, done.stdout
     assert "node-1 GPU 1" in page[1]
     assert "first step: " in page[1]
+    link = re.search(r"runbook: (http://127\.0\.0\.1:\d+/runbooks/[a-z-]+)#", page[1])
+    assert link, page[1]
+    assert f"node-1        {link[1].partition('/runbooks')[0]}/\n" in done.stdout
     # A ticket may come in between: the kernel's count of processes that it has killed is the
     # machine's, and other tests have it kill some.
     assert re.search(r"fault over: .*?OVER, [\d.]+ s later", done.stdout, re.DOTALL), done.stdout
+
+
+def test_the_node_that_serves_the_fleet_page_stays() -> None:
+    """A fault strikes one of the other nodes, so that the page of the fleet shows it."""
+    assert demo.breakable(["node-1", "node-2", "node-3"]) == ["node-2", "node-3"]  # type: ignore[list-item,comparison-overlap] # any will do
+    assert demo.breakable(["node-1"]) == ["node-1"]  # type: ignore[list-item,comparison-overlap]
 
 
 def test_it_needs_nothing_that_only_tests_do() -> None:
