@@ -1,8 +1,10 @@
 """The alert rules for Prometheus, generated from the symptoms.
 
 `python -m dshealthd.symptoms.rules deploy/prometheus` writes `alerts.yml`; with `--check` it
-compares and fails if the file differs. `--runbooks URL` links to runbooks that are kept elsewhere;
-SLUG in the URL stands for the symptom. The directory holds the thresholds, too.
+compares and fails if the file differs. Alerts link to the runbooks that agents serve, which need no
+internet; `--runbooks URL` links to others. SLUG in the URL stands for the symptom, AGENT for the
+address of the agent that an alert is about, or of any that answers. The directory holds the
+thresholds, too.
 """
 
 from __future__ import annotations
@@ -31,7 +33,23 @@ if TYPE_CHECKING:
     from dshealthd.symptoms.entry import Alert, FindingType, Symptom
 
 RUNBOOKS = "https://github.com/dshealthd/dshealthd/blob/main/docs/runbooks"
-"""Base URL of the runbooks, without a trailing slash."""
+"""Base URL of the published runbooks, without a trailing slash; the dashboards link there."""
+SERVED = "http://AGENT/runbooks/SLUG"
+"""URL of the runbooks that agents serve."""
+AGENT = "AGENT"
+"""Placeholder for an agent's address in the URL of the runbooks."""
+ANY_AGENT = (
+    '{{ with query "topk(1, dshealthd_build_info)" }}{{ . | first | label "instance" }}'
+    "{{ else }}NODE:10061{{ end }}"
+)
+"""The address of an agent that answers. One query for each alert, each time it is evaluated: only
+where the alert is about no agent, or about one that is gone."""
+OWN_AGENT = "{{ $labels.instance }}"
+OWN_OR_ANY_AGENT = (
+    f"{{{{ with $labels.instance }}}}{{{{ . }}}}{{{{ else }}}}{ANY_AGENT}{{{{ end }}}}"
+)
+GONE = "agent-gone"
+"""The symptom of an agent that serves nothing."""
 KEEP_FIRING = "2m"
 """How long an alert keeps firing after its expression stops holding, unless it sets its own time.
 
@@ -78,7 +96,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Dumper.add_representer(str, _text)
 
 
-def rules(symptoms: Iterable[Symptom], thresholds: int, runbooks: str = RUNBOOKS) -> str:
+def rules(symptoms: Iterable[Symptom], thresholds: int, runbooks: str = SERVED) -> str:
     """Return the content of the alert rules' file: one group per component and interval, in the
     order of COMPONENTS and of the symptoms.
 
@@ -153,7 +171,9 @@ def _finding_rules(
             "annotations": {
                 "summary": finding.summary,
                 "description": f"{says} {job}{FIRST_STEP}{_step(finding)}",
-                "runbook_url": f"{url(runbooks, symptom.slug)}#{finding.name.lower()}",
+                "runbook_url": _link(
+                    runbooks, OWN_OR_ANY_AGENT if rule else OWN_AGENT, symptom.slug, finding
+                ),
             },
         }
 
@@ -194,9 +214,19 @@ def _alert_rules(
             "annotations": {
                 "summary": alert.summary,
                 "description": alert.description,
-                "runbook_url": f"{url(runbooks, symptom.slug)}#{anchor(alert)}",
+                "runbook_url": _link(
+                    runbooks,
+                    ANY_AGENT if symptom.slug == GONE else OWN_OR_ANY_AGENT,
+                    symptom.slug,
+                    alert,
+                ),
             },
         }
+
+
+def _link(runbooks: str, agent: str, slug: str, alert: Alert | FindingType) -> str:
+    """Return the URL of the heading of an alert in its runbook."""
+    return f"{url(runbooks, slug).replace(AGENT, agent)}#{anchor(alert)}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -212,8 +242,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--runbooks",
         metavar="URL",
-        default=RUNBOOKS,
-        help="URL of the runbooks, with SLUG for the symptom; default %(default)s",
+        default=SERVED,
+        help="URL of the runbooks, with SLUG for the symptom and AGENT for an agent's address; "
+        "default %(default)s",
     )
     options = parser.parse_args(arguments)
     try:

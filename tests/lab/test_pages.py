@@ -8,6 +8,7 @@ wave before are being resolved. What came is judged afterwards, fault by fault.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -169,7 +170,7 @@ def test_page(name: str, story: Story) -> None:
     assert case.node.name in alert.annotations["description"]
     assert "First step: " in alert.annotations["description"]
     page, _, anchor = alert.annotations["runbook_url"].rpartition("#")
-    assert page.endswith(f"/{alert.labels['symptom']}.md")
+    assert re.fullmatch(rf"http://[^/:]+:\d+/runbooks/{alert.labels['symptom']}", page)
     assert anchor == alert.labels["alertname"].lower()
     over = [when for when, alert in case.told if alert.status == RESOLVED]
     assert over, "it was never said to be over"

@@ -89,7 +89,7 @@ def test_page(name: str, story: Story) -> None:
     assert alert.labels.get("training_job") in {None, *case.names}
     assert "First step: " in description
     page, _, anchor = alert.annotations["runbook_url"].rpartition("#")
-    assert page.endswith(f"/{fault.symptom}.md")
+    assert re.fullmatch(rf"http://[^/:]+:\d+/runbooks/{fault.symptom}", page)
     assert anchor == alert.labels["alertname"].lower()
     if fault.symptom == "training-hang":
         assert case.worked < HANG_SECONDS

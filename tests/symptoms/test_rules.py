@@ -95,10 +95,14 @@ def test_check_notices_a_stale_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     [
         ("https://wiki/runbooks/", "https://wiki/runbooks/gpu-lost.md#dshealthdgpulost"),
         ("https://docs/r/SLUG.html", "https://docs/r/gpu-lost.html#dshealthdgpulost"),
+        (
+            "https://AGENT/runbooks/SLUG",
+            "https://{{ $labels.instance }}/runbooks/gpu-lost#dshealthdgpulost",
+        ),
     ],
 )
 def test_runbooks_elsewhere(tmp_path: Path, where: str, expected: str) -> None:
-    """Alerts link to a copy of the files, or to pages of any address that names the symptom."""
+    """Alerts link to a copy of the files, to pages of any address, or to agents with TLS."""
     shutil.copy(ROOT / "deploy/prometheus/thresholds.yml", tmp_path)
     assert rules.main([str(tmp_path), "--runbooks", where]) == 0
     assert f"runbook_url: {expected}\n" in (tmp_path / "alerts.yml").read_text("utf-8")

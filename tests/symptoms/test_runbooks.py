@@ -50,7 +50,9 @@ def test_every_link_has_its_heading() -> None:
         if "alert" not in rule:
             continue
         file, _, name = rule["annotations"]["runbook_url"].partition("#")
-        text = (ROOT / "docs/runbooks" / file.rpartition("/")[2]).read_text(encoding="utf-8")
+        text = (ROOT / "docs/runbooks" / f"{file.rpartition('/')[2]}.md").read_text(
+            encoding="utf-8"
+        )
         assert name in {
             heading.lower() for heading in re.findall(r"^### (\w+)$", text, re.MULTILINE)
         }
