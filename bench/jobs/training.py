@@ -66,7 +66,7 @@ class Slow(torch.autograd.Function):
         return batch.clone()
 
     @staticmethod
-    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
         """Take twice the time of a layer."""
         compute(2 * UNIT)
         return gradient
@@ -129,7 +129,7 @@ def deepspeed_config(stage: int, *, prefetch: bool = True) -> dict[str, Any]:
 
 def with_engine(stage: int, *, prefetch: bool = True) -> None:
     """Train with DeepSpeed's ZeRO."""
-    import deepspeed
+    import deepspeed  # type: ignore[import-untyped]
 
     from dshealthd.training import attach
 
@@ -147,7 +147,7 @@ def with_engine(stage: int, *, prefetch: bool = True) -> None:
 def with_pipeline(stages: int) -> None:
     """Train with DeepSpeed's pipelines; the ranks that are left are replicas."""
     import deepspeed
-    from deepspeed.pipe import PipelineModule
+    from deepspeed.pipe import PipelineModule  # type: ignore[import-untyped]
 
     from dshealthd.training import attach
 
@@ -189,7 +189,7 @@ def with_torch(*, sharded: bool) -> None:
     for step, batch in enumerate(batches(), 1):
         loss = loss_of(model(batch), batch.sum(1, keepdim=True))
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         heartbeat.loss(loss)
         optimizer.step()
         log(step)

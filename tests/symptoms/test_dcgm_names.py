@@ -73,7 +73,7 @@ def test_values_have_dcgms_names_labels_and_units(tmp_path: Path) -> None:
     }
     path = tmp_path / "scene.yml"
     path.write_text(yaml.safe_dump(scene), encoding="utf-8")
-    for command in (["check", "rules", "--lint=all", FILE], ["test", "rules", path]):
+    for command in (["check", "rules", "--lint=all", str(FILE)], ["test", "rules", str(path)]):
         done = subprocess.run(
             ["promtool", *command], check=False, capture_output=True, text=True, timeout=60
         )

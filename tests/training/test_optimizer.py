@@ -210,8 +210,8 @@ def test_engine_that_is_found(
     code = "def step(self):\n    self.optimizer.step()\n    self.global_steps += 1\n"
     place: dict[str, Any] = {}
     exec(compile(code, "/site-packages/deepspeed/runtime/engine.py", "exec"), place)
-    DeepSpeedEngine.step = place["step"]  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(DeepSpeedEngine=DeepSpeedEngine))  # type: ignore[misc]
+    DeepSpeedEngine.step = place["step"]
+    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(DeepSpeedEngine=DeepSpeedEngine))
     engine = DeepSpeedEngine()
     trial.optimizer.zero_grad()
     engine.step()

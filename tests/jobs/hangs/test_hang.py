@@ -21,7 +21,7 @@ from dshealthd.jobs.hangs.hang import (
 )
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
 from dshealthd.training.message import Phase, StepStage
-from tests.findings.promtool_scenes import thresholds
+from tests.symptoms.promtool import rule_groups
 
 INPUT, FORWARD, BACKWARD = StepStage.INPUT, StepStage.FORWARD, StepStage.BACKWARD
 WAITS = RankState(
@@ -295,4 +295,9 @@ def test_what_may_be_a_pause_is_held(of_all: dict[str, object], hold: float) -> 
 
 def test_the_hold_is_that_of_the_rules() -> None:
     """The node waits as long as the page to the phone."""
-    assert thresholds()["dshealthd:threshold:hang_unexplained_seconds"] == UNEXPLAINED
+    (held,) = (
+        rule["expr"]
+        for _, rule in rule_groups()
+        if rule.get("record") == "dshealthd:threshold:hang_unexplained_seconds"
+    )
+    assert held == f"vector({UNEXPLAINED:g})"
