@@ -70,6 +70,12 @@ def faults(node: int, nodes: int) -> list[Series]:
         "severity": "critical",
         "training_job": "",
     }
+    lost = off_fabric | {
+        "finding": "GpuLost",
+        "symptom": "gpu-lost",
+        "component": "gpu",
+        "part": "GPU 3",
+    }
     accused = {"kind": "link", "component": f"node-{node}--{peer}", "reason": "hung"}
     return [
         Series("dshealthd_gpu_up", gpu, 1, 0),
@@ -88,6 +94,8 @@ def faults(node: int, nodes: int) -> list[Series]:
         Series("dshealthd_nvlink_errors_total", {"gpu": "0", "link": "7", "type": "replay"}, 0, 40),
         Series("dshealthd_nvlink_domain_info", {"gpu": "0", "domain": "rack", "clique": "1"}, 1, 1),
         Series("dshealthd_gpu_fabric_healthy", {"gpu": "6"}, 1, 0),
+        Series("dshealthd_finding", lost, 1, 1),
+        Series("dshealthd_finding", off_fabric, 1, 1),
         Series("dshealthd_finding_value", off_fabric, 1, 1),
         Series("dshealthd_pcie_link_width", {"gpu": "4"}, 16, 8),
         Series("dshealthd_infiniband_port_up", port, 1, 0),
@@ -159,7 +167,7 @@ class Fleet:
 
     def _lines(self, node: int) -> Iterator[str]:
         """Yield the samples of one node."""
-        target = f'cluster="a",instance="10.0.{node // 250}.{node % 250}:10061",exporter="dshealthd",job="dshealthd",node="node-{node}"'
+        target = f'cluster="a",leaf="leaf-1",instance="10.0.{node // 250}.{node % 250}:10061",exporter="dshealthd",job="dshealthd",node="node-{node}"'
         times = [f"{self.made + offset:.3f}" for offset in OFFSETS]
         own = {_key(series.name, series.labels): series for series in self._own(node)}
         wanted = None if node <= KEPT_WHOLE else names("fleet", "jobs", "probes")

@@ -47,7 +47,7 @@ def series(node: int, *, sick: bool) -> list[Series]:
         _steady("nccl_inspector_files", 1, state="stale"),
     ]
     for number in range(RANKS):
-        rank = {"job": job, "rank": str(RANKS * node + number)}
+        rank = {"training_job": job, "rank": str(RANKS * node + number)}
         found += [
             _steady("job_step", 4000, **rank),
             _steady("job_step_seconds", 0.8 + 0.01 * number, **rank),
@@ -104,6 +104,18 @@ def _sick(job: str, rank: str) -> list[Series]:
             rank=rank,
             variable="NCCL_ALGO",
             problem="differs",
+        ),
+        _steady("job_gpus_waiting", 1, training_job=job),
+        _steady(
+            "finding",
+            1,
+            finding="JobFailed",
+            symptom="child-failed",
+            component="job",
+            part=job,
+            reason="was killed (SIGKILL)",
+            severity="warning",
+            training_job=job,
         ),
         _steady("job_nccl_rank_trouble_info", 1, **place, trouble="unresponsive"),
         _steady("job_nccl_rank_operations_behind", 1, **place, operation="AllReduce"),
