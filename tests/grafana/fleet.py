@@ -167,7 +167,11 @@ class Fleet:
 
     def _lines(self, node: int) -> Iterator[str]:
         """Yield the samples of one node."""
-        target = f'cluster="a",leaf="leaf-1",instance="10.0.{node // 250}.{node % 250}:10061",exporter="dshealthd",job="dshealthd",node="node-{node}"'
+        address = f"10.0.{node // 250}.{node % 250}:10061"
+        target = (
+            f'cluster="a",leaf="leaf-1",instance="{address}",exporter="dshealthd",job="dshealthd",'
+            f'node="node-{node}"'
+        )
         times = [f"{self.made + offset:.3f}" for offset in OFFSETS]
         own = {_key(series.name, series.labels): series for series in self._own(node)}
         wanted = None if node <= KEPT_WHOLE else names("fleet", "jobs", "probes")
