@@ -213,7 +213,13 @@ class Fleet:
     def _own(self, node: int) -> list[Series]:
         """Return what a node has beside the template's series, or otherwise."""
         sick = node % SICK_EVERY == 2
-        return [*jobs.series(node, sick=sick), *(faults(node, self.nodes) if sick else ())]
+        large = {"kind": "pair", "backend": "gloo", "op": "all_reduce", "size": "67108864"}
+        bandwidth = Series("dshealthd_probe_bus_bandwidth_bytes_per_second", large, 1e9, 1e9)
+        return [
+            bandwidth,
+            *jobs.series(node, sick=sick),
+            *(faults(node, self.nodes) if sick else ()),
+        ]
 
 
 @functools.cache

@@ -56,6 +56,8 @@ def series(node: int, *, sick: bool) -> list[Series]:
             _steady("job_stage", 1, **rank, stage="backward"),
             _steady("job_input_seconds", 0.01, **rank),
             _steady("job_step_work_seconds", 0.3, **rank),
+            _steady("job_step_wait_seconds", 0.1, **rank, role="", source="host"),
+            _steady("job_step_work_seconds", 0.7 + 0.1 * sick, **rank, role="", source="host"),
             _steady("job_loss_finite", float(not (sick and number)), **rank),
             _steady("job_nonfinite_losses_total", 3, **rank),
             _steady("job_skipped_steps_total", 5, **rank),

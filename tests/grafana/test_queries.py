@@ -73,6 +73,14 @@ QUIET: Mapping[tuple[str, str, str], str] = {
     ("node", "Failing paths", ANY): "no path fails",
     ("node", "Worker failures", ANY): "no worker failed",
     ("probes", "Why rounds did not use GPUs", ANY): "no round was to use a GPU that was busy",
+    **{
+        ("probes", panel, ANY): "rounds of the first minute are small, and small ones do not count"
+        for panel in (
+            "Bus bandwidth against the fleet",
+            "Bus bandwidth: median of the nodes",
+            "Bus bandwidth: slowest nodes",
+        )
+    },
     ("probes", "Failed rounds", ANY): "all rounds went well",
     ("probes", "Set up differently", ANY): "the nodes are set up alike",
     ("probes", "Ports that went down", ANY): "no port went down",
