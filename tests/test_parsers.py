@@ -127,6 +127,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
     (name, function): (plain(name, function), strategy)
     for name, function, strategy in (
         ("collectors.disk", "parse_diskstats", LINES),
+        ("collectors.job_writes", "parse_io", BYTES),
         ("collectors.kernel", "parse_boot_time", LINES),
         ("collectors.kernel", "parse_choice", LINES),
         ("collectors.kernel", "parse_command_line", LINES),

@@ -214,7 +214,7 @@ class Metric:
         if len(labels) != len(self.dimensions):
             message = f"{self.name} takes the labels {self.dimensions}, not {labels}"
             raise TypeError(message)
-        return sample_of((self, labels, value))
+        return sample_of((self, labels, +value))  # a bool would be `true` in a document
 
 
 def gauge(name: str, help: str, *labels: str) -> Metric:

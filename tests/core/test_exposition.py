@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import weakref
 from typing import TYPE_CHECKING
@@ -197,3 +198,10 @@ def test_wrong_number_of_labels_is_refused() -> None:
     """
     with pytest.raises(TypeError, match="x takes the labels"):
         Metric("x", MetricKind.GAUGE, "X.", ("a",))(math.pi)
+
+
+def test_a_truth_is_a_number() -> None:
+    """A collector may pass a condition; documents have 1 or 0 then, as a metric's value is."""
+    metric = Metric("dshealthd_test", MetricKind.GAUGE, "For tests.")
+    values = [metric(math.isfinite(number))[2] for number in (1.0, math.inf)]
+    assert json.dumps(values) == "[1, 0]"

@@ -100,6 +100,7 @@ def test_a_rank_that_is_stopped_is_named_by_its_bundle(tmp_path: Path) -> None:
         assert len(list(bundle.parent.iterdir())) == 1
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 0, done.stderr
+        assert "unreachable" not in done.stderr, done.stderr
         assert "requested by hand" in done.stdout
         assert re.search(
             rf"\n  rank 1, \S+, pid {pids[1]}, step \d+, training\S*, heartbeat \d+ s ago, stopped",

@@ -96,7 +96,7 @@ def test_page_shows_the_gpus_and_what_changes(
     made.nvml.set(4, "remapped_failure", 1)
     made.nvml.fault("fail", 15, gpu=6)
     visit.wait(".gpus > li", "91 °C")
-    visit.wait(".verdict li", "A GPU could not replace a bad memory row")
+    visit.wait(".verdict li", "A GPU or NVSwitch must be reset, or its node rebooted")
     visit.wait(".gpus > li", "gpu lost \u2013 its values are unknown")
     assert "0" not in rows.nth(6).inner_text().replace("GPU 6", "")
     assert "7 of 8 answer" in visit.panel("GPUs")
