@@ -28,7 +28,7 @@ SHORT = 4
 """Seconds; a file that takes fewer is not in the table."""
 QUICK = 8
 """Seconds; files that take more are not for every day."""
-WAITING = 3
+WAITING = 2
 """Workers beyond one for each processor: so many files wait rather than compute."""
 HEADER = """\
 # Seconds that files of tests take, as the next power of two: the slow ones begin first.

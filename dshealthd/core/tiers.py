@@ -122,8 +122,11 @@ def chooser(selectors: Iterable[Selector]) -> Callable[[Sample], bool]:
     return chooses
 
 
+_VERDICT = parsed(resources.files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
+"""Read with the module, as the event loop waits for no disk."""
+
+
 @functools.cache
 def verdict() -> Callable[[Sample], bool]:
     """Return the function that says whether the shipped rules read a sample."""
-    text = resources.files(__package__).joinpath(FILE).read_text(encoding="utf-8")
-    return chooser(parsed(text))
+    return chooser(_VERDICT)

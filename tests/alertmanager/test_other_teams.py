@@ -39,7 +39,9 @@ def matching(matchers: list[str], other: Mapping[str, str]) -> Labels:
     labels: Labels = {}
     for name, operator, value in (MATCHER.fullmatch(text).groups() for text in matchers):  # type: ignore[union-attr]
         if operator in {"=", "=~"}:
-            labels[name] = value.split("|")[-1]
+            # One text that the pattern matches.
+            one = re.sub(r"\((?:[^|)]*\|)*([^|)]*)\)", r"\1", value).replace(".*", "")
+            labels[name] = one.split("|")[-1]
         elif value == "":
             labels.setdefault(name, other.get(name, "x"))
         elif operator == "!~":

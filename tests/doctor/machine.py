@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FIXTURES = Path(__file__).parents[1] / "collectors" / "fixtures"
 OF_THIS_MACHINE = (
-    "clock,host-memory,disk-space,loopback,listeners,rendezvous-connections,open-files,"
+    "clock,host-errors,host-memory,disk-space,loopback,listeners,rendezvous-connections,open-files,"
     "job-devices,job-ends,job-hangs,job-losses,job-nccl-settings,job-ranks,job-transports,"
     "nccl-releases"
 )

@@ -385,7 +385,7 @@ def test_a_rule_that_fails_hides_nothing_else(
         yield Sign(alert="DshealthdAdapterTrouble", value=1 / len(()))
 
     def seen(_series: object, _wall: float) -> Iterator[Sign]:
-        yield Sign(alert="DshealthdAdapterTrouble", part="mlx5_0", hold=0.0)
+        yield Sign(alert="DshealthdAdapterTrouble", part="mlx5_0", hold=0.0, mild=True)
 
     node = Node()
     node.over(0.9)

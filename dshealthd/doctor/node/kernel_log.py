@@ -8,6 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.linux.kernel_lines import event
 from dshealthd.linux.kmsg import KernelLogReader
 from dshealthd.plural import plural
@@ -90,4 +91,17 @@ def _run(context: NodeContext) -> Iterator[Result]:
 
 CHECK: Check[NodeContext] = Check(
     "host-memory-pressure", "kernel-log", "The kernel log of the last hour", _run
+)
+
+
+def _host_errors(_context: NodeContext) -> str:
+    return "no error of memory, processor or kernel that the agent has seen"
+
+
+HOST_ERRORS = snapshot_check(
+    "host-errors",
+    "host-errors",
+    "The host's memory, processor and kernel report no errors",
+    ("kernel_log",),
+    _host_errors,
 )
