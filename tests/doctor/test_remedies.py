@@ -42,6 +42,7 @@ CHECKS = {
     "hostfile-names": (STATE, "job/test_hosts::test_names"),
     "imex": (STATE, "test_fabric::test_imex"),
     "iommu": (STATE, "test_gpu_direct::test_iommu"),
+    "host-errors": (STATE, "test_snapshot_checks::test_a_host_with_errors"),
     "infiniband": (STATE, "test_network_checks::test_infiniband_ports_of_one_board"),
     "job-arrivals": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
     "job-ends": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),

@@ -12,7 +12,15 @@ from dshealthd import reference
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.result import Result as Collected
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.doctor.node import agent, gpus, probes, rendezvous, resources, running_jobs
+from dshealthd.doctor.node import (
+    agent,
+    gpus,
+    kernel_log,
+    probes,
+    rendezvous,
+    resources,
+    running_jobs,
+)
 from dshealthd.findings.judge import judge, series_of
 from dshealthd.findings.judge import seen as all_signs
 from dshealthd.findings.past import Past
@@ -224,6 +232,23 @@ def test_gpus_that_wait_for_the_cpus() -> None:
     assert (running_jobs.JOB_CPUS.slug, found.outcome.value) == ("training-slow", "warning")
     assert found.remedy
     assert outcomes(running_jobs.JOB_CPUS, after(scene(0.95, 0.1))) == ["ok"]
+
+
+def test_a_host_with_errors() -> None:
+    """Memory that had an error which ECC did not correct is found; without a new one it is not."""
+
+    def after(errors: float) -> NodeContext:
+        def scene(count: float) -> Scene:
+            return (("kernel_events_total", count, "memory_error_uncorrected"),)
+
+        return seen(
+            kernel_log.HOST_ERRORS, scene(errors), [(float(ago), scene(0)) for ago in (60, 30)]
+        )
+
+    (found,) = results(kernel_log.HOST_ERRORS, after(1))
+    assert (kernel_log.HOST_ERRORS.slug, found.outcome.value) == ("host-errors", "warning")
+    assert "journalctl -k" in found.remedy
+    assert outcomes(kernel_log.HOST_ERRORS, after(0)) == ["ok"]
 
 
 def test_job_that_continues_on_fewer_ports() -> None:
