@@ -262,13 +262,14 @@ class Agent:
     def _own_samples(self) -> Iterator[Sample]:
         yield from self._samples_to_judge()
         yield from self._judge.samples()
+        # Here, not among what is judged: no rule reads them, and a judgement is made every second.
+        yield from node_figures.samples(self._snapshot, self._config.findings.limits.gpu_busy_ratio)
 
     def _samples_to_judge(self) -> Iterator[Sample]:
         """Yield the agent's own samples, without the findings that are judged from them."""
         yield from self._telemetry.samples()
         yield from logs.samples()
         yield from state_writer.samples()
-        yield from node_figures.samples(self._snapshot, self._config.findings.limits.gpu_busy_ratio)
         yield from self._server.samples()
         for service in self._services:
             if service is not self._judge:

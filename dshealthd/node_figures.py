@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
+from dshealthd.core.result import CollectionOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -19,14 +20,17 @@ if TYPE_CHECKING:
 
 CLASS = gauge(
     "dshealthd_node_class_info",
-    "1; what the node is compared with: the model of most of its GPUs, none without GPUs.",
+    "1; what the node is compared with: the model of most of its GPUs, none without GPUs; absent "
+    "while it is not known whether it has any.",
     "model",
 )
 UP = gauge("dshealthd_node_gpus_up", "GPUs of the node that answer.")
 UTILIZATION = gauge(
     "dshealthd_node_gpu_utilization_ratio", "Mean over the node's GPUs of the time they compute."
 )
-POWER = gauge("dshealthd_node_gpu_power_watts", "Power of all GPUs of the node together.")
+POWER = gauge(
+    "dshealthd_node_gpu_power_watts", "Power of the GPUs of the node that report it, together."
+)
 TEMPERATURE = gauge(
     "dshealthd_node_gpu_temperature_celsius", "Core temperature of the node's hottest GPU."
 )
@@ -61,8 +65,11 @@ def samples(snapshot: Snapshot, busy: float) -> Iterator[Sample]:
     """
     values = _values(sample for latest in snapshot for sample in snapshot.samples(latest))
     models = Counter(name for _, name in values["dshealthd_gpu_info"])
-    # The first of equally many by name: a node's class must not flap.
-    yield CLASS(1.0, min(models, key=lambda name: (-models[name], name), default=NONE))
+    if models:
+        # The first of equally many by name: a node's class must not flap.
+        yield CLASS(1.0, min(models, key=lambda name: (-models[name], name)))
+    elif _has_no_gpus(snapshot):
+        yield CLASS(1.0, NONE)
     if up := values["dshealthd_gpu_up"]:
         yield UP(sum(up.values()))
     if used := values["dshealthd_gpu_utilization_ratio"]:
@@ -79,6 +86,16 @@ def samples(snapshot: Snapshot, busy: float) -> Iterator[Sample]:
     ]
     if clocks:
         yield CLOCK(min(clocks))
+
+
+def _has_no_gpus(snapshot: Snapshot) -> bool:
+    """Return whether it is known that the node has no GPUs: not before the first sample, nor while
+    the driver does not answer.
+    """
+    latest = snapshot.get("gpu")
+    return latest is None or (
+        latest.sampled is not None and latest.result.outcome is CollectionOutcome.NOT_AVAILABLE
+    )
 
 
 def _values(found: Iterable[Sample]) -> Values:

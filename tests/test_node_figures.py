@@ -19,6 +19,9 @@ LIMIT = gauge("dshealthd_gpu_power_limit_watts", "Limit.", "gpu", "uuid", "limit
 HELD = gauge("dshealthd_gpu_throttle_active", "Held.", "gpu", "uuid", "reason")
 
 
+Figures = dict[str, float]
+
+
 def gpu(
     number: int, *, clock: float = 1.9e9, used: float = 1.0, model: str = "H100"
 ) -> list[Sample]:
@@ -39,11 +42,14 @@ def gpu(
     ]
 
 
-def figures(*found: Sample) -> dict[str, float]:
-    """Return the figures by what their names have after `node_`, and the class as a name of its own."""
+def figures(*found: Sample, outcome: CollectionOutcome | None = CollectionOutcome.OK) -> Figures:
+    """Return the figures by what their names have after `node_`, and the class as a name of its own;
+    those before the first sample without an outcome.
+    """
     snapshot = Snapshot(lambda: 0.0, lambda: 0.0)
     snapshot.expect("gpu", 9.0)
-    snapshot.put("gpu", Result(CollectionOutcome.OK, found))
+    if outcome is not None:
+        snapshot.put("gpu", Result(outcome, found))
     return {
         sample.labels[0] if sample.labels else sample.metric.name.removeprefix("dshealthd_node_"): (
             sample.value
@@ -67,8 +73,16 @@ def test_figures_of_a_busy_node() -> None:
 
 def test_a_node_without_gpus_has_its_class_alone() -> None:
     """What is not known has no series: it is never 0."""
-    assert figures() == {"none": 1.0}
-    assert figures(UP(0.0, "0", "GPU-0")) == {"none": 1.0, "gpus_up": 0.0}
+    assert figures(outcome=CollectionOutcome.NOT_AVAILABLE) == {"none": 1.0}
+
+
+def test_a_node_whose_gpus_are_not_known_has_no_class() -> None:
+    """It would be compared with nodes without GPUs: before the first sample, while the driver does
+    not answer, or says nothing of a GPU.
+    """
+    assert figures(outcome=None) == {}
+    assert figures(outcome=CollectionOutcome.ERROR) == {}
+    assert figures(UP(0.0, "0", "GPU-0")) == {"gpus_up": 0.0}
 
 
 def test_the_class_is_the_model_of_most_gpus() -> None:

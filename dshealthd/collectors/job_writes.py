@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, CollectorOptions, Fault, Worker, gauge
+from dshealthd.core.collector import Collector, CollectorOptions, Fault, Reason, Worker, gauge
 from dshealthd.core.host import read_bytes
 from dshealthd.core.result import os_reason
 from dshealthd.jobs import shares
@@ -70,6 +70,9 @@ class JobWrites(Collector):
                     continue  # it has ended
                 except OSError as error:
                     yield Fault(part, os_reason(error), str(error))
+                    continue
+                except ValueError as error:
+                    yield Fault(part, Reason.MALFORMED, str(error))
                     continue
                 now, key = self.context.monotonic(), (process.pid, process.start)
                 self._before[key] = now, written

@@ -97,11 +97,6 @@ def work(series: Series, job: str) -> Work:
     return Work(says, waits)
 
 
-def active_gpus(series: Series, job: str) -> int:
-    """Return how many GPUs of a job here read or write their memory."""
-    return sum(_moving(series, job).values())
-
-
 def _moving(series: Series, job: str) -> dict[str, bool]:
     """Return for each GPU of a job here whether it reads or writes its memory, where it is known."""
     gpus = {point.labels["uuid"] for point in series("job_gpu_info", training_job=job)}

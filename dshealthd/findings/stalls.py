@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.hangs import active_gpus
 from dshealthd.findings.limits import source as limit_source
 from dshealthd.findings.settings import several
 
@@ -22,13 +21,7 @@ WAITING = gauge(
     "memory and bus are idle and power is low. Absent where none of its GPUs is known.",
     "training_job",
 )
-ACTIVE = gauge(
-    "dshealthd_job_gpus_active",
-    "GPUs of the job on this node whose memory is read or written: they compute, whatever the job's "
-    "ranks report. Absent where none of its GPUs is known.",
-    "training_job",
-)
-EXPORTED = (WAITING, ACTIVE)
+EXPORTED = (WAITING,)
 """Judged here from the last samples, and exported for the rules that compare the nodes of a job."""
 BUS = ("pcie_transmit_bytes_total", "pcie_receive_bytes_total")
 BUS_SECONDS = 60.0
@@ -42,7 +35,7 @@ def stalls(series: Series, _wall: float) -> Iterator[Sign]:
     """
     waiting = _waiting(series)
     for job, count in waiting.items():
-        series.add([WAITING(float(count), job), ACTIVE(float(active_gpus(series, job)), job)])
+        series.add([WAITING(float(count), job)])
     name, limit = "job_nccl_answers_without_progress", "ras_idle_answers"
     answers = {labels["training_job"]: value for labels, value in series(name)}
     for job in sorted(waiting.keys() | answers.keys()):

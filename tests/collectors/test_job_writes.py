@@ -108,3 +108,14 @@ def test_this_kernel_counts_a_save(writer: subprocess.Popen[bytes]) -> None:
     writer.stdout.readline()
     with open(f"/proc/{writer.pid}/io", "rb") as file:
         assert parse_io(file.read()) - before >= 8 << 20
+
+
+def test_a_malformed_counter_is_a_fault_of_its_process(scene: Scene) -> None:
+    """The job's other processes still count, and other jobs too."""
+    (scene.machine.root / "10" / "io").write_text("")
+    scene.writes(11, 1500)
+    result = scene.look()
+    assert rates(result) == {"slurm-7": 50.0}
+    assert [(fault.part, fault.reason) for fault in result.faults] == [
+        ("process 10", Reason.MALFORMED)
+    ]
