@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.findings.fabric import fabric_up
 from dshealthd.findings.finding import Sign
+from dshealthd.jobs.ras.policy import AskReason, decide
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -44,8 +45,6 @@ RELEASES = (
     ("2.29.2", "", "it hangs after a regression (pytorch/pytorch#174338)"),
 )
 """Releases of NCCL with a defect, the release of PyTorch with which it shows (empty: any), and it."""
-UNSAFE = re.compile(r"2\.(2[67]\.\d+|28\.[0-6])")
-"""Releases whose ranks a status query of RAS can crash; that matters only in a running job."""
 MOST_NAMED = 3
 """Most problems or ranks that a finding names."""
 
@@ -218,7 +217,7 @@ def releases(series: Series, _wall: float) -> Iterator[Sign]:
     for (environment, job), versions in used.items():
         for nccl in sorted(versions.get("nccl", ())):
             defects = list(known_defects(nccl, versions.get("torch", set())))
-            if job and (unsafe := UNSAFE.match(nccl)) and _is(nccl, unsafe[0]):
+            if job and decide(nccl).reason is AskReason.UNSAFE:  # which only a running job answers
                 defects.append(CRASHES)
             for text in defects:
                 yield Sign(
