@@ -329,7 +329,7 @@ def clock(series: Series, _wall: float) -> Iterator[Sign]:
 def errors(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield what the kernel logs about the host's hardware, about itself and about limits."""
     for events, at_least, seconds, part, reason in ERRORS:
-        for sign in logged(
+        lines = logged(
             series,
             "DshealthdHostErrors",
             *events,
@@ -337,11 +337,10 @@ def errors(series: Series, _wall: float) -> Iterator[Sign]:
             seconds=seconds,
             part=part,
             reason=reason,
-        ):
-            yield dataclasses.replace(sign, apart=events[0])
+        )
+        yield from each(lines, apart=events[0])
     for event, alert, part in REACHED:
-        for sign in logged(series, alert, event, part=part):
-            yield dataclasses.replace(sign, value=1.0)
+        yield from each(logged(series, alert, event, part=part), value=1.0)
 
 
 RULES = (memory, files, sockets, rendezvous, clock, errors)
