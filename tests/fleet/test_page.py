@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NODES = ("127.0.0.51", "127.0.0.52", "127.0.0.53")
+# Other tests train on this machine meanwhile, and no round runs beside ranks.
 CONFIG = """
+[collectors.job_environment]
+enabled = false
 [probe]
 period = "2s"
 [probe.members]

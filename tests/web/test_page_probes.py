@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 
 NODES = ("127.0.0.41", "127.0.0.42")
+# Other tests train on this machine meanwhile, and no round runs beside ranks.
 CONFIG = """
+[collectors.job_environment]
+enabled = false
 [probe]
 period = "1s"
 [probe.members]
