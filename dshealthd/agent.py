@@ -20,14 +20,17 @@ from dshealthd.core.collector import News
 from dshealthd.core.exposition import Format
 from dshealthd.core.options import ConfigError
 from dshealthd.core.snapshot import Snapshot
+from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import Evidence
 from dshealthd.findings.hangs import work
 from dshealthd.findings.judge import series_of
+from dshealthd.findings.options import FindingsOptions
 from dshealthd.findings.overview import overview
 from dshealthd.findings.service import Judge
 from dshealthd.jobs.service import Jobs
 from dshealthd.notify import ServiceManager
 from dshealthd.nvrx.fitness import fitness
+from dshealthd.nvrx.options import NvrxOptions
 from dshealthd.nvrx.service import HealthCheckService as HealthCheck
 from dshealthd.probes import Probes
 from dshealthd.self_metrics import SelfMetrics
@@ -87,7 +90,7 @@ class Agent:
             time.time,
         )
         self._evidence = Evidence(
-            config.evidence,
+            config.section(EvidenceOptions),
             config.path.state,
             config.path.host,
             metrics=lambda: self._snapshot.body(Format.PROMETHEUS, self._own_samples).decode(),
@@ -110,7 +113,7 @@ class Agent:
             jobs,
             self._scheduler,
             self._probes,
-            HealthCheck(config.nvrx, self._fitness, time.monotonic),
+            HealthCheck(config.section(NvrxOptions), self._fitness, time.monotonic),
             self._evidence,
             self._judge,
         )
@@ -263,7 +266,9 @@ class Agent:
         yield from self._samples_to_judge()
         yield from self._judge.samples()
         # Here, not among what is judged: no rule reads them, and a judgement is made every second.
-        yield from node_figures.samples(self._snapshot, self._config.findings.limits.gpu_busy_ratio)
+        yield from node_figures.samples(
+            self._snapshot, self._config.section(FindingsOptions).limits.gpu_busy_ratio
+        )
 
     def _samples_to_judge(self) -> Iterator[Sample]:
         """Yield the agent's own samples, without the findings that are judged from them."""
@@ -277,7 +282,9 @@ class Agent:
 
     def _series(self) -> Series:
         """Return what the overview of jobs reads, with the limits by which findings are judged."""
-        return series_of(self._snapshot, self._samples_to_judge(), self._config.findings.limits)
+        return series_of(
+            self._snapshot, self._samples_to_judge(), self._config.section(FindingsOptions).limits
+        )
 
     def _packed_status(self) -> bytes:
         """Return the status document, gzip-compressed, for other members."""

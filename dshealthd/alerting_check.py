@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange
 from dshealthd.plural import plural
 from dshealthd.printable import printable
-from dshealthd.symptoms.rules import LABELS
+from dshealthd.symptoms.entry import RULESET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -102,7 +102,7 @@ def _send(url: str, severity: str, wait: float) -> None:
     alert = {
         "labels": {
             "alertname": "DshealthdTest",
-            **LABELS,
+            **RULESET,
             "severity": severity,
             "symptom": "test-alert",
             "component": "node",

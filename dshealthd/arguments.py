@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import inspect
 from argparse import ArgumentParser
-from argparse import _ArgumentGroup as ArgumentGroup
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from dshealthd.flags import EXIT_USAGE, FlagParser, add_flags
-
-ACCESS = ("tls", "ca_file", "user", "password_file")
-"""Arguments of commands that query agents."""
+from dshealthd.flags import EXIT_USAGE, FlagParser, access, add_flags
 
 
 def nothing(_parser: ArgumentParser) -> None:
@@ -83,23 +78,6 @@ def query(parser: ArgumentParser) -> None:
         help="refresh until Ctrl-C (default: every 2 seconds)",
     )
     access(parser)
-
-
-def access(parser: ArgumentParser | ArgumentGroup) -> None:
-    """Declare the arguments for agents that require TLS or a password, for every command."""
-    parser.add_argument("--tls", action="store_true", help="query agents over TLS")
-    parser.add_argument(
-        "--ca-file",
-        type=Path,
-        metavar="FILE",
-        help="certificate authorities to trust with --tls (default: the system's)",
-    )
-    parser.add_argument(
-        "--user", default="", metavar="NAME", help="user name for agents with basic authentication"
-    )
-    parser.add_argument(
-        "--password-file", type=Path, metavar="FILE", help="file with that user's password"
-    )
 
 
 def targets(parser: ArgumentParser) -> None:

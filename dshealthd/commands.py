@@ -16,9 +16,9 @@ import typing
 from typing import Any
 
 from dshealthd import __version__, arguments, config, config_warnings, logs
-from dshealthd.arguments import ACCESS, Command
+from dshealthd.arguments import Command
 from dshealthd.core.options import ConfigError
-from dshealthd.flags import EXIT_UNKNOWN, FlagParser, tables
+from dshealthd.flags import ACCESS, EXIT_UNKNOWN, FlagParser, tables
 from dshealthd.notify import ServiceManager
 from dshealthd.status_line import first_of
 

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dshealthd.collection import registry
 from dshealthd.core.address import listen_address
@@ -22,20 +22,17 @@ from dshealthd.core.options import (
     ConfigError,
     Duration,
     Errors,
+    Section,
     decode,
     join,
     option,
     unknown,
 )
-from dshealthd.doctor.options import DoctorOptions
-from dshealthd.evidence.options import EvidenceOptions
-from dshealthd.findings.limits import FindingsOptions
-from dshealthd.nvrx.options import NvrxOptions
-from dshealthd.probe.options import ProbeOptions
-from dshealthd.slurm.options import SlurmOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+S = TypeVar("S", bound=Section)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,27 +105,23 @@ class Config:
     web: Web = field(default_factory=Web)
     path: Paths = field(default_factory=Paths)
     log: Log = field(default_factory=Log)
-    findings: FindingsOptions = field(default_factory=FindingsOptions)
-    probe: ProbeOptions = field(default_factory=ProbeOptions)
-    nvrx: NvrxOptions = field(default_factory=NvrxOptions)
-    slurm: SlurmOptions = field(default_factory=SlurmOptions)
-    evidence: EvidenceOptions = field(default_factory=EvidenceOptions)
-    doctor: DoctorOptions = field(default_factory=DoctorOptions)
+    sections: Mapping[type[Section], Section] = field(default_factory=dict)
+    """What packages declare; `section` reads them."""
     collectors: Mapping[str, CollectorOptions] = field(default_factory=dict)
 
+    def section(self, schema: type[S]) -> S:
+        """Return the section that a package declares by this class, with its defaults if unset."""
+        found = self.sections.get(schema)
+        return found if isinstance(found, schema) else schema()
 
-SECTIONS: Mapping[str, type[Any]] = {
-    "web": Web,
-    "path": Paths,
-    "log": Log,
-    "findings": FindingsOptions,
-    "probe": ProbeOptions,
-    "nvrx": NvrxOptions,
-    "slurm": SlurmOptions,
-    "evidence": EvidenceOptions,
-    "doctor": DoctorOptions,
-}
-"""The sections besides `collectors`.
+    def with_section(self, section: Section) -> Config:
+        """Return the same configuration with another section in the place of its own."""
+        return dataclasses.replace(self, sections={**self.sections, type(section): section})
+
+
+OWN: Mapping[str, type[Any]] = {"web": Web, "path": Paths, "log": Log}
+SECTIONS: Mapping[str, type[Any]] = {**OWN, **registry.sections()}
+"""The sections besides `collectors`: those declared here, then those of packages.
 
 Each of their options is also a flag, `--section.option-name`, except those in nested tables.
 """
@@ -183,14 +176,18 @@ def from_document(document: Mapping[str, Any], errors: Errors) -> Config:
         name: decode(kind.Options, tables.get(name, {}), f"collectors.{name}", errors)
         for name, kind in known.items()
     }
-    return Config(**sections, collectors=collectors)
+    return Config(
+        **{name: sections.pop(name) for name in OWN},
+        sections={type(section): section for section in sections.values()},
+        collectors=collectors,
+    )
 
 
 def restart_needed(old: Config, new: Config) -> list[str]:
     """Return the configuration keys that changed and take effect only after a restart."""
     return [
         join(section, field.name)
-        for section in ("web", "log", "path")
+        for section in OWN
         for field in dataclasses.fields(SECTIONS[section])
         if (section != "path" or field.name == "state")
         and getattr(getattr(old, section), field.name) != getattr(getattr(new, section), field.name)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from dshealthd.probe.options import ProbeOptions
+from dshealthd.slurm.options import SlurmOptions
 from dshealthd.symptoms import all_symptoms
 
 if TYPE_CHECKING:
@@ -20,7 +22,8 @@ def of(config: Config) -> Iterator[str]:
     """Yield a warning for each missing configured file, each deadline that is too long, and each
     alert to drain for that no finding of this release has.
     """
-    probe, peer = config.probe, config.probe.peer
+    probe, slurm = config.section(ProbeOptions), config.section(SlurmOptions)
+    peer = probe.peer
     for key, path in (
         ("probe.python", probe.python),
         ("probe.members.hostfile", probe.members.hostfile),
@@ -29,8 +32,8 @@ def of(config: Config) -> Iterator[str]:
         ("probe.peer.tls_cert_file", peer.tls_cert_file),
         ("probe.peer.tls_key_file", peer.tls_key_file),
         ("probe.peer.tls_ca_file", peer.tls_ca_file),
-        ("slurm.conf_file", config.slurm.conf_file),
-        ("slurm.bin_directory", config.slurm.bin_directory),
+        ("slurm.conf_file", slurm.conf_file),
+        ("slurm.bin_directory", slurm.bin_directory),
     ):
         if path is None or "/" not in str(path):  # without a slash: a systemd credential
             continue
@@ -50,6 +53,6 @@ def of(config: Config) -> Iterator[str]:
                 f"{options.interval}: one hung source delays the next samples"
             )
     findings = {finding.name for symptom in all_symptoms().values() for finding in symptom.findings}
-    for alert in config.slurm.drain_for:
+    for alert in slurm.drain_for:
         if alert not in findings:
             yield f"slurm.drain_for: no finding is called {alert}, so no node is drained for it"

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dshealthd import arguments, config, flags
+from dshealthd import config, flags
 from dshealthd.core.options import ConfigError
 from dshealthd.doctor import callers, node
 from dshealthd.doctor.check import Outcome
@@ -20,6 +20,7 @@ from dshealthd.doctor.facts import facts
 from dshealthd.doctor.hosts import HostsError, names
 from dshealthd.doctor.job_arguments import add_arguments as add_job_arguments
 from dshealthd.doctor.node_context import NodeContext
+from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.path_check import path_check
 from dshealthd.doctor.progress import Progress
 from dshealthd.doctor.report import NodeReport, Report, as_json, junit, text
@@ -27,6 +28,7 @@ from dshealthd.doctor.several_nodes import Request, examine_all
 from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
 from dshealthd.doctor.status_document import collect, status_document
 from dshealthd.http.client import Access
+from dshealthd.probe.options import ProbeOptions
 from dshealthd.status.paint import Paint
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.runbooks import render
@@ -139,7 +141,7 @@ def parser() -> Parser:
         help="have the agents run a collective across these nodes, on idle GPUs",
     )
     across.add_argument("--across", action="store_true", help=argparse.SUPPRESS)
-    arguments.access(added.add_argument_group("the agent of this node"))
+    flags.access(added.add_argument_group("the agent of this node"))
     add_job_arguments(added)
     flags.add_flags(added)
     return added
@@ -189,7 +191,7 @@ def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[An
     base = NodeContext(
         loaded, several=_several(options, loaded), python=_training_environments(options, loaded)
     )
-    access = Access(**{name: getattr(options, name) for name in arguments.ACCESS})
+    access = Access(**{name: getattr(options, name) for name in flags.ACCESS})
     look = functools.partial(status_document, loaded, access)
     if not options.agent:
         look = functools.partial(collect, loaded)
@@ -206,7 +208,9 @@ def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[An
         examined, document = examine(plain, waiting, look, base.with_document, progress)
     finally:
         progress.close()
-    accepted = accept(examined, loaded.doctor.accepted(), dt.datetime.now().astimezone().date())
+    accepted = accept(
+        examined, loaded.section(DoctorOptions).accepted(), dt.datetime.now().astimezone().date()
+    )
     context = base.with_document(document)
     here = NodeReport(
         os.uname().nodename,
@@ -220,7 +224,11 @@ def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[An
 def _several(options: argparse.Namespace, loaded: Config) -> bool:
     """Tell whether jobs of this node run across several nodes."""
     slurm = os.environ.get("SLURM_JOB_NUM_NODES", "")
-    return bool(options.across) or loaded.probe.wanted or (slurm.isdecimal() and int(slurm) > 1)
+    return (
+        bool(options.across)
+        or loaded.section(ProbeOptions).wanted
+        or (slurm.isdecimal() and int(slurm) > 1)
+    )
 
 
 def _training_environments(options: argparse.Namespace, loaded: Config) -> tuple[str, ...]:
@@ -229,9 +237,9 @@ def _training_environments(options: argparse.Namespace, loaded: Config) -> tuple
     An active environment belongs to the user, so root ignores it.
     """
     given = [options.python] if isinstance(options.python, str) else options.python or ()
-    found = [one for one in (*given, *loaded.doctor.python) if one]
-    if loaded.probe.python is not None:
-        found.append(str(loaded.probe.python))
+    found = [one for one in (*given, *loaded.section(DoctorOptions).python) if one]
+    if loaded.section(ProbeOptions).python is not None:
+        found.append(str(loaded.section(ProbeOptions).python))
     if os.geteuid() != 0:
         found += filter(None, map(os.environ.get, ("VIRTUAL_ENV", "CONDA_PREFIX")))
     return tuple(dict.fromkeys(os.path.abspath(one) for one in found))

@@ -23,6 +23,8 @@ if typing.TYPE_CHECKING:
 EXIT_USAGE = 2
 EXIT_UNKNOWN = 3
 """Exit status for bad usage where 2 means critical: nothing was queried."""
+ACCESS = ("tls", "ca_file", "user", "password_file")
+"""Arguments of commands that query agents."""
 FORMS = {
     bool: "true|false",
     int: "N",
@@ -122,6 +124,23 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                 metavar=field.metadata["form"] or form(hints[field.name]),
                 help=_help(field.metadata),
             )
+
+
+def access(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
+    """Declare the arguments for agents that require TLS or a password, for every command."""
+    parser.add_argument("--tls", action="store_true", help="query agents over TLS")
+    parser.add_argument(
+        "--ca-file",
+        type=Path,
+        metavar="FILE",
+        help="certificate authorities to trust with --tls (default: the system's)",
+    )
+    parser.add_argument(
+        "--user", default="", metavar="NAME", help="user name for agents with basic authentication"
+    )
+    parser.add_argument(
+        "--password-file", type=Path, metavar="FILE", help="file with that user's password"
+    )
 
 
 def form(hint: Any) -> str:

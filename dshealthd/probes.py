@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.probe.options import ProbeOptions
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -59,11 +61,11 @@ class Probes:
 
         If their options have not changed, only reread the members.
         """
-        if self._running is not None and self._running.options == config.probe:
+        if self._running is not None and self._running.options == config.section(ProbeOptions):
             self._running.reload()
             return
         await self.close()
-        if config.probe.wanted:
+        if config.section(ProbeOptions).wanted:
             from dshealthd.fleet.status_pages import StatusPages
             from dshealthd.fleet.summary import SummaryCache
             from dshealthd.fleet.view import fleet_of
@@ -71,7 +73,7 @@ class Probes:
 
             summary = SummaryCache(self._verdict, self._jobs, self._monotonic)
             self._running = ProbeService(
-                config.probe,
+                config.section(ProbeOptions),
                 host=config.path.host,
                 state=config.path.state,
                 snapshot=self._snapshot,

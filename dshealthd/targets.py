@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.address import listen_address
 from dshealthd.probe.members.membership import MembershipError, load
-from dshealthd.probe.options import MembershipOptions
+from dshealthd.probe.options import MembershipOptions, ProbeOptions
 
 if TYPE_CHECKING:
     from dshealthd.config import Config
@@ -38,7 +38,7 @@ def document(membership: Membership, port: int) -> bytes:
 def addresses(loaded: Config) -> list[str]:
     """Return the configured members as `HOST:PORT`. Raise MembershipError or OSError."""
     port = listen_address(loaded.web.listen_address)[1]
-    return [_address(name, port) for name in load(loaded.probe.members).names]
+    return [_address(name, port) for name in load(loaded.section(ProbeOptions).members).names]
 
 
 def _address(name: str, port: int) -> str:
@@ -56,7 +56,9 @@ def targets(loaded: Config, hostfile: str | None, output: str | None) -> int:
     If the members are unknown, the file stays unchanged.
     """
     options = (
-        MembershipOptions(hostfile=Path(hostfile)) if hostfile is not None else loaded.probe.members
+        MembershipOptions(hostfile=Path(hostfile))
+        if hostfile is not None
+        else loaded.section(ProbeOptions).members
     )
     try:
         text = document(load(options), listen_address(loaded.web.listen_address)[1])

@@ -13,6 +13,8 @@ from dshealthd.collection import registry
 from dshealthd.config import Config
 from dshealthd.core.address import listen_address
 from dshealthd.core.options import Bytes, ConfigError, Duration, Errors, decode, encode
+from dshealthd.probe.options import ProbeOptions
+from dshealthd.slurm.options import SlurmOptions
 
 BAD = {
     "[wbe]": "wbe: unknown key; did you mean web?",
@@ -165,3 +167,23 @@ def test_changes_that_need_a_restart() -> None:
     assert config.restart_needed(old, old) == []
     assert config.restart_needed(old, new) == ["web.listen_address", "log.level", "path.state"]
     assert isinstance(new, Config)
+
+
+def test_sections_are_those_that_packages_declare() -> None:
+    """A package's options become the section of its name, before or after the file is read."""
+    slurm = config.SECTIONS["slurm"]
+    assert slurm.__module__ == "dshealthd.slurm.options"
+    assert list(config.SECTIONS)[:3] == ["web", "path", "log"]
+    loaded = config.load(None, {"slurm": {"bad_checks": 3}})
+    assert loaded.section(SlurmOptions) == SlurmOptions(bad_checks=3)
+    assert Config().section(SlurmOptions) == SlurmOptions()
+    other = loaded.with_section(SlurmOptions(clean_checks=5))
+    assert other.section(SlurmOptions).bad_checks == SlurmOptions().bad_checks
+    assert other.section(ProbeOptions) == loaded.section(ProbeOptions)
+
+
+def test_the_configuration_knows_no_package_that_declares_a_section() -> None:
+    """A package is added without a change here: nothing below the agent is imported by name."""
+    source = Path(config.__file__).read_text(encoding="utf-8")
+    assert not [name for name in registry.sections() if f"import {name}" in source]
+    assert not [name for name in registry.sections() if f"dshealthd.{name}" in source]

@@ -1,22 +1,29 @@
-"""The registry of collectors: discovers the modules of `dshealthd.collectors`."""
+"""The registry of what packages declare: collectors, each a module of `dshealthd.collectors`, and
+sections of the configuration, each in the module `options` of its package.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import pkgutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dshealthd import collectors
+import dshealthd
 from dshealthd.core.collector import Collector, Metric
+from dshealthd.core.options import Section
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+SOURCE = Path(dshealthd.__file__).parent
+COLLECTORS = "dshealthd.collectors"
+
 
 def load(name: str) -> type[Collector]:
     """Import one collector's module and return its class."""
-    module = importlib.import_module(f"{collectors.__name__}.{name}")
+    module = importlib.import_module(f"{COLLECTORS}.{name}")
     (found,) = (
         value
         for value in vars(module).values()
@@ -41,11 +48,28 @@ def all_collectors() -> Mapping[str, type[Collector]]:
     """
     found: dict[str, type[Collector]] = {}
     owners: dict[str, str] = {}
-    for module in sorted(pkgutil.iter_modules(collectors.__path__), key=lambda module: module.name):
+    modules = pkgutil.iter_modules([str(SOURCE / "collectors")])
+    for module in sorted(modules, key=lambda module: module.name):
         found[module.name] = load(module.name)
         for metric in metrics(found[module.name]):
             if metric in owners:
                 message = f"metric {metric} is declared by the collectors {owners[metric]} and {module.name}"
                 raise ValueError(message)
             owners[metric] = module.name
+    return found
+
+
+def sections() -> Mapping[str, type[Section]]:
+    """Return the sections that packages declare, by the package's name, which is the section's."""
+    found: dict[str, type[Section]] = {}
+    for file in sorted(SOURCE.glob("*/options.py")):
+        name = file.parent.name
+        module = importlib.import_module(f"dshealthd.{name}.options")
+        for value in vars(module).values():
+            if (
+                isinstance(value, type)
+                and Section in value.__bases__
+                and value.__module__ == module.__name__
+            ):
+                found[name] = value
     return found

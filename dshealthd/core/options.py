@@ -99,6 +99,13 @@ def option(
     return dataclasses.field(default=default, metadata={**metadata, "default": default})
 
 
+class Section:
+    """Base of a package's section of the configuration, a dataclass in its module `options`.
+
+    The section has the package's name: `dshealthd/slurm/options.py` declares `[slurm]`.
+    """
+
+
 class ConfigError(Exception):
     """An invalid configuration.
 

@@ -17,12 +17,14 @@ from dshealthd.doctor.check import ORDER, Outcome, Result
 from dshealthd.doctor.examination import Examined, accept
 from dshealthd.doctor.facts import facts
 from dshealthd.doctor.node_context import NodeContext
+from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.report import NodeReport, Report
 from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
 from dshealthd.http.document import MAX_DOCUMENT, DocumentError, parse
 from dshealthd.plural import plural
 from dshealthd.probe.members.membership import MembershipError
 from dshealthd.probe.observation import Outcome as Called
+from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.pairs import member_client, own_place
 from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.peers.credentials import CredentialError
@@ -52,11 +54,11 @@ def channel(loaded: Config) -> tuple[str, tuple[str, ...]]:
 
     ChannelError if this configuration or this user cannot call their agents.
     """
-    if not loaded.probe.peer.listen_address:
+    if not loaded.section(ProbeOptions).peer.listen_address:
         message = "probe.peer is not configured (--config.file of an agent)"
         raise ChannelError(message)
     try:
-        me, names = own_place(loaded, loaded.probe.members)
+        me, names = own_place(loaded, loaded.section(ProbeOptions).members)
         member_client(loaded, me)  # whether its secrets can be read
     except (MembershipError, CredentialError) as error:
         raise ChannelError("; ".join(error.errors)) from error
@@ -104,7 +106,7 @@ def node_report(
             f"{'was' if left_out == 1 else 'were'} not run (--no-agent runs all, over SSH)"
         )
     today = dt.datetime.now().astimezone().date()
-    accepted = tuple(accept(found, loaded.doctor.accepted(), today))
+    accepted = tuple(accept(found, loaded.section(DoctorOptions).accepted(), today))
     return NodeReport(name, accepted, source=source, facts=facts(context))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.options import ConfigError, unknown
 from dshealthd.doctor import node
+from dshealthd.doctor.options import DoctorOptions
 
 if TYPE_CHECKING:
     import argparse
@@ -29,8 +30,8 @@ def chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
     given = (
         ("--only", wanted),
         ("--skip", left_out),
-        ("doctor.skip", loaded.doctor.skip),
-        ("doctor.accept", [one.check for one in loaded.doctor.accepted()]),
+        ("doctor.skip", loaded.section(DoctorOptions).skip),
+        ("doctor.accept", [one.check for one in loaded.section(DoctorOptions).accepted()]),
     )
     of_nodes = {check.name for check in node.CHECKS}
     with_jobs = options.job or options.listed
@@ -56,7 +57,7 @@ def chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
         ]
     ):
         raise ConfigError(only, errors)
-    skipped = {*left_out, *(() if wanted else loaded.doctor.skip)}
+    skipped = {*left_out, *(() if wanted else loaded.section(DoctorOptions).skip)}
     checks = [
         check
         for check in (*(of_jobs if with_jobs else ()), *node.CHECKS)

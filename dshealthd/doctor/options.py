@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core.options import Bytes, option
+from dshealthd.core.options import Bytes, Section, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ def parse_accepted(text: str) -> Accepted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorOptions:
+class DoctorOptions(Section):
     """`dshealthd doctor`: checks it skips, its own limits, and accepted findings."""
 
     skip: tuple[str, ...] = option([], "Names of checks to skip.")

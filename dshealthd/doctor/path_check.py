@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.findings import limits
+from dshealthd.findings.options import FindingsOptions
 from dshealthd.linux.credentials import assumed
 from dshealthd.linux.process_files import Root
 
@@ -46,7 +47,7 @@ def path_check(path: str) -> Check[NodeContext]:
                 component=path,
             )
             return
-        yield from _judge(path, status, seconds, context.config.findings.limits)
+        yield from _judge(path, status, seconds, context.config.section(FindingsOptions).limits)
 
     return Check("checkpoint-path", f"path {path}", f"{path} is writable", run, DEADLINE)
 

@@ -19,6 +19,7 @@ from dshealthd.doctor.processes import Pool
 from dshealthd.doctor.report import NodeReport, parse_node
 from dshealthd.plural import plural
 from dshealthd.printable import printable
+from dshealthd.probe.options import ProbeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +87,7 @@ def examine_all(
 
 def _members(request: Request, loaded: Config) -> _Members:
     """Return the nodes whose agents this configuration and this user may call."""
-    if not loaded.probe.peer.listen_address:
+    if not loaded.section(ProbeOptions).peer.listen_address:
         return _Members(why="probe.peer is not configured here: pass an agent's --config.file")
     from dshealthd.doctor.agents import ChannelError, channel
 

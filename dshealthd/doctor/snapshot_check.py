@@ -13,6 +13,7 @@ from dshealthd.core.collector import is_of_job
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.findings.judge import words
+from dshealthd.probe.options import ProbeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -80,7 +81,7 @@ def snapshot_check(
 
 def _without_agent(context: NodeContext) -> Result:
     """Return the result of a check that only an agent can answer, where no agent does."""
-    if context.config.probe.wanted:
+    if context.config.section(ProbeOptions).wanted:
         return Result(
             Outcome.UNKNOWN,
             "probes are configured, but no agent answers, so their results are unknown",

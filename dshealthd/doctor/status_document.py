@@ -16,6 +16,7 @@ from dshealthd.core.deadline import time_limit
 from dshealthd.core.options import Duration
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judge import judge, series_of
+from dshealthd.findings.options import FindingsOptions
 from dshealthd.http.client import local
 from dshealthd.http.exchange import Unreachable
 from dshealthd.web.status import document as render
@@ -67,7 +68,7 @@ async def _collect(config: Config) -> dict[str, Any]:
     own = list(scheduler.samples())
     wall, monotonic = time.time(), time.monotonic()
     node = os.uname().nodename
-    series = series_of(snapshot, own, config.findings.limits)
+    series = series_of(snapshot, own, config.section(FindingsOptions).limits)
     verdict = judge(snapshot, series, node=node, name="", monotonic=monotonic, wall=wall)
     body = render(
         snapshot,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import platform
@@ -11,7 +10,8 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.options import encode
+from dshealthd.config import SECTIONS
+from dshealthd.core.options import Section, encode
 
 if TYPE_CHECKING:
     from dshealthd.config import Config
@@ -63,9 +63,10 @@ def write(path: str, report: Report, loaded: Config) -> None:
         "versions": _versions(),
         "doctor": report.document(),
         "configuration": {
-            section.name: encode(getattr(loaded, section.name))
-            for section in dataclasses.fields(loaded)
-            if section.name != "collectors"
+            name: encode(
+                loaded.section(schema) if issubclass(schema, Section) else getattr(loaded, name)
+            )
+            for name, schema in SECTIONS.items()
         }
         | {"collectors": {name: encode(one) for name, one in loaded.collectors.items()}},
     }

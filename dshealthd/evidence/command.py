@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.evidence import members
 from dshealthd.evidence.bundle import SUMMARY
 from dshealthd.evidence.findings import HangCase
+from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import Evidence, job_log_paths
 from dshealthd.evidence.step import RunningStep, run
 from dshealthd.http.client import local
@@ -66,11 +67,11 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
     probes, exposition = _from_agent(loaded, access)
     print(
         f"inspecting {plural(len(step.answer['ranks']), 'rank')}; this takes 10 to "
-        f"{loaded.evidence.deadline:.0f} s",
+        f"{loaded.section(EvidenceOptions).deadline:.0f} s",
         file=sys.stderr,
     )
     taker = Evidence(
-        loaded.evidence,
+        loaded.section(EvidenceOptions),
         loaded.path.state,
         loaded.path.host,
         metrics=lambda: exposition,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.options import Bytes, Duration, option
+from dshealthd.core.options import Bytes, Duration, Section, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvidenceOptions:
+class EvidenceOptions(Section):
     """What is kept of a hung job: one directory below `evidence` in `path.state` per hang."""
 
     enabled: bool = option(

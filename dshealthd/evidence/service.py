@@ -20,6 +20,7 @@ from dshealthd.core.deadline import time_limit
 from dshealthd.core.options import encode
 from dshealthd.evidence.bundle import bundles, parse_name
 from dshealthd.evidence.findings import HangCase
+from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.process import CollectionProcess
 from dshealthd.jobs.hangs.hang import PROBLEMS
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from dshealthd.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
-    from dshealthd.evidence.options import EvidenceOptions
     from dshealthd.jobs.hangs.hang import Standstill
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class Evidence:
 
     async def apply(self, config: Config) -> None:
         """Apply a configuration from now on."""
-        self.options, self._host = config.evidence, config.path.host
+        self.options, self._host = config.section(EvidenceOptions), config.path.host
         self.log_paths = job_log_paths(config)
         if self._sizes is None:
             await self.remember()

@@ -5,7 +5,7 @@ Sources: [R] read in the named source, [S] second-hand, [O] our own judgement.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dshealthd.core.options import Bytes, Duration, option
@@ -286,13 +286,6 @@ class Limits:
     certificate_seconds: Duration = option(
         "336h", "Time before the peer certificate expires. [O]", minimum="1m"
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FindingsOptions:
-    """What counts as a finding."""
-
-    limits: Limits = field(default_factory=Limits)
 
 
 def source(name: str) -> str:

@@ -24,6 +24,7 @@ from dshealthd.findings.finding import State, Verdict
 from dshealthd.findings.history import GpuHistory
 from dshealthd.findings.judge import judgement_of, series_of
 from dshealthd.findings.limits import Limits
+from dshealthd.findings.options import FindingsOptions
 from dshealthd.findings.past import Past
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class Judge:
 
     async def apply(self, config: Config) -> None:
         """Judge with the configuration's limits from now on."""
-        self._limits = config.findings.limits
+        self._limits = config.section(FindingsOptions).limits
         if not self._running:
             await self._load()
             self._running = True

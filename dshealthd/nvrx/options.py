@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dshealthd.core.options import option
+from dshealthd.core.options import Section, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,7 +16,7 @@ _LONGEST = 107
 
 
 @dataclass(frozen=True, kw_only=True)
-class NvrxOptions:
+class NvrxOptions(Section):
     """The node health check that NVRx's `ft_launcher` requests.
 
     Off until `socket` is set; needs `pip install dshealthd[nvrx]`.

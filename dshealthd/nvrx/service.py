@@ -16,6 +16,7 @@ from dshealthd.core.deadline import time_limit
 from dshealthd.nvrx.answer import response
 from dshealthd.nvrx.fitness import FitnessCheck
 from dshealthd.nvrx.frames import ANSWER, LENGTH, QUESTION, READY, UNKNOWN
+from dshealthd.nvrx.options import NvrxOptions
 
 if TYPE_CHECKING:
     import socket
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from dshealthd.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.nvrx.fitness import Fitness
-    from dshealthd.nvrx.options import NvrxOptions
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +82,9 @@ class HealthCheckService:
 
     async def apply(self, config: Config) -> None:
         """Serve the configured socket; if it has not changed, the server keeps running."""
-        if config.nvrx != self.options:
+        if config.section(NvrxOptions) != self.options:
             await self.close()
-            self.options, self._problem = config.nvrx, ""
+            self.options, self._problem = config.section(NvrxOptions), ""
         self.start()
 
     def start(self) -> None:

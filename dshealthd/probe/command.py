@@ -17,6 +17,7 @@ from dshealthd.core.options import ConfigError
 from dshealthd.probe import report
 from dshealthd.probe.local_probe import local, show_local
 from dshealthd.probe.observation import Kind, Outcome
+from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.pairs import between, show_pairs
 from dshealthd.probe.peers.messages import MAX_SIZE
 
@@ -52,7 +53,7 @@ def probe(
     if hostfile is None and kind in {None, "local"}:
         document = asyncio.run(local(loaded, steps, say))
         text = show_local
-    elif hostfile is None and not loaded.probe.members.sources:
+    elif hostfile is None and not loaded.section(ProbeOptions).members.sources:
         raise ConfigError(
             source, [f"--kind: {kind} needs a hostfile, or members in the configuration"]
         )

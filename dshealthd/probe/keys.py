@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.secret_files import CredentialError, open_secret, parse_keys
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ def keys(loaded: Config, action: str, file: str | None) -> int:
 
     On failure, print why and return 1.
     """
-    place = Path(file) if file is not None else loaded.probe.peer.key_file or DEFAULT
+    place = (
+        Path(file) if file is not None else loaded.section(ProbeOptions).peer.key_file or DEFAULT
+    )
     try:
         {"new": new, "rotate": rotate, "show": show}[action](place)
     except (KeysError, CredentialError, OSError, ValueError) as error:

@@ -15,6 +15,7 @@ from dshealthd.plural import plural
 from dshealthd.probe import report
 from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
 from dshealthd.probe.rounds.plan import ON_DEMAND, PAIR, RoundPlan, local_job, new_round
@@ -41,8 +42,8 @@ def interpreter(loaded: Config) -> str:
 
     The configured one, else this one if it has torch, else the first python3 in PATH.
     """
-    if loaded.probe.python is not None:
-        return str(loaded.probe.python)
+    if loaded.section(ProbeOptions).python is not None:
+        return str(loaded.section(ProbeOptions).python)
     if importlib.util.find_spec("torch") is not None:
         return sys.executable
     return shutil.which("python3") or sys.executable
@@ -64,7 +65,9 @@ async def local(
     """Run the local probe and return its document."""
     gpus = count_gpus(loaded.path.host)
     python = interpreter(loaded)
-    worker_pool = WorkerPool(python, 1.0, time.monotonic, environment=loaded.probe.worker.variables)
+    worker_pool = WorkerPool(
+        python, 1.0, time.monotonic, environment=loaded.section(ProbeOptions).worker.variables
+    )
     tell(f"importing torch with {python}")
     try:
         reason = await worker_pool.prepare(DEADLINES[Stage.IMPORT])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from dshealthd.core.address import listen_address
-from dshealthd.core.options import Bytes, Duration, option
+from dshealthd.core.options import Bytes, Duration, Section, option
 from dshealthd.probe.members.hostlist import is_name, quote
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ class VerdictOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeOptions:
+class ProbeOptions(Section):
     """Small collectives between nodes that find slow and broken ones.
 
     Off until `members` and `peer` are set.

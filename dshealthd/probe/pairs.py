@@ -14,7 +14,7 @@ from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.members.membership import MembershipError, load
 from dshealthd.probe.members.schedule import PAIR, Cell
 from dshealthd.probe.observation import Kind, Outcome, Stage
-from dshealthd.probe.options import MembershipOptions
+from dshealthd.probe.options import MembershipOptions, ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.peers.credentials import CredentialError
@@ -55,7 +55,7 @@ async def between(
     """
     from pathlib import Path
 
-    options = loaded.probe
+    options = loaded.section(ProbeOptions)
     members = (
         MembershipOptions(hostfile=Path(hostfile), name=options.members.name)
         if hostfile is not None
@@ -125,8 +125,8 @@ def own_place(loaded: Config, members: MembershipOptions) -> tuple[str, tuple[st
 
 def member_client(loaded: Config, me: str) -> PeerClient:
     """Return a client that calls agents as the node `me`; raises CredentialError."""
-    _, port = listen_address(loaded.probe.peer.listen_address)
-    return PeerClient(loaded.probe.peer, me, lambda name: (name, port))
+    _, port = listen_address(loaded.section(ProbeOptions).peer.listen_address)
+    return PeerClient(loaded.section(ProbeOptions).peer, me, lambda name: (name, port))
 
 
 async def one(client: PeerClient, members: tuple[str, ...], ask: Ask) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.http.client import Access, local
 from dshealthd.http.exchange import Rejected, Unreachable
+from dshealthd.slurm.options import SlurmOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -56,7 +57,7 @@ class AgentVerdict:
 
 def ask(config: Config, alerts: Iterable[str]) -> AgentVerdict:
     """Return the verdict of this machine's agent for these alerts. Raises AgentSilent."""
-    options = config.slurm
+    options = config.section(SlurmOptions)
     access = Access(
         user=options.user,
         password_file=options.password_file,

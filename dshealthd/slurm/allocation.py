@@ -21,6 +21,7 @@ from dshealthd.probe.members.identity import local_addresses, own_name
 from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.members.membership import MembershipError, load
 from dshealthd.probe.observation import Outcome
+from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.peers.credentials import CredentialError
@@ -92,8 +93,8 @@ def look(config: Config, node: str, expression: str) -> Reach:
     `node` is Slurm's name of this node; an allocation without it is not one of its jobs. Nodes
     that are not members of the probes have no agent to answer, and are left out. Raises NotAsked.
     """
-    peer = config.probe.peer
-    if not peer.listen_address or not config.probe.members.sources:
+    options = config.section(ProbeOptions)
+    if not options.peer.listen_address or not options.members.sources:
         message = "slurm.prolog_probe needs probe.peer and probe.members"
         raise NotAsked(message)
     try:
@@ -101,12 +102,15 @@ def look(config: Config, node: str, expression: str) -> Reach:
         if node not in allocated:
             message = f"{quote(node)} is not among the nodes of the job, {quote(expression)}"
             raise NotAsked(message)
-        names = load(config.probe.members).names
+        names = load(options.members).names
         me = own_name(
-            names, hostname(), local_addresses(config.path.host), config.probe.members.name
+            names,
+            hostname(),
+            local_addresses(config.path.host),
+            options.members.name,
         )
         nodes = {*allocated, me} & set(names)
-        _, port = listen_address(peer.listen_address)
+        _, port = listen_address(options.peer.listen_address)
         return asyncio.run(_ask(config, me, neighbours(me, sorted(nodes)), port))
     except (MembershipError, CredentialError, HostlistError, OSError) as error:
         message = f"cannot contact the nodes of the job: {error}"
@@ -115,7 +119,7 @@ def look(config: Config, node: str, expression: str) -> Reach:
 
 async def _ask(config: Config, me: str, others: Sequence[str], port: int) -> Reach:
     """Run the light rounds with all of the allocation's nodes at once."""
-    client = PeerClient(config.probe.peer, me, lambda name: (name, port))
+    client = PeerClient(config.section(ProbeOptions).peer, me, lambda name: (name, port))
     with LoopLag() as lag:
         try:
             found = await asyncio.gather(*(_round(client, name) for name in others))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from dshealthd.slurm import agent, allocation, maintenance
 from dshealthd.slurm.check import CheckReport, NodeCheck, NodeCheckResult
 from dshealthd.slurm.controller import Controller, ControllerError
+from dshealthd.slurm.options import SlurmOptions
 from dshealthd.slurm.streaks import Busy, kept
 
 if TYPE_CHECKING:
@@ -39,24 +40,26 @@ PRIORITIES = {
 
 def slurm(loaded: Config, hook: str) -> int:
     """Run one of Slurm's hooks and return its exit status: 0, or `REFUSE` of a prolog."""
+    options = loaded.section(SlurmOptions)
     controller = Controller(
-        conf_file=loaded.slurm.conf_file, bin_directory=loaded.slurm.bin_directory
+        conf_file=options.conf_file,
+        bin_directory=options.bin_directory,
     )
-    if hook == "health" and loaded.slurm.maintenance:
+    if hook == "health" and options.maintenance:
         _keep_maintenance(loaded, controller)
     try:
         node = node_name(loaded)
-        with kept(loaded.slurm.run_directory, 0.0 if hook == "health" else WAIT) as streaks:
+        with kept(options.run_directory, 0.0 if hook == "health" else WAIT) as streaks:
             check = NodeCheck(
-                loaded.slurm,
+                options,
                 node,
-                lambda: agent.ask(loaded, loaded.slurm.drain_for),
+                lambda: agent.ask(loaded, options.drain_for),
                 controller,
                 streaks,
             )
             outcome = check.insistently() if hook == "prolog" else check.once()
             job = os.environ.get("SLURM_JOB_ID", "")
-            if hook == "prolog" and loaded.slurm.prolog_probe and outcome.result in UNHINDERED:
+            if hook == "prolog" and options.prolog_probe and outcome.result in UNHINDERED:
                 _tell(hook, outcome)
                 outcome = check.reaches(
                     lambda: allocation.look(loaded, node, controller.nodes_of_job(job))
@@ -64,7 +67,7 @@ def slurm(loaded: Config, hook: str) -> int:
     except Busy as error:
         outcome = CheckReport(NodeCheckResult.UNKNOWN, f"nothing done: {error}")
     except OSError as error:
-        text = f"nothing done: {loaded.slurm.run_directory}: {error.strerror or error}"
+        text = f"nothing done: {options.run_directory}: {error.strerror or error}"
         outcome = CheckReport(NodeCheckResult.UNKNOWN, text)
     _tell(hook, outcome)
     return REFUSE if hook == "prolog" and outcome.result is NodeCheckResult.DRAINED else 0
@@ -93,7 +96,7 @@ def _say(priority: int, text: str) -> None:
 def node_name(loaded: Config) -> str:
     """Return Slurm's name of this node."""
     return (
-        loaded.slurm.node
+        loaded.section(SlurmOptions).node
         or os.environ.get("SLURMD_NODENAME", "")
         or socket.gethostname().partition(".")[0]
     )

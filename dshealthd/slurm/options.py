@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dshealthd.core.options import option
+from dshealthd.core.options import Section, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ People must judge a full disk, a hung job, or a link, whose other end may be the
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmOptions:
+class SlurmOptions(Section):
     """Slurm's hooks: `dshealthd slurm health`, `prolog` and `epilog`."""
 
     drain_for: tuple[str, ...] = option(

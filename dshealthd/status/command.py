@@ -13,6 +13,7 @@ from dshealthd.findings.finding import ORDER, State
 from dshealthd.http.client import UNAUTHORIZED, local, remote
 from dshealthd.http.exchange import Unreachable
 from dshealthd.printable import printable
+from dshealthd.probe.options import ProbeOptions
 from dshealthd.status import query, text
 from dshealthd.status.jobs import job_lines, parts_of, ranks, state
 from dshealthd.status.paint import Paint, safe
@@ -145,7 +146,7 @@ def _clients(
     if not members and not nodes:
         return [("this node", local(loaded, access))]
     clients = [(node, _client(loaded, node, access)) for node in nodes]
-    if members and loaded.probe.members.sources:
+    if members and loaded.section(ProbeOptions).members.sources:
         clients += [(node, _client(loaded, node, access)) for node in _configured(loaded)]
     elif members:
         bare = access.without_credentials()

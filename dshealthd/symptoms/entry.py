@@ -31,6 +31,12 @@ MEANS = ("alert", "doctor", "explain", "job")
 SECTIONS = ("Meaning", "Confirm", "Remedy")
 ADVICE = "Common advice, checked"
 """The optional section that checks what articles recommend against the libraries."""
+RULESET = {"ruleset": "dshealthd"}
+"""The label of every alert of ours and of no other: routes, inhibition and silences require it.
+
+`service` and `job` would not do: targets have them, so another team's alert about an agent or its
+pod would pass for ours.
+"""
 FIRST_STEP = "First step: "
 """The words in a description that introduce what to do."""
 PARTS = frozenset(

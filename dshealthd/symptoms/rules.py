@@ -22,6 +22,7 @@ from dshealthd.symptoms.entry import (
     FIRST_STEP,
     PART_COMPONENTS,
     PARTS,
+    RULESET,
     EntryError,
 )
 from dshealthd.symptoms.runbooks import anchor, url
@@ -55,12 +56,6 @@ KEEP_FIRING = "2m"
 
 A restarting agent exports nothing for a scrape or a few, and takes longer to rediscover probes and
 jobs: without this, every page of its node would resolve and fire again.
-"""
-LABELS = {"ruleset": "dshealthd"}
-"""The label of every alert of ours and of no other: routes, inhibition and silences require it.
-
-`service` and `job` would not do: targets have them, so another team's alert about an agent or its
-pod would pass for ours.
 """
 URGENT = "5s"
 """Evaluation interval of alerts that set none, whatever is global in a Prometheus."""
@@ -162,7 +157,7 @@ def _finding_rules(
             **({"for": rule.hold} if rule and rule.hold else {}),
             "keep_firing_for": (rule and rule.keep) or KEEP_FIRING,
             "labels": {
-                **LABELS,
+                **RULESET,
                 "severity": severity,
                 "component": finding.component,
                 "symptom": symptom.slug,
@@ -205,7 +200,7 @@ def _alert_rules(
             **({"for": hold} if hold else {}),
             **({"keep_firing_for": alert.keep or KEEP_FIRING} if kept else {}),
             "labels": {
-                **LABELS,
+                **RULESET,
                 "severity": severity,
                 "component": alert.component,
                 "symptom": alert.symptom or symptom.slug,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.findings.catalogue import catalogue
-from dshealthd.symptoms.rules import LABELS
+from dshealthd.symptoms.entry import RULESET
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ def alert(
 ) -> Labels:
     """Return the labels of an alert."""
     return {
-        **LABELS,
+        **RULESET,
         "alertname": f"Test {symptom}",
         "symptom": symptom,
         "severity": severity,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.symptoms import rules
+from dshealthd.symptoms.entry import RULESET
 from tests.lab.receiver import Receiver
 from tests.lab.servers import Server, alertmanager, routes
 from tests.lab.station import Loopback
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ADDRESS = "127.0.0.62"
 """On which nobody else is given a port between the choice of one and the server's start."""
 LABELS = {
-    **rules.LABELS,
+    **RULESET,
     "alertname": "DshealthdGpuLost",
     "cluster": "a",
     "job": "dshealthd",
@@ -265,7 +265,7 @@ def test_where(labels: dict[str, str], where: str, server: Server, receiver: Rec
         [
             {
                 "labels": {
-                    **rules.LABELS,
+                    **RULESET,
                     "alertname": "Where",
                     "severity": "critical",
                     "symptom": symptom,

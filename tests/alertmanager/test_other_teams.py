@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.symptoms.rules import LABELS
+from dshealthd.symptoms.entry import RULESET
 from tests import yaml_files
 from tests.lab.servers import ALERTMANAGER, PART
 
@@ -25,7 +25,7 @@ Labels = dict[str, str]
 
 RULES = yaml_files.load(ALERTMANAGER / PART)["inhibit_rules"]
 NUMBERED = pytest.mark.parametrize("number", range(len(RULES)))
-COMMON = {f'{name}="{value}"' for name, value in LABELS.items()}
+COMMON = {f'{name}="{value}"' for name, value in RULESET.items()}
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 TARGET = {"exporter": "dshealthd", "job": "dshealthd", "service": "dshealthd", "instance": "a:1"}
 """What a site's own alert about an agent has from its target."""
@@ -65,7 +65,7 @@ def pair(rule: Mapping[str, Any]) -> tuple[Labels, Labels]:
 
 def foreign(labels: Labels) -> list[Labels]:
     """Return alerts of another team that are like one of ours, but for the common label."""
-    own = {name: value for name, value in labels.items() if name not in LABELS}
+    own = {name: value for name, value in labels.items() if name not in RULESET}
     names = {"alertname": "SomebodyElses"}
     node = {name: value for name, value in own.items() if name in NODE}
     warning = {"severity": "warning"}

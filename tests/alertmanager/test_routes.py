@@ -14,7 +14,7 @@ import yaml
 
 from dshealthd.findings.service import FINDING
 from dshealthd.symptoms import all_symptoms
-from dshealthd.symptoms.rules import LABELS
+from dshealthd.symptoms.entry import RULESET
 from tests import yaml_files
 from tests.lab.servers import ALERTMANAGER, PART, routes
 from tests.symptoms.promtool import RULES
@@ -26,7 +26,7 @@ FILE = ALERTMANAGER / PART
 MATCHER = re.compile(r'^(\w+)(=~|!~|!=|=)"([^"]*)"$')
 FOUND = {finding.name for symptom in all_symptoms().values() for finding in symptom.findings}
 """Alerts that report what nodes find."""
-COMMON = tuple(f"{name}={value}" for name, value in LABELS.items())
+COMMON = tuple(f"{name}={value}" for name, value in RULESET.items())
 
 
 def amtool(*arguments: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.symptoms.rules import LABELS
+from dshealthd.symptoms.entry import RULESET
 from tests.lab.receiver import Receiver
 from tests.lab.servers import Server, alertmanager
 from tests.lab.station import Loopback
@@ -71,7 +71,7 @@ def page(alert: str, symptom: str, component: str, node: str, **labels: str) -> 
     """Return a page about a node."""
     return {
         "labels": {
-            **LABELS,
+            **RULESET,
             "alertname": alert,
             "symptom": symptom,
             "severity": "critical",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.symptoms.rules import LABELS
+from dshealthd.symptoms.entry import RULESET
 from tests.lab.receiver import FIRING, RESOLVED
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def hang(job: str, cause: str, **labels: str) -> dict[str, Any]:
     """Return the page of a job that hangs, of a class."""
     return {
         "labels": {
-            **LABELS,
+            **RULESET,
             "alertname": "DshealthdJobHang",
             "symptom": "training-hang",
             "severity": "critical",

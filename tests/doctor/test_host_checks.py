@@ -27,8 +27,10 @@ from dshealthd.doctor.node import (
     stuck_processes,
 )
 from dshealthd.doctor.node.process_limits import LAUNCHERS
+from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.path_check import path_check
 from dshealthd.doctor.processes import Pool
+from dshealthd.findings.options import FindingsOptions
 from dshealthd.jobs.deepspeed_operators import parse_operators
 from tests import frozen
 from tests.doctor.looks import look, outcomes, results
@@ -75,8 +77,10 @@ def test_limits_of_open_files_and_locked_memory(
     assert low["nofile of this shell"].remedy == "ulimit -n $(ulimit -Hn)"
     assert low["nofile of this shell"].value == "1024"
     assert "memlock" in low["memlock of this shell"].remedy
-    lifted = dataclasses.replace(context.config.doctor, open_files=16, locked_memory_bytes=Bytes(0))
-    config = dataclasses.replace(context.config, doctor=lifted)
+    lifted = dataclasses.replace(
+        context.config.section(DoctorOptions), open_files=16, locked_memory_bytes=Bytes(0)
+    )
+    config = context.config.with_section(lifted)
     assert outcomes(process_limits.CHECK, dataclasses.replace(context, config=config)) == ["ok"]
 
 
@@ -323,7 +327,7 @@ def test_path_that_is_full(gigabytes: int, left: float, outcome: str) -> None:
     blocks = gigabytes * 10**9 // 4096
     free = int(blocks * left)
     status = os.statvfs_result((4096, 4096, blocks, free, free, 1, 1, 1, 0, 255))
-    limits = look().config.findings.limits
+    limits = look().config.section(FindingsOptions).limits
     (found,) = path_checks._judge("/checkpoints", status, 0.1, limits)
     assert found.outcome.value == outcome, found.text
 

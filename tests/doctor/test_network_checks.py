@@ -18,6 +18,7 @@ import pytest
 from dshealthd.config import load
 from dshealthd.core.host import Host
 from dshealthd.doctor.node import host_name, infiniband, member_connections, rendezvous, resources
+from dshealthd.doctor.options import DoctorOptions
 from tests.doctor.looks import apply, look, outcomes, results
 from tests.doctor.test_snapshot_checks import seen
 from tests.netns import leave_time_wait, listener, network_namespace, ss
@@ -246,8 +247,10 @@ def test_infiniband_ports_of_one_board(make_machine: Callable[..., Machine]) -> 
             (port / name).write_text(value)
         context = look("infiniband", host=host)
         if ports:
-            options = dataclasses.replace(context.config.doctor, infiniband_ports=ports)
-            config = dataclasses.replace(context.config, doctor=options)
+            options = dataclasses.replace(
+                context.config.section(DoctorOptions), infiniband_ports=ports
+            )
+            config = context.config.with_section(options)
             context = dataclasses.replace(context, config=config)
         return results(infiniband.CHECK, context)
 

@@ -186,7 +186,7 @@ def test_a_restarted_agent_takes_no_second_bundle(tmp_path: Path) -> None:
         await node.look("slurm-1", seconds=10)
         successor = Node(tmp_path)
         successor.wall = node.wall
-        await successor.evidence.apply(Config(evidence=OPTIONS))
+        await successor.evidence.apply(Config().with_section(OPTIONS))
         await successor.look("slurm-1")
         assert await successor.look("slurm-1", seconds=10) == ["slurm-1"]
         assert successor.values(KEPT) == {(): 1}
@@ -377,14 +377,14 @@ def test_a_disk_that_hangs_is_unknown_and_not_waited_for(
 
     async def scene() -> None:
         node = Node(tmp_path)
-        beginning = asyncio.create_task(node.evidence.apply(Config(evidence=OPTIONS)))
+        beginning = asyncio.create_task(node.evidence.apply(Config().with_section(OPTIONS)))
         for _ in range(20):  # the loop goes on meanwhile
             await asyncio.sleep(0.01)
         assert not beginning.done()
         await beginning
         assert node.values(KEPT) == {}
         monkeypatch.undo()
-        await node.evidence.apply(Config(evidence=OPTIONS))  # as a reload does
+        await node.evidence.apply(Config().with_section(OPTIONS))  # as a reload does
         assert node.values(KEPT) == {(): 0.0}
         await node.evidence.close()
 

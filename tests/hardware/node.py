@@ -19,6 +19,7 @@ from dshealthd.core.collector import Context
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.jobs.processes import ProcessTable
+from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.policy import GpuOccupancy, Policy
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def objection(node: Node) -> str:
     no training may run here, not even one that has yet to open a GPU.
     """
     occupancy = GpuOccupancy(node.snapshot, time.monotonic)
-    options = node.loaded.probe.policy
+    options = node.loaded.section(ProbeOptions).policy
     policy = Policy(options, occupancy, time.monotonic, time.time)
     if reason := occupancy.objection() or policy.objection(scheduled=False):
         return f"the agent would not run a probe now either: {reason}"

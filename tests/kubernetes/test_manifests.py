@@ -15,6 +15,8 @@ import yaml
 
 from deploy.kubernetes import chart, rules
 from dshealthd import __version__, config
+from dshealthd.evidence.options import EvidenceOptions
+from dshealthd.probe.options import ProbeOptions
 from tests import yaml_files
 
 ROOT = Path(__file__).parents[2]
@@ -157,9 +159,11 @@ def test_configuration(components: tuple[str, ...], tmp_path: Path) -> None:
     )
     loaded = config.load(tmp_path / "dshealthd.toml")
     assert loaded.collectors["kernel_log"].enabled is ("kernel-log" in components)
-    assert loaded.evidence.enabled is bool({"trainings", "evidence"} & set(components))
+    assert loaded.section(EvidenceOptions).enabled is bool(
+        {"trainings", "evidence"} & set(components)
+    )
     if "probes" in components:
-        assert loaded.probe.peer.listen_address == "10.1.2.3:10062"
+        assert loaded.section(ProbeOptions).peer.listen_address == "10.1.2.3:10062"
 
 
 def test_every_mount_has_its_volume() -> None:

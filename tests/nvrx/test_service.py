@@ -164,7 +164,7 @@ def test_follows_the_configuration(tmp_path: Path) -> None:
         await service.apply(Config())
         assert (service.status(), list(service.samples())) == ({"state": "off"}, [])
         nowhere = NvrxOptions(socket=tmp_path / "none" / "nvhcd.sock")
-        await service.apply(Config(nvrx=nowhere))
+        await service.apply(Config().with_section(nowhere))
         async with asyncio.timeout(60):
             while service.status()["state"] != "failing":
                 await asyncio.sleep(0.05)

@@ -125,7 +125,7 @@ def config(agent: Agent, hostfile_name: str = "") -> Config:
     options = agent.service.options
     if hostfile_name:
         options = replace(options, members=MembershipOptions(name=hostfile_name))
-    return replace(Config(), probe=options)
+    return Config().with_section(options)
 
 
 def hostfile(directory: Path, names: tuple[str, ...]) -> str:

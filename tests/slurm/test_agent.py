@@ -21,7 +21,7 @@ import pytest
 from dshealthd import config
 from dshealthd.slurm import agent
 from dshealthd.slurm.agent import AgentSilent, CriticalFinding
-from dshealthd.slurm.options import DRAIN_FOR
+from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
 from tests import status_documents
 from tests.agents import end, first_line, launch
 from tests.status_documents import finding
@@ -231,10 +231,8 @@ def guarded(directory: Path, text: str, **slurm: Any) -> Iterator[Config]:
         url = re.search(r"https?://[^/]*:(\d+)/", first_line(process, 60))
         assert url, (directory / "agent.log").read_text(encoding="utf-8")
         loaded = configured(int(url[1]))
-        yield replace(
-            loaded,
-            web=replace(loaded.web, config_file=file),
-            slurm=replace(loaded.slurm, **slurm),
+        yield replace(loaded, web=replace(loaded.web, config_file=file)).with_section(
+            replace(loaded.section(SlurmOptions), **slurm)
         )
     finally:
         end(process)
@@ -253,15 +251,21 @@ def test_password(tmp_path: Path) -> None:
     with guarded(tmp_path, web, user="slurm", password_file=good) as loaded:
         agent.ask(loaded, DRAIN_FOR)
         for slurm, said in (
-            (replace(loaded.slurm, user="", password_file=None), r"set slurm\.user and"),
-            (replace(loaded.slurm, password_file=wrong), r"rejects slurm\.user and"),
             (
-                replace(loaded.slurm, password_file=tmp_path / "none"),
+                replace(loaded.section(SlurmOptions), user="", password_file=None),
+                r"set slurm\.user and",
+            ),
+            (
+                replace(loaded.section(SlurmOptions), password_file=wrong),
+                r"rejects slurm\.user and",
+            ),
+            (
+                replace(loaded.section(SlurmOptions), password_file=tmp_path / "none"),
                 "No such file",
             ),
         ):
             with pytest.raises(AgentSilent, match=said):
-                agent.ask(replace(loaded, slurm=slurm), DRAIN_FOR)
+                agent.ask(loaded.with_section(slurm), DRAIN_FOR)
 
 
 def test_client_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,13 +280,13 @@ def test_client_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     files = {"cert_file": tmp_path / "slurm.pem", "key_file": tmp_path / "slurm.key"}
     with guarded(tmp_path, web, **files) as loaded:
         agent.ask(loaded, DRAIN_FOR)
-        bare = replace(loaded.slurm, cert_file=None, key_file=None)
+        bare = replace(loaded.section(SlurmOptions), cert_file=None, key_file=None)
         monkeypatch.setattr(agent, "TIMEOUT", SHIPPED)
         with pytest.raises(AgentSilent, match="does not answer"):
-            agent.ask(replace(loaded, slurm=bare), DRAIN_FOR)
-        absent = replace(loaded.slurm, key_file=tmp_path / "none")
+            agent.ask(loaded.with_section(bare), DRAIN_FOR)
+        absent = replace(loaded.section(SlurmOptions), key_file=tmp_path / "none")
         with pytest.raises(AgentSilent, match=r"slurm\.pem and .*/none cannot be used"):
-            agent.ask(replace(loaded, slurm=absent), DRAIN_FOR)
+            agent.ask(loaded.with_section(absent), DRAIN_FOR)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root to be another user")
@@ -293,9 +297,9 @@ def test_password_is_not_sent_to_another_user(tmp_path: Path) -> None:
     heard = tmp_path / "heard"
     with stranger(answer(json.dumps(document())), heard) as port:
         loaded = configured(port)
-        slurm = replace(loaded.slurm, user="slurm", password_file=password)
+        slurm = replace(loaded.section(SlurmOptions), user="slurm", password_file=password)
         with pytest.raises(AgentSilent, match="not trusted"):
-            agent.ask(replace(loaded, slurm=slurm), DRAIN_FOR)
+            agent.ask(loaded.with_section(slurm), DRAIN_FOR)
         with socket.create_connection(("127.0.0.1", port)) as other:
             other.sendall(b"heard")
             other.settimeout(60)

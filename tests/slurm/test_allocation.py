@@ -14,7 +14,7 @@ import pytest
 from dshealthd import config
 from dshealthd.linux import starvation
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.options import MembershipOptions
+from dshealthd.probe.options import MembershipOptions, ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.contract import PeerError
 from dshealthd.slurm import allocation
@@ -47,7 +47,7 @@ GOOD = Reach(7, {}, 0)
 def asking(agent: Agent) -> Config:
     """Return a configuration with an agent's own members and peer API."""
     loaded = config.load(None)
-    return replace(loaded, probe=agent.service.options)
+    return loaded.with_section(agent.service.options)
 
 
 def test_eight_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,14 +85,14 @@ async def among_listeners(directory: Path, *, full: bool) -> AsyncIterator[Confi
     """
     async with agents(directory, 1) as (agent,):
         loaded = asking(agent)
-        port = int(loaded.probe.peer.listen_address.rpartition(":")[2])
+        port = int(loaded.section(ProbeOptions).peer.listen_address.rpartition(":")[2])
         members = MembershipOptions(nodes=NAMES, name=agent.name)
         with contextlib.ExitStack() as stack:
             for name in NAMES[1:]:
                 stack.enter_context(listener(name, port, 0 if full else 64))
                 if full:
                     stack.enter_context(socket.create_connection((name, port)))
-            yield replace(loaded, probe=replace(loaded.probe, members=members))
+            yield loaded.with_section(replace(loaded.section(ProbeOptions), members=members))
 
 
 def looks(config: Config, number: int) -> list[Reach]:
@@ -263,9 +263,13 @@ def test_not_configured(tmp_path: Path) -> None:
     loaded = config.load(None)
     with pytest.raises(NotAsked, match=r"needs probe\.peer and probe\.members"):
         allocation.look(loaded, "n1", "n[1-3]")
-    peer = replace(loaded.probe.peer, listen_address="127.0.0.1:10062", key_file=tmp_path / "none")
+    peer = replace(
+        loaded.section(ProbeOptions).peer,
+        listen_address="127.0.0.1:10062",
+        key_file=tmp_path / "none",
+    )
     members = MembershipOptions(nodes=("n1", "n2"), name="n1")
-    loaded = replace(loaded, probe=replace(loaded.probe, peer=peer, members=members))
+    loaded = loaded.with_section(replace(loaded.section(ProbeOptions), peer=peer, members=members))
     with pytest.raises(NotAsked, match="key_file"):
         allocation.look(loaded, "n1", "n[1-3]")
     with pytest.raises(NotAsked, match=r"n\[1-"):
@@ -278,9 +282,11 @@ def test_an_allocation_without_this_node_is_not_used(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("0" * 64)
     key.chmod(0o600)
-    peer = replace(loaded.probe.peer, listen_address="127.0.0.1:10062", key_file=key)
+    peer = replace(
+        loaded.section(ProbeOptions).peer, listen_address="127.0.0.1:10062", key_file=key
+    )
     members = MembershipOptions(nodes=("n1", "n2", "n3", "n4"), name="n1")
-    loaded = replace(loaded, probe=replace(loaded.probe, peer=peer, members=members))
+    loaded = loaded.with_section(replace(loaded.section(ProbeOptions), peer=peer, members=members))
     with pytest.raises(NotAsked, match=r'"n1" is not among the nodes of the job, "n\[3-4\]"'):
         allocation.look(loaded, "n1", "n[3-4]")
 

@@ -10,6 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.plural import plural
 
@@ -49,7 +50,7 @@ def _problems(context: NodeContext) -> Iterator[Result]:
     series, ports = context.series, _ports(context)
     # A port may have a finding for another reason, which says nothing of this one.
     told = {(finding["part"], finding["source"]) for finding in context.document["findings"]}
-    wanted = context.config.doctor.infiniband_ports
+    wanted = context.config.section(DoctorOptions).infiniband_ports
     up = [port for port, value in ports.items() if value]
     if wanted and len(up) < wanted:
         yield Result(

@@ -17,6 +17,7 @@ from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.remedies import paste
 from dshealthd.plural import plural
 from dshealthd.probe.members.membership import MembershipError
+from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.pairs import own_place
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _attempts(names: Sequence[str], port: int) -> dict[str, ConnectionOutcome | 
 
 
 def _run(context: NodeContext) -> Iterator[Result]:
-    options = context.config.probe
+    options = context.config.section(ProbeOptions)
     if not options.wanted:
         yield Result(Outcome.OK, "not applicable: no other members are configured (probe.members)")
         return

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.host import read, read_bytes
 from dshealthd.core.options import Bytes
 from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.linux.process_limits import ProcessLimits, parse_limits
 from dshealthd.plural import plural
@@ -48,7 +49,7 @@ def _own() -> ProcessLimits:
 
 
 def _judge(context: NodeContext, who: str, limits: ProcessLimits) -> Iterator[Result]:
-    options = context.config.doctor
+    options = context.config.section(DoctorOptions)
     slurm = who in LAUNCHERS
     if context.has_gpus and limits.files < options.open_files:
         yield Result(
