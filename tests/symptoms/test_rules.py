@@ -17,7 +17,7 @@ from dshealthd.core.collector import MetricKind
 from dshealthd.findings import gpus
 from dshealthd.jobs.hangs.hang import PROBLEMS
 from dshealthd.symptoms import all_symptoms, rules
-from dshealthd.symptoms.entry import PARTS
+from dshealthd.symptoms.entry import PARTS, RULESET
 from tests import yaml_files
 from tests.symptoms.expression import selectors
 from tests.symptoms.promtool import ROOT, RULES, promtool, rule_groups, scenes
@@ -145,7 +145,7 @@ def test_every_alert_has_our_label() -> None:
     """All our alerts, the Watchdog among them, have the label by which Alertmanager knows them."""
     labels = [rule["labels"] for _, rule in rule_groups() if "alert" in rule]
     assert len(labels) >= len(ALERTS)
-    assert [found for found in labels if not found.items() >= rules.LABELS.items()] == []
+    assert [found for found in labels if not found.items() >= RULESET.items()] == []
 
 
 @pytest.mark.parametrize("file", RULES, ids=lambda file: file.stem)
