@@ -20,7 +20,7 @@ from dshealthd.core import tiers
 from dshealthd.core.collector import MetricKind
 from dshealthd.core.tiers import Matcher, Selector
 from dshealthd.findings import service as findings
-from dshealthd.reference import all_metrics
+from generate.reference import all_metrics
 from grafana.__main__ import DIRECTORY
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from dshealthd.symptoms.rules import RUNBOOKS
+from generate.alert_rules import RUNBOOKS
 from grafana import fleet, jobs, limits, node, probes
 from grafana.board import Source, write
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from dshealthd import config, reference
+from dshealthd import config
 from dshealthd.collection import registry
 from dshealthd.config import Config
 from dshealthd.core.address import listen_address
 from dshealthd.core.options import Bytes, ConfigError, Duration, Errors, decode, encode
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.slurm.options import SlurmOptions
+from generate import reference
 
 BAD = {
     "[wbe]": "wbe: unknown key; did you mean web?",

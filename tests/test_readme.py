@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dshealthd import cli, config, reference
+from dshealthd import cli, config
 from dshealthd.commands import COMMANDS, parser
 from dshealthd.core.options import Errors
+from generate import reference
 from tests import yaml_files
 
 ROOT = Path(__file__).parents[1]

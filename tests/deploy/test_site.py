@@ -14,7 +14,7 @@ from urllib.parse import unquote, urldefrag
 
 import pytest
 
-from dshealthd.symptoms import rules
+from generate import alert_rules
 from tests import yaml_files
 from tests.deploy.machine import LONGEST
 
@@ -84,7 +84,7 @@ def test_alerts_link_to_their_heading(site: Path, pages: dict[Path, Page], tmp_p
     """`runbook_url`, made for this site, is a page and a heading of it, for every alert."""
     shutil.copy(ROOT / "deploy/prometheus/thresholds.yml", tmp_path)
     where = f"file://{site}/docs/runbooks/SLUG.html"
-    assert rules.main([str(tmp_path), "--runbooks", where]) == 0
+    assert alert_rules.main([str(tmp_path), "--runbooks", where]) == 0
     groups = yaml_files.load(tmp_path / "alerts.yml")["groups"]
     urls = [rule["annotations"]["runbook_url"] for group in groups for rule in group["rules"]]
     assert len(urls) > 100

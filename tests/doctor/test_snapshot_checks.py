@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd import reference
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.result import Result as Collected
 from dshealthd.core.snapshot import Snapshot
@@ -26,6 +25,7 @@ from dshealthd.findings.judge import seen as all_signs
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
 from dshealthd.web.status import document
+from generate import reference
 from tests.doctor.looks import look, outcomes, results
 
 if TYPE_CHECKING:

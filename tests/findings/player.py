@@ -23,7 +23,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import reference
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import State
 from dshealthd.findings.history import GpuHistory
@@ -32,6 +31,7 @@ from dshealthd.findings.limits import Limits
 from dshealthd.findings.past import Past
 from dshealthd.findings.series import Series
 from dshealthd.findings.stalls import EXPORTED
+from generate import reference
 from tests import yaml_files
 
 if TYPE_CHECKING:

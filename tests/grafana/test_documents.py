@@ -21,7 +21,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dshealthd.symptoms import all_symptoms
-from dshealthd.symptoms.rules import RUNBOOKS
+from generate.alert_rules import RUNBOOKS
 from grafana import limits
 from grafana.__main__ import main
 from tests import yaml_files

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from dshealthd.core.collector import MetricKind
-from dshealthd.reference import all_metrics
+from generate.reference import all_metrics
 from grafana import limits
 from tests import yaml_files
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from dshealthd.symptoms.rules import URGENT
+from generate.alert_rules import URGENT
 from tests import yaml_files
 from tests.lab.brief_agent import KEEP_SECONDS
 from tests.lab.station import NotPermitted, connect, listen

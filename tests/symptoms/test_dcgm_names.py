@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dshealthd import reference
+from generate import reference
 
 FILE = Path(__file__).parents[2] / "deploy/prometheus/dcgm.yml"
 SELECTED = re.compile(r"(dshealthd_\w+)(?:\{([^}]*)\})?")

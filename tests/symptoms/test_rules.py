@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from dshealthd import reference
 from dshealthd.core.collector import MetricKind
 from dshealthd.findings import gpus
 from dshealthd.jobs.hangs.hang import PROBLEMS
-from dshealthd.symptoms import all_symptoms, rules
+from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.entry import PARTS, RULESET
+from generate import alert_rules, reference
 from tests import yaml_files
 from tests.symptoms.expression import selectors
 from tests.symptoms.promtool import ROOT, RULES, promtool, rule_groups, scenes
@@ -71,7 +71,7 @@ ROWS = range(1, 44)
 
 def test_generated_file_is_up_to_date() -> None:
     """alerts.yml is what the symptoms say."""
-    assert rules.main([str(ROOT / "deploy/prometheus"), "--check"]) == 0
+    assert alert_rules.main([str(ROOT / "deploy/prometheus"), "--check"]) == 0
 
 
 def test_check_notices_a_stale_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,14 +79,14 @@ def test_check_notices_a_stale_file(tmp_path: Path, capsys: pytest.CaptureFixtur
 
     Without it the file is written. A directory without thresholds is an error.
     """
-    assert rules.main([str(tmp_path)]) == 1
+    assert alert_rules.main([str(tmp_path)]) == 1
     assert str(tmp_path / "thresholds.yml") in capsys.readouterr().err
     shutil.copy(ROOT / "deploy/prometheus/thresholds.yml", tmp_path)
-    assert rules.main([str(tmp_path), "--check"]) == 1
+    assert alert_rules.main([str(tmp_path), "--check"]) == 1
     assert [file.name for file in tmp_path.iterdir()] == ["thresholds.yml"]
-    assert rules.main([str(tmp_path)]) == 0
-    assert rules.main([str(tmp_path), "--check"]) == 0
-    assert rules.main([str(tmp_path), "--check", "--runbooks", "https://wiki/runbooks"]) == 1
+    assert alert_rules.main([str(tmp_path)]) == 0
+    assert alert_rules.main([str(tmp_path), "--check"]) == 0
+    assert alert_rules.main([str(tmp_path), "--check", "--runbooks", "https://wiki/runbooks"]) == 1
     assert "run ./dev generate" in capsys.readouterr().err
 
 
@@ -104,7 +104,7 @@ def test_check_notices_a_stale_file(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_runbooks_elsewhere(tmp_path: Path, where: str, expected: str) -> None:
     """Alerts link to a copy of the files, to pages of any address, or to agents with TLS."""
     shutil.copy(ROOT / "deploy/prometheus/thresholds.yml", tmp_path)
-    assert rules.main([str(tmp_path), "--runbooks", where]) == 0
+    assert alert_rules.main([str(tmp_path), "--runbooks", where]) == 0
     assert f"runbook_url: {expected}\n" in (tmp_path / "alerts.yml").read_text("utf-8")
 
 
@@ -151,7 +151,7 @@ def test_every_alert_has_our_label() -> None:
 @pytest.mark.parametrize("file", RULES, ids=lambda file: file.stem)
 def test_groups_have_intervals_of_their_own(file: Path) -> None:
     """No group depends on the evaluation interval that is global in a Prometheus."""
-    intervals = {"1s", rules.URGENT, "10s", "30s", "1m", "5m"}
+    intervals = {"1s", alert_rules.URGENT, "10s", "30s", "1m", "5m"}
     assert {group.get("interval") for group in yaml_files.load(file)["groups"]} <= intervals
 
 
@@ -239,9 +239,9 @@ def test_pages_that_stand_for_jobs_name_them() -> None:
     """Each alert for which `dshealthd:job:struck` leaves out the page of a hung job names the jobs
     of its node, and the rules of Prometheus and Alertmanager have the same symptoms.
     """
-    rules = {rule["record"]: rule for _, rule in rule_groups() if "record" in rule}
+    alert_rules = {rule["record"]: rule for _, rule in rule_groups() if "record" in rule}
     slugs = "|".join(sorted(PARTS))
-    assert f'symptom=~"{slugs}"' in rules["dshealthd:node:struck"]["expr"]
+    assert f'symptom=~"{slugs}"' in alert_rules["dshealthd:node:struck"]["expr"]
     assert f'symptom=~"{slugs}", severity="critical"' in ALERTMANAGER.read_text(encoding="utf-8")
     found = {
         rule["alert"]: "dshealthd_job_info{" in rule["annotations"]["description"]
@@ -319,7 +319,7 @@ def test_a_new_threshold_is_counted(tmp_path: Path) -> None:
     text = RULES[0].read_text(encoding="utf-8")
     new = "      - record: dshealthd:threshold:new\n        expr: vector(1)\n"
     (tmp_path / "thresholds.yml").write_text(text + new, encoding="utf-8")
-    assert rules.main([str(tmp_path)]) == 0
+    assert alert_rules.main([str(tmp_path)]) == 0
     count = text.count("record: dshealthd:threshold:") + 1
     assert f" < {count},\n" in (tmp_path / "alerts.yml").read_text(encoding="utf-8")
 

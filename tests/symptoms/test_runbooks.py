@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.reference import runbooks_md
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.runbooks import anchor, first_step, render, step
+from generate.reference import runbooks_md
 from tests.symptoms.promtool import ROOT, rule_groups
 
 if TYPE_CHECKING:

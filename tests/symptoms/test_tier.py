@@ -11,7 +11,7 @@ import yaml
 from deploy import tier
 from dshealthd.core.collector import MetricKind
 from dshealthd.core.tiers import parsed
-from dshealthd.reference import all_metrics
+from generate.reference import all_metrics
 from tests.symptoms import expression
 
 if TYPE_CHECKING:

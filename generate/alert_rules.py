@@ -1,6 +1,6 @@
 """The alert rules for Prometheus, generated from the symptoms.
 
-`python -m dshealthd.symptoms.rules deploy/prometheus` writes `alerts.yml`; with `--check` it
+`python -m generate.alert_rules deploy/prometheus` writes `alerts.yml`; with `--check` it
 compares and fails if the file differs. Alerts link to the runbooks that agents serve, which need no
 internet; `--runbooks URL` links to others. SLUG in the URL stands for the symptom, AGENT for the
 address of the agent that an alert is about, or of any that answers. The directory holds the

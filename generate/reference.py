@@ -1,6 +1,6 @@
 """The generated reference of options, metrics, runbooks and checks of `doctor`, below `docs`.
 
-`python -m dshealthd.reference docs` writes them; `--check` compares, and fails if they differ.
+`python -m generate.reference docs` writes them; `--check` compares, and fails if they differ.
 """
 
 from __future__ import annotations
