@@ -16,7 +16,6 @@ from dshealthd.jobs.installation import (
     library_version,
     parse_assignments,
     parse_distributions,
-    parse_settings,
 )
 from dshealthd.linux.process_files import Root
 from tests.jobs.elf import library
@@ -88,14 +87,6 @@ def test_distributions() -> None:
         ("torch", "2.3.0+cu121"),
         ("deepspeed", "0.14.4"),
     }
-
-
-@given(st.text())
-def test_any_text_is_parsed(text: str) -> None:
-    """Files of an environment are others' to write: no text makes a parser fail."""
-    parse_assignments(text)
-    parse_settings(text)
-    parse_distributions([text, f"torch-{text}.dist-info"])
 
 
 def test_virtual_environment(tmp_path: Path) -> None:

@@ -7,9 +7,6 @@ import os
 import sys
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.installation import Installations
@@ -82,26 +79,6 @@ def test_replaced_on_disk() -> None:
     """A library that was upgraded under a running job is told: what is on disk is not what runs."""
     data = MAPS.format(nccl=PACKAGED.replace("libnccl.so.2", "libnccl.so.2 (deleted)"))
     assert parse_maps(data.encode()).replaced == f"{SITE}/nvidia/nccl/lib/libnccl.so.2"
-
-
-@given(
-    st.lists(
-        st.sampled_from(
-            [
-                b"/torch/lib/libtorch",
-                b"/libnccl.so",
-                b" (deleted)",
-                b"\n",
-                b"\xff",
-                b"/",
-                b"/libtorch_cuda.so",
-            ]
-        )
-    )
-)
-def test_any_maps(pieces: list[bytes]) -> None:
-    """Paths are others' to choose: whatever the mappings hold, parsing does not fail."""
-    parse_maps(b"".join(pieces))
 
 
 def test_packaged_nccl(tmp_path: Path) -> None:

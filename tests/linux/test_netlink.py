@@ -201,16 +201,6 @@ def test_noop_is_skipped() -> None:
     assert len(Table([(data, stride)])) == 1
 
 
-@given(st.binary(max_size=400))
-def test_garbage_ends_in_a_known_error(garbage: bytes) -> None:
-    """Whatever bytes come, the parser ends, with sockets or one of its three errors."""
-    try:
-        data, stride, _ = parse(garbage, SEQUENCE)
-    except (OSError, Interrupted, MalformedReply):
-        return
-    columns(Table([(data, stride)]))
-
-
 @settings(max_examples=300)
 @given(rows, st.integers(0, 24), st.data())
 def test_a_damaged_reply_ends_in_a_known_error(

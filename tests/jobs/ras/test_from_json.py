@@ -250,13 +250,6 @@ def test_repair_is_of_the_flaw_alone() -> None:
         parse_json(re.sub(rb'("pid": 4000),', rb"\1", good))
 
 
-@given(st.binary())
-def test_any_bytes(data: bytes) -> None:
-    """Whatever arrives is an answer or a named error."""
-    with pytest.raises(MalformedAnswer):
-        parse_json(data)
-
-
 WHOLE = document(Communicator(FOUR, [GONE, SILENT]), version="2.28.9")
 
 
