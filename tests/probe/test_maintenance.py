@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from tests.probe.peering import run
@@ -88,15 +87,3 @@ def test_who_leads_a_round_is_in_none(tmp_path: Path) -> None:
             assert absent(one) == 0
 
     run(scene())
-
-
-def test_a_member_that_vanishes_without_a_word_is_accused(tmp_path: Path) -> None:
-    """Without maintenance the member is accused, which shows that the first test can fail."""
-
-    async def scene() -> None:
-        async with agents(tmp_path, 4) as members:
-            await until(lambda: all(agent.rounds for agent in members))
-            await members[3].service.close()
-            await until(lambda: members[0].suspects or members[1].suspects)
-
-    asyncio.run(asyncio.wait_for(scene(), 200))

@@ -68,9 +68,7 @@ def options_of(kind: str, tmp_path: Path) -> tuple[dict[str, Any], PeerOptions]:
     }, tls(tmp_path, "a")
 
 
-@pytest.mark.parametrize(
-    ("kind", "count", "sources"), [("key", 3000, 4), ("key", 10_000, 400), ("tls", 3000, 400)]
-)
+@pytest.mark.parametrize(("kind", "count", "sources"), [("key", 3000, 4), ("tls", 3000, 400)])
 def test_flood_of_connections_takes_nothing_from_nodes(
     tmp_path: Path, kind: str, count: int, sources: int
 ) -> None:

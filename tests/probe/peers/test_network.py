@@ -11,8 +11,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -32,11 +30,9 @@ from tests.probe.peering import (
     keyed,
     listener_process,
     listening,
-    make_certificates,
     metric,
     run,
     secret,
-    tls,
 )
 from tests.probe.peers.test_calls import fails
 from tests.stopwatch import Stopwatch
@@ -237,8 +233,7 @@ def test_calls_come_from_the_listen_address(key: Path) -> None:
     run(scene())
 
 
-@pytest.mark.parametrize("off", ["+288s", "-288s", "+10y"])
-def test_clocks_that_differ(key: Path, off: str) -> None:
+def test_clocks_that_differ(key: Path) -> None:
     """With a shared key, the clocks of two nodes do not matter.
 
     Nonces are aged by the one machine's monotonic clock.
@@ -249,7 +244,7 @@ def test_clocks_that_differ(key: Path, off: str) -> None:
     fake = {
         **os.environ,
         "LD_PRELOAD": found[0],
-        "FAKETIME": off,
+        "FAKETIME": "+10y",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "DONT_FAKE_MONOTONIC": "1",
     }
@@ -262,24 +257,6 @@ def test_clocks_that_differ(key: Path, off: str) -> None:
                 assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
 
         run(scene())
-
-
-def test_clock_that_makes_certificates_void(tmp_path: Path) -> None:
-    """A clock so far off that certificates are not valid by it is a clear reason, and no hang."""
-
-    async def scene() -> None:
-        make_certificates(tmp_path)
-        async with (
-            listening(tls(tmp_path, "b")) as node,
-            calling(tls(tmp_path, "a-early"), node.port) as client,
-        ):
-            await fails(
-                client.call("b", "echo", PING, PATIENT),
-                Outcome.UNAUTHORIZED,
-                "own_certificate_not_yet_valid",
-            )
-
-    run(scene())
 
 
 def test_connections_do_not_pile_up(key: Path) -> None:
@@ -333,12 +310,3 @@ def test_cancelled_call(key: Path) -> None:
             assert not client._turns
 
     run(scene())
-
-
-def test_module_imports_no_torch() -> None:
-    """Neither side of the peer API brings torch or pynvml into the agent."""
-    script = "import sys, dshealthd.probe.peers.client, dshealthd.probe.peers.server; print({'torch', 'pynvml'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENT, check=True
-    )
-    assert done.stdout == "set()\n"

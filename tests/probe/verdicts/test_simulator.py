@@ -16,7 +16,6 @@ from bench.probe_simulator import (
     RoundMetrics,
     faults,
     lossy,
-    quantile,
     quiet,
     trial,
 )
@@ -39,9 +38,8 @@ def test_fault_is_named_and_nothing_else(name: str) -> None:
     the accusation ends with the fault.
     """
     made, metrics = cluster(7), RoundMetrics()
-    for _ in range(3):
-        trial(made, faults(made)[name], metrics, epochs=8, rest=10)
-    assert metrics.right == metrics.trials == 3
+    trial(made, faults(made)[name], metrics, epochs=8, rest=10)
+    assert metrics.right == 1
     assert not metrics.wrong
     assert max(metrics.seconds) <= 40
     assert max(metrics.cleared) < float("inf")
@@ -57,15 +55,14 @@ def test_dead_leaf_is_named_and_nothing_else() -> None:
 LOSSY_TRIALS, LOSSY_RIGHT = 60, 51
 
 
-@pytest.mark.parametrize("share", [0.5, 0.7])
-@pytest.mark.parametrize(("nodes", "leaf"), [(4, 4), (8, 4)])
-def test_lossy_node_is_named_and_not_its_links(nodes: int, leaf: int, share: float) -> None:
+@pytest.mark.parametrize(("nodes", "share"), [(4, 0.7), (8, 0.5)])
+def test_lossy_node_is_named_and_not_its_links(nodes: int, share: float) -> None:
     """A node of whose rounds half or more fail, with any peer, is accused as the node.
 
     This happens within two minutes in 51 of 60 trials, in which nothing else is accused. In the
     others, one of its links failed by chance like a cut one.
     """
-    made, metrics = Cluster(nodes, leaf, Conditions(), 16), RoundMetrics()
+    made, metrics = Cluster(nodes, 4, Conditions(), 16), RoundMetrics()
     for _ in range(6):
         made.step()
     for _ in range(LOSSY_TRIALS):
@@ -83,16 +80,15 @@ def test_cut_link_of_a_few_nodes_is_named(nodes: int, leaf: int) -> None:
     made, metrics = Cluster(nodes, leaf, Conditions(), 15), RoundMetrics()
     for _ in range(6):
         made.step()
-    for _ in range(6):
+    for _ in range(3):
         trial(made, faults(made)["link cut"], metrics, epochs=8)
-    assert metrics.right == metrics.trials == 6
+    assert metrics.right == metrics.trials == 3
     assert max(metrics.seconds) <= 45
 
 
-@pytest.mark.parametrize(("jitter", "spikes"), [(0.015, 0.005), (0.03, 0.02)])
-def test_noise_accuses_nobody(jitter: float, spikes: float) -> None:
+def test_noise_accuses_nobody() -> None:
     """Half an hour of jitter, spikes and bursts of congestion accuses nobody."""
-    made = cluster(8, jitter, spikes)
+    made = cluster(8, 0.03, 0.02)
     assert quiet(made, 0.02) == (0, 0)
     assert made.rounds > NODES // 2 * 170
 
@@ -100,10 +96,10 @@ def test_noise_accuses_nobody(jitter: float, spikes: float) -> None:
 def test_worst_conditions_still_name_a_node() -> None:
     """With 3 % jitter and 2 % spikes, a node that takes 15 % longer is found within a minute."""
     made, metrics = cluster(9, 0.03, 0.02), RoundMetrics()
-    for _ in range(4):
+    for _ in range(2):
         trial(made, faults(made)["node 15 % slow"], metrics, epochs=10, rest=8)
-    assert metrics.right == 4
-    assert quantile(metrics.seconds, 0.95) <= 60
+    assert metrics.right == 2
+    assert max(metrics.seconds) <= 60
 
 
 def test_both_ends_of_a_link_say_the_same() -> None:
