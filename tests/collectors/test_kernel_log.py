@@ -208,7 +208,7 @@ def test_nothing_new_is_cheap(machine: Machine) -> None:
     assert all(one is other for one, other in zip(first.samples, second.samples, strict=True))
 
 
-@pytest.mark.parametrize("facility", [1, 3, 4, 16, 23])
+@pytest.mark.parametrize("facility", [1, 23])
 def test_other_facility(machine: Machine, facility: int) -> None:
     """FAULT 20: an Xid that some program wrote into the kernel log is refused, and none of the log
     is lost by it.
@@ -221,11 +221,11 @@ def test_other_facility(machine: Machine, facility: int) -> None:
 
 
 class Flood:
-    """A `read(2)` of 800,000 Xid lines of 29 kinds on four GPUs, of which the kernel overwrites
+    """A `read(2)` of 80,000 Xid lines of 29 kinds on four GPUs, of which the kernel overwrites
     some before they are read.
     """
 
-    count = 800_000
+    count = 80_000
 
     def __init__(self) -> None:
         lines = (
@@ -250,11 +250,11 @@ class Flood:
 
 
 def test_flood(machine: Machine) -> None:
-    """FAULT 16: of 800,000 Xid lines of 29 kinds each is counted or counted as lost.
+    """FAULT 16: of 80,000 Xid lines of 29 kinds each is counted or counted as lost.
 
     Series, state and work per collection stay bounded.
     """
-    machine.options = kernel_log.KernelLogOptions(read_records=20_000, read_time=Duration(0.5))
+    machine.options = kernel_log.KernelLogOptions(read_records=4_000, read_time=Duration(0.5))
     collector = machine.collector()
     flood = Flood()
     collector._reader = KernelLogReader("/dev/null", lambda: machine.monotonic, read=flood)
