@@ -119,10 +119,11 @@ def test_help(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     for flag in described:
         assert re.match(r"--\S+ [A-Z]|--\S+ \w+\|\w+", flag), flag
         assert "(default:" in " ".join(flag.split()), flag
+    parser = commands.parser()
     for example in command.examples:
         assert f"\n  {example}\n" in f"{text}\n"
         words = shlex.split(example.partition("|")[0])
-        assert commands.parser().parse_args(words[1:]).command is command.function
+        assert parser.parse_args(words[1:]).command is command.function
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ def test_hung_part_is_left_out(play: Callable[..., None]) -> None:
     play(scene)
 
 
-@pytest.mark.parametrize("hung", range(1, 9))
+@pytest.mark.parametrize("hung", [2, 8])
 def test_a_sweep_costs_at_most_one_deadline(play: Callable[..., None], hung: int) -> None:
     """With k of 8 parts known to hang and all back-offs over, a sweep tries one; others are read.
 
@@ -431,8 +431,7 @@ def test_27_worker_killed_for_its_memory(play: Callable[..., None]) -> None:
     play(scene, hangs=False)
 
 
-@pytest.mark.parametrize("part", ["b", "-"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(("part", "number"), [("b", signal.SIGKILL), ("-", signal.SIGTERM)])
 def test_27_worker_ended_by_somebody_else(
     play: Callable[..., None], tmp_path: Path, number: int, part: str
 ) -> None:

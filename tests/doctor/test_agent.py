@@ -125,19 +125,16 @@ def test_maintenance_that_is_over(tmp_path: Path) -> None:
         said(agent, MAINTENANCE, "ok")
 
 
-@pytest.mark.parametrize("secure", [False, True])
-def test_an_agent_with_a_password(tmp_path: Path, *, secure: bool) -> None:
-    """The doctor reads the status of an agent that requires a password, over TLS too.
+def test_an_agent_with_a_password(tmp_path: Path) -> None:
+    """The doctor reads the status of an agent that requires a password, over TLS.
 
     Without the password, and with one that is not there, it says so and collects by itself.
     """
     hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
     web = tmp_path / "web.yml"
-    tls = ""
-    if secure:
-        authority(tmp_path, "ca")
-        certificate(tmp_path, "server", "ca", "DNS:n1.example")
-        tls = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"
+    authority(tmp_path, "ca")
+    certificate(tmp_path, "server", "ca", "DNS:n1.example")
+    tls = "tls_server_config: {cert_file: server.pem, key_file: server.key}\n"
     web.write_text(f"{tls}basic_auth_users: {{ops: '{hashed}'}}\n", encoding="utf-8")
     password = tmp_path / "password"
     password.write_text("secret\n", encoding="utf-8")

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -24,11 +26,14 @@ def test_a_thousand_nodes_are_cheap() -> None:
     """All of them answer, for hardly more CPU than aiohttp takes for as many plain requests, and
     ten MiB of memory.
 
-    The least of three runs, as other work on the machine may meet one of the two alone. Seconds are
-    the benchmark's: they are the machine's as much as the agent's.
+    The best of up to three runs, as other work on the machine may meet one of the two alone. Seconds
+    are the benchmark's: they are the machine's as much as the agent's.
     """
-    every = [look() for _ in range(3)]
-    assert all(took["answered"] == 1000 for took in every)
-    assert all(took["memory grows MiB"] <= 10 for took in every)
-    assert all(took["document KiB"] <= 512 for took in every)
-    assert min(took["of aiohttp"] for took in every) <= 1.15
+    for _ in range(3):
+        took = look()
+        assert took["answered"] == 1000
+        assert took["memory grows MiB"] <= 10
+        assert took["document KiB"] <= 512
+        if took["of aiohttp"] <= 1.15:
+            return
+    pytest.fail(f"{took['of aiohttp']:.2f} times aiohttp's CPU")

@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 COMPONENTS = (*chart.WHOLE, *sorted(chart.FLAGS, key=lambda name: name == "kernel-log"))
 """In the order of the README: what others change first, what replaces all rights last."""
-VERSIONS = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35")
+VERSIONS = ("1.29", "1.35")
+"""The oldest and the newest: fields only come, and versions of APIs only go, between them."""
 CUSTOM = frozenset(("PodMonitor", "PrometheusRule"))
 """Of the Prometheus operator, of which there is no schema among Kubernetes' own."""
 OVERLAYS = ((), *((name,) for name in COMPONENTS), COMPONENTS)
