@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 FAST = "[collectors.memory]\ninterval = '100ms'\n"
 
 
-def test_serves_this_machine(tmp_path: Path) -> None:
+def test_serves_this_machine_until_it_is_stopped(tmp_path: Path) -> None:
     """A started agent says where it serves, and its /metrics has this machine's memory as
-    /proc/meminfo has it.
+    /proc/meminfo has it. SIGTERM ends it with status 0 in less than three seconds.
     """
     with open("/proc/meminfo", encoding="ascii") as meminfo:
         total = int(meminfo.readline().split()[1]) * 1024
@@ -35,6 +35,8 @@ def test_serves_this_machine(tmp_path: Path) -> None:
         assert scrape.value("dshealthd_memory_total_bytes") == total
         assert scrape.value("dshealthd_collector_up", collector="memory") == 1
         assert agent.get("/-/healthy")
+        assert seconds_to_end(agent.process) < 3
+        assert agent.process.wait() == 0
 
 
 def test_reload(tmp_path: Path) -> None:
@@ -100,14 +102,6 @@ def test_a_job_is_at_work_by_the_limits_of_the_configuration(tmp_path: Path) -> 
         return job["state"], job["stall"]["says"], jobs._work("run-1").says
 
     assert asyncio.run(seen()) == ("stalled", "no step, but it writes files", "it writes files")
-
-
-def test_stops_at_once(tmp_path: Path) -> None:
-    """SIGTERM ends a healthy agent with status 0 in less than three seconds, and no worker is left."""
-    with running(tmp_path, FAST) as agent:
-        agent.wait(lambda s: s.value("dshealthd_memory_total_bytes"))
-        assert seconds_to_end(agent.process) < 3
-        assert agent.process.wait() == 0
 
 
 def test_port_in_use_is_a_clear_error(tmp_path: Path) -> None:

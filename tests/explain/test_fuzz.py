@@ -26,7 +26,7 @@ from dshealthd.explain.tail import Tail
 if TYPE_CHECKING:
     from pathlib import Path
 
-CASES = int(os.environ.get("DSHEALTHD_FUZZ_CASES", "60"))
+CASES = int(os.environ.get("DSHEALTHD_FUZZ_CASES", "30"))
 PREFIXES = (
     "", "", "", "[rank{n}]: ", "[default{n}]:", "{n}: ", "gpu-{n}: ", "[{n}.000001] ",
     "2026-01-05T10:00:{n:02d}.123 gpu-{n} train[4{n}]: ", "Jan  5 10:00:{n:02d} gpu-{n} kernel: ",

@@ -203,7 +203,7 @@ pieces = st.lists(
 
 @given(pieces)
 @example(["[0]:\n  exitcode  : 1 (pid: 99999999999999999999)\n", "\n"])
-@settings(max_examples=int(os.environ.get("EXPLAIN_EXAMPLES", "150")), deadline=None,
+@settings(max_examples=int(os.environ.get("EXPLAIN_EXAMPLES", "60")), deadline=None,
           suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
 def test_nothing_that_can_be_read_breaks_it(parts: list[str]) -> None:
     """Whatever is in a log, there is an answer, as text and as JSON, with proof for each claim.

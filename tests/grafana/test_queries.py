@@ -7,6 +7,7 @@ fleet with faults, for what is empty where all is well; then of 800 nodes.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ from tests.grafana.fleet import DENSE, SICK, SICK_EVERY, Fleet
 from tests.grafana.server import prometheus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from tests.agents import Scrape
     from tests.grafana.cluster import Cluster
@@ -201,19 +202,26 @@ def test_series_are_few(many: Prometheus, query: Query) -> None:
     assert answer.series or query.board == "dshealthd-node", f"nothing: {expr}"
 
 
+@pytest.fixture(scope="module")
+def count(many: Prometheus) -> Callable[[str], int]:
+    """Return what counts the series of a selector among 800 nodes; many queries share some."""
+
+    @functools.cache
+    def counted(selector: str) -> int:
+        found = many.instant(f"count({selector})", _end(many)).values
+        return int(found[0][0]) if found else 0
+
+    return counted
+
+
 @pytest.mark.parametrize("query", LARGE)
-def test_samples_are_few(many: Prometheus, query: Query) -> None:
+def test_samples_are_few(count: Callable[[str], int], query: Query) -> None:
     """An hour of 800 nodes, scraped every five seconds, has Prometheus read no more samples for a
     panel than it reads in seconds.
 
     Dense metrics are counted short; the next test is about them.
     """
     expr = substituted(query.expr, _chosen(query, node=SICK, __range="1h", __rate_interval="20s"))
-
-    def count(selector: str) -> int:
-        counted = many.instant(f"count({selector})", _end(many)).values
-        return int(counted[0][0]) if counted else 0
-
     cost = samples(expr, count, **({"steps": 1} if query.instant else {}))
     assert cost <= MOST_SAMPLES, f"{cost:.3g} samples: {expr}"
 

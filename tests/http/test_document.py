@@ -218,7 +218,7 @@ def paths(found: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PLACES = [place for place in paths(FULL) if place]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(PLACES),
     st.sampled_from(

@@ -201,7 +201,7 @@ def test_noop_is_skipped() -> None:
     assert len(Table([(data, stride)])) == 1
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(rows, st.integers(0, 24), st.data())
 def test_a_damaged_reply_ends_in_a_known_error(
     sockets: list[tuple[int, int, int, int, int]], attributes: int, data: st.DataObject

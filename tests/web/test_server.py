@@ -321,7 +321,7 @@ FRAGMENT = st.sampled_from([*FRAGMENTS, b"X: " + b"y" * 9000])
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     start=START, parts=st.lists(st.one_of(FRAGMENT, FRAGMENT, st.binary(max_size=40)), max_size=12)
