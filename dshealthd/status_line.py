@@ -21,7 +21,8 @@ MAX_PROBLEM = 200
 def status_line(snapshot: Snapshot, problems: Iterable[str], url: str, now: float) -> str:
     """Return the status line; `problems` are the agent's own, `now` is on the snapshot's clock.
 
-    Without NVML or GPUs it includes the reason, which matters most on a GPU node.
+    While the agent starts, it says so: "0 collectors ok" reads as broken. Without NVML or GPUs it
+    includes the reason, which matters most on a GPU node.
     """
     told = list(problems)
     ok = absent = pending = 0
@@ -42,9 +43,15 @@ def status_line(snapshot: Snapshot, problems: Iterable[str], url: str, now: floa
     shown = [problem[:MAX_PROBLEM] for problem in told[:SHOWN]]
     if len(told) > SHOWN:
         shown.append(f"{len(told) - SHOWN} more")
-    counts = f"{plural(ok, 'collector')} ok, {absent} not available"
-    if pending:
-        counts += f", {pending} pending"
+    collectors = sum(1 for _ in snapshot)
+    if not collectors:
+        counts = "starting"
+    elif pending:
+        counts = (
+            f"starting: {collectors - pending} of {plural(collectors, 'collector')} have a result"
+        )
+    else:
+        counts = f"{plural(ok, 'collector')} ok, {absent} not available"
     return "; ".join([*shown, f"{counts}{note}", url])
 
 

@@ -213,6 +213,13 @@ def test_a_manager_that_is_gone_is_logged(tmp_path: Path, caplog: pytest.LogCapt
     assert "cannot notify the service manager" in caplog.text
 
 
+def test_status_line_before_the_first_results() -> None:
+    """Until the collectors are set up there are none to count, and the line does not say 0."""
+    snapshot = Snapshot(lambda: 100.0, lambda: 0.0)
+    assert status_line(snapshot, [], "http://node/", 100.0) == "starting; http://node/"
+    assert status_line(snapshot, ["bad"], "http://node/", 100.0) == "bad; starting; http://node/"
+
+
 def test_status_line() -> None:
     """Problems come first, three at most, then the counts, why there are no GPUs, and the page."""
     snapshot = Snapshot(lambda: 100.0, lambda: 0.0)
@@ -228,6 +235,13 @@ def test_status_line() -> None:
     assert line == (
         "a problem; another; clock timeout: no answer; 1 more; "
         "1 collector ok, 1 not available; no GPUs: libnvidia-ml.so.1 is not there; "
+        "http://node:10061/"
+    )
+    for name in ("disk", "network"):
+        snapshot.expect(name, 10.0)
+    assert status_line(snapshot, [], "http://node:10061/", 100.0) == (
+        "clock timeout: no answer; tcp permission_denied: /proc/net/tcp; "
+        "starting: 4 of 6 collectors have a result; no GPUs: libnvidia-ml.so.1 is not there; "
         "http://node:10061/"
     )
     assert first_of("one\ntwo\nthree") == "one (and 2 more)"

@@ -117,7 +117,7 @@ def test_installed_and_active(machine: Machine) -> None:
     failing = machine.scrape().series.get("dshealthd_collector_failing", {})
     refused = [labels for labels in failing if ("reason", "permission_denied") in labels]
     assert not refused
-    assert "collectors ok" in machine.property("StatusText")
+    machine.wait(lambda: "collectors ok" in machine.property("StatusText"), "its status line")
     assert machine.sh("command -v dshealthd; ls /etc/dshealthd").split() == [
         "/usr/bin/dshealthd",
         "dshealthd.toml",
