@@ -99,12 +99,12 @@ class Probes:
         if self._running is not None:
             self._running.see(hangs)
 
-    def fleet_document(self) -> bytes:
+    async def fleet_document(self) -> bytes:
         """Return the fleet document with all members' states; LookupError if none are known."""
         if self._fleet is None:
             message = "no probes are configured"
             raise LookupError(message)
-        return self._fleet.document()
+        return await self._fleet.picture()
 
     async def close(self) -> None:
         """Stop the probes and the fleet view."""

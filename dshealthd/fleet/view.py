@@ -43,6 +43,11 @@ takes its time too.
 """
 DEADLINE = 4.0
 """Seconds for one member's answer."""
+FIRST_PICTURE = DEADLINE + 0.5
+"""Most seconds that a document waits for members that have not been asked lately, from when they are
+asked on: without them it would show a fleet of which nothing is known. A member that is down takes
+its deadline. The page waits longer for an answer.
+"""
 AT_ONCE = 64
 """Members queried at a time, each on its own connection."""
 CALLS_TO_LARGE = 128.0
@@ -111,22 +116,52 @@ class Fleet:
         self._round: asyncio.Task[None] | None = None
         self._document: tuple[float, bytes] = (float("-inf"), b"")
 
+    async def picture(self) -> bytes:
+        """Return `/api/v1/fleet` once members that were not asked lately have had time to answer.
+
+        Raises LookupError while the members are not known.
+        """
+        membership = self._begin()
+        left = self._asked + FIRST_PICTURE - self._monotonic()
+        if self._round is not None and left > 0.0 and not self._all_current(membership):
+            await asyncio.wait({self._round}, timeout=left)
+        return self.document()
+
     def document(self) -> bytes:
         """Return `/api/v1/fleet` as it is known now, and start a round of queries if one is due.
 
         Raises LookupError while the members are not known.
         """
+        membership = self._begin()
+        now = self._monotonic()
+        made, body = self._document
+        if now - made >= DOCUMENT_KEPT:
+            body = json.dumps(self._view(membership), separators=(",", ":")).encode()
+            self._document = now, body
+        return body
+
+    def _begin(self) -> Membership:
+        """Start a round of queries if one is due; return the members of the fleet."""
         membership = self._membership()
         now = self._monotonic()
         if self._round is None and now - self._asked >= period(len(membership.names)):
             self._asked = now
             self._round = asyncio.create_task(self._ask_all(membership.names), name="fleet")
             self._round.add_done_callback(self._ended)
-        made, body = self._document
-        if now - made >= DOCUMENT_KEPT:
-            body = json.dumps(self._view(membership), separators=(",", ":")).encode()
-            self._document = now, body
-        return body
+        return membership
+
+    def _all_current(self, membership: Membership) -> bool:
+        """Tell whether each member's answer counts as its state."""
+        since = self._since(membership)
+        me, _ = self._own()
+        return all(
+            name == me or ((answer := self._answers.get(name)) and answer.heard >= since)
+            for name in membership.names
+        )
+
+    def _since(self, membership: Membership) -> float:
+        """Return from when on an answer counts, by the monotonic clock."""
+        return self._monotonic() - period(len(membership.names)) - CURRENT
 
     async def settled(self) -> None:
         """Wait for the round of queries to the fleet that is in progress, if any."""
@@ -141,6 +176,7 @@ class Fleet:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._round = None
+        self._document = float("-inf"), b""  # made before the last answers
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error(
                 "fleet: a round of queries failed because of a bug: %r", error, exc_info=error
@@ -191,7 +227,7 @@ class Fleet:
     def _view(self, membership: Membership) -> dict[str, Any]:
         me, own = self._own()
         known = {**self._answers, me: self._heard(summary=own)}
-        since = self._monotonic() - period(len(membership.names)) - CURRENT
+        since = self._since(membership)
         current: list[tuple[str, Mapping[str, Any]]] = []
         old: list[tuple[str, Mapping[str, Any]]] = []
         for name in membership.names:

@@ -39,7 +39,7 @@ from dshealthd.web.hostnames import is_misdirected, own_names
 from dshealthd.web.page_files import ASSETS, PAGE_HEADERS, page_files
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
     from aiohttp.abc import AbstractStreamWriter
     from aiohttp.http_parser import RawRequestMessage
@@ -111,7 +111,7 @@ class Server:
         sections: Callable[[], Mapping[str, Any]] = dict,
         targets: Callable[[int], bytes] | None = None,
         fitness: Callable[[], Fitness] | None = None,
-        fleet: Callable[[], bytes] | None = None,
+        fleet: Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
         """Prepare to serve `snapshot` and the agent's `own` samples; `start` opens the socket.
 
@@ -149,7 +149,7 @@ class Server:
         self._runbooks = {
             RUNBOOKS + slug: render(symptom).encode() for slug, symptom in all_symptoms().items()
         }
-        self._routes: dict[str, Callable[[BaseRequest], Response]] = {
+        self._routes: dict[str, Callable[[BaseRequest], Response | Awaitable[Response]]] = {
             "/metrics": self._metrics,
             "/api/v1/status": self._api_status,
             "/api/v1/targets": self._api_targets,
@@ -283,7 +283,8 @@ class Server:
             return plain(HTTPStatus.NOT_FOUND)
         if request.method not in {"GET", "HEAD"}:
             return plain(HTTPStatus.METHOD_NOT_ALLOWED, Allow="GET, HEAD")
-        return route(request)
+        answer = route(request)
+        return answer if isinstance(answer, Response) else await answer
 
     async def _discard_body(self, request: BaseRequest) -> Response | None:
         """Read and drop a request's body, so that the connection can continue.
@@ -380,12 +381,12 @@ class Server:
             body=body, headers={"Content-Type": "application/json", "Cache-Control": "no-store"}
         )
 
-    def _api_fleet(self, request: BaseRequest) -> Response:
+    async def _api_fleet(self, request: BaseRequest) -> Response:
         """Answer requests for the fleet; 404 without probes, 503 while members are unknown."""
         if self._fleet is None:
             return plain(HTTPStatus.NOT_FOUND)
         try:
-            body = self._fleet()
+            body = await self._fleet()
         except LookupError as error:
             return plain(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
         headers = {

@@ -15,6 +15,7 @@ from dshealthd.fleet.view import (
     CALLS_PER_SECOND,
     CALLS_TO_LARGE,
     EVERY,
+    FIRST_PICTURE,
     MAX_NODES,
     Fleet,
     period,
@@ -45,6 +46,7 @@ class Cluster:
         self.now = 1000.0
         self.asked: Counter[str] = Counter()
         self.answers: dict[str, Mapping[str, Any] | Exception] = {}
+        self.silent: dict[str, asyncio.Event] = {}
         self.at_once = self.most = 0
         self.leaves = {name: f"leaf-{index // 2}" for index, name in enumerate(self.names)}
         self.fleet = Fleet(
@@ -68,6 +70,8 @@ class Cluster:
         self.at_once += 1
         self.most = max(self.most, self.at_once)
         await asyncio.sleep(0)
+        if name in self.silent:
+            await self.silent[name].wait()
         self.at_once -= 1
         answer = self.answers.get(name, WELL)
         if isinstance(answer, Exception):
@@ -111,6 +115,34 @@ def test_states() -> None:
         assert view["nodes"][5]["problem"] == "refused"  # once
         assert view["nodes"][3]["leaf"] == "leaf-1"
         assert view["suspects"][0]["component"] == "n0000--n0001"
+        await cluster.fleet.close()
+
+    asyncio.run(scene())
+
+
+def test_the_first_picture_has_all_answers() -> None:
+    """Whoever looks first, or after a pause, waits for the members; a member that is slow to answer is
+    waited for once, and not by who looks again.
+    """
+
+    async def scene() -> None:
+        cluster = Cluster(3)
+        view = json.loads(await cluster.fleet.picture())
+        assert view["states"] == {"ok": 3}
+        cluster.now += 1000.0
+        cluster.answers["n0001"] = WELL | {"verdict": "critical"}
+        assert json.loads(await cluster.fleet.picture())["states"] == {"ok": 2, "critical": 1}
+        assert set(cluster.asked.values()) == {2}
+        cluster.now += 1000.0
+        silent = cluster.silent["n0002"] = asyncio.Event()
+        looks = asyncio.create_task(cluster.fleet.picture())
+        await asyncio.sleep(0.01)
+        assert not looks.done()
+        cluster.now += FIRST_PICTURE
+        states = json.loads(await cluster.fleet.picture())["states"]
+        assert states == {"ok": 1, "critical": 1, "out of date": 1}
+        silent.set()
+        assert json.loads(await looks)["states"] == {"ok": 2, "critical": 1}
         await cluster.fleet.close()
 
     asyncio.run(scene())

@@ -5,7 +5,7 @@ import { clock, count, duration, known, plural, unknown, words, zone } from "./n
 import { LEVELS, MARKS, mark, table } from "./pieces.js";
 
 const LOST_AFTER = 15000; // milliseconds without an answer until the banner appears
-const PATIENCE = 5000; // milliseconds for an answer
+const PATIENCE = 8000; // milliseconds for an answer: the agent waits up to 4.5 s for all nodes first
 const EVERY = 3000; // milliseconds between requests
 const LISTED = 50; // nodes with problems that are listed by name
 const NAMED = 64; // nodes up to which squares have names
@@ -213,6 +213,8 @@ function watch() {
   if (banner.textContent !== text) banner.textContent = text;
 }
 
+const say = (text) => patch(document.getElementById("page"), h("main", { id: "page" }, text ? h("p", { class: "quiet" }, text) : null));
+
 async function ask() {
   try {
     const answer = await fetch("api/v1/fleet", { cache: "no-store", signal: AbortSignal.timeout(PATIENCE) });
@@ -224,8 +226,10 @@ async function ask() {
     page.failed = error.name === "TimeoutError" ? "timed out" : error.message;
   }
   if (page.last) render();
+  else say("");
   watch();
   setTimeout(ask, document.hidden ? 10 * EVERY : EVERY);
 }
 
+say("asking all nodes");
 ask();
