@@ -3,7 +3,7 @@
 In force inside it, undone when it is left.
 
 What stands for the hardware is laid out by `equip`, before the node's agent starts: a kernel log,
-two InfiniBand adapters, a small file system at DATA that can be filled, and one at CHECKPOINTS that
+two InfiniBand adapters without errors, a small file system at DATA that can be filled, and one at CHECKPOINTS that
 can be frozen. GPUs are those of the simulated NVML.
 """
 
@@ -70,6 +70,10 @@ def equip(node: Node) -> KernelLog:
         place = node.sysfs / "class" / "infiniband" / adapter
         place.parent.mkdir(exist_ok=True)
         place.symlink_to(os.path.relpath(target, place.parent))
+        for counter in target.glob(f"{PORT}/*counters/*"):
+            if not counter.name.endswith(("_data", "_packets", "lifespan")):
+                counter.write_text("0\n", encoding="ascii")
+    node.gpus.set(None, "remapped_correctable", 0)  # a new GPU's, as the ports are a new adapter's
     image = node.directory / "checkpoints"
     with image.open("wb") as file:
         file.truncate(16 << 20)

@@ -105,10 +105,12 @@ class Paging:
         slow_ratio: float = 9.0,
         collectors: Sequence[str] = COLLECTORS,
         training: bool = False,
+        itself: bool = False,
     ) -> None:
         """Prepare.
 
-        With `training` each node has a job of its own, so that a fault of its hardware is a page.
+        With `training` each node has a job of its own, so that a fault of its hardware is a page;
+        with `itself` Prometheus scrapes itself, too.
 
         Where `as_shipped`, the agents sample as seldom, and give up as late, as they do without a
         configuration; with a `period` in seconds they probe each other, by echoes, which are slow
@@ -118,7 +120,7 @@ class Paging:
         self._as_shipped, self._period, self._slow_ratio = as_shipped, period, slow_ratio
         self._directory, self._nodes, self._gpus = directory, nodes, gpus
         self._collectors = collectors
-        self._training = training
+        self._training, self._itself = training, itself
         self._progress, self._show, self._adapt = progress, show, adapt
         self.targets = directory / "targets.json"
         """What Prometheus scrapes, which it reads again as it changes."""
@@ -190,7 +192,7 @@ class Paging:
         discovery = {"file_sd_configs": [{"files": [str(self.targets)]}]}
         where = f"{self.alertmanager.station.address}:{self.alertmanager.port}"
         self.prometheus = stack.enter_context(
-            prometheus(lab.services, self._directory, discovery, [where])
+            prometheus(lab.services, self._directory, discovery, [where], itself=self._itself)
         )
         self._progress(f"Prometheus: {self.prometheus.url}")
 

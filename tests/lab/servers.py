@@ -36,6 +36,8 @@ PART = "dshealthd.yml"
 RULES = ("thresholds.yml", "recording.yml", "alerts.yml")
 START_SECONDS = 120.0
 RESEND = "10s"
+ITSELF = "1s"
+"""How often Prometheus scrapes itself: before the rules that want this are evaluated first."""
 KEEP_FIRING = f"{KEEP_SECONDS}s"
 """How long alerts of a lab go on firing, where those that are shipped do for minutes."""
 
@@ -128,7 +130,7 @@ def alertmanager(
         "--cluster.listen-address=",
         "--log.level=warn",
     ]
-    with _running("prometheus-alertmanager", flags, station, folder) as server:
+    with _running("prometheus-alertmanager", flags, station, folder, _free_port(station)) as server:
         yield server
 
 
@@ -142,13 +144,16 @@ def prometheus(
     pace: str | None = None,
     scrape: str | None = None,
     files: Path = PROMETHEUS,
+    itself: bool = False,
 ) -> Iterator[Server]:
     """Run Prometheus with the shipped configuration and rules.
 
     `discovery` is the part of its scrape configuration that says where the agents are, such as
     `{"file_sd_configs": …}`; `alertmanagers` are HOST:PORT. `pace` is how often it scrapes and
-    evaluates, and `scrape` how often it scrapes, where that is to differ from what is shipped.
+    evaluates, and `scrape` how often it scrapes, where that is to differ from what is shipped. As
+    shipped it scrapes `itself` too, and warns of its own rules where the machine is too busy.
     """
+    port = _free_port(station)
     folder = directory / "prometheus"
     shutil.copytree(files, folder)
     file = folder / PART
@@ -161,7 +166,11 @@ def prometheus(
             job["scrape_interval"] = scrape
         for key in [key for key in job if key.endswith("_sd_configs") or key == "static_configs"]:
             del job[key]
-        job.update(discovery if job["job_name"] == "dshealthd" else {})
+        if job["job_name"] == "dshealthd":
+            job.update(discovery)
+        elif itself:
+            job["static_configs"] = [{"targets": [f"{station.address}:{port}"]}]
+            job["scrape_interval"] = ITSELF
     if pace is not None:
         _urgent_every(folder, pace)
     file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
@@ -170,7 +179,7 @@ def prometheus(
     # An alert that fires before Alertmanager is known is sent again only after this, a minute by
     # default.
     flags.append(f"--rules.alert.resend-delay={RESEND}")
-    with _running("prometheus", flags, station, folder) as server:
+    with _running("prometheus", flags, station, folder, port) as server:
         yield server
 
 
@@ -202,14 +211,20 @@ def _end_soon(file: Path) -> None:
     file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
+def _free_port(station: Station) -> int:
+    """Return a port on which nobody listens."""
+    with listen(station) as free:
+        return int(free.getsockname()[1])
+
+
 @contextlib.contextmanager
-def _running(name: str, flags: Sequence[str], station: Station, folder: Path) -> Iterator[Server]:
+def _running(
+    name: str, flags: Sequence[str], station: Station, folder: Path, port: int
+) -> Iterator[Server]:
     command = shutil.which(name)
     if command is None:
         message = f"{name} is not installed"
         raise NotPermitted(message)
-    with listen(station) as free:
-        port = free.getsockname()[1]
     log = folder / "log"
     with log.open("wb") as output:
         process = station.popen(

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import subprocess
 import sys
+import time
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.lab import demo
 from tests.lab.catalogue import WITHOUT_PROBES
+from tests.lab.station import NotPermitted
 from tests.lab.tour import STOPS
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SECONDS = 700
 """All that the demonstration waits for itself, before it says what did not come."""
+QUIET_SECONDS = 120.0
+"""In which each rule is evaluated at least once after Prometheus knows everything."""
 
 
 @pytest.mark.timeout(SECONDS + 10)
@@ -48,6 +58,30 @@ def test_a_fault_is_shown_from_beginning_to_end() -> None:
     # A ticket may come in between: the kernel's count of processes that it has killed is the
     # machine's, and other tests have it kill some.
     assert re.search(r"fault over: .*?OVER, [\d.]+ s later", done.stdout, re.DOTALL), done.stdout
+
+
+@pytest.mark.timeout(SECONDS + 10)
+def test_a_healthy_cluster_shows_nothing_that_looks_like_a_fault(tmp_path: Path) -> None:
+    """No alert but the Watchdog, not even pending; no errors, retired rows or unknown nodes."""
+    with contextlib.ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(demo.Demo(tmp_path, 2, 2).paging)
+        except NotPermitted as error:
+            pytest.skip(str(error))
+        if cluster.lab.limits:
+            pytest.skip(f"no {', '.join(cluster.lab.limits)} here")
+        cluster.until_watched()
+        first = json.loads(cluster.lab.nodes[0].get("/api/v1/fleet"))
+        assert first["states"] == {"ok": 2}
+        for node in cluster.lab.nodes:
+            scrape = node.scrape()
+            for metric in ("infiniband_port_errors_total", "gpu_remapped_rows"):
+                assert set(scrape.all(f"dshealthd_{metric}")) == {0.0}
+        expression = 'ALERTS{alertname!="DshealthdWatchdog"}'
+        end = time.monotonic() + QUIET_SECONDS
+        while found := cluster.prometheus.query(expression):
+            assert time.monotonic() < end, found
+            time.sleep(1)
 
 
 def test_the_node_that_serves_the_fleet_page_stays() -> None:

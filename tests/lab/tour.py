@@ -15,9 +15,8 @@ class Stop:
 
 
 WELCOME = """Three nodes with simulated GPUs, probing each other every two seconds; a real Prometheus
-and Alertmanager with the shipped rules. All squares of the fleet page are marked ok,
-or with the warnings of a laptop: no synchronised clock, say. Open it now:
-node-1 serves it, and one of the others breaks each time."""
+and Alertmanager with the shipped rules. All squares of the fleet page are
+marked healthy. Open it now: node-1 serves it, and one of the others breaks each time."""
 
 STOPS = (
     Stop(

@@ -76,7 +76,7 @@ export function host(status) {
               count(status.value("threads")),
               h("span", { class: "unit" }, ` of ${status.value("threads_limit")?.toLocaleString("en-US") ?? "unknown"}`),
             ]),
-            figure(
+            status.absent("clock") ? null : figure(
               "clock",
               synchronised === 1
                 ? [

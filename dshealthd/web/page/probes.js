@@ -17,6 +17,12 @@ function shows({ component }, rounds, me) {
   return h("span", { class: "flow quiet" }, `last seen in the round at ${clock(new Date(round.time * 1000))}: ${problem}`);
 }
 
+// What became of a round. An echo that is well is no fault of the GPUs: it says why they were left alone.
+function became(round) {
+  if (round.outcome !== "ok") return words([round.stage, round.reason].filter(Boolean).join(", "));
+  return round.reason ? `GPUs not used: ${words(round.reason)}` : "";
+}
+
 export function probes(status) {
   const { probe } = status.document;
   if (!probe || probe.state === "off") return null;
@@ -31,7 +37,7 @@ export function probes(status) {
         "td",
         { class: LEVELS[round.outcome] ? null : "bad" },
         words(round.outcome),
-        h("span", { class: "flow quiet" }, words([round.outcome === "ok" ? "" : round.stage, round.reason].filter(Boolean).join(", "))),
+        h("span", { class: "flow quiet" }, became(round)),
       ),
       h("td", { class: "num" }, duration(round.seconds)),
     ),
