@@ -21,13 +21,17 @@ class KernelLog:
         os.mkfifo(place)
         self._end = os.open(place, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.fcntl(self._end, fcntl.F_SETFL, os.O_DIRECT | os.O_NONBLOCK)
+        fcntl.fcntl(self._end, fcntl.F_SETPIPE_SZ, 1 << 20)  # room for 256 records
         self._sequence = itertools.count()
         self.say("Linux version 6.1.0")
 
-    def say(self, message: str) -> None:
-        """Have the kernel say something."""
-        microseconds = round(time.monotonic() * 1e6)
-        os.write(self._end, f"4,{next(self._sequence)},{microseconds},-;{message}\n".encode())
+    def say(self, message: str, *, facility: int = 0, seconds: float | None = None) -> None:
+        """Have the kernel say something, now or at `seconds` of its clock; or a process, with
+        another facility.
+        """
+        microseconds = round((time.monotonic() if seconds is None else seconds) * 1e6)
+        head = f"{facility << 3 | 4},{next(self._sequence)},{microseconds},-"
+        os.write(self._end, f"{head};{message}\n".encode())
 
     def close(self) -> None:
         """Close it."""

@@ -1,6 +1,7 @@
 """Faults in the kernel log, counted across restarts of the agent.
 
-Xids, NVSwitch and NVLink errors, OOM kills, hung tasks, I/O, link and bus errors; from `/dev/kmsg`.
+Xids, NVSwitch and NVLink errors, OOM kills, hung tasks, I/O, link and bus errors; from `/dev/kmsg`, or
+from systemd's journal where a container may not open that.
 
 Only records of the kernel's own facility count. Every record is read once or counted as lost. A
 state file keeps the position and the counts, so that a restarted agent continues within the same
@@ -22,6 +23,7 @@ from dshealthd.core.collector import (
     NotAvailable,
     Reason,
     SourceError,
+    Worker,
     counter,
     gauge,
 )
@@ -30,6 +32,7 @@ from dshealthd.core.host import read
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import os_reason
 from dshealthd.linux import kernel_lines as lines
+from dshealthd.linux.journal import JournalReader
 from dshealthd.linux.kmsg import KERNEL, KernelLogReader
 from dshealthd.linux.pci import bus
 
@@ -145,6 +148,11 @@ class KernelLogOptions(CollectorOptions):
     save_interval: Duration = option(
         "5s", "Minimum time between writes of the state file.", minimum="100ms"
     )
+    journal: bool = option(
+        False,
+        "Read the kernel's records from systemd's journal below path.rootfs, not from /dev/kmsg, "
+        "which a container may open only if it is privileged.",
+    )
     series_limit: int = option(
         500,
         "Most series of Xids, SXids and NVLinks; further ones are counted as other.",
@@ -153,14 +161,14 @@ class KernelLogOptions(CollectorOptions):
 
 
 class KernelLog(Collector):
-    """Reads a device that never blocks; cannot hang."""
+    """Reads a device that never blocks, in the agent; the journal, whose disk may hang, in a worker."""
 
     Options = KernelLogOptions
     keeps_state = True
 
     def __init__(self, options: Any, context: Context) -> None:
         super().__init__(options, context)
-        self._reader = KernelLogReader(self.host.device("kmsg"), context.monotonic)
+        self._reader = self._open()
         self._tally = PersistentCounters(_WIDTHS, options.series_limit, fixed=(EVENTS,))
         self._lost_before = 0
         self._ledger: CounterFile | None = None
@@ -175,9 +183,22 @@ class KernelLog(Collector):
         self._gpus_read = float("-inf")
         self._shown: list[Sample] | None = None
 
+    def _open(self) -> KernelLogReader | JournalReader:
+        """Return a reader of the log from its beginning on."""
+        if self.options.journal:
+            return JournalReader(self.host, self.context.monotonic)
+        return KernelLogReader(self.host.device("kmsg"), self.context.monotonic)
+
     @classmethod
-    def absent(cls, options: Any, host: Host) -> str | None:  # noqa: ARG003 - of the contract
+    def runs_in(cls, options: Any) -> Worker | None:
+        """Return the worker for the journal: whatever hangs on another disk does not delay Xids."""
+        return Worker.LOGS if options.journal else None
+
+    @classmethod
+    def absent(cls, options: Any, host: Host) -> str | None:
         """Return why the collector is absent if there is no kernel log, as in most containers."""
+        if options.journal:  # on a disk that may hang
+            return None
         place = host.device("kmsg")
         return None if os.path.exists(place) else f"there is no {place}"
 
@@ -186,6 +207,10 @@ class KernelLog(Collector):
 
         On an error, yield what was counted before it, then raise it.
         """
+        if self.options.journal and (fault := self.context.entering("journal")) is not None:
+            yield from self._samples() if self._known else ()
+            yield fault
+            return
         if not self._begun:
             self._resume()
         failure: OSError | SourceError | None = None
@@ -229,7 +254,7 @@ class KernelLog(Collector):
                 None,
             )
             reader.close()
-            self._reader = KernelLogReader(reader.place, self.context.monotonic)
+            self._reader = self._open()
             self._lost_before, self._resumed = 0, False
             self._tally.clear()
             self._read()
@@ -288,11 +313,10 @@ class KernelLog(Collector):
                 else:
                     shown.append(metric(value, *labels))
             shown += [EVENTS(value, name) for name, value in events.items()]
-            self._shown = [
-                *shown,
-                LOST(self._lost_before + self._reader.lost),
-                MALFORMED(self._reader.malformed),
-            ]
+            if not self.options.journal:  # which does not tell what journald missed
+                shown.append(LOST(self._lost_before + self._reader.lost))
+                shown.append(MALFORMED(self._reader.malformed))
+            self._shown = shown
         return self._shown
 
     def _gpu(self, pci_bus_id: str) -> str:
@@ -328,6 +352,8 @@ class KernelLog(Collector):
             document = self._ledger.load()
             if document is None:
                 return
+            if document.get("journal", False) is not self.options.journal:
+                return  # the numbers of another log
             position, lost = document.get("position"), document.get("lost")
             if (
                 document.get("version") != _VERSION
@@ -368,6 +394,7 @@ class KernelLog(Collector):
                 self._saved = self.context.monotonic()
                 document = {
                     "version": _VERSION,
+                    "journal": self.options.journal,
                     "position": position,
                     "lost": self._lost_before + self._reader.lost,
                     "counts": self._tally.rows(),

@@ -117,7 +117,7 @@ class Worker(enum.StrEnum):
     MASTERS = "masters"
     """Rendezvous addresses of jobs: name servers and networks that may not answer."""
     LOGS = "logs"
-    """Logs of training jobs, on any file system."""
+    """Logs of training jobs, on any file system, and the journal."""
 
 
 class Sample(NamedTuple):
@@ -368,6 +368,11 @@ class Collector(ABC):
 
     None for sources that cannot hang, which are read in the agent itself.
     """
+
+    @classmethod
+    def runs_in(cls, options: Any) -> Worker | None:  # noqa: ARG003 - for the subclass
+        """Return the worker process for these options, where they decide whether it can hang."""
+        return cls.worker
 
     parallel: ClassVar[bool] = False
     """Whether several processes may read its parts at once.

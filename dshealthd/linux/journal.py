@@ -1,0 +1,329 @@
+"""The kernel's records in systemd's journal, read from its files.
+
+Only records that journald itself has taken from the kernel (`_TRANSPORT=kernel`), which no other
+process can forge, and only those of the present boot. Files are read with pread(2) alone: neither an
+index that is being changed nor a file that is cut off harms the reader.
+
+Source: https://systemd.io/JOURNAL_FILE_FORMAT/, and journal-def.h of systemd 257.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from typing import TYPE_CHECKING
+
+from dshealthd.core.collector import NotAvailable, Reason, SourceError
+from dshealthd.core.host import read
+from dshealthd.linux.kmsg import CLOCK_EVERY, KernelLogRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dshealthd.core.host import Host
+
+log = logging.getLogger(__name__)
+
+DIRECTORIES = ("var/log/journal", "run/log/journal")
+"""Where journald keeps its files: on disk, or in memory until the next boot."""
+ACTIVE = "system.journal"
+"""The file that is written to; older ones have names that begin alike."""
+_HEADER = struct.Struct("<8s4xI104xQQ32xQ")
+"""Signature, incompatible flags, place and size of the table of fields, number of the first entry."""
+_SIGNATURE = b"LPKSHHRH"
+_COMPACT = 16
+_UNDERSTOOD = 31
+"""Incompatible flags up to systemd 257: data by xz, lz4 or zstd, keyed hashes, compact."""
+_OBJECT = struct.Struct("<BB6xQ")
+_DATA, _FIELD, _ENTRY, _ARRAY = 1, 2, 3, 6
+_COMPRESSED = 7
+"""Flags of data that is compressed: of 512 bytes and more, longer than any record that matters."""
+_LARGEST = 1 << 24
+"""Bytes of an object, as a check: arrays of entries are the largest."""
+_CHAIN = 1 << 16
+"""Most steps from one object to the next, so that a damaged file is no endless loop."""
+_ITEMS = 512
+"""Entries of an array that are read at a time."""
+_TRANSPORT, _KERNEL = b"_TRANSPORT", b"_TRANSPORT=kernel"
+_MESSAGE, _FACILITY, _TIME = b"MESSAGE", b"SYSLOG_FACILITY", b"_SOURCE_MONOTONIC_TIMESTAMP"
+_PAYLOAD = 1024
+"""Bytes of a field that are looked at; the kernel's records have fewer."""
+
+
+class _Damaged(Exception):
+    """A file is not what journald writes."""
+
+
+class _File:
+    """One file of the journal, and how far it has been read."""
+
+    def __init__(self, place: str, boot: bytes) -> None:
+        """Open it; `boot` is the ID of the present boot."""
+        self.place = place
+        self._boot = boot
+        self._descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._kernel = 0
+        """Where `_TRANSPORT=kernel` is; 0 while there is no such entry."""
+        self._array = 0
+        self._index = 0
+        self._taken = 0
+        self._known: dict[int, tuple[bytes, bytes] | None] = {}
+        """Fields that many entries share, by their place."""
+        header = os.pread(self._descriptor, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
+        signature, flags, self._fields, self._fields_size, self._first = _HEADER.unpack(header)
+        if signature != _SIGNATURE or flags & ~_UNDERSTOOD:
+            self.close()
+            message = f"not a journal, or one of a newer systemd (flags {flags:#x})"
+            raise _Damaged(message)
+        compact = bool(flags & _COMPACT)
+        self._payload = 72 if compact else 64
+        self._item = struct.Struct("<I" if compact else "<Q")
+        self._stride = 4 if compact else 16
+
+    @property
+    def first(self) -> int:
+        """Return the number of the first entry; 0 while there is none."""
+        self._first = self._first or self._number(168)
+        return self._first
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def records(self) -> Iterator[KernelLogRecord | None]:
+        """Yield the kernel's records since the last call; None for an entry of another boot."""
+        for place in self._entries():
+            yield self._record(place)
+
+    def _read(self, place: int, size: int) -> bytes:
+        content = os.pread(self._descriptor, size, place)
+        if len(content) < size:
+            message = f"{self.place} ends before byte {place + size}"
+            raise _Damaged(message)
+        return content
+
+    def _object(self, place: int, kind: int) -> tuple[int, int]:
+        """Return flags and size of the object of a kind at a place."""
+        found, flags, size = _OBJECT.unpack(self._read(place, _OBJECT.size))
+        if found != kind or not _OBJECT.size <= size <= _LARGEST:
+            message = f"{self.place}: no object of type {kind} at {place}"
+            raise _Damaged(message)
+        return flags, size
+
+    def _number(self, place: int) -> int:
+        return int.from_bytes(self._read(place, 8), "little")
+
+    def _find(self) -> int:
+        """Return where the data `_TRANSPORT=kernel` is; 0 if no entry has it yet."""
+        table = self._read(self._fields, min(self._fields_size, _LARGEST))
+        for place, _ in struct.iter_unpack("<QQ", table):
+            for _ in range(_CHAIN):
+                if not place:
+                    break
+                _, size = self._object(place, _FIELD)
+                if self._read(place + 40, size - 40) == _TRANSPORT:
+                    return self._value(self._number(place + 32))
+                place = self._number(place + 24)  # noqa: PLW2901 - the next one in the chain
+        return 0
+
+    def _value(self, place: int) -> int:
+        """Return where `_TRANSPORT=kernel` is in the chain of values that begins at a place."""
+        for _ in range(_CHAIN):
+            if not place:
+                break
+            _, size = self._object(place, _DATA)
+            if self._read(place + self._payload, size - self._payload) == _KERNEL:
+                return place
+            place = self._number(place + 32)
+        return 0
+
+    def _entries(self) -> Iterator[int]:
+        """Yield the places of entries of the kernel that were not yielded yet."""
+        self._kernel = self._kernel or self._find()
+        if not self._kernel:
+            return
+        first, array, count = struct.unpack("<QQQ", self._read(self._kernel + 40, 24))
+        if count and not self._taken:
+            self._taken = 1
+            yield first
+        self._array = self._array or array
+        while self._taken < count and self._array:
+            _, size = self._object(self._array, _ARRAY)
+            room = (size - 24) // self._item.size
+            if not self._index and self._taken + room <= count and self._is_old(room):
+                self._index = room
+                self._taken += room
+            if self._index >= room:
+                following = self._number(self._array + 16)
+                if not following:
+                    return
+                self._array, self._index = following, 0
+                continue
+            most = min(room - self._index, count - self._taken, _ITEMS)
+            where = self._array + 24 + self._index * self._item.size
+            items = self._read(where, most * self._item.size)
+            for (place,) in self._item.iter_unpack(items):
+                if not place:  # counted, but not written yet
+                    return
+                self._index += 1
+                self._taken += 1
+                yield place
+
+    def _is_old(self, room: int) -> bool:
+        """Tell whether an array's last entry, and so each of them, is of an earlier boot."""
+        where = self._array + 24 + (room - 1) * self._item.size
+        (place,) = self._item.unpack(self._read(where, self._item.size))
+        return bool(place) and self._read(place + 40, 16) != self._boot
+
+    def _record(self, place: int) -> KernelLogRecord | None:
+        """Return the record of an entry; None if it is of another boot."""
+        _, size = self._object(place, _ENTRY)
+        content = self._read(place, size)
+        if content[40:56] != self._boot:
+            return None
+        sequence, _, monotonic = struct.unpack_from("<QQQ", content, 16)
+        fields = dict(
+            field
+            for at in range(64, size - self._item.size + 1, self._stride)
+            if (field := self._field(*self._item.unpack_from(content, at))) is not None
+        )
+        try:
+            facility = int(fields.get(_FACILITY, b"-1"))
+            microseconds = int(fields.get(_TIME, monotonic))
+        except ValueError as error:
+            message = f"{self.place}: {error}"
+            raise _Damaged(message) from error
+        text = fields.get(_MESSAGE, b"").partition(b"\n")[0].decode("utf-8", "replace")
+        return KernelLogRecord(facility, sequence, microseconds / 1e6, True, text)  # noqa: FBT003 - a record's own order
+
+    def _field(self, place: int) -> tuple[bytes, bytes] | None:
+        """Return name and value of one of the fields that are needed."""
+        if place in self._known:
+            return self._known[place]
+        flags, size = self._object(place, _DATA)
+        found = None
+        if not flags & _COMPRESSED:
+            payload = self._read(place + self._payload, min(size - self._payload, _PAYLOAD))
+            name, _, value = payload.partition(b"=")
+            if name in {_MESSAGE, _FACILITY, _TIME}:
+                found = name, value
+            if name not in {_MESSAGE, _TIME} and len(self._known) < _ITEMS:
+                self._known[place] = found
+        return found
+
+
+class JournalReader:
+    """Reads the kernel's records from the journal continuously, every record once.
+
+    A record's number is that of its entry, which other services' entries share: gaps are ordinary,
+    and what journald itself has missed is not counted.
+    """
+
+    lost = malformed = 0
+
+    def __init__(self, host: Host, monotonic: Callable[[], float], position: int = 0) -> None:
+        """Prepare to read from entry number `position` on. Nothing is opened yet."""
+        self.host = host
+        self.position = position
+        """Least number of the next record."""
+        self.drained = False
+        """Whether the end of the journal has been reached."""
+        self._monotonic = monotonic
+        self._directory = ""
+        self._boot = b""
+        self._files: dict[tuple[int, int], _File] = {}
+        """By device and inode, as rotation renames files."""
+        self._done: set[tuple[int, int]] = set()
+        """Older files that have been read, or cannot be."""
+        self._newest = -1
+
+    def read(self, most: int, seconds: float) -> Iterator[KernelLogRecord]:
+        """Yield new records of the journal, at most `most` within `seconds`; the rest comes next
+        time.
+
+        Raise OSError or SourceError if the journal cannot be read, NotAvailable if there is none.
+        """
+        until = self._monotonic() + seconds
+        count = 0
+        for key, name in self._look():
+            file = self._files[key]
+            try:
+                for record in file.records():
+                    count += 1
+                    if record is not None:
+                        self._newest = max(self._newest, record.sequence)
+                        if record.sequence >= self.position:
+                            self.position = record.sequence + 1
+                            yield record
+                    if count >= most or (not count % CLOCK_EVERY and self._monotonic() >= until):
+                        return
+            except _Damaged as error:
+                self._drop(key)
+                if name == ACTIVE:  # journald will begin another one
+                    raise SourceError(Reason.MALFORMED, str(error)) from error
+                log.warning("the rest of an old file of the journal is left out: %s", error)
+                self._done.add(key)
+                continue
+            if name != ACTIVE:
+                self._drop(key)
+                self._done.add(key)
+        self.drained = True
+
+    def behind(self) -> bool:
+        """Return whether all of the journal was read and ends before the position.
+
+        If so, the position does not belong to this journal.
+        """
+        return self.drained and 0 <= self._newest < self.position - 1
+
+    def close(self) -> None:
+        """Close the journal's files."""
+        for key in list(self._files):
+            self._drop(key)
+
+    def _drop(self, key: tuple[int, int]) -> None:
+        self._files.pop(key).close()
+
+    def _look(self) -> list[tuple[tuple[int, int], str]]:
+        """Open files that have come; return key and name of those to read, the oldest first."""
+        if not self._boot:
+            boot = read(self.host.proc("sys/kernel/random/boot_id"))
+            self._boot = bytes.fromhex(boot.strip().replace("-", ""))
+        names = {}
+        with os.scandir(self._place()) as entries:
+            for entry in entries:
+                if entry.name.startswith("system") and entry.name.endswith((".journal", "nal~")):
+                    found = entry.stat(follow_symlinks=False)
+                    names[found.st_dev, found.st_ino] = entry.name
+        for key in self._files.keys() - names.keys():  # deleted, as journald keeps only so many
+            self._drop(key)
+        self._done &= names.keys()
+        for key, name in names.items():
+            if key not in self._files and key not in self._done:
+                place = f"{self._directory}/{name}"
+                try:
+                    self._files[key] = _File(place, self._boot)
+                except FileNotFoundError:  # renamed or deleted meanwhile
+                    continue
+                except _Damaged as error:
+                    if name == ACTIVE:
+                        raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error
+                    log.warning("an old file of the journal is left out: %s: %s", place, error)
+                    self._done.add(key)
+        return sorted(
+            ((key, names[key]) for key in self._files),
+            key=lambda found: (found[1] == ACTIVE, self._files[found[0]].first),
+        )
+
+    def _place(self) -> str:
+        """Return the directory of this machine's journal."""
+        if not (self._directory and os.path.isdir(self._directory)):
+            machine = read(self.host.root("etc/machine-id")).strip()
+            places = [f"{self.host.root(directory)}/{machine}" for directory in DIRECTORIES]
+            found = [place for place in places if os.path.isdir(place)]
+            if not found:
+                message = f"there is no journal in {' or '.join(places)}"
+                raise NotAvailable(message)
+            self._directory = found[0]
+        return self._directory

@@ -1,0 +1,211 @@
+"""The reader of the journal, on files that the genuine journald writes meanwhile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dshealthd.core.collector import NotAvailable, Reason, SourceError
+from dshealthd.core.host import Host
+from dshealthd.linux.journal import JournalReader
+from dshealthd.linux.kmsg import KERNEL
+from tests.journald import journald, reason_against
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dshealthd.linux.kmsg import KernelLogRecord
+
+genuine = pytest.mark.skipif(bool(reason_against()), reason=reason_against())
+XID = "NVRM: Xid (PCI:0000:66:00): 79, pid=1, GPU has fallen off the bus."
+
+
+def reader(root: Path, position: int = 0) -> JournalReader:
+    """Return a reader of the journal of a host."""
+    return JournalReader(Host(rootfs=root), time.monotonic, position)
+
+
+def everything(journal: JournalReader) -> list[KernelLogRecord]:
+    """Return what is new."""
+    return list(journal.read(1_000_000, 60.0))
+
+
+def messages(journal: JournalReader) -> list[str]:
+    """Return the messages that are new."""
+    return [record.message for record in everything(journal)]
+
+
+@genuine
+@pytest.mark.parametrize(
+    "form",
+    [{}, {"SYSTEMD_JOURNAL_COMPACT": "0"}, {"SYSTEMD_JOURNAL_KEYED_HASH": "0"}],
+    ids=["compact", "regular", "unkeyed"],
+)
+def test_every_record_once(tmp_path: Path, form: dict[str, str]) -> None:
+    """Each form of a file is read to its end, then what comes, across rotations of the file."""
+    with journald(tmp_path, form) as daemon:
+        journal = reader(daemon.root)
+        assert messages(journal) == ["Linux version 6.1.0"]
+        assert journal.drained
+        daemon.say(XID, "one", "two")
+        assert messages(journal) == [XID, "one", "two"]
+        assert messages(journal) == []
+        many = [f"line {number}" for number in range(200)]
+        daemon.say(*many)
+        daemon.control("--rotate")
+        daemon.say("after")
+        assert messages(journal) == [*many, "after"]
+        daemon.control("--rotate")
+        daemon.say("at last")
+        assert messages(journal) == ["at last"]
+        assert messages(reader(daemon.root)) == [
+            *("Linux version 6.1.0", XID, "one", "two"),
+            *many,
+            "after",
+            "at last",
+        ]
+        journal.close()
+
+
+@genuine
+def test_goes_on_where_it_was(tmp_path: Path) -> None:
+    """A reader that is told a position has only later records; one beyond the end is noticed."""
+    with journald(tmp_path) as daemon:
+        daemon.say("one", "two")
+        first = reader(daemon.root)
+        everything(first)
+        daemon.say("three")
+        second = reader(daemon.root, first.position)
+        assert messages(second) == ["three"]
+        assert not second.behind()
+        astray = reader(daemon.root, second.position + 100)
+        assert messages(astray) == []
+        assert astray.behind()
+
+
+@genuine
+def test_only_what_the_kernel_says(tmp_path: Path) -> None:
+    """What a service logs is no record; what one writes to /dev/kmsg has another facility."""
+    with journald(tmp_path) as daemon:
+        daemon.kernel.say(XID, facility=1)
+        daemon.say("end")
+        found = everything(reader(daemon.root))
+        assert [record.message for record in found if record.facility == KERNEL] == [
+            "Linux version 6.1.0",
+            "end",
+        ]
+        assert [record.facility for record in found if "Xid" in record.message] == [1]
+        # "Journal started" of journald itself is among the entries.
+        assert "Journal started" in daemon.control("--output=cat")
+
+
+@genuine
+def test_times_are_the_kernels(tmp_path: Path) -> None:
+    """A record's time is the kernel's own, not that of its entry."""
+    with journald(tmp_path) as daemon:
+        daemon.kernel.say("long ago", seconds=12.5)
+        daemon.say("end")
+        times = {record.message: record.timestamp for record in everything(reader(daemon.root))}
+        assert times["long ago"] == pytest.approx(12.5)
+
+
+@genuine
+def test_reads_a_part_at_a_time(tmp_path: Path) -> None:
+    """As many records as are asked for; the next call has the rest."""
+    with journald(tmp_path) as daemon:
+        daemon.say("one", "two", "three")
+        journal = reader(daemon.root)
+        parts = [[record.message for record in journal.read(3, 60.0)] for _ in range(3)]
+        assert parts == [["Linux version 6.1.0", "one", "two"], ["three"], []]
+
+
+@genuine
+def test_earlier_boots_are_left_out(tmp_path: Path) -> None:
+    """Entries of other boots are not read, whether they fill an array or share it."""
+    with journald(tmp_path) as daemon:
+        daemon.say(*(f"line {number}" for number in range(60)))
+        boot = tmp_path / "proc/sys/kernel/random/boot_id"
+        boot.parent.mkdir(parents=True)
+        boot.write_text("3e57bd9a-f89b-4fe2-a24f-69bc0c2fd69f\n", encoding="ascii")
+        host = Host(rootfs=daemon.root, procfs=tmp_path / "proc")
+        assert list(JournalReader(host, time.monotonic).read(1000, 60.0)) == []
+
+
+@genuine
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.95])
+def test_a_damaged_file_is_left_out(
+    tmp_path: Path, share: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An older file that ends early or holds garbage costs its own records; the active one, an
+    error.
+    """
+    with journald(tmp_path) as daemon:
+        daemon.say(*(f"line {number}" for number in range(60)))
+        daemon.control("--rotate")
+        daemon.say("after")
+        (old,) = daemon.files.glob("system@*")
+        whole = old.read_bytes()
+        used = len(whole.rstrip(b"\0"))
+        for damage in (whole[: int(used * share)], whole[: int(used * share)] + b"\xff" * 100_000):
+            old.unlink()
+            old.write_bytes(damage)
+            caplog.clear()
+            found = messages(reader(daemon.root))
+            assert found[-1] == "after"
+            assert "old file of the journal is left out" in caplog.text
+        copy = tmp_path / "copy"
+        shutil.copytree(daemon.root, copy)
+        (active,) = (copy / "run/log/journal").rglob("system.journal")
+        with active.open("r+b") as file:
+            file.truncate(4096)
+        with pytest.raises(SourceError) as raised:
+            everything(reader(copy))
+        assert raised.value.reason is Reason.MALFORMED
+
+
+def test_no_journal(tmp_path: Path) -> None:
+    """Without a journal the source is not available, and says where it was looked for."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/machine-id").write_text("a" * 32 + "\n", encoding="ascii")
+    with pytest.raises(NotAvailable, match=f"var/log/journal/{'a' * 32} or .*run/log/journal"):
+        everything(reader(tmp_path))
+
+
+def test_a_newer_format_is_said(tmp_path: Path) -> None:
+    """A file with features that this release does not know is an error, not an empty log."""
+    files = tmp_path / "run/log/journal" / ("a" * 32)
+    files.mkdir(parents=True)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/machine-id").write_text("a" * 32 + "\n", encoding="ascii")
+    (files / "system.journal").write_bytes(b"LPKSHHRH" + bytes(4) + b"\x20" + bytes(300))
+    with pytest.raises(SourceError, match="newer systemd"):
+        everything(reader(tmp_path))
+
+
+@genuine
+def test_needs_no_capability(tmp_path: Path) -> None:
+    """Root without any capability reads the files, as in a pod that is not privileged."""
+    with journald(tmp_path) as daemon:
+        daemon.say(XID)
+        program = (
+            "import sys, time; from pathlib import Path\n"
+            "from dshealthd.core.host import Host; from dshealthd.linux.journal import JournalReader\n"
+            "read = JournalReader(Host(rootfs=Path(sys.argv[1])), time.monotonic).read(99, 60.0)\n"
+            "print([record.message for record in read][-1])"
+        )
+        bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+        done = subprocess.run(
+            [*bare, "python3", "-c", program, str(daemon.root)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            env={**os.environ, "PYTHONPATH": "."},
+        )
+        assert done.stdout == f"{XID}\n"
+        assert {file.stat().st_mode & 0o777 for file in daemon.files.iterdir()} == {0o640}
