@@ -63,6 +63,8 @@ class _File:
         self.place = place
         self._boot = boot
         self._descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        opened = os.fstat(self._descriptor)
+        self.key = opened.st_dev, opened.st_ino
         self._kernel = 0
         """Where `_TRANSPORT=kernel` is; 0 while there is no such entry."""
         self._array = 0
@@ -303,7 +305,7 @@ class JournalReader:
             if key not in self._files and key not in self._done:
                 place = f"{self._directory}/{name}"
                 try:
-                    self._files[key] = _File(place, self._boot)
+                    file = _File(place, self._boot)
                 except FileNotFoundError:  # renamed or deleted meanwhile
                     continue
                 except _Damaged as error:
@@ -311,6 +313,11 @@ class JournalReader:
                         raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error
                     log.warning("an old file of the journal is left out: %s: %s", place, error)
                     self._done.add(key)
+                else:
+                    if file.key == key:
+                        self._files[key] = file
+                    else:  # rotated meanwhile: both are found the next time
+                        file.close()
         return sorted(
             ((key, names[key]) for key in self._files),
             key=lambda found: (found[1] == ACTIVE, self._files[found[0]].first),

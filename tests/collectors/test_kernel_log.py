@@ -10,6 +10,7 @@ import fcntl
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -18,13 +19,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.collectors import kernel_log
-from dshealthd.core.collector import Context, Metric, News, Reason
+from dshealthd.core.collector import Context, Fault, Metric, News, Reason, Worker
 from dshealthd.core.counter_file import CounterFile
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.linux.kmsg import KernelLogReader
+from tests.journald import journald, reason_against
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -92,10 +94,16 @@ class Machine:
             (devices / address / "class").write_text(kind + "\n")
         self.monotonic = 1000.0
         self.options = kernel_log.KernelLogOptions()
+        self.root = base
 
     def collector(self, *, state: bool = True) -> kernel_log.KernelLog:
         """Return a new collector, as a new agent makes it."""
-        host = Host(procfs=self.base / "proc", sysfs=self.base / "sys", dev=self.base / "dev")
+        host = Host(
+            procfs=self.base / "proc",
+            sysfs=self.base / "sys",
+            dev=self.base / "dev",
+            rootfs=self.root,
+        )
         context = Context(
             host=host,
             monotonic=lambda: self.monotonic,
@@ -196,6 +204,44 @@ def test_golden(machine: Machine) -> None:
     assert result.outcome is CollectionOutcome.OK
     assert not result.faults
     assert render(result.samples, Format.PROMETHEUS) == (FIXTURE / "expected.prom").read_text()
+
+
+@pytest.mark.skipif(bool(reason_against()), reason=reason_against())
+def test_the_journal(machine: Machine, tmp_path: Path) -> None:
+    """From the journal errors are counted alike, in a worker, and a new agent goes on where the last
+    one was; what the kernel's own log lost is not known, and positions of the two are not mixed up.
+    """
+    shutil.copy("/proc/sys/kernel/random/boot_id", machine.boot_id)
+    machine.log([xid(0, 48)])
+    before = machine.collector()
+    machine.collect(before)
+    close(before)
+    machine.options = kernel_log.KernelLogOptions(journal=True)
+    assert kernel_log.KernelLog.runs_in(machine.options) is Worker.LOGS
+    with journald(tmp_path / "journal") as daemon:
+        machine.root = daemon.root
+        daemon.say("NVRM: Xid (PCI:0000:66:00): 79, pid=1, name=x, y")
+        first = machine.collector()
+        result = machine.collect(first)
+        assert result.outcome is CollectionOutcome.OK
+        assert values(result, kernel_log.XIDS) == {("2", "0000:66:00.0", "79"): 1.0}
+        assert not values(result, kernel_log.LOST)
+        close(first)
+        daemon.say("NVRM: Xid (PCI:0000:66:00): 79, again", "NVRM: Xid (PCI:0000:1b:00): 48, once")
+        second = machine.collector()
+        found = values(machine.collect(second), kernel_log.XIDS)
+        assert found == {("2", "0000:66:00.0", "79"): 2.0, ("0", "0000:1b:00.0", "48"): 1.0}
+        assert values(machine.collect(second), kernel_log.EVENTS)[("oom_kill",)] == 0.0
+        close(second)
+
+
+def test_a_journal_that_hangs_is_a_fault(machine: Machine) -> None:
+    """While the journal's disk hangs nothing touches it, and what was counted stays."""
+    machine.options = kernel_log.KernelLogOptions(journal=True)
+    collector = machine.collector()
+    stuck = Fault("journal", Reason.STUCK, "the disk hangs")
+    collector.context.entering = {"journal": stuck}.get  # type: ignore[assignment] # of one part
+    assert machine.collect(collector).faults == (stuck,)
 
 
 def test_nothing_new_is_cheap(machine: Machine) -> None:
