@@ -1,61 +1,53 @@
-"""Slow ranks in real trainings, and whether the shipped rules name them: `python -m bench.jobs`.
+"""Real trainings to which things happen, and what the shipped rules say: `python -m bench.jobs`.
 
-    python -m bench.jobs [--modes zero3,fsdp2,…] [--faults middle-1.3,…] [--times 1]
+    python -m bench.jobs [--modes zero3,fsdp2,…] [--courses middle,…] [--times 5] [--at-once 4]
+                         [--keep FOLDER]
+    python -m bench.jobs --table FOLDER
 
-Four ranks over gloo train small models on this machine; an agent receives their heartbeats, and a
-Prometheus with the shipped rules scrapes it. In each cell rank 2 becomes slow (`middle`) or is slow
-from its first step (`start`), by a factor, asleep or, as `quota`, by a CPU quota of its own. A cell
-is right if DshealthdRankSlow names rank 2 and nobody else. Under `healthy` nobody may be named.
-Modes whose packages are not installed are left out, and said.
+Four ranks over gloo, two on each of two nodes, train small models on this machine; each node has an
+agent that receives their heartbeats, and a Prometheus with the shipped rules scrapes both. In each
+course of a training a few things happen to rank 2 (`courses.py`): it is slow in the middle or from
+its first step, by sleep or by a CPU quota; it is stopped, killed, starved of data or desynchronized;
+all ranks write a checkpoint or evaluate; or the training is just healthy for ten minutes. A result is
+right if the alert that belongs to it names that rank, its node and the class in time, and nothing
+else names another rank; of healthy trainings and pauses, if nothing fires at all.
+
+`--times` is how often the slow ranks of ZeRO 3, FSDP 2 and the 2 x 2 pipeline are made; all else is
+made once. `--at-once` is the number of trainings at a time. Ranks mostly sleep; the last column is
+the share of the time in which one of them was ready to run and had no CPU: beyond 5 % the machine is
+overloaded, and its verdicts are worth nothing. Needs root, for namespaces. Modes whose packages are
+not installed are left out, and said.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import dataclasses
-import http
-import http.client
 import importlib.util
-import itertools
 import json
-import os
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.parse
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from bench.processes import agent, free_port, table
+from bench.jobs.courses import COURSES, FAULTS, applies, run
+from bench.jobs.servers import watch
+from bench.processes import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-ROOT = Path(__file__).parents[2]
-RULES = ROOT / "deploy/prometheus"
-RANKS, SLOW = 4, 2
-UNIT = 0.02
-"""Seconds of a layer's forward pass; a step takes a third of a second and what gloo costs."""
-SETTLE = 30.0
-"""Seconds after which a training is taken as usual, before a rank becomes slow in its middle."""
-AWAKE = 240.0
-"""Most seconds until all ranks make steps."""
-HEALTHY = 180.0
-ALERT = "DshealthdRankSlow"
 MODES = {
+    "zero3-no-prefetch": ("deepspeed",),
+    "zero3": ("deepspeed",),
+    "fsdp2": (),
+    "pipeline-2x2": ("deepspeed",),
     "ddp": (),
     "zero1": ("deepspeed",),
     "zero2": ("deepspeed",),
-    "zero3": ("deepspeed",),
-    "zero3-no-prefetch": ("deepspeed",),
-    "fsdp2": (),
-    "pipeline-2x2": ("deepspeed",),
+    "zero3-offload": ("deepspeed",),
     "pipeline-4x1": ("deepspeed",),
     "trainer": ("transformers", "accelerate"),
     "trainer-zero2": ("transformers", "accelerate", "deepspeed"),
@@ -64,287 +56,115 @@ MODES = {
     "lightning": ("lightning",),
 }
 """Each mode, and the packages that it takes besides torch."""
-UNCHANGED = frozenset(("trainer", "trainer-zero2", "trainer-zero3", "accelerate", "lightning"))
-"""Modes without a line of ours: they run with DSHEALTHD_HEARTBEAT=1."""
+REPEATED = ("zero3-no-prefetch", "zero3", "fsdp2", "pipeline-2x2")
+SLOW_COURSES = ("start-1.3", "start-2", "middle")
+OVERLOADED = 0.05
+"""Share of the time that a rank may lack a CPU."""
+STARTS = 2
+"""Most trainings that start at the same time, which takes far more CPU time than their steps."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Fault:
-    """What happens to a rank."""
-
-    name: str
-    factor: float = 1.0
-    from_start: bool = False
-    quota: bool = False
-    limit: float = HEALTHY
-    """Seconds within which the rank must be named; for a healthy job, those of the observation."""
+def planned(modes: Sequence[str], courses: Sequence[str], times: int) -> Iterator[tuple[str, str]]:
+    """Yield the trainings, each with its mode and course: all once, and then the repetitions."""
+    for turn in range(times):
+        for course in courses:
+            for mode in modes:
+                again = mode in REPEATED and course in SLOW_COURSES
+                if applies(mode, course) and (turn == 0 or again):
+                    yield mode, course
 
 
-FAULTS = {
-    fault.name: fault
-    for fault in (
-        Fault("middle-1.3", 1.3, limit=90.0),
-        Fault("middle-2", 2.0, limit=60.0),
-        Fault("start-1.3", 1.3, from_start=True, limit=400.0),
-        Fault("start-2", 2.0, from_start=True, limit=400.0),
-        Fault("quota-middle-2", 2.0, quota=True, limit=60.0),
-        Fault("healthy"),
-    )
-}
-
-
-class Prometheus:
-    """A Prometheus with the shipped rules that scrapes one agent."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    def query(self, text: str) -> list[dict[str, Any]]:
-        """Return the samples of an instant query; none while it does not answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
-        with contextlib.closing(connection), contextlib.suppress(OSError):
-            connection.request("GET", f"/api/v1/query?{urllib.parse.urlencode({'query': text})}")
-            response = connection.getresponse()
-            body = response.read()
-            if response.status == http.HTTPStatus.OK:  # else it is still starting
-                found: list[dict[str, Any]] = json.loads(body)["data"]["result"]
-                return found
-        return []
-
-    def named(self, job: str) -> set[int]:
-        """Return the ranks of a job that the alert names."""
-        text = f'ALERTS{{alertname="{ALERT}", alertstate="firing", training_job="{job}"}}'
-        return {int(sample["metric"]["rank"]) for sample in self.query(text)}
-
-    def ratio(self, job: str, rank: int) -> float | None:
-        """Return the ratio of a rank's own work to that of its peers."""
-        samples = self.query(f'dshealthd:job:work_ratio{{training_job="{job}", rank="{rank}"}}')
-        return float(samples[0]["value"][1]) if samples else None
-
-    def working(self) -> set[str]:
-        """Return the jobs of which all ranks tell of their own work."""
-        samples = self.query("count by (training_job) (dshealthd_job_step_work_seconds)")
-        return {
-            sample["metric"]["training_job"]
-            for sample in samples
-            if float(sample["value"][1]) >= RANKS
-        }
-
-
-@contextlib.contextmanager
-def prometheus(directory: Path, target: int) -> Iterator[Prometheus]:
-    """Run Prometheus on the shipped rules, with one agent as its target."""
-    config = {
-        "rule_files": [
-            str(RULES / f"{name}.yml") for name in ("thresholds", "recording", "alerts")
-        ],
-        "scrape_configs": [
-            {
-                "job_name": "dshealthd",
-                "scrape_interval": "5s",
-                "static_configs": [
-                    {
-                        "targets": [f"127.0.0.1:{target}"],
-                        "labels": {"node": "node-1", "exporter": "dshealthd"},
-                    }
-                ],
-            }
-        ],
-    }
-    file = directory / "prometheus.yml"
-    file.write_text(yaml.safe_dump(config), encoding="utf-8")
-    port = free_port()
-    command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={directory / 'tsdb'}"]
-    command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            yield Prometheus(port)
-        finally:
-            process.terminate()
-
-
-class Job:
-    """A training of four ranks."""
-
-    def __init__(self, directory: Path, mode: str, fault: Fault, socket: Path, name: str) -> None:
-        self._directory = directory
-        self._fault = directory / "fault"
-        self._group: Path | None = None
-        if fault.from_start and not fault.quota:
-            self.strike(fault)
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-            "PYTHONWARNINGS": "ignore",
-            "DS_ACCELERATOR": "cpu",
-            "FAULT": str(self._fault),
-            "LOG": str(directory / "log"),
-            "UNIT": str(UNIT),
-            "BURN": "1" if fault.quota else "",
-            "SLURM_JOB_ID": name,
-            "DSHEALTHD_HEARTBEAT_SOCKET": str(socket),
-        }
-        script = [str(Path(__file__).with_name("training.py")), mode]
-        if mode in UNCHANGED:
-            script = ["-m", "dshealthd.training", *script]
-        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}"]
-        command += [f"--master-port={free_port()}", *script]
-        self._out = (directory / "out").open("wb")
-        self.process = subprocess.Popen(
-            command, env=environment, cwd=directory, stdout=self._out, stderr=subprocess.STDOUT
-        )
-
-    def steps(self) -> list[int]:
-        """Return how many steps each rank has made."""
-        found = []
-        for rank in range(RANKS):
-            with contextlib.suppress(FileNotFoundError):
-                found.append((self._directory / f"log.{rank}").read_text().count("\n"))
-        return found
-
-    def strike(self, fault: Fault) -> None:
-        """Make the rank slow."""
-        if fault.quota:
-            self._limit(1.0 / fault.factor)
-        else:
-            part = self._fault.with_suffix(".new")
-            part.write_text(f"{SLOW} {fault.factor}", encoding="ascii")
-            part.rename(self._fault)
-
-    def _limit(self, share: float) -> None:
-        """Give the rank a control group whose quota is a share of what it has used until now."""
-        pid = self._ranks()[SLOW]
-        used, began = _used(pid), time.monotonic()
-        time.sleep(5.0)
-        rate = (_used(pid) - used) / (time.monotonic() - began)
-        period = 50_000
-        quota = int(rate * share * period)
-        unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
-        self._group = Path("/sys/fs/cgroup", "" if unified else "cpu", f"dshealthd-bench-{pid}")
-        self._group.mkdir()
-        if unified:
-            (self._group / "cpu.max").write_text(f"{quota} {period}")
-        else:
-            (self._group / "cpu.cfs_period_us").write_text(str(period))
-            (self._group / "cpu.cfs_quota_us").write_text(str(quota))
-        (self._group / "cgroup.procs").write_text(str(pid))
-
-    def _ranks(self) -> dict[int, int]:
-        """Return the process of each rank."""
-        listing = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        found = {}
-        for child in listing.split():
-            for entry in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
-                if entry.startswith(b"RANK="):
-                    found[int(entry[5:])] = int(child)
-        return found
-
-    def end(self) -> str:
-        """End all ranks, and return the last lines that they printed."""
-        with contextlib.suppress(OSError):
-            for pid in self._ranks().values():
-                os.kill(pid, signal.SIGKILL)
-        self.process.kill()
-        self.process.wait()
-        self._out.close()
-        if self._group is not None:
-            for _ in range(50):
-                with contextlib.suppress(OSError):
-                    self._group.rmdir()
-                    break
-                time.sleep(0.1)
-        return (self._directory / "out").read_text(errors="replace")[-2000:]
-
-
-def _used(pid: int) -> float:
-    """Return the CPU seconds that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def cell(
-    server: Prometheus, directory: Path, mode: str, fault: Fault, socket: Path, number: int
-) -> tuple[object, ...]:
-    """Run one training, and return its row of the table."""
-    name = f"{number}{os.getpid()}"
-    job, place = f"slurm-{name}", directory / name
-    place.mkdir()
-    running = Job(place, mode, fault, socket, name)
-    innocent: set[int] = set()
-    seconds = ratio = None
-    try:
-        end = time.monotonic() + AWAKE
-        while job not in server.working():
-            if time.monotonic() > end or running.process.poll() is not None:
-                print(running.end(), file=sys.stderr)
-                return (mode, fault.name, "did not start", "-", "-", "-")
-            time.sleep(1.0)
-        began = time.monotonic()
-        while not fault.from_start and time.monotonic() < began + SETTLE:
-            innocent |= server.named(job)
-            time.sleep(1.0)
-        if fault.factor > 1.0 and not fault.from_start:
-            running.strike(fault)
-        began = time.monotonic()
-        # Half as long again, so that a rank that is named late is told from one that never is.
-        while time.monotonic() < began + fault.limit * (1.5 if fault.factor > 1.0 else 1.0):
-            named = server.named(job)
-            innocent |= named - {SLOW} if fault.factor > 1.0 else named
-            if SLOW in named and fault.factor > 1.0:
-                seconds, ratio = time.monotonic() - began, server.ratio(job, SLOW)
-                break
-            time.sleep(1.0)
-    finally:
-        running.end()
-    verdict = "never" if seconds is None else "yes" if seconds <= fault.limit else "late"
-    told = "-" if seconds is None else f"{seconds:.0f}"
+def row(results: Sequence[dict[str, Any]]) -> tuple[object, ...]:
+    """Return the row of the table for the results of one fault in one mode."""
+    first = results[0]
+    seconds = [result["seconds"] for result in results if result.get("seconds") is not None]
+    ratios = [result["ratio"] for result in results if result.get("ratio") is not None]
+    innocent = [said for result in results for said in result.get("innocent", ())]
+    failures = {result["failure"] for result in results if "failure" in result}
+    starved = max((result["starved"] for result in results if "starved" in result), default=0.0)
     return (
-        mode,
-        fault.name,
-        verdict if fault.factor > 1.0 else "-",
-        told,
-        "-" if ratio is None else f"{ratio:.2f}",
-        ", ".join(f"rank {rank}" for rank in sorted(innocent)) or "none",
+        first["mode"],
+        first["fault"],
+        f"{sum(result['right'] for result in results)} of {len(results)}",
+        f"{statistics.median(seconds):.0f}" if seconds else "-",
+        f"{max(seconds):.0f}" if seconds else "-",
+        f"{statistics.median(ratios):.2f}" if ratios else "-",
+        ", ".join(sorted({*innocent, *failures})) or "none",
+        f"{starved:.1%}",
     )
+
+
+def tabulated(results: Sequence[dict[str, Any]]) -> str:
+    """Return the table of all results, and its summary."""
+    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for result in results:
+        cells.setdefault((result["mode"], result["fault"]), []).append(result)
+    order = {name: number for number, name in enumerate((*MODES, *FAULTS))}
+    rows = [row(cells[cell]) for cell in sorted(cells, key=lambda cell: [order[n] for n in cell])]
+    head = ("mode", "fault", "right", "median s", "worst s", "factor", "wrongly said", "no CPU")
+    right = sum(result["right"] for result in results)
+    return f"{table(head, rows)}\n{right} of {len(results)} right.\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the cells, and print the table."""
+    """Run the trainings, and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--faults", default=",".join(FAULTS))
-    parser.add_argument("--times", type=int, default=1, help="how often each cell runs")
+    parser.add_argument("--courses", default=",".join(COURSES))
+    parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--keep", type=Path, help="add the results to those in this folder")
+    parser.add_argument("--table", type=Path, help="only print the table of this folder")
     options = parser.parse_args(arguments)
-    rows: list[tuple[object, ...]] = []
-    with tempfile.TemporaryDirectory() as folder:
+    if options.table is not None:
+        print(tabulated(_kept(options.table)))
+        return
+    results: list[dict[str, Any]] = []
+    lock, starts = threading.Lock(), threading.Semaphore(STARTS)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         directory = Path(folder)
-        socket = directory / "heartbeat.sock"
-        config = f'[collectors.training]\nsocket = "{socket}"\n'
-        with (
-            agent(config) as receiver,
-            prometheus(directory, receiver.connection.port) as server,
-        ):
-            cells = itertools.product(
-                options.modes.split(","), options.faults.split(","), range(options.times)
-            )
-            for number, (mode, fault, _) in enumerate(cells):
-                missing = [name for name in MODES[mode] if importlib.util.find_spec(name) is None]
-                if missing:
-                    row: tuple[object, ...] = (mode, fault, f"no {missing[0]}", "-", "-", "-")
-                else:
-                    row = cell(server, directory, mode, FAULTS[fault], socket, number)
-                rows.append(row)
-                print(*row, sep="  ", file=sys.stderr, flush=True)
-    head = ("mode", "rank 2", "named in time", "seconds", "factor", "innocent ranks named")
-    print(table(head, rows))
-    took = [float(str(row[3])) for row in rows if row[3] != "-"]
-    if took:
-        print(
-            f"Named after {statistics.median(took):.0f} s in the median, {max(took):.0f} s at most."
-        )
+        keep: Path = options.keep or directory / "results"
+        keep.mkdir(exist_ok=True)
+        before = len(list(keep.glob("*.json")))
+
+        def train(number: int, mode: str, course: str) -> None:
+            missing = [name for name in MODES[mode] if importlib.util.find_spec(name) is None]
+            if missing:
+                print(f"{mode}: no {missing[0]}", file=sys.stderr)
+                return
+            place = directory / str(number)
+            place.mkdir()
+            found = run(mode, course, place, nodes, server, f"{number}{threading.get_native_id()}", starts)  # fmt: skip
+            with lock:
+                results.extend(found)
+                file = keep / f"{before + number:04}-{mode}-{course}.json"
+                file.write_text(json.dumps(found), encoding="utf-8")
+                for result in found:
+                    print(*row([result]), sep="  ", file=sys.stderr, flush=True)
+
+        with watch(directory) as (nodes, server), ThreadPoolExecutor(options.at_once) as pool:
+            plan = planned(options.modes.split(","), options.courses.split(","), options.times)
+            waiting = [
+                pool.submit(train, number, mode, course)
+                for number, (mode, course) in enumerate(plan)
+            ]
+            for future in waiting:
+                future.result()
+        print(tabulated(_kept(keep)))
+    starved = max((result.get("starved", 0.0) for result in results), default=0.0)
+    if starved > OVERLOADED:
+        print(f"Overloaded: a rank had no CPU in {starved:.0%} of the time. Lower --at-once.")
+
+
+def _kept(folder: Path) -> list[dict[str, Any]]:
+    """Return the results in a folder."""
+    return [
+        result
+        for file in sorted(folder.glob("*.json"))
+        for result in json.loads(file.read_text(encoding="utf-8"))
+    ]
 
 
 if __name__ == "__main__":

@@ -1,14 +1,22 @@
-"""A small training in one of the parallel modes, in which one rank is slow: `python training.py MODE`.
+"""A small training in one of the parallel modes, to which things happen: `python training.py MODE`.
 
 Torchrun starts its ranks. A layer takes `UNIT` seconds forward and twice that backward, asleep or,
-with `BURN`, on the CPU. The rank in the file `FAULT` ("RANK FACTOR") takes FACTOR times as long
-from the moment at which the file is there. Each rank writes its steps to `LOG`.RANK.
+for the rank `BURN`, on the CPU. What happens stands in the JSON of the file `FAULT`, which each
+rank reads at every step:
+
+- `ranks` take `factor` times as long;
+- `do`: `starve`, their loader gives nothing; `skip`, they leave out the collective that ends every
+  step of a training with `SIDE`;
+- `pause`: `checkpoint` or `evaluation`, for `seconds`, on all ranks after step `at`.
+
+Each rank writes its steps to `LOG`.RANK.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
+import json
 import os
 import sys
 import time
@@ -19,30 +27,47 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 MODE = sys.argv[1]
 FAULT = Path(os.environ["FAULT"])
 UNIT = float(os.environ["UNIT"])
-BURN = os.environ.get("BURN") == "1"
-WIDTH, LAYERS, ROWS = 64, 4, 8
 RANK = int(os.environ["RANK"])
+BURN = os.environ["BURN"] == str(RANK)
+SIDE = os.environ["SIDE"] == "1"
+WIDTH, LAYERS, ROWS = 64, 4, 8
 EVERY_STEP = 10**9
+STARVED_LOOK = 0.2
+"""Seconds between two looks at whether a starved loader gives something again."""
 torch.set_num_threads(1)
 
 
 class Fault:
-    """How many times as long this rank takes; the file is looked at once in a step."""
+    """What happens to this rank; the file is read once in a step."""
 
     factor = 1.0
+    do = ""
+    pause = ""
+    seconds = 0.0
+    at = 0
 
     @classmethod
     def look(cls) -> None:
         """Read the file."""
-        cls.factor = 1.0
-        with contextlib.suppress(FileNotFoundError):
-            rank, factor = FAULT.read_text().split()
-            cls.factor = float(factor) if int(rank) == RANK else 1.0
+        found = json.loads(FAULT.read_text()) if FAULT.exists() else {}
+        mine = RANK in found.get("ranks", ())
+        cls.factor = found["factor"] if mine else 1.0
+        cls.do = found["do"] if mine else ""
+        if found.get("pause"):
+            cls.pause, cls.seconds, cls.at = found["pause"], found["seconds"], found["at"]
+
+    @classmethod
+    def take_pause(cls, step: int) -> str:
+        """Return the pause that begins after a step, at most once; empty if there is none."""
+        if not cls.pause or step < cls.at:
+            return ""
+        pause, cls.pause = cls.pause, ""
+        return pause if step == cls.at else ""
 
 
 def compute(seconds: float) -> None:
@@ -94,6 +119,9 @@ def batches() -> Iterator[torch.Tensor]:
     """Yield one batch after another."""
     while True:
         Fault.look()
+        while Fault.do == "starve":
+            time.sleep(STARVED_LOOK)
+            Fault.look()
         time.sleep(0.003)
         yield torch.randn(ROWS, WIDTH)
 
@@ -103,15 +131,51 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).square().mean()
 
 
-def log(step: int) -> None:
-    """Write that a step has ended."""
+def stepped(
+    step: int, checkpoint: Callable[[float], None], evaluation: Callable[[int], None]
+) -> None:
+    """Write that a step has ended, and do what comes after it.
+
+    `checkpoint` takes so many seconds, `evaluation` so many forward passes.
+    """
+    if SIDE and Fault.do != "skip":
+        dist.all_reduce(torch.zeros(1), group=side_group())
     with Path(f"{os.environ['LOG']}.{RANK}").open("a") as file:
         file.write(f"{step} {time.time():.3f}\n")
+    match Fault.take_pause(step):
+        case "checkpoint":
+            checkpoint(Fault.seconds)
+        case "evaluation":
+            evaluation(round(Fault.seconds / (LAYERS * UNIT)))
 
 
-def deepspeed_config(stage: int, *, prefetch: bool = True) -> dict[str, Any]:
+@functools.cache
+def side_group() -> Any:
+    """Return a group of its own for the collective that ends a step."""
+    return dist.new_group()
+
+
+def save(seconds: float) -> None:
+    """Write a checkpoint on rank 0, for which the others wait."""
+    if RANK == 0:
+        time.sleep(seconds)
+    dist.barrier()
+
+
+def evaluate(model: Any, passes: int) -> None:
+    """Evaluate a model."""
+    model.eval()
+    with torch.no_grad():
+        for _ in range(passes):
+            model(torch.randn(ROWS, WIDTH))
+    model.train()
+
+
+def deepspeed_config(stage: int, *, prefetch: bool = True, offload: bool = False) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a stage of ZeRO."""
     zero: dict[str, Any] = {"stage": stage, "stage3_param_persistence_threshold": 0}
+    if offload:
+        zero |= {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
     if not prefetch:
         zero |= {
             "stage3_prefetch_bucket_size": 0,
@@ -124,10 +188,27 @@ def deepspeed_config(stage: int, *, prefetch: bool = True) -> dict[str, Any]:
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
         "steps_per_print": EVERY_STEP,
         "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,
     }
 
 
-def with_engine(stage: int, *, prefetch: bool = True) -> None:
+def save_engine(engine: Any, seconds: float) -> None:
+    """Save an engine's checkpoint, of which rank 0 writes each file for so long."""
+    writer = engine.checkpoint_engine
+    write = writer.save
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        if RANK == 0:
+            time.sleep(seconds)
+            writer.save = write
+        return write(*arguments, **named)
+
+    writer.save = slow
+    engine.save_checkpoint(f"{os.environ['LOG']}.checkpoint")
+    writer.save = write
+
+
+def with_engine(stage: int, *, prefetch: bool = True, offload: bool = False) -> None:
     """Train with DeepSpeed's ZeRO."""
     import deepspeed  # type: ignore[import-untyped]
 
@@ -135,13 +216,13 @@ def with_engine(stage: int, *, prefetch: bool = True) -> None:
 
     deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed("gloo")
-    config = deepspeed_config(stage, prefetch=prefetch)
+    config = deepspeed_config(stage, prefetch=prefetch, offload=offload)
     engine, *_ = deepspeed.initialize(model=network(), config=config)
     attach(engine)
     for step, batch in enumerate(batches(), 1):
         engine.backward(loss_of(engine(batch), batch.sum(1, keepdim=True)))
         engine.step()
-        log(step)
+        stepped(step, functools.partial(save_engine, engine), functools.partial(evaluate, engine))
 
 
 def with_pipeline(stages: int) -> None:
@@ -153,8 +234,10 @@ def with_pipeline(stages: int) -> None:
 
     deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed("gloo")
+    *parts, last, head = network()
+    layers = [*parts, torch.nn.Sequential(last, head)]  # stages of equal work
     model = PipelineModule(
-        layers=list(network()), num_stages=stages, loss_fn=loss_of, partition_method="uniform"
+        layers=layers, num_stages=stages, loss_fn=loss_of, partition_method="uniform"
     )
     config = {**deepspeed_config(0), "gradient_accumulation_steps": 4}
     engine, *_ = deepspeed.initialize(
@@ -162,10 +245,15 @@ def with_pipeline(stages: int) -> None:
     )
     attach(engine)
     data = ((batch, batch.sum(1, keepdim=True)) for batch in batches())
+
+    def evaluate_pipeline(passes: int) -> None:
+        for _ in range(passes // 4):  # each of as many micro-batches as a step
+            engine.eval_batch(data_iter=data)
+
     for step in itertools.count(1):
         Fault.look()
         engine.train_batch(data_iter=data)
-        log(step)
+        stepped(step, functools.partial(save_engine, engine), evaluate_pipeline)
 
 
 def with_torch(*, sharded: bool) -> None:
@@ -186,13 +274,22 @@ def with_torch(*, sharded: bool) -> None:
         model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     heartbeat = attach(optimizer=optimizer, model=model)
+
+    def checkpoint(seconds: float) -> None:
+        with heartbeat.phase("checkpoint"):
+            save(seconds)
+
+    def evaluation(passes: int) -> None:
+        with heartbeat.phase("evaluation"):
+            evaluate(model, passes)
+
     for step, batch in enumerate(batches(), 1):
         loss = loss_of(model(batch), batch.sum(1, keepdim=True))
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         heartbeat.loss(loss)
         optimizer.step()
-        log(step)
+        stepped(step, checkpoint, evaluation)
 
 
 class Rows(torch.utils.data.IterableDataset[Any]):
@@ -222,15 +319,19 @@ def with_trainer(stage: int | None) -> None:
         def _init_weights(self, module: Any) -> None:
             """Leave torch's."""
 
-        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        def forward(
+            self, x: torch.Tensor, labels: torch.Tensor | None = None
+        ) -> dict[str, torch.Tensor]:
             output = self.network(x)
+            if labels is None:
+                return {"logits": output}
             return {"loss": loss_of(output, labels), "logits": output}
 
     class Log(transformers.TrainerCallback):  # type: ignore[misc]
         """Writes each step."""
 
         def on_step_end(self, _arguments: Any, state: Any, _control: Any, **_: Any) -> None:
-            log(state.global_step)
+            stepped(state.global_step, save, functools.partial(evaluate, trainer.model_wrapped))
 
     config = None
     if stage is not None:
@@ -243,7 +344,7 @@ def with_trainer(stage: int | None) -> None:
     arguments = transformers.TrainingArguments(
         output_dir=os.environ["LOG"], per_device_train_batch_size=ROWS, max_steps=EVERY_STEP, save_strategy="no",
         report_to=[], use_cpu=True, logging_steps=EVERY_STEP, disable_tqdm=True, deepspeed=config, ddp_backend="gloo",
-        optim="adamw_torch",
+        optim="adamw_torch", accelerator_config={"dispatch_batches": False},
     )  # fmt: skip
     trainer = transformers.Trainer(
         model=Model(transformers.PretrainedConfig()), args=arguments, train_dataset=Rows(), callbacks=[Log()]
@@ -264,7 +365,7 @@ def with_accelerate() -> None:
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
-        log(step)
+        stepped(step, save, functools.partial(evaluate, model))
 
 
 def with_lightning() -> None:
@@ -285,10 +386,10 @@ def with_lightning() -> None:
             return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
         def on_train_batch_end(self, *_: Any) -> None:
-            log(self.global_step)
+            stepped(self.global_step, save, functools.partial(evaluate, self.network))
 
     lightning.Trainer(
-        accelerator="cpu", devices=int(os.environ["LOCAL_WORLD_SIZE"]), strategy="ddp", max_steps=EVERY_STEP, logger=False,
+        accelerator="cpu", devices=2, num_nodes=2, strategy="ddp", max_steps=EVERY_STEP, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
     ).fit(Model(), torch.utils.data.DataLoader(Rows(), batch_size=ROWS))  # fmt: skip
 
@@ -300,6 +401,7 @@ MODES = {
     "zero2": lambda: with_engine(2),
     "zero3": lambda: with_engine(3),
     "zero3-no-prefetch": lambda: with_engine(3, prefetch=False),
+    "zero3-offload": lambda: with_engine(3, offload=True),
     "pipeline-2x2": lambda: with_pipeline(2),
     "pipeline-4x1": lambda: with_pipeline(4),
     "trainer": lambda: with_trainer(None),

@@ -1,0 +1,165 @@
+"""What watches the trainings: two nodes, each with an agent, and a Prometheus with the shipped rules.
+
+A node is a pid namespace of its own, so that each agent sees the processes of its ranks alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http
+import http.client
+import json
+import subprocess
+import sys
+import time
+import urllib.parse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from bench.processes import free_port, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+RULES = Path(__file__).parents[2] / "deploy/prometheus"
+WATCHED = (
+    "dshealthd_job_step_work_seconds",
+    "dshealthd_job_step_wait_seconds",
+    "dshealthd:job:work_ratio",
+    "dshealthd_job_overdue_seconds",
+    "dshealthd:job:hang_evidence",
+    "ALERTS",
+)
+"""Series of a job that are kept with the result of each fault."""
+
+
+class Node:
+    """A pid namespace with an agent."""
+
+    def __init__(self, name: str, directory: Path, holder: int) -> None:
+        self.name = name
+        self.socket = directory / f"{name}.sock"
+        self.inside = ("nsenter", "-t", str(holder), "-p", "-m", "--")
+        """What a command on the node begins with."""
+
+
+@contextlib.contextmanager
+def node(name: str, directory: Path) -> Iterator[tuple[Node, int]]:
+    """Run a node, and return it with the port of its agent."""
+    # A shell reaps what is left to it.
+    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"]
+    command += ["while :; do sleep 1; done"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as holder:
+        try:
+            children = Path(f"/proc/{holder.pid}/task/{holder.pid}/children")
+            while not children.read_text():
+                time.sleep(0.01)
+            made = Node(name, directory, int(children.read_text()))
+            config = directory / f"{name}.toml"
+            config.write_text(
+                f'[collectors.training]\nsocket = "{made.socket}"\n', encoding="utf-8"
+            )
+            state, port = directory / name, free_port()
+            state.mkdir()
+            flags = ["--config.file", config, "--web.listen-address", f"127.0.0.1:{port}"]
+            flags += ["--path.state", state]
+            command = [*made.inside, sys.executable, "-P", "-m", "dshealthd", "run"]
+            with serving(name, [*command, *map(str, flags)], port):
+                yield made, port
+        finally:
+            holder.kill()
+
+
+class Prometheus:
+    """A Prometheus with the shipped rules."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    def firing(self, job: str) -> list[dict[str, str]]:
+        """Return the labels of the firing alerts about a job."""
+        text = f'ALERTS{{alertstate="firing", training_job="{job}"}}'
+        return [sample["metric"] for sample in self._answer("query", query=text)]
+
+    def ratio(self, job: str, rank: int) -> float | None:
+        """Return the ratio of a rank's own work to that of its peers."""
+        text = f'dshealthd:job:work_ratio{{training_job="{job}", rank="{rank}"}}'
+        samples = self._answer("query", query=text)
+        return float(samples[0]["value"][1]) if samples else None
+
+    def telling(self, job: str) -> set[int]:
+        """Return the ranks of a job that tell of their own work."""
+        text = f'dshealthd_job_step_work_seconds{{training_job="{job}"}}'
+        return {int(sample["metric"]["rank"]) for sample in self._answer("query", query=text)}
+
+    def past(self, job: str, began: float, ended: float) -> dict[str, dict[str, Any]]:
+        """Return the series of a job between two Unix times, at every fifth second."""
+        found: dict[str, dict[str, Any]] = {}
+        for name in WATCHED:
+            query = f'{name}{{training_job="{job}"}}'
+            for sample in self._answer(
+                "query_range", query=query, start=began, end=ended, step="5"
+            ):
+                labels = sample["metric"]
+                own = ("alertname", "alertstate", "rank", "node", "class", "reason", "role")
+                key = " ".join(f"{label}={labels[label]}" for label in own if labels.get(label))
+                values = {round(at - began): float(value) for at, value in sample["values"]}
+                found.setdefault(name, {}).setdefault(key, {}).update(values)
+        return found
+
+    def _answer(self, path: str, **parameters: object) -> list[dict[str, Any]]:
+        """Return the samples of a query; none while Prometheus does not answer."""
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
+        with contextlib.closing(connection), contextlib.suppress(OSError):
+            connection.request("GET", f"/api/v1/{path}?{urllib.parse.urlencode(parameters)}")
+            response = connection.getresponse()
+            body = response.read()
+            if response.status == http.HTTPStatus.OK:  # else it is still starting
+                found: list[dict[str, Any]] = json.loads(body)["data"]["result"]
+                return found
+        return []
+
+
+@contextlib.contextmanager
+def prometheus(directory: Path, targets: dict[str, int]) -> Iterator[Prometheus]:
+    """Run Prometheus on the shipped rules; `targets` are the nodes' names and their agents' ports."""
+    config = {
+        "rule_files": [
+            str(RULES / f"{name}.yml") for name in ("thresholds", "recording", "alerts")
+        ],
+        "scrape_configs": [
+            {
+                "job_name": "dshealthd",
+                "scrape_interval": "5s",
+                "static_configs": [
+                    {
+                        "targets": [f"127.0.0.1:{port}"],
+                        "labels": {"node": name, "exporter": "dshealthd"},
+                    }
+                    for name, port in targets.items()
+                ],
+            }
+        ],
+    }
+    file = directory / "prometheus.yml"
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
+    port = free_port()
+    command = ["prometheus", f"--config.file={file}", f"--storage.tsdb.path={directory / 'tsdb'}"]
+    command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            yield Prometheus(port)
+        finally:
+            process.terminate()
+
+
+@contextlib.contextmanager
+def watch(directory: Path) -> Iterator[tuple[Sequence[Node], Prometheus]]:
+    """Run two nodes, and a Prometheus that scrapes both agents."""
+    with contextlib.ExitStack() as stack:
+        entered = [stack.enter_context(node(name, directory)) for name in ("node-1", "node-2")]
+        targets = {made.name: port for made, port in entered}
+        server = stack.enter_context(prometheus(directory, targets))
+        yield [made for made, _ in entered], server
