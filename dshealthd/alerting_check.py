@@ -13,13 +13,12 @@ import json
 import re
 import secrets
 import socket
-import ssl
 import sys
 import time
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange
+from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, verifying
 from dshealthd.plural import plural
 from dshealthd.printable import printable
 from dshealthd.symptoms.entry import RULESET
@@ -222,7 +221,7 @@ def _request(url: str, path: str, who: str, document: object = None) -> bytes:
         path=parts.path + path,
         headers={"Content-Type": "application/json"},
         body=None if document is None else json.dumps(document).encode(),
-        tls=ssl.create_default_context() if parts.scheme == "https" else None,
+        tls=verifying() if parts.scheme == "https" else None,
     )
     try:
         return exchange(request, TIMEOUT, MAX_ANSWER)

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from dshealthd.core.address import listen_address
 from dshealthd.http import document
 from dshealthd.http.document import MAX_DOCUMENT, DocumentError
-from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange
+from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, verifying
 from dshealthd.http.local_agent import identify
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Access:
         if not self.tls and self.ca_file is None:
             return None
         try:
-            context = ssl.create_default_context(cafile=self.ca_file)
+            context = verifying(self.ca_file)
         except OSError as error:  # ssl.SSLError is one, and neither names the file
             message = f"{self.ca_file} cannot be used: {error}"
             raise OSError(message) from error

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import http.client
 import io
+import os
 import queue
 import socket
 import ssl
@@ -21,6 +22,14 @@ from typing import Any
 
 from dshealthd.core import background
 from dshealthd.printable import printable
+
+AUTHORITIES = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu
+    "/etc/pki/tls/certs/ca-bundle.crt",  # RHEL, Fedora
+    "/etc/ssl/ca-bundle.pem",  # SUSE
+    "/etc/ssl/cert.pem",
+)
+"""Where distributions keep the authorities that a node trusts."""
 
 
 class Unreachable(Exception):
@@ -57,6 +66,17 @@ class Request:
         """The URL without the path, for messages."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'http' if self.tls is None else 'https'}://{printable(host)}:{self.port}"
+
+
+def verifying(authorities: str | os.PathLike[str] | None = None) -> ssl.SSLContext:
+    """Return a client's TLS context that trusts these authorities, by default the node's.
+
+    OpenSSL looks for those only where the distribution that built it keeps them.
+    """
+    known = ssl.get_default_verify_paths()
+    if authorities is None and known.cafile is None and known.capath is None:
+        authorities = next((file for file in AUTHORITIES if os.path.isfile(file)), None)
+    return ssl.create_default_context(cafile=authorities)
 
 
 def exchange(request: Request, seconds: float, largest: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange
+from dshealthd.http import exchange as module
+from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, verifying
 from tests.http.impostors import answer, saying, serving
 from tests.stopwatch import Stopwatch
+from tests.web import certificates
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 SECONDS = 1.0
 
@@ -186,3 +190,19 @@ def test_60_memory_of_a_hostile_answer_is_bounded(size: int) -> None:
     peak, _, reason = done.stdout.partition(" ")
     assert int(peak) < 80 << 10, reason
     assert "too large" in reason or "more than 8 MiB" in reason
+
+
+def test_authorities_are_those_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where OpenSSL was built for another distribution, the node's own bundle is trusted."""
+    certificates.authority(tmp_path, "ca")
+    bundle = str(tmp_path / "ca.pem")
+    monkeypatch.setattr(module, "AUTHORITIES", (str(tmp_path / "absent"), bundle))
+    nowhere = ssl.DefaultVerifyPaths(None, None, "", "", "", "")
+    monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: nowhere)
+    assert len(verifying().get_ca_certs()) == 1
+    found = nowhere._replace(cafile="/known")
+    monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: found)
+    monkeypatch.setattr(module, "AUTHORITIES", (str(tmp_path),))
+    verifying()  # OpenSSL's own place: none of the others is read
+    with pytest.raises(FileNotFoundError):
+        verifying(tmp_path / "absent")
