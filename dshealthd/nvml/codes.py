@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pynvml
 
 from dshealthd.core.collector import Reason
+
+LIBRARY = "libnvidia-ml.so.1"
 
 UNSUPPORTED = frozenset(
     {
@@ -76,5 +80,24 @@ def reason(code: int) -> Reason:
 
 
 def describe(error: pynvml.NVMLError) -> str:
-    """Return NVML's own text for an error, with its code."""
-    return f"NVML says {str(error).rstrip('.')!r} ({error.value})"
+    """Return NVML's own text for an error, with its code; for a library that is there and cannot be
+    loaded the reason too, which pynvml drops.
+    """
+    text = f"NVML says {str(error).rstrip('.')!r} ({error.value})"
+    if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND and (problem := _refused(LIBRARY)):
+        text += f": {problem}"
+        if "GLIBC_" in problem:
+            text += (
+                "; the driver needs a newer C library than this dshealthd brings: upgrade dshealthd"
+            )
+    return text
+
+
+def _refused(library: str) -> str:
+    """Return why the loader refuses a library; nothing if it is absent or can be loaded."""
+    try:
+        ctypes.CDLL(library)
+    except OSError as error:
+        problem = str(error)
+        return "" if problem.startswith(f"{library}: cannot open") else problem
+    return ""
