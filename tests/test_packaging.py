@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import functools
+import hashlib
+import http.server
 import itertools
 import os
 import pickle
@@ -10,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from deploy.package import build, manual, runtime
 from dshealthd import config
 from dshealthd.collection import registry
 
@@ -27,23 +31,7 @@ PACKAGE = PROJECT / "deploy/package"
 UNIT = PROJECT / "systemd/dshealthd.service"
 
 
-def load(name: str) -> Any:
-    """Import one of the scripts that build packages."""
-    specification = importlib.util.spec_from_file_location(name, PACKAGE / f"{name}.py")
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def manual() -> Any:
-    """The maker of manual pages."""
-    return load("manual")
-
-
-def test_manual_has_every_command_and_option(manual: Any) -> None:
+def test_manual_has_every_command_and_option() -> None:
     """The pages name each command, flag and key, and no line reads as a request of roff by chance."""
     page = manual.dshealthd_8("2026-01-01")
     for name in ("--no-agent", "--follow", "--hold"):  # of commands with parsers of their own
@@ -64,7 +52,7 @@ def test_manual_has_every_command_and_option(manual: Any) -> None:
 
 
 @pytest.mark.skipif(shutil.which("man") is None, reason="no man here")
-def test_manual_is_sound_roff(manual: Any, tmp_path: Path) -> None:
+def test_manual_is_sound_roff(tmp_path: Path) -> None:
     """`man` formats both pages without a warning."""
     for name, text in (
         ("dshealthd.8", manual.dshealthd_8("2026-01-01")),
@@ -92,7 +80,7 @@ def test_manual_is_sound_roff(manual: Any, tmp_path: Path) -> None:
         (["dshealthd", "free-port", "--ho"], {"--hold"}),
     ],
 )
-def test_bash_completion(manual: Any, tmp_path: Path, words: list[str], expected: set[str]) -> None:
+def test_bash_completion(tmp_path: Path, words: list[str], expected: set[str]) -> None:
     """Bash completes commands, and the flags of the command that stands there."""
     (tmp_path / "completion").write_text(manual.bash())
     script = f"""
@@ -106,41 +94,11 @@ def test_bash_completion(manual: Any, tmp_path: Path, words: list[str], expected
     assert set(done.stdout.split()) == expected
 
 
-def test_launcher(tmp_path: Path) -> None:
-    """The newest interpreter that is there is taken; without one, the message says which."""
-    text = (PACKAGE / "dshealthd.sh").read_text()
-    text = text.replace("@VERSIONS@", "3.13 3.11").replace("@NAMES@", "3.13,3.11")
-    launcher = tmp_path / "dshealthd"
-    text = text.replace("/usr/lib/dshealthd", str(tmp_path))
-    cache = tmp_path / "cache"
-    launcher.write_text(text.replace("/var/cache/dshealthd", str(cache)))
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/python3.13").symlink_to(tmp_path / "not-installed")
-
-    def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["sh", launcher, "--version"], capture_output=True, text=True, check=False, timeout=60
-        )
-
-    none = run()
-    assert none.returncode == 1
-    assert none.stderr == (
-        "dshealthd: needs one of /usr/bin/python{3.13,3.11}, and none is there\n"
-    )
-    interpreter = tmp_path / "bin/python3.11"
-    interpreter.write_text('#!/bin/sh\necho "$@"\n')
-    interpreter.chmod(0o755)
-    assert run().stdout == "-I -B -m dshealthd --version\n"
-    cache.mkdir()
-    assert run().stdout == f"-I -X pycache_prefix={cache} -m dshealthd --version\n"
-    if os.geteuid() == 0:  # root loads nothing that the user dshealthd may have written
-        os.chown(cache, 4321, 4321)
-        assert run().stdout == "-I -B -m dshealthd --version\n"
-
-
 def test_launcher_does_not_import_what_its_caller_names(tmp_path: Path) -> None:
-    """As with `sudo -E` in a user's directory: neither is searched, here nor in workers."""
-    text = (PACKAGE / "dshealthd.sh").read_text().replace("@VERSIONS@", "3")
+    """As with `sudo -E` in a user's directory: neither is searched, here nor in workers, and no
+    bytecode is left behind.
+    """
+    text = (PACKAGE / "dshealthd.sh").read_text()
     launcher = tmp_path / "dshealthd"
     launcher.write_text(text.replace("/usr/lib/dshealthd", str(tmp_path)))
     (tmp_path / "bin").mkdir()
@@ -164,30 +122,113 @@ def test_launcher_does_not_import_what_its_caller_names(tmp_path: Path) -> None:
         )
         assert done.returncode in {0, 2}, done.stderr
         assert not (theirs / "ran").exists()
+    flags = " ".join(text.splitlines()[-1].split()[2:5])
+    assert flags == "-I -B -m"
 
 
-@pytest.mark.parametrize("name", ["dshealthd.sh", "postinst.sh", "prerm.sh", "postrm.sh"])
+@pytest.mark.parametrize("name", sorted(file.name for file in PACKAGE.glob("*.sh")))
 def test_scripts_are_sound(name: str) -> None:
     """Each script of the package is a POSIX shell's."""
     subprocess.run(["sh", "-n", PACKAGE / name], check=True, timeout=60)
 
 
-def test_closure_of_dependencies() -> None:
-    """What is packed is all that the project needs, by its markers, and no build tool."""
-    build = load("build")
-    wheels = {"aiohttp": [Path("a")], "yarl": [Path("y")], "idna": [Path("i")]}
+def test_closure_of_dependencies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is packed is all that the project needs on the interpreter inside, and no build tool."""
     needs = {
         "a": ["yarl<2", 'brotli; extra == "speedups"', 'old; python_version < "3.11"'],
         "y": ["idna>=2.0", 'new; python_version >= "3.13"'],
-        "i": [],
     }
-    build.read_metadata = lambda wheel: {"requires": needs.get(str(wheel), [])}
-    wheels |= {name: [Path(name)] for name in ("bcrypt", "nvidia-ml-py", "pyyaml", "new")}
-    wheels["prometheus-client"] = [Path("prometheus")]
+    monkeypatch.setattr(
+        build, "read_metadata", lambda wheel: {"requires": needs.get(str(wheel), [])}
+    )
+    wheels = {"aiohttp": Path("a"), "yarl": Path("y"), "idna": Path("i")}
+    wheels |= {name: Path(name) for name in ("bcrypt", "nvidia-ml-py", "pyyaml", "new")}
+    wheels["prometheus-client"] = Path("prometheus")
     assert build.closure("dshealthd", wheels) == {
         *("aiohttp", "bcrypt", "idna", "new", "nvidia-ml-py", "prometheus-client"),
         *("pyyaml", "yarl"),
     }
+
+
+def serve(folder: Path) -> http.server.ThreadingHTTPServer:
+    """Serve a folder on a port of its own, until it is shut down."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def test_a_debian_package_that_is_gone_comes_from_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the mirror has dropped is taken from the archive, at the lock's moment; by its hash."""
+    digest = hashlib.sha256(b"kept").hexdigest()
+    server = serve(tmp_path)
+    try:
+        place = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(runtime, "SNAPSHOT", f"{place}/archive")
+        url = f"{place}/debian/pool/x.deb"
+        lock = tmp_path / "debian.lock"
+        lock.write_text(f"# runtime.py renew, 20260102T030405Z\n{digest}  {url}\n")
+        with pytest.raises(runtime.RuntimeBuildError, match="404"):
+            runtime.download(url, digest, lock)
+        kept = tmp_path / "archive/debian/20260102T030405Z/pool/x.deb"
+        kept.parent.mkdir(parents=True)
+        kept.write_bytes(b"other")
+        with pytest.raises(runtime.RuntimeBuildError, match="not what debian"):
+            runtime.download(url, digest, lock)
+        kept.write_bytes(b"kept")
+        assert runtime.download(url, digest, lock) == b"kept"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.skipif(shutil.which("apt-get") is None, reason="no apt here")
+def test_the_runtime_is_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A security update is named, and the renewed lock file has its address and hash; a mirror
+    without an index leaves the file as it is.
+    """
+    monkeypatch.setattr(runtime, "PACKAGES", ("libssl3t64",))
+    lock = tmp_path / "debian.lock"
+
+    def renew(action: str, *versions: str) -> int:
+        entries = [
+            f"Package: libssl3t64\nArchitecture: {arch}\nVersion: {version}\nMaintainer: us\n"
+            f"Filename: ./libssl3t64_{version}_{arch}.deb\nSize: 1\nSHA256: {number:064x}\n"
+            "Description: of a test\n\n"
+            for number, version in enumerate(versions)
+            for arch in runtime.ARCHITECTURES
+        ]
+        (tmp_path / "Packages").write_text("".join(entries))
+        source = f"deb [trusted=yes] file:{tmp_path} ./"
+        return runtime.main([action, "--lock", str(lock), "--source", source])
+
+    assert renew("renew", "3.5.9") == 0
+    assert renew("outdated", "3.5.9") == 0
+    before = lock.read_text()
+    assert renew("outdated", "3.5.9", "3.5.10") == 1
+    assert lock.read_text() == before
+    assert renew("renew", "3.5.9", "3.5.10") == 0
+    assert {url.rpartition("/")[2]: digest[-1] for url, digest in runtime.read(lock).items()} == {
+        "libssl3t64_3.5.10_amd64.deb": "1",
+        "libssl3t64_3.5.10_arm64.deb": "1",
+    }
+    renewed = lock.read_text()
+    nowhere = f"deb [trusted=yes] file:{tmp_path}/nowhere ./"
+    assert runtime.main(["renew", "--lock", str(lock), "--source", nowhere]) == 1
+    assert lock.read_text() == renewed
+
+
+def test_both_architectures_have_the_same_runtime() -> None:
+    """The lock file has every package for each architecture, in one version."""
+    names = {arch: set() for arch in runtime.ARCHITECTURES}  # type: dict[str, set[str]]
+    for url in runtime.read(runtime.LOCK):
+        name, arch = url.rpartition("/")[2].removesuffix(".deb").rsplit("_", 1)
+        names[arch].add(name)
+    amd64, arm64 = names.values()
+    assert amd64 == arm64
+    assert {name.split("_")[0] for name in amd64} == set(runtime.PACKAGES)
 
 
 def project() -> dict[str, Any]:
@@ -221,14 +262,16 @@ def test_aiohttp_with_known_defects_is_excluded() -> None:
     ("name", "groups"),
     [
         ("requirements.lock", ("build",)),
-        ("requirements-dev.lock", ("build", "dev")),
+        ("requirements-dev.lock", ("build", "package", "dev")),
+        ("requirements-package.lock", ("build", "package")),
         ("requirements-docs.lock", ("docs",)),
     ],
 )
 def test_lock_files_keep_to_the_ranges(name: str, groups: tuple[str, ...]) -> None:
     """A lock file pins everything that is asked for, at a version within its range."""
     content = project()
-    wanted = [] if groups == ("docs",) else list(content["project"]["dependencies"])
+    alone = name in {"requirements-docs.lock", "requirements-package.lock"}
+    wanted = [] if alone else list(content["project"]["dependencies"])
     for group in groups:
         wanted += [each for each in content["dependency-groups"][group] if isinstance(each, str)]
     pinned = pins(name)

@@ -1,9 +1,8 @@
-"""Builds the Debian and RPM packages: `./dev package`.
+"""Builds the deb, the RPM package and the tar.gz: `./dev package`.
 
-One tree for every interpreter: `/usr/lib/dshealthd` is a virtual environment whose modules are
-shared. Compiled modules carry their interpreter in their file name, so that the wheels of several
-interpreters lie over each other, and each interpreter takes its own. Nothing is compiled here and
-nothing is fetched when the package is installed: wheels come by the hashes of the lock files.
+All three hold one tree, with an interpreter of its own (runtime.py) below /usr/lib/dshealthd, so
+that nothing is asked of the distribution but systemd. Nothing is compiled but bytecode, and nothing
+is fetched when a package is installed: wheels and the interpreter come by the hashes of lock files.
 
 The same commit gives the same bytes: times are that of the commit.
 """
@@ -12,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import gzip
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -21,7 +20,9 @@ import shutil
 import string
 import subprocess
 import sys
+import tarfile
 import time
+import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -29,21 +30,24 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 
+from deploy.package import manual, runtime
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
-VERSIONS = ("3.13", "3.12", "3.11")
-"""Interpreters that the package runs on, the preferred one first."""
 MANYLINUX = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
 """Builds of wheels that run on glibc 2.28 (RHEL 8) and later."""
-ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64"}
+FORMATS = ("deb", "rpm", "tar.gz")
 PY_SPY = "py-spy"
 """Packed beside the dependencies: without it evidence has no Python stacks."""
-LIBRARY = "usr/lib/dshealthd"
-MODULES = f"{LIBRARY}/lib/python3/site-packages"
-NOT_PACKED = re.compile(r".*\.(pyx|pxd|pxi|pyi|c|h|hash|pyc)|.*/(RECORD|INSTALLER|REQUESTED)")
+MODULES = f"{runtime.LIBRARY}/lib/python3/dist-packages"
+"""Where Debian's interpreter looks for them."""
+NOT_PACKED = re.compile(
+    r".*\.(pyx|pxd|pxi|pyi|c|h|hash|pyc)"
+    r"|.*\.dist-info/(RECORD|INSTALLER|REQUESTED|WHEEL|entry_points\.txt)"
+)
 """Sources and headers, which nothing reads at run time, and what pip keeps for itself."""
 
 
@@ -55,61 +59,67 @@ def main(arguments: list[str] | None = None) -> int:
     """Build what is asked for; status 1 says why that was not possible."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--output", type=Path, default=PROJECT / "dist")
-    parser.add_argument("--arch", choices=ARCHITECTURES, default="amd64")
-    parser.add_argument("--format", choices=["deb", "rpm"], action="append")
+    parser.add_argument("--arch", choices=runtime.ARCHITECTURES, default=runtime.here())
+    parser.add_argument("--format", choices=FORMATS, action="append")
     parser.add_argument("--version", help="instead of the project's; for tests of upgrades")
+    parser.add_argument("--lock", type=Path, default=runtime.LOCK, help="instead of debian.lock")
     options = parser.parse_args(arguments)
-    formats = options.format or ["deb", "rpm"]
     folder = PROJECT / "build"
     folder.mkdir(exist_ok=True)
     try:
         with (folder / "package.lock").open("w") as lock:  # two at once would share their tree
             fcntl.flock(lock, fcntl.LOCK_EX)
-            for file in build(options.output, options.arch, formats, options.version):
+            for file in build(options):
                 print(f"{file}  {file.stat().st_size / 1e6:.2f} MB", flush=True)
-    except (BuildError, subprocess.CalledProcessError, OSError) as error:
+    except (BuildError, runtime.RuntimeBuildError, OSError) as error:
         print(f"package: {error}", file=sys.stderr)
+        return 1
+    except subprocess.CalledProcessError as error:
+        print(f"package: {error}\n{error.stderr or ''}", file=sys.stderr)
         return 1
     return 0
 
 
-def build(output: Path, arch: str, formats: list[str], version: str | None) -> Iterator[Path]:
+def build(options: argparse.Namespace) -> Iterator[Path]:
     """Yield the wheel for trainings, then a package of each format."""
+    output, arch = options.output, options.arch
     epoch = commit_time()
     os.environ["SOURCE_DATE_EPOCH"] = str(epoch)
     output.mkdir(parents=True, exist_ok=True)
     work = PROJECT / "build" / f"package-{arch}"
     shutil.rmtree(work, ignore_errors=True)
     root = work / "root"
+    debian = runtime.fetch(arch, PROJECT / "build/debian-packages", options.lock)
+    runtime.assemble(debian, root)
     wheels = fetch(arch, PROJECT / "build" / f"wheels-{arch}")
-    own = wheel(PROJECT, work / "own", version)
+    own = wheel(PROJECT, work / "own", options.version)
     parts = {file: read_metadata(file) for file in [own, *wheels]}
     for file in parts:
         unpack(file, root)
-    environment(root)
+    strip(root, arch)
     system_files(root, epoch)
-    document = json.dumps(bill_of_materials(parts, epoch), indent=1) + "\n"
+    document = json.dumps(bill_of_materials(parts, debian, epoch), indent=1) + "\n"
     write(root / "usr/share/doc/dshealthd/sbom.cdx.json", document)
+    compile_all(root, arch, options.lock)
     settle(root, epoch)
-    yield wheel(PROJECT / "deploy/training", output, version)
+    yield wheel(PROJECT / "deploy/training", output, options.version)
     variables = {
         "ROOT": str(root),
-        "ZSH": str(root.parent / "_dshealthd"),
+        "ZSH": str(work / "_dshealthd"),
         "ARCH": arch,
         "VERSION": parts[own]["version"],
         "MTIME": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(epoch)),
     }
     description = string.Template((HERE / "nfpm.yaml").read_text(encoding="utf-8"))
     write(work / "nfpm.yaml", description.substitute(variables))
-    for kind in formats:
+    for kind in options.format or FORMATS:
         target = output / f"dshealthd_{variables['VERSION']}_{arch}.{kind}"
-        command = [nfpm(), "package", "--config", str(work / "nfpm.yaml"), "--packager", kind]
-        subprocess.run(  # noqa: S603 - the packager that the lock file names
-            [*command, "--target", str(target.resolve())],
-            cwd=PROJECT,
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
+        if kind == "tar.gz":
+            tarball(root, target, epoch)
+        else:
+            command = [tool("nfpm"), "package", "--config", str(work / "nfpm.yaml")]
+            command += ["--packager", kind, "--target", str(target.resolve())]
+            subprocess.run(command, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - the packager that the lock file names
         yield target
 
 
@@ -123,12 +133,12 @@ def commit_time() -> int:
     return int(done.stdout)
 
 
-def nfpm() -> str:
-    """Return where the packager is: beside this interpreter, or in the PATH."""
-    beside = Path(sys.executable).with_name("nfpm")
-    found = str(beside) if beside.exists() else shutil.which("nfpm")
+def tool(name: str) -> str:
+    """Return where a program is: beside this interpreter, or in the PATH."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        message = "nfpm is not installed; ./dev package installs it"
+        message = f"{name} is not installed; ./dev package installs it"
         raise BuildError(message)
     return found
 
@@ -144,32 +154,28 @@ def locked(file: Path) -> dict[str, str]:
 
 
 def fetch(arch: str, directory: Path) -> list[Path]:
-    """Return the wheels of all that dshealthd depends on, for each interpreter, and py-spy's."""
+    """Return the wheels of all that dshealthd depends on, and py-spy's."""
     directory.mkdir(parents=True, exist_ok=True)
     wanted = locked(PROJECT / "requirements.lock")
-    wanted[PY_SPY] = locked(PROJECT / "requirements-dev.lock")[PY_SPY]
+    wanted[PY_SPY] = locked(PROJECT / "requirements-package.lock")[PY_SPY]
     list_file = directory / "requirements.txt"
     write(list_file, "\n".join(wanted.values()) + "\n")
-    platforms = [f"--platform={name}_{ARCHITECTURES[arch]}" for name in MANYLINUX]
-    stamp = directory / f"fetched.{hashlib.sha256(list_file.read_bytes()).hexdigest()[:16]}"
+    platforms = [f"--platform={name}_{runtime.ARCHITECTURES[arch]}" for name in MANYLINUX]
+    digest = hashlib.sha256(list_file.read_bytes()).hexdigest()[:16]
+    stamp = directory / f"fetched.{runtime.VERSION}.{digest}"
     if not stamp.exists():
         for old in (*directory.glob("*.whl"), *directory.glob("fetched.*")):
             old.unlink()
-        for version in VERSIONS:
-            command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps"]
-            command += ["--require-hashes", "--only-binary=:all:", "--implementation=cp"]
-            command += ["--disable-pip-version-check", f"--python-version={version}", *platforms]
-            subprocess.run([*command, "-d", directory, "-r", list_file], check=True)  # noqa: S603 - a fixed program
+        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps"]
+        command += ["--require-hashes", "--only-binary=:all:", "--implementation=cp"]
+        command += ["--disable-pip-version-check", f"--python-version={runtime.VERSION}"]
+        subprocess.run([*command, *platforms, "-d", directory, "-r", list_file], check=True)  # noqa: S603 - a fixed program
         stamp.touch()
-    by_name: dict[str, list[Path]] = {}
-    for file in sorted(directory.glob("*.whl")):
-        by_name.setdefault(normalized(file.name.split("-")[0]), []).append(file)
-    project = Requirement("dshealthd")
-    names = {PY_SPY, *closure(project.name, by_name)}
-    return [file for name in sorted(names) for file in by_name[name]]
+    by_name = {normalized(file.name.split("-")[0]): file for file in directory.glob("*.whl")}
+    return [by_name[name] for name in sorted({PY_SPY, *closure("dshealthd", by_name)})]
 
 
-def closure(name: str, wheels: dict[str, list[Path]]) -> set[str]:
+def closure(name: str, wheels: dict[str, Path]) -> set[str]:
     """Return the names of all distributions that one needs, without itself."""
     found: set[str] = set()
     waiting = [name]
@@ -182,23 +188,19 @@ def closure(name: str, wheels: dict[str, list[Path]]) -> set[str]:
     return found
 
 
-def requirements(name: str, wheels: dict[str, list[Path]]) -> Iterator[Requirement]:
-    """Yield what one distribution needs on some interpreter that the package runs on."""
+def requirements(name: str, wheels: dict[str, Path]) -> Iterator[Requirement]:
+    """Yield what one distribution needs on the package's interpreter."""
     if name == "dshealthd":
-        import tomllib
-
         project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
         lines = project["dependencies"]
     else:
-        lines = read_metadata(wheels[name][0])["requires"]
+        lines = read_metadata(wheels[name])["requires"]
+    version = runtime.VERSION
+    environment = {"python_version": version, "python_full_version": f"{version}.0", "extra": ""}
     for line in lines:
         requirement = Requirement(line)
         requirement.name = normalized(requirement.name)
-        environments = ({"python_version": v, "python_full_version": f"{v}.0"} for v in VERSIONS)
-        marker = requirement.marker
-        if marker is None or any(
-            marker.evaluate({**environment, "extra": ""}) for environment in environments
-        ):
+        if requirement.marker is None or requirement.marker.evaluate(environment):
             yield requirement
 
 
@@ -245,61 +247,63 @@ def wheel(project: Path, output: Path, version: str | None) -> Path:
 
 
 def unpack(wheel: Path, root: Path) -> None:
-    """Lay a wheel over the tree; files that two wheels have must be the same."""
+    """Lay a wheel over the tree."""
     with zipfile.ZipFile(wheel) as archive:
         for name in sorted(archive.namelist()):
             if name.endswith("/") or NOT_PACKED.fullmatch(name):
                 continue
-            data = archive.read(name)
             target = root / MODULES / name
             if (script := re.fullmatch(r"[^/]*\.data/scripts/(.*)", name)) is not None:
-                target = root / LIBRARY / "bin" / script[1]
-            elif ".dist-info/" in name and name.endswith(("WHEEL", "entry_points.txt")):
-                continue
-            if target.exists() and target.read_bytes() != data:
-                message = f"{wheel.name}: {name} differs from that of another interpreter's wheel"
-                raise BuildError(message)
+                target = root / runtime.LIBRARY / "bin" / script[1]
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
+            target.write_bytes(archive.read(name))
             target.chmod(0o755 if target.parent.name == "bin" else 0o644)
 
 
-def environment(root: Path) -> None:
-    """Make the virtual environment around the modules, and the command that starts it."""
-    library = root / LIBRARY
-    write(library / "pyvenv.cfg", "home = /usr/bin\ninclude-system-site-packages = false\n")
-    (library / "bin").mkdir(exist_ok=True)
-    for version in VERSIONS:
-        (library / "bin" / f"python{version}").symlink_to(f"/usr/bin/python{version}")
-        packages = library / "lib" / f"python{version}" / "site-packages"
-        packages.parent.mkdir(parents=True)
-        packages.symlink_to("../python3/site-packages")
-    # What an administrator adds, such as grpcio for NVRx: pip install --target.
-    write(library / "lib/python3/site-packages/local.pth", "/usr/local/lib/dshealthd\n")
-    launcher = (HERE / "dshealthd.sh").read_text(encoding="utf-8")
-    launcher = launcher.replace("@VERSIONS@", " ".join(VERSIONS))
-    write(root / "usr/bin/dshealthd", launcher.replace("@NAMES@", ",".join(VERSIONS)), 0o755)
+def strip(root: Path, arch: str) -> None:
+    """Take the symbols for debuggers out of what wheels brought, five sixths of their size."""
+    files = [*(root / MODULES).rglob("*.so"), root / runtime.LIBRARY / "bin" / PY_SPY]
+    command = [tool(f"{runtime.ARCHITECTURES[arch]}-linux-gnu-strip"), "--strip-unneeded"]
+    subprocess.run([*command, *map(str, files)], check=True)  # noqa: S603 - binutils
+
+
+def compile_all(root: Path, arch: str, lock: Path) -> None:
+    """Compile all modules by the interpreter that loads them, or its like for this machine.
+
+    Nothing is compared with the sources when they are loaded: only a new package changes either.
+    """
+    like = root
+    if arch != runtime.here():
+        like = PROJECT / "build/package-compiler"
+        runtime.assemble(
+            runtime.fetch(runtime.here(), PROJECT / "build/debian-packages", lock), like
+        )
+    options = ["-q", "--invalidation-mode=unchecked-hash", "-s", str(root), "-p", "/"]
+    where = [str(root / runtime.LIBRARY / "lib" / f"python{runtime.VERSION}"), str(root / MODULES)]
+    subprocess.run([*runtime.command(like), "-m", "compileall", *options, *where], check=True)  # noqa: S603 - ours
 
 
 def system_files(root: Path, epoch: int) -> None:
-    """Put in what belongs to the system: unit, users, manual, completion, documentation."""
-    systemd = PROJECT / "systemd"
+    """Put in what belongs to the system: command, unit, users, manual, completion, documentation."""
+    library = root / runtime.LIBRARY
+    systemd, slurm = PROJECT / "systemd", PROJECT / "deploy/slurm"
     for source, target in {
         systemd / "dshealthd.service": "usr/lib/systemd/system/dshealthd.service",
         systemd / "dshealthd.sysusers": "usr/lib/sysusers.d/dshealthd.conf",
         systemd / "dshealthd.tmpfiles": "usr/lib/tmpfiles.d/dshealthd.conf",
-        systemd / "unprivileged.conf": f"{LIBRARY}/unprivileged.conf",
-        systemd / "evidence.conf": f"{LIBRARY}/evidence.conf",
+        systemd / "unprivileged.conf": f"{runtime.LIBRARY}/unprivileged.conf",
+        systemd / "evidence.conf": f"{runtime.LIBRARY}/evidence.conf",
+        slurm / "dshealthd.nhc": f"{runtime.LIBRARY}/slurm/dshealthd.nhc",
         PROJECT / "docs/dshealthd.toml": "usr/share/doc/dshealthd/dshealthd.toml",
         PROJECT / "docs/metrics.md": "usr/share/doc/dshealthd/metrics.md",
         PROJECT / "LICENSE": "usr/share/doc/dshealthd/copyright",
     }.items():
         write(root / target, source.read_text(encoding="utf-8"))
-    specification = importlib.util.spec_from_file_location("manual", HERE / "manual.py")
-    assert specification is not None  # noqa: S101 - the file is there
-    assert specification.loader is not None  # noqa: S101 - a file has a loader
-    manual = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(manual)
+    for name in ("dshealthd-health", "dshealthd-prolog", "dshealthd-epilog"):
+        write(library / "slurm" / name, (slurm / name).read_text(encoding="utf-8"), 0o755)
+    write(root / "usr/bin/dshealthd", (HERE / "dshealthd.sh").read_text(encoding="utf-8"), 0o755)
+    # What an administrator adds, such as grpcio for NVRx: pip install --target.
+    write(root / MODULES / "local.pth", "/usr/local/lib/dshealthd\n")
     date = time.strftime("%Y-%m-%d", time.gmtime(epoch))
     write(root / "usr/share/man/man8/dshealthd.8", manual.dshealthd_8(date))
     write(root / "usr/share/man/man5/dshealthd.toml.5", manual.dshealthd_toml_5(date))
@@ -307,26 +311,24 @@ def system_files(root: Path, epoch: int) -> None:
     write(root.parent / "_dshealthd", manual.zsh())  # Debian and Fedora have other places for it
 
 
-def bill_of_materials(parts: dict[Path, dict[str, Any]], epoch: int) -> dict[str, Any]:
+def bill_of_materials(
+    parts: dict[Path, dict[str, Any]], debian: list[runtime.Debian], epoch: int
+) -> dict[str, Any]:
     """Return a CycloneDX document of what is packed, by name, version, license and hash."""
-    components: dict[str, dict[str, Any]] = {}
-    for file, found in parts.items():
-        reference = f"pkg:pypi/{found['name']}@{found['version']}"
-        component = components.setdefault(
-            reference,
-            {
-                "type": "library",
-                "bom-ref": reference,
-                "name": found["name"],
-                "version": found["version"],
-                "purl": reference,
-                "licenses": [{"license": {"name": found["license"] or "see its metadata"}}],
-                "properties": [],
-            },
+    application, *libraries = [
+        component(
+            f"pkg:pypi/{found['name']}@{found['version']}",
+            (found["name"], found["version"], found["license"] or "see its metadata"),
+            hashlib.sha256(file.read_bytes()).hexdigest(),
         )
-        digest = hashlib.sha256(file.read_bytes()).hexdigest()
-        component["properties"].append({"name": f"wheel:{file.name}:sha256", "value": digest})
-    application, *libraries = components.values()
+        for file, found in parts.items()
+    ]
+    for package in debian:
+        license_file = f"see licenses/{package.name}"
+        libraries.append(
+            component(package.purl, (package.name, package.version, license_file), package.sha256)
+            | {"externalReferences": [{"type": "distribution", "url": package.sources}]}
+        )
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
@@ -343,6 +345,50 @@ def bill_of_materials(parts: dict[Path, dict[str, Any]], epoch: int) -> dict[str
             }
         ],
     }
+
+
+def component(purl: str, names: tuple[str, str, str], digest: str) -> dict[str, Any]:
+    """Return an entry of a bill of materials; `names` are its name, version and license."""
+    name, version, license_name = names
+    return {
+        "type": "library",
+        "bom-ref": purl,
+        "name": name,
+        "version": version,
+        "purl": purl,
+        "licenses": [{"license": {"name": license_name}}],
+        "hashes": [{"alg": "SHA-256", "content": digest}],
+    }
+
+
+def tarball(root: Path, target: Path, epoch: int) -> None:
+    """Pack the tree for systems with neither dpkg nor rpm, with what their scripts do."""
+    library = root / runtime.LIBRARY
+    for name in ("install.sh", "postinst.sh", "prerm.sh", "postrm.sh"):
+        write(library / name, (HERE / name).read_text(encoding="utf-8"), 0o755)
+    configuration = (HERE / "dshealthd.toml").read_text(encoding="utf-8")
+    write(library / "dshealthd.toml", configuration)
+    # Folders of others keep the mode that they have.
+    entries = [
+        path for path in sorted(root.rglob("*")) if not path.is_dir() or "dshealthd" in str(path)
+    ]
+    names = [f"/{path.relative_to(root)}" for path in entries if not path.is_dir()]
+    write(library / "files", "\n".join([*names, f"/{runtime.LIBRARY}/files"]) + "\n")
+    settle(root, epoch)
+    with (
+        target.open("wb") as raw,
+        gzip.GzipFile("", "wb", fileobj=raw, mtime=epoch) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
+        for path in [*entries, library / "files"]:
+            information = archive.gettarinfo(path, str(path.relative_to(root)))
+            information.uid = information.gid = 0
+            information.uname = information.gname = "root"
+            if path.is_dir():
+                archive.addfile(information)
+            else:
+                with path.open("rb") as content:
+                    archive.addfile(information, content)
 
 
 def write(file: Path, text: str, mode: int = 0o644) -> None:

@@ -7,9 +7,7 @@ configure) [ -z "$2" ] && first=yes || first=no ;;
 2) first=no ;;
 *) exit 0 ;;
 esac
-# Bytecode of the version before: Python tells it by time and size of the source, and the files of
-# two packages can agree in both.
-rm -rf /var/cache/dshealthd/*
+rm -rf /var/cache/dshealthd # of versions that packed no bytecode
 systemd-sysusers dshealthd.conf
 systemd-tmpfiles --create dshealthd.conf || true # in a chroot or container without /run
 # Enabled where the distribution enables services by default (Debian), else as its preset says.

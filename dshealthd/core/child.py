@@ -97,8 +97,6 @@ def python(module: str) -> tuple[str, ...]:
     options = ["-I" if sys.flags.isolated else "-P"]
     if sys.flags.dont_write_bytecode:
         options.append("-B")
-    if sys.pycache_prefix is not None:
-        options += ["-X", f"pycache_prefix={sys.pycache_prefix}"]
     return (sys.executable, *options, "-m", module)
 
 

@@ -192,7 +192,7 @@ def test_a_child_outlives_its_loop() -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
-@pytest.mark.parametrize("options", [("-P",), ("-I", "-B"), ("-I", "-X", "pycache_prefix=/x")])
+@pytest.mark.parametrize("options", [("-P",), ("-I",), ("-I", "-B")])
 def test_a_module_in_a_child_is_as_isolated_as_its_parent(options: tuple[str, ...]) -> None:
     """Options by which a launcher keeps others' modules away reach the workers."""
     program = "from dshealthd.core import child; print(*child.python('m')[1:])"

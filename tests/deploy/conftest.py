@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.machine import require_tools
 
-BUILD = Path(__file__).parents[2] / "deploy/package/build.py"
+DEV = Path(__file__).parents[2] / "dev"
 BEFORE = "0.0.9"
 """A version before every released one, for upgrades."""
 
 
 def build(output: Path, *flags: str, kind: str = "deb") -> Path:
     """Build the package of a kind and return it."""
-    command = [sys.executable, str(BUILD), "--format", kind, "--output", str(output), *flags]
+    command = [str(DEV), "package", "--format", kind, "--output", str(output), *flags]
     subprocess.run(command, check=True, timeout=1800)
     (made,) = output.glob(f"*.{kind}")
     return made
@@ -32,6 +32,8 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def package_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with the number of a version before."""
+    """The same with the number of a version before; $DSHEALTHD_TEST_BEFORE names a real one."""
     require_tools()
+    if (before := os.environ.get("DSHEALTHD_TEST_BEFORE")) is not None:
+        return Path(before)
     return build(tmp_path_factory.mktemp("before"), "--version", BEFORE)

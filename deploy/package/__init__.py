@@ -1,0 +1,1 @@
+"""Makes the packages: deb, rpm and tar.gz."""
