@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from playwright.sync_api import Browser, Page
+
 NODES = ("127.0.0.51", "127.0.0.52", "127.0.0.53")
 # Other tests train on this machine meanwhile, and no round runs beside ranks.
 CONFIG = """
@@ -69,7 +71,30 @@ def states(agent: RunningAgent) -> dict[str, str]:
     return {node["name"]: node["state"] for node in fleet(agent).get("nodes", ())}
 
 
-def test_members_are_asked(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningAgent]:
+    """An agent without probes."""
+    with running(tmp_path_factory.mktemp("alone")) as agent:
+        yield agent
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A Chromium for all tests."""
+    with chromium() as started:
+        yield started
+
+
+def opened(browser: Browser, agent: RunningAgent, answer: dict[str, Any] | None = None) -> Page:
+    """Open the fleet page of an agent, with an answer in the place of its own."""
+    page = browser.new_page()
+    if answer is not None:
+        page.route("**/api/v1/fleet", lambda route: route.fulfill(json=answer))
+    page.goto(f"http://127.0.0.1:{agent.port}/fleet")
+    return page
+
+
+def test_members_are_asked(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """A member that answers has a verdict of its own, one that is down is unreachable."""
     verdicts = {"ok", "warning", "unknown", "critical"}
     with cluster(tmp_path, 2) as (agent, other):
@@ -87,38 +112,38 @@ def test_members_are_asked(tmp_path: Path) -> None:
         assert other.scrape().value(calls, method="summary", result="ok") is not None
         if CHROMIUM is None:
             return
-        with chromium() as browser:
-            visit = Visit(browser, f"http://127.0.0.1:{agent.port}/fleet", PHONE)
-            visit.wait(".verdict", "1 unreachable")
-            assert NODES[2] in visit.text(".verdict")
-            assert visit.page.locator(".squares a").count() == len(NODES)
-            assert "training job" in visit.panel("Jobs")  # of this machine, whatever runs on it
-            assert visit.is_as_wide_as_its_window()
-            assert visit.complaints == []
-            assert {url.split("/")[2] for url in visit.requests if url.startswith("http")} == {
-                f"127.0.0.1:{agent.port}"
-            }
-            if SPECIFICATION is not None:
-                assert violations(visit.page) == []
-            visit.page.goto(f"http://127.0.0.1:{agent.port}/")
-            visit.page.wait_for_selector("header a")
-            visit.page.click("header a")
-            visit.page.wait_for_url("**/fleet")
+        browser = request.getfixturevalue("browser")
+        visit = Visit(browser, f"http://127.0.0.1:{agent.port}/fleet", PHONE)
+        visit.wait(".verdict", "1 unreachable")
+        assert NODES[2] in visit.text(".verdict")
+        assert visit.page.locator(".squares a").count() == len(NODES)
+        assert "training job" in visit.panel("Jobs")  # of this machine, whatever runs on it
+        assert visit.is_as_wide_as_its_window()
+        assert visit.complaints == []
+        assert {url.split("/")[2] for url in visit.requests if url.startswith("http")} == {
+            f"127.0.0.1:{agent.port}"
+        }
+        if SPECIFICATION is not None:
+            assert violations(visit.page) == []
+        visit.page.goto(f"http://127.0.0.1:{agent.port}/")
+        visit.page.wait_for_selector("header a")
+        visit.page.click("header a")
+        visit.page.wait_for_url("**/fleet")
+        visit.page.close()
 
 
-def test_off_without_probes(tmp_path: Path) -> None:
-    """Without probes nobody is asked, and the page says that there are none."""
-    with running(tmp_path) as agent:
-        assert fleet(agent) == {}
-        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", agent.port)) as client:
-            client.request("GET", "/api/v1/fleet")
-            answer = client.getresponse()
-            assert answer.status == http.client.SERVICE_UNAVAILABLE
-            assert b"no probes are configured" in answer.read()
+def test_off_without_probes(alone: RunningAgent) -> None:
+    """Without probes nobody is asked, and the answer says that there are none."""
+    assert fleet(alone) == {}
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", alone.port)) as client:
+        client.request("GET", "/api/v1/fleet")
+        answer = client.getresponse()
+        assert answer.status == http.client.SERVICE_UNAVAILABLE
+        assert b"no probes are configured" in answer.read()
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-def test_old_answers_are_grey(tmp_path: Path) -> None:
+def test_old_answers_are_grey(browser: Browser, alone: RunningAgent) -> None:
     """A page that shows old answers is not green: it says how old they are, and neither a fault nor
     a job's pace is shown as the present one.
     """
@@ -159,23 +184,21 @@ def test_old_answers_are_grey(tmp_path: Path) -> None:
         "jobs": [job],
         "jobs_left_out": 0,
     }
-    with running(tmp_path) as agent, chromium() as browser:
-        page = browser.new_page()
-        page.route("**/api/v1/fleet", lambda route: route.fulfill(json=answer))
-        page.goto(f"http://127.0.0.1:{agent.port}/fleet")
-        page.wait_for_selector(".verdict.quiet")
-        assert "1 not asked lately" in page.inner_text(".verdict")
-        assert "n2" in page.inner_text(".squares li:last-child a")
-        titles = [found.get_attribute("title") for found in page.locator(".squares a").all()]
-        assert titles == ["n1: healthy", "n2: critical 9 min ago, not asked since"]
-        assert page.locator(".squares a.quiet").count() == 1
-        row = page.inner_text("section[aria-label='Jobs'] tbody tr")
-        assert "out of date" in row
-        assert page.locator("tbody .good, tbody .bad").count() == 0
+    page = opened(browser, alone, answer)
+    page.wait_for_selector(".verdict.quiet")
+    assert "1 not asked lately" in page.inner_text(".verdict")
+    assert "n2" in page.inner_text(".squares li:last-child a")
+    titles = [found.get_attribute("title") for found in page.locator(".squares a").all()]
+    assert titles == ["n1: healthy", "n2: critical 9 min ago, not asked since"]
+    assert page.locator(".squares a.quiet").count() == 1
+    row = page.inner_text("section[aria-label='Jobs'] tbody tr")
+    assert "out of date" in row
+    assert page.locator("tbody .good, tbody .bad").count() == 0
+    page.close()
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-def test_a_failed_job_is_as_bad_as_on_its_nodes_page(tmp_path: Path) -> None:
+def test_a_failed_job_is_as_bad_as_on_its_nodes_page(browser: Browser, alone: RunningAgent) -> None:
     """A job that has failed is no greyer than one that has only stalled."""
     job = {
         "loss": "finite",
@@ -217,32 +240,29 @@ def test_a_failed_job_is_as_bad_as_on_its_nodes_page(tmp_path: Path) -> None:
         ],
         "jobs_left_out": 0,
     }
-    with running(tmp_path) as agent, chromium() as browser:
-        page = browser.new_page()
-        page.route("**/api/v1/fleet", lambda route: route.fulfill(json=answer))
-        page.goto(f"http://127.0.0.1:{agent.port}/fleet")
-        page.wait_for_selector("tbody tr")
-        for state, level in levels.items():
-            row = page.locator("tbody tr", has=page.locator("th", has_text=state))
-            assert row.locator(f"th .{level}").count() == 1, row.inner_html()
-        paused = page.locator("tbody tr", has=page.locator("th", has_text="paused"))
-        assert paused.locator("td").first.inner_text() == "checkpoint"
-        said = page.locator(".verdict li div").all_inner_texts()
-        assert said == ["unreachable: refused", "unreachable: no route"]
+    page = opened(browser, alone, answer)
+    page.wait_for_selector("tbody tr")
+    for state, level in levels.items():
+        row = page.locator("tbody tr", has=page.locator("th", has_text=state))
+        assert row.locator(f"th .{level}").count() == 1, row.inner_html()
+    paused = page.locator("tbody tr", has=page.locator("th", has_text="paused"))
+    assert paused.locator("td").first.inner_text() == "checkpoint"
+    said = page.locator(".verdict li div").all_inner_texts()
+    assert said == ["unreachable: refused", "unreachable: no route"]
+    page.close()
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-def test_the_page_without_probes(tmp_path: Path) -> None:
+def test_the_page_without_probes(browser: Browser, alone: RunningAgent) -> None:
     """The page opens, and says why there is nothing on it."""
-    with running(tmp_path) as agent, chromium() as browser:
-        page = browser.new_page()
-        page.goto(f"http://127.0.0.1:{agent.port}/fleet")
-        page.wait_for_selector("#banner", state="visible")
-        assert "no probes are configured" in page.inner_text("#banner")
+    page = opened(browser, alone)
+    page.wait_for_selector("#banner", state="visible")
+    assert "no probes are configured" in page.inner_text("#banner")
+    page.close()
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-def test_a_large_fleet_is_shown_by_leaf(tmp_path: Path) -> None:
+def test_a_large_fleet_is_shown_by_leaf(browser: Browser, alone: RunningAgent) -> None:
     """Of 10,000 members, those in trouble are named and each leaf is one square, as bad as its worst
     node; what is left out is counted.
     """
@@ -273,14 +293,12 @@ def test_a_large_fleet_is_shown_by_leaf(tmp_path: Path) -> None:
         "jobs": [],
         "jobs_left_out": 7,
     }
-    with running(tmp_path) as agent, chromium() as browser:
-        page = browser.new_page()
-        page.route("**/api/v1/fleet", lambda route: route.fulfill(json=answer))
-        page.goto(f"http://127.0.0.1:{agent.port}/fleet")
-        page.wait_for_selector(".verdict.bad")
-        assert "61 critical of 10000 nodes" in page.inner_text(".verdict")
-        assert "and 11 more" in page.inner_text(".verdict")
-        assert page.locator(".squares li").count() == 312
-        assert page.locator(".squares .bad").get_attribute("title") == "leaf-2: 1 critical"
-        assert page.title().startswith("(61) ")
-        assert "7 training jobs" in page.inner_text("section[aria-label='Jobs']")
+    page = opened(browser, alone, answer)
+    page.wait_for_selector(".verdict.bad")
+    assert "61 critical of 10000 nodes" in page.inner_text(".verdict")
+    assert "and 11 more" in page.inner_text(".verdict")
+    assert page.locator(".squares li").count() == 312
+    assert page.locator(".squares .bad").get_attribute("title") == "leaf-2: 1 critical"
+    assert page.title().startswith("(61) ")
+    assert "7 training jobs" in page.inner_text("section[aria-label='Jobs']")
+    page.close()
