@@ -64,13 +64,11 @@ class Listener:
         self._socket.close()
 
 
-@pytest.fixture(params=["path", "abstract"])
-def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Listener]:
-    """A service manager, by each kind of address that systemd uses."""
+@pytest.fixture
+def listener() -> Iterator[Listener]:
+    """A service manager at an abstract address; those of the other tests have a path."""
     name = f"@dshealthd-test-{os.getpid()}-{time.monotonic_ns()}"
-    with contextlib.closing(
-        Listener(name if request.param == "abstract" else str(tmp_path / "notify"))
-    ) as listening:
+    with contextlib.closing(Listener(name)) as listening:
         yield listening
 
 
@@ -121,9 +119,7 @@ def test_a_stopped_agent_feeds_no_watchdog(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "flags", "status"),
     [
-        ("[web]\nprot = 1\n", (), "web.prot: unknown key"),
         ("[web]\nprot = 1\nhost = 2\n", (), "(and 1 more)"),
-        ("[web", (), "is not TOML"),
         ("[web]\nconfig_file = '/nowhere/web.yml'\n", (), "/nowhere/web.yml: cannot be read"),
         ("", ("--web.listen-address", "192.0.2.1:10061"), "cannot serve on 192.0.2.1:10061"),
     ],
