@@ -380,7 +380,7 @@ def test_server_closes_in_time_with_clients_connected() -> None:
 
 
 def test_flood_of_connections_takes_nothing_from_others() -> None:
-    """10,000 connections that stall in their headers.
+    """3,000 connections that stall in their headers.
 
     The server keeps within its cap, and another client is answered within 1 s.
     """
@@ -391,11 +391,11 @@ def test_flood_of_connections_takes_nothing_from_others() -> None:
 
         def flood(source: str) -> None:
             opened: list[socket.socket] = []
-            for _ in range(2500):
+            for _ in range(750):
                 with contextlib.suppress(ConnectionError):
                     opened.append(served.connect(source))
                     opened[-1].sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
-                if len(opened) > PLACES and opened[-1].fileno() > 2000:
+                if len(opened) > PLACES and opened[-1].fileno() > 600:
                     # The first ones keep the places of their address: were they closed, a server
                     # that is behind would let others in for them, and not refuse these.
                     while len(opened) > PLACES:
@@ -433,8 +433,8 @@ def test_flood_of_connections_takes_nothing_from_others() -> None:
             )
             return sum(map(float, counts))
 
-        # The exposition is as old as the last sample: a fifth of a second, and a thousand refusals.
-        eventually(lambda: refused() > 9000)
+        # The exposition is as old as the last sample: a fifth of a second, and some hundred refusals.
+        eventually(lambda: refused() > 2700)
     assert max(latencies) < 1.0
     assert max(descriptors) <= 100 + 128
 
