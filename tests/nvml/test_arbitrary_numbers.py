@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GPUS = 8
-LASTS = float(os.environ.get("DSHEALTHD_ARBITRARY_SECONDS", "12"))
+LASTS = float(os.environ.get("DSHEALTHD_ARBITRARY_SECONDS", "6"))
 """Seconds for which a driver answers with arbitrary numbers."""
 CONFIG = "\n".join(
     f"[collectors.{name}]\n"
@@ -52,29 +52,24 @@ def test_maxima_are_those_of_pynvml() -> None:
     assert values.MAX_LINKS >= pynvml.NVML_NVLINK_MAX_LINKS
 
 
-@pytest.mark.parametrize("number", ["5000123", "0xfffffffe", "2.5", "-3.0", "1.0e300"])
 @pytest.mark.parametrize(
-    ("field", "collector", "gone", "stays"),
-    [
-        (91, "nvlink", "nvlinks_up", "gpu_c2c_links"),
-        (170, "nvlink", "gpu_c2c_links", "nvlinks_up"),
-    ],
+    ("field", "gone", "stays"),
+    [(91, "nvlinks_up", "gpu_c2c_links"), (170, "gpu_c2c_links", "nvlinks_up")],
 )
-def test_count_in_a_field(
-    node: Node, field: int, collector: str, gone: str, stays: str, number: str
-) -> None:
+def test_count_in_a_field(node: Node, field: int, gone: str, stays: str) -> None:
     """A count that is none is a fault of its collector; what it counts is unknown, all else stays."""
     before = node.collect()
-    node.simulator.set(1, f"field.{field}", number)
-    seen = node.collect(advance=61.0)
-    assert {name: seen.reasons(name) for name in GPU_COLLECTORS} == {
-        name: {"gpu 1": Reason.MALFORMED} if name == collector else {} for name in GPU_COLLECTORS
-    }
-    assert not seen.values(gone, gpu="1")
-    assert seen.values(stays, gpu="1") == before.values(stays, gpu="1") != {}
-    assert seen.value("gpu_up", gpu="1", uuid=node.uuid(1)) == 1
-    node.simulator.unset(1, f"field.{field}")
-    assert node.collect(advance=61.0).reasons(collector) == {}
+    for number in ("5000123", "0xfffffffe", "2.5", "-3.0", "1.0e300"):
+        node.simulator.set(1, f"field.{field}", number)
+        seen = node.collect(advance=61.0)
+        assert {name: seen.reasons(name) for name in GPU_COLLECTORS} == {
+            name: {"gpu 1": Reason.MALFORMED} if name == "nvlink" else {} for name in GPU_COLLECTORS
+        }, number
+        assert not seen.values(gone, gpu="1")
+        assert seen.values(stays, gpu="1") == before.values(stays, gpu="1") != {}
+        assert seen.value("gpu_up", gpu="1", uuid=node.uuid(1)) == 1
+        node.simulator.unset(1, f"field.{field}")
+        assert node.collect(advance=61.0).reasons("nvlink") == {}
 
 
 def test_count_of_mig_devices(node: Node) -> None:
@@ -228,7 +223,7 @@ def test_62_a_call_beside(tmp_path: Path, fault: str, reason: str) -> None:
         end = time.monotonic() + 60.0
         while ("ecc", reason) not in failing(scrape := stay_up(agent, 0.0)):
             assert time.monotonic() < end, scrape.text
-        scrape = stay_up(agent, 6.0)
+        scrape = stay_up(agent, 3.0)
         assert {name for name, _ in failing(scrape)} == {"ecc"}
         gpus.clear_faults()
         agent.wait(lambda scrape: not failing(scrape), seconds=120.0)
