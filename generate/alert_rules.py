@@ -134,7 +134,10 @@ def _finding_rules(
     of_job = "" if about_job else "Training job: {{ $labels.training_job }}. "
     stands = rule and symptom.slug in PARTS and finding.component in PART_COMPONENTS
     variants = {
-        "always": (("critical", "", JOBS if stands else ""),),
+        "always": (
+            ("critical", "", JOBS if stands else ""),
+            *((("warning", "", ""),) if rule and rule.ticket else ()),
+        ),
         "job": (("critical", ', training_job!=""', of_job), ("warning", ', training_job=""', "")),
         "never": (("warning", "", ""),),
     }[finding.page]
@@ -146,7 +149,8 @@ def _finding_rules(
         selector = f'finding="{label}"{jobs}'
         found = f"dshealthd_finding{{{selector}}}"
         if rule:
-            expression = rule.expr.replace("FINDING", selector)
+            expression = rule.ticket if severity == "warning" and rule.ticket else rule.expr
+            expression = expression.replace("FINDING", selector)
         elif has_value(finding.says + finding.step):
             expression = f"dshealthd_finding_value{{{selector}}} or NaN * {found}"
         else:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.findings import gpus
+from dshealthd.findings.catalogue import catalogue
 from dshealthd.findings.finding import State
 
 if TYPE_CHECKING:
@@ -44,10 +45,9 @@ CHECKS = {
     "DshealthdNvmlBroken": FitnessCheck.NVML_BROKEN,
     "DshealthdGpuSramWornOut": FitnessCheck.MEMORY_WORN_OUT,
     "DshealthdGpuResetNeeded": FitnessCheck.RESET_NEEDED,
-    "DshealthdProbeResultWrong": FitnessCheck.SUSPECT,
+    "DshealthdComputesWrong": FitnessCheck.SUSPECT,
     "DshealthdProbeFails": FitnessCheck.SUSPECT,
-    "DshealthdProbeHung": FitnessCheck.SUSPECT,
-    "DshealthdStraggler": FitnessCheck.SUSPECT,
+    "DshealthdNodeSlow": FitnessCheck.SUSPECT,
     "DshealthdLinkSuspect": FitnessCheck.SUSPECT,
 }
 """Checks by the alert of the finding."""
@@ -91,7 +91,7 @@ def fitness(verdict: Verdict) -> Fitness:
     failures = []
     unknown = []
     for finding in verdict.findings:
-        check = CHECKS.get(finding.alert)
+        check = None if _mild(finding) else CHECKS.get(finding.alert)
         if check is FitnessCheck.RESET_NEEDED:
             check = BY_REASON.get(finding.reason, check)
         unread = finding.severity is State.UNKNOWN and not _SOURCES.isdisjoint(finding.origins)
@@ -100,6 +100,12 @@ def fitness(verdict: Verdict) -> Fitness:
         elif check is not None and not _elsewhere(finding):
             failures.append(FailedCheck(check, finding.part or "node", finding.detail))
     return Fitness(tuple(failures), tuple(unknown))
+
+
+def _mild(finding: Finding) -> bool:
+    """Return whether a finding stops no job, though others of its alert do."""
+    kind = catalogue()[finding.alert].type if finding.alert else None
+    return kind is not None and kind.severity == "critical" and finding.severity is State.WARNING
 
 
 def _elsewhere(finding: Finding) -> bool:

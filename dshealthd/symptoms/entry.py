@@ -120,6 +120,8 @@ class FleetRule:
 
     Its result has the labels that the finding's sentences name.
     """
+    ticket: str = ""
+    """The expression under which a finding that is a page otherwise is a ticket."""
     description: str = ""
     """What Prometheus can say of several nodes, as a template, in place of the finding's `says`."""
     hold: str = ""
@@ -169,7 +171,7 @@ class FindingType:
     @property
     def severities(self) -> str:
         """The severities that its alert may have, in words."""
-        both = self.page == "job" or self.page_after
+        both = self.page == "job" or self.page_after or (self.rule and self.rule.ticket)
         return "critical or warning" if both else self.severity
 
 

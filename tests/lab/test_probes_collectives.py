@@ -100,4 +100,4 @@ def test_worker_stopped_in_a_collective(full: Probing, tmp_path: Path) -> None:
         clear=20,
         wrong=4,
     )
-    assert played("DshealthdProbeHung", told, tmp_path) == (False, True)
+    assert played("DshealthdProbeFails", told, tmp_path) == (False, True)

@@ -27,7 +27,7 @@ DESCRIPTIONS = {
 }
 FINDINGS = [finding for symptom in all_symptoms().values() for finding in symptom.findings]
 NEVER_ONE = {
-    "DshealthdChecksumsDisagree": "two GPUs at least",
+    "DshealthdComputesWrong": "two GPUs at least",
     "DshealthdFabricSlow": "a ratio above 1",
     "DshealthdFleetUnreachable": "fires above three nodes",
     "DshealthdJobVersionsDiffer": "fires above one version",
