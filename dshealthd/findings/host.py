@@ -35,6 +35,7 @@ ERRORS = (
     ),
     (("machine_check",), 1, HOUR, "its processor", "has reported machine checks"),
     (("kernel_oops",), 1, HOUR, "the kernel", "has hit a bug, and may have left locks behind"),
+    (("kernel_panic",), 1, HOUR, "the kernel", "has panicked"),
     (("hard_lockup",), 1, HOUR, "a CPU", "was locked up"),
     (
         ("soft_lockup", "rcu_stall", "hung_task"),

@@ -24,6 +24,8 @@ SINCE = gauge(
 )
 NORM = gauge("dshealthd_job_median_gradient_norm", "Median of the ranks' norms.", "training_job")
 """Derived here, for their past; not exported."""
+SEGFAULTS = {"nccl_segfault": "NCCL's library", "cuda_segfault": "CUDA's libraries"}
+"""Events of the kernel log that say where a process crashed."""
 SKIP_WINDOWS = ((60.0, 20), (300.0, 10))
 """Seconds in which steps are counted, and how many there must be: the first that has as many."""
 SETTLED_STEPS = 100
@@ -83,6 +85,14 @@ def _last_heartbeat(series: Series, job: str) -> float | None:
 
 def ends(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs of which the first rank to end here ended by a failure."""
+    where = next(
+        (
+            library
+            for event, library in SEGFAULTS.items()
+            if any(lines > 0 for _, lines in series.rise("kernel_events_total", BEFORE_END, event=event))
+        ),
+        "",
+    )
     killed = any(point.value > 0 for point in series.rise("oom_kills_total", BEFORE_END))
     reserved = {
         _rank(labels): value
@@ -100,6 +110,8 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
         said = ENDS[how]
         if how == "killed" and killed:
             said = "was killed, and the kernel reports an OOM kill here"
+        elif how == "crashed" and where:
+            said = f"crashed in {where}, by the kernel's log"
         elif (
             how == "failed"
             and reserved.get(_rank(labels), 0.0) > series.limits.gpu_memory_held_ratio * total
@@ -113,6 +125,18 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
             value=at,
             source="dshealthd_job_rank_ended_timestamp_seconds",
             since=at,
+        )
+    # Without heartbeats nobody knows which process it was, unless there is one job only.
+    here = {labels["training_job"] for labels, _ in series.highest("job_ranks", BEFORE_END)}
+    heard = first.keys() | {point.labels["training_job"] for point in series("job_step")}
+    if where and len(here) == 1 and here.isdisjoint(heard):
+        (job,) = here
+        yield Sign(
+            alert="DshealthdJobFailed",
+            part=job,
+            job=job,
+            labels={"reason": f"a process crashed in {where}, by the kernel's log"},
+            source="dshealthd_kernel_events_total",
         )
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 STEPS = 30
 """Steps of a window: where it begins is exact to a thirtieth of its length."""
+LASTING = 86400.0
+"""Seconds after which a level far above the usual is the series' own: nobody mends it any more."""
 MAX_SERIES = 2048
 """Most series of one window; further ones are not kept. 16 GPUs with 18 links have 288 of a type."""
 
@@ -55,7 +57,10 @@ class Window:
         self._added = self._began = -math.inf
         self._series: dict[Labels, array[float]] = {}
         self._raw: dict[Labels, float] = {}
-        """Each counter's last value: what it rose by is added up, so that a reset loses nothing."""
+        """Each counter's last value: what it rose by is added up, so that a reset loses nothing.
+
+        Of the usual, the seconds for which a series has been far above it.
+        """
         self._width = 3 if kind is Measure.MEAN else 2
 
     @property
@@ -96,6 +101,7 @@ class Window:
                 self._put(labels, now, value, 1.0)
             elif self.kind is Measure.USUAL:
                 self._put(labels, now, self._usual(labels, now, value))
+                continue
             else:
                 self._put(labels, now, value)
             self._raw[labels] = value
@@ -118,12 +124,23 @@ class Window:
             kept[-1] = (max if self.kind is Measure.HIGHEST else min)(kept[-1], figures[0])
 
     def _usual(self, labels: Labels, now: float, value: float) -> float:
-        """Return a value, or the median of its series instead if it is far above."""
+        """Return a value, or the median of its series instead if it is far above.
+
+        Not for longer than LASTING: then the series begins anew.
+        """
         kept = self._series.get(labels)
+        lasted, self._raw[labels] = self._raw.get(labels, 0.0), 0.0
         if kept is None or kept[0] > self._full(now):
             return value
         median = statistics.median(kept[1::2])
-        return median if value > self.within * median else value
+        if value <= self.within * median:
+            return value
+        lasted += now - self._added if math.isfinite(self._added) else 0.0
+        if lasted < LASTING:
+            self._raw[labels] = lasted
+            return median
+        del self._series[labels]
+        return value
 
     def _full(self, now: float) -> float:
         """Return since when a series must be known to be known for the whole window."""

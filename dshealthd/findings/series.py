@@ -143,7 +143,7 @@ class Series:
         """Yield the medians of the last `seconds` of series that are known for as long.
 
         A value of more than `within` times its series' median counts as that: what is compared with
-        the usual does not become usual while it lasts.
+        the usual does not become usual for a day.
         """
         return self._over_time(Measure.USUAL, name, seconds, labels, full=True, within=within)
 

@@ -185,7 +185,7 @@ def test_peak_does_not_learn_a_fault() -> None:
 def test_what_is_usual_does_not_learn_a_fault() -> None:
     """Once a series is known for the whole window, values far above its median change nothing.
 
-    However long they last; before that, whatever it shows is usual.
+    Before that, whatever it shows is usual.
     """
     window = Window(Measure.USUAL, 60.0)
     window.within = 1.5
@@ -199,3 +199,32 @@ def test_what_is_usual_does_not_learn_a_fault() -> None:
     for step in range(200, 240):
         window.add(2.0 * step, [(A, 1.2)])
     assert dict(window.values()) == {A: 1.2}
+
+
+def test_a_level_that_lasts_for_a_day_is_usual() -> None:
+    """A series begins anew after a day far above its usual, over a restart, too; not one that has
+    been back in between.
+    """
+    window = Window(Measure.USUAL, 3600.0)
+    window.within = 1.5
+    now = 0.0
+
+    def play(value: float, hours: float) -> dict[tuple[str, ...], float]:
+        nonlocal now
+        end = now + hours * 3600.0
+        while now < end:
+            now += 120.0
+            window.add(now, [(A, value)])
+        return dict(window.values(now))
+
+    assert play(1.0, 2) == {A: 1.0}
+    assert play(3.0, 20) == {A: 1.0}
+    assert play(1.0, 0.1) == {A: 1.0}
+    assert play(3.0, 20) == {A: 1.0}
+    document = json.loads(json.dumps(window.document(now)))
+    window = Window(Measure.USUAL, 3600.0)
+    window.within = 1.5
+    window.restore(document, now)
+    assert play(3.0, 3.5) == {A: 1.0}
+    assert play(3.0, 1) == {}
+    assert play(3.0, 1) == {A: 3.0}
