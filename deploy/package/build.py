@@ -112,7 +112,7 @@ def build(options: argparse.Namespace) -> Iterator[Path]:
     }
     description = string.Template((HERE / "nfpm.yaml").read_text(encoding="utf-8"))
     write(work / "nfpm.yaml", description.substitute(variables))
-    for kind in options.format or FORMATS:
+    for kind in (kind for kind in FORMATS if kind in (options.format or FORMATS)):
         target = output / f"dshealthd_{variables['VERSION']}_{arch}.{kind}"
         if kind == "tar.gz":
             tarball(root, target, epoch)

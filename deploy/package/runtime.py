@@ -204,7 +204,10 @@ def member(deb: Path, kind: str) -> tarfile.TarFile:
         name, size = data[place : place + 16].decode().strip(), int(data[place + 48 : place + 58])
         place += 60
         if name.rstrip("/") == f"{kind}.tar.xz":
-            return tarfile.open(fileobj=io.BytesIO(lzma.decompress(data[place : place + size])))
+            content = io.BytesIO(lzma.decompress(data[place : place + size]))
+            archive = tarfile.open(fileobj=content)
+            archive.extraction_filter = lambda entry, _path: entry  # trusted by its hash
+            return archive
         place += size + size % 2
     message = f"{deb}: no {kind}.tar.xz"
     raise RuntimeBuildError(message)
@@ -218,7 +221,7 @@ def assemble(packages: list[Debian], root: Path) -> None:
         source = Path(name)
         for package in packages:
             with member(package.file, "data") as archive:
-                archive.extractall(source, filter="tar")
+                archive.extractall(source)  # noqa: S202 - see there
         machine = ARCHITECTURES[packages[0].arch]
         libraries = source / f"usr/lib/{machine}-linux-gnu"
         standard = source / f"usr/lib/python{VERSION}"

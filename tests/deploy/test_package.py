@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 
 CONFIG = "/etc/dshealthd/dshealthd.toml"
-UNIT = "/lib/systemd/system/dshealthd.service"
+UNIT = "/usr/lib/systemd/system/dshealthd.service"
 FAST = "[collectors.memory]\ninterval = '200ms'\n"
 EXPOSURE = 3.6
 """What `systemd-analyze security` gives at most; of it 0.5 are for the network that is watched."""
