@@ -38,13 +38,16 @@ SOURCE = HERE / "chart"
 DASHBOARDS = PROJECT / "grafana" / "dashboards"
 FLAGS = {
     "gpu-runtime": "gpuRuntime",
+    "kernel-journal": "kernelJournal",
     "kernel-log": "kernelLog",
     "probes": "probes",
     "trainings": "trainings",
     "evidence": "evidence",
     "tls": "tls",
 }
-"""The value that switches each component on. A component follows those that it includes."""
+"""The value that switches each component on. A component follows those that it includes, and where two
+set the same value, the later one counts.
+"""
 WHOLE = ("prometheus-operator", "dashboards")
 """Components that only add objects, which others change: they are in all that is compared."""
 MISSING = object()
@@ -223,8 +226,10 @@ def alternatives(seen: Views) -> Iterator[tuple[str | None, Views]]:
     for flag, view in others.items():
         if view is not MISSING:
             alike.setdefault("" if deep else repr(view), {None: view})[flag] = view
-    for views in alike.values():
-        yield any_of(flag for flag in views if flag), views
+    variants = [(any_of(flag for flag in views if flag), views) for views in alike.values()]
+    for number, (condition, views) in enumerate(variants, start=1):
+        later = " ".join(f"(not {other})" for other, _ in variants[number:])
+        yield (f"and {condition} {later}" if later else condition), views
 
 
 def entry(

@@ -120,6 +120,13 @@ def test_rights_of_the_base() -> None:
     assert writable == {"config", "state", "tmp"} - {"config"}
 
 
+def test_the_journal_needs_no_right() -> None:
+    """The kernel's records come from the host's files, which the base mounts: only a text differs."""
+    assert pod(("kernel-journal",)) == pod(())
+    mounts = {mount["name"]: mount["mountPath"] for mount in agent(())["volumeMounts"]}
+    assert config.load(KUBERNETES / "base/config/base.toml").path.rootfs == Path(mounts["root"])
+
+
 def test_rights_of_the_components() -> None:
     """Each component adds what its file names, and no more."""
     added = {
@@ -159,7 +166,10 @@ def test_configuration(components: tuple[str, ...], tmp_path: Path) -> None:
         env={"HOST_IP": "10.1.2.3", "PATH": os.environ["PATH"]},
     )
     loaded = config.load(tmp_path / "dshealthd.toml")
-    assert loaded.collectors["kernel_log"].enabled is ("kernel-log" in components)
+    kernel_log = loaded.collectors["kernel_log"]
+    sources = {"kernel-journal", "kernel-log"} & set(components)
+    assert kernel_log.enabled is bool(sources)
+    assert kernel_log.journal is (sources == {"kernel-journal"})  # type: ignore[attr-defined] # its own option
     assert loaded.section(EvidenceOptions).enabled is bool(
         {"trainings", "evidence"} & set(components)
     )
@@ -208,9 +218,11 @@ def test_agents_are_known_as_elsewhere() -> None:
     label = part["scrape_configs"][-1]["relabel_configs"][0]
     for components in (chart.WHOLE, (*chart.WHOLE, "probes")):
         (endpoint,) = only(components, "PodMonitor")["spec"]["podMetricsEndpoints"]
-        made = {entry["targetLabel"]: entry.get("replacement") for entry in endpoint["relabelings"]}
-        assert made[label["target_label"]] == label["replacement"]
-        assert "node" in made
+        made = {entry["targetLabel"]: entry for entry in endpoint["relabelings"]}
+        assert made[label["target_label"]]["replacement"] == label["replacement"]
+        # Pages name nodes as Kubernetes does, and the rules know which address is whose.
+        assert made["node"]["sourceLabels"] == ["__meta_kubernetes_pod_node_name"]
+    assert made["member"]["sourceLabels"] == ["__meta_kubernetes_pod_host_ip"]
 
 
 def test_rules_are_ours(tmp_path: Path) -> None:
