@@ -59,7 +59,7 @@ class Encoder:
     """
 
     def __init__(self) -> None:
-        """Start without named series."""
+        """Start with an empty table of series."""
         self._numbers: dict[tuple[Metric, tuple[str, ...]], int] = {}
         self._now: dict[str, int] = {}
         """Number of series in each collector's last successful result."""

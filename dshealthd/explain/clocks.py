@@ -81,7 +81,7 @@ class Clocks:
         return seconds - self.offsets[clock][0] if clock in self.offsets else seconds
 
     def uncertainty(self, one: Clock, other: Clock) -> float:
-        """Return the difference in seconds up to which times of two clocks are a tie."""
+        """Return the seconds within which the times of two clocks count as equal."""
         if one == other:
             return 0.0
         first, second = self.offsets.get(one), self.offsets.get(other)

@@ -42,16 +42,16 @@ class Slurm(Protocol):
     """The methods of a `Controller` that a check uses."""
 
     def nodes(self) -> dict[str, SlurmNode]:
-        """Return every node that slurmctld, the controller, has."""
+        """Return all nodes known to slurmctld."""
 
     def drain(self, node: SlurmNode, reason: str) -> None:
-        """Have slurmctld, the controller, drain a node."""
+        """Drain a node."""
 
     def undrain(self, node: SlurmNode) -> None:
-        """Have slurmctld, the controller, undrain a node."""
+        """Undrain a node."""
 
     def note(self, node: SlurmNode, note: str) -> None:
-        """Have slurmctld, the controller, change our note on a node."""
+        """Replace our note on a node."""
 
 
 class ControllerError(Exception):
@@ -102,11 +102,11 @@ class Controller:
             self._environment["SLURM_CONF"] = conf
 
     def nodes(self) -> dict[str, SlurmNode]:
-        """Return every node that slurmctld has in a partition. Raises ControllerError."""
+        """Return all nodes of all partitions. Raises ControllerError."""
         return self._sinfo()
 
     def node(self, name: str) -> SlurmNode | None:
-        """Return one node of slurmctld, or None if no partition has it. Raises ControllerError."""
+        """Return one node, or None if no partition has it. Raises ControllerError."""
         return self._sinfo(f"--nodes={name}").get(name)
 
     def nodes_of_job(self, job: str) -> str:

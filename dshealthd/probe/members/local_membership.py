@@ -47,7 +47,7 @@ So a hung file system or name server delays few epochs, and those hardly.
 
 
 class LocalMembership:
-    """The members of one agent, reloaded when their source changes."""
+    """One agent's view of the member list; it reloads when the source changes."""
 
     def __init__(
         self,

@@ -133,7 +133,7 @@ class ActiveRound:
 
     @property
     def decided(self) -> bool:
-        """Whether a share of the active round already says what is wrong, and on which member."""
+        """Whether some member's result already names a fault and a member."""
         return any(share.own_finding for share in self.shares.values())
 
     @property

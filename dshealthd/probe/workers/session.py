@@ -59,7 +59,7 @@ class NodeWorkers:
     def __init__(
         self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
     ) -> None:
-        """Note the job; no worker has started."""
+        """Hold the job; no worker starts yet."""
         self.job, self.store, self.progress = job, store, progress
         self.attended: list[WorkerSession] = []
         self._ends: float | None = None
