@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
@@ -15,7 +16,7 @@ from dshealthd.findings.settings import ranks_named
 from dshealthd.jobs.hangs.hang import HangClass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dshealthd.findings.series import Series
 
@@ -34,6 +35,10 @@ BEFORE_END = 900.0
 """Seconds within which memory that ran out explains the end of a rank."""
 NORM_SECONDS = 900.0
 """Seconds for which the gradient norm must stay high: it spikes in healthy training, too."""
+AT_ONCE = 1.0
+"""Seconds within which the order of ends says little: a rank whose peer is killed fails within
+milliseconds, and an agent without a CPU notices either end late.
+"""
 MOST_NAMED = 3
 """Most ranks that a finding names."""
 ENDS = {
@@ -99,12 +104,11 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
         for labels, value in series.highest("job_memory_bytes", BEFORE_END, type="reserved")
     }
     total = max((point.value for point in series("gpu_memory_total_bytes")), default=math.inf)
-    first: dict[str, tuple[float, Mapping[str, str]]] = {}
+    ended: dict[str, list[tuple[float, Mapping[str, str]]]] = {}
     for labels, at in series("job_rank_ended_timestamp_seconds"):
-        job = labels["training_job"]
-        if job not in first or at < first[job][0]:
-            first[job] = at, labels
-    for job, (at, labels) in first.items():
+        ended.setdefault(labels["training_job"], []).append((at, labels))
+    for job, ranks in ended.items():
+        at, labels = _first(ranks)
         if (how := labels["how"]) not in ENDS:
             continue
         said = ENDS[how]
@@ -138,6 +142,19 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
             labels={"reason": f"a process crashed in {where}, by the kernel's log"},
             source="dshealthd_kernel_events_total",
         )
+
+
+def _first(
+    ended: Sequence[tuple[float, Mapping[str, str]]],
+) -> tuple[float, Mapping[str, str]]:
+    """Return the end that the others follow from, as `dshealthd:job:rank_ended` has it: the first,
+    or, if that is an error, a SIGKILL at about that time. Errors follow from it, and not it from them.
+    """
+    at, labels = first = min(ended, key=itemgetter(0))
+    if labels["how"] != "failed":
+        return first
+    killed = [end for end in ended if end[1]["how"] == "killed" and end[0] < at + AT_ONCE]
+    return min(killed, key=itemgetter(0), default=first)
 
 
 def losses(series: Series, _wall: float) -> Iterator[Sign]:
