@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FAULTS = 64
-FAULTS = 64
+FAULTS = 66
 _DOCUMENT = (ROOT / "docs/faults.md").read_text()
 ROWS = re.findall(r"^\| (\d+) \| (.+?) \| (.+) \|$", _DOCUMENT, re.MULTILINE)
 ATTACKS = re.findall(r"^\| ([^|]+) \| (`[^|]+) \|$", _DOCUMENT, re.MULTILINE)
