@@ -205,7 +205,7 @@ def member(deb: Path, kind: str) -> tarfile.TarFile:
         place += 60
         if name.rstrip("/") == f"{kind}.tar.xz":
             content = io.BytesIO(lzma.decompress(data[place : place + size]))
-            archive = tarfile.open(fileobj=content)
+            archive = tarfile.open(fileobj=content)  # noqa: SIM115 - the caller closes it
             archive.extraction_filter = lambda entry, _path: entry  # trusted by its hash
             return archive
         place += size + size % 2

@@ -264,8 +264,8 @@ class Scheduler:
         for name, options in config.collectors.items():
             if options.enabled:
                 self._snapshot.expect(name, STALE_INTERVALS * options.interval + options.deadline)
-                worker = registry.all_collectors()[name].runs_in(options)
-                wanted.setdefault(worker, {})[name] = options
+                where = registry.all_collectors()[name].runs_in(options)
+                wanted.setdefault(where, {})[name] = options
             else:
                 self._snapshot.forget(name)
         specifications = {

@@ -94,7 +94,10 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
         (
             library
             for event, library in SEGFAULTS.items()
-            if any(lines > 0 for _, lines in series.rise("kernel_events_total", BEFORE_END, event=event))
+            if any(
+                lines > 0
+                for _, lines in series.rise("kernel_events_total", BEFORE_END, event=event)
+            )
         ),
         "",
     )
@@ -132,7 +135,7 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
         )
     # Without heartbeats nobody knows which process it was, unless there is one job only.
     here = {labels["training_job"] for labels, _ in series.highest("job_ranks", BEFORE_END)}
-    heard = first.keys() | {point.labels["training_job"] for point in series("job_step")}
+    heard = ended.keys() | {point.labels["training_job"] for point in series("job_step")}
     if where and len(here) == 1 and here.isdisjoint(heard):
         (job,) = here
         yield Sign(

@@ -74,7 +74,8 @@ def verifying(authorities: str | os.PathLike[str] | None = None) -> ssl.SSLConte
     OpenSSL looks for those only where the distribution that built it keeps them.
     """
     known = ssl.get_default_verify_paths()
-    if authorities is None and known.cafile is None and known.capath is None:
+    # Both are None where nothing is there, which typeshed does not say.
+    if authorities is None and not any((known.cafile, known.capath)):
         authorities = next((file for file in AUTHORITIES if os.path.isfile(file)), None)
     return ssl.create_default_context(cafile=authorities)
 

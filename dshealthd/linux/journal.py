@@ -73,7 +73,8 @@ class _File:
         self._known: dict[int, tuple[bytes, bytes] | None] = {}
         """Fields that many entries share, by their place."""
         header = os.pread(self._descriptor, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
-        signature, flags, self._fields, self._fields_size, self._first = _HEADER.unpack(header)
+        signature, flags, self._fields, self._fields_size, first = _HEADER.unpack(header)
+        self._first: int = first
         if signature != _SIGNATURE or flags & ~_UNDERSTOOD:
             self.close()
             message = f"not a journal, or one of a newer systemd (flags {flags:#x})"
@@ -86,7 +87,8 @@ class _File:
     @property
     def first(self) -> int:
         """Return the number of the first entry; 0 while there is none."""
-        self._first = self._first or self._number(168)
+        if not self._first:
+            self._first = self._number(168)
         return self._first
 
     def close(self) -> None:

@@ -240,7 +240,7 @@ def test_a_journal_that_hangs_is_a_fault(machine: Machine) -> None:
     machine.options = kernel_log.KernelLogOptions(journal=True)
     collector = machine.collector()
     stuck = Fault("journal", Reason.STUCK, "the disk hangs")
-    collector.context.entering = {"journal": stuck}.get  # type: ignore[assignment] # of one part
+    collector.context.entering = {"journal": stuck}.get
     assert machine.collect(collector).faults == (stuck,)
 
 

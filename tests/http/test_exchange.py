@@ -197,7 +197,7 @@ def test_authorities_are_those_of_the_node(tmp_path: Path, monkeypatch: pytest.M
     certificates.authority(tmp_path, "ca")
     bundle = str(tmp_path / "ca.pem")
     monkeypatch.setattr(module, "AUTHORITIES", (str(tmp_path / "absent"), bundle))
-    nowhere = ssl.DefaultVerifyPaths(None, None, "", "", "", "")
+    nowhere = ssl.DefaultVerifyPaths("", "", "", "", "", "")
     monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: nowhere)
     assert len(verifying().get_ca_certs()) == 1
     found = nowhere._replace(cafile="/known")
