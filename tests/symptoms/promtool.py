@@ -83,13 +83,17 @@ def pruned(file: Path, directory: Path) -> Path:
     text = json.dumps(document)
     wanted = set(_NAME.findall(text))
     whole = "ALERTS{alertname!=" in text
-    rules = {rule.get("record") or rule["alert"]: rule for _, rule in rule_groups()}
+    # An alert that is a page or a ticket is two rules of one name.
+    rules: dict[str, str] = {}
+    for _, rule in rule_groups():
+        name = rule.get("record") or rule["alert"]
+        rules[name] = f"{rules[name]}\nor\n{rule['expr']}" if name in rules else rule["expr"]
     waiting = list(rules if whole else wanted & rules.keys())
     needed: set[str] = set()
     while waiting:
         name = waiting.pop()
         needed.add(name)
-        expression = rules[name]["expr"]
+        expression = rules[name]
         read = {found.metric for found in selectors(expression)} | set(_ALERT.findall(expression))
         anything = "__name__" in expression
         waiting += [other for other in rules if (anything or other in read) and other not in needed]
