@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_RANKS = 64
 """Most ranks listed of a job; no node has more GPUs."""
 PAIR = 2
-USUAL = 0.4
+USUAL = 0.33
 """The quantile of ranks of one role that is usual: of two nodes, all ranks of one may be slow."""
 PAUSE = 5.0
 """Seconds from which a marked pause is shown: checkpoints of a moment would make a page flicker."""
@@ -206,7 +206,7 @@ def _slowest(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 def _work_ratios(series: Series, job: str) -> dict[str, float]:
     """Return each rank's own work relative to that of this node's ranks of its role: of two to the
-    shorter, else to the one that two fifths are below, as in `dshealthd:job:work_ratio`.
+    shorter, else to the one that a third are below, as in `dshealthd:job:work_ratio`.
     """
     roles: dict[str, dict[str, float]] = defaultdict(dict)
     for labels, value in series("job_step_work_seconds", training_job=job):
