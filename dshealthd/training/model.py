@@ -1,8 +1,9 @@
 """Forward passes of a torch module, seen by its hooks: the stage of a step, and their duration.
 
-Stages are those of the outermost module. With DDP that is the wrapper, whose forward pass may begin
-with a collective. The forward time is that of the module within, which only computes. FSDP and
-ZeRO 3 gather parameters in the middle of it: there the time includes waiting for other ranks.
+Stages are those of the outermost module. With DDP that is the wrapper, whose forward pass begins
+with a collective if the model has buffers: then the forward time is that of the module within, which
+only computes. FSDP and ZeRO 3 gather parameters in the middle of it: there the time includes waiting
+for other ranks.
 
 Hooks of a module that is compiled as a whole are traced with it and then do nothing: such a module
 has no stages, unless it is the one that `torch.compile` returned, whose hooks run outside.
@@ -36,6 +37,8 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
     distributed = _distributed(model)
     # Before each forward pass it has all ranks wait for rank 0's buffers.
     synchronized = distributed and next(iter(inner.buffers()), None) is not None
+    if distributed and not synchronized:
+        inner = model  # hooks of a second module would only cost
 
     def began(module: Any, _arguments: Any) -> None:
         if not compiling() and module.training:
