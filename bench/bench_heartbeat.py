@@ -8,8 +8,9 @@ Four trainings of the same model take turns, step by step, in one process; three
 heartbeat. First table: the whole step, and its ratio to the step without. Second: what the
 heartbeat itself does in a step, before the forward pass, after it, and after the optimizer: once
 behind a step of the training without, which leaves nothing of it in the processor's caches, and
-once more at once. The stopped agent is a real one under SIGSTOP. Last, what an agent spends on the
-ranks of a node.
+once more at once. The stopped agent is a real one under SIGSTOP. Third: the CPU time that each
+source of a step's own work adds to a step, with what torch does to call it; the same job runs by
+turns with a heartbeat and without. Last, what an agent spends on the ranks of a node.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib
 import os
 import signal
 import statistics
@@ -43,6 +45,10 @@ with warnings.catch_warnings():
 WARM_UP = 20
 """Steps that are not counted: they allocate."""
 RANKS = 8
+CALLS = 10
+"""Collectives in a step, where there are any."""
+TURN = 20
+"""Steps until the heartbeat is attached or closed."""
 CONFIG = '[collectors.training]\nsocket = "{socket}"\n'
 
 
@@ -50,7 +56,7 @@ class Trial:
     """One of the trainings."""
 
     def __init__(self, width: int) -> None:
-        self.model = torch.nn.Sequential(
+        self.model: torch.nn.Module = torch.nn.Sequential(
             torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width)
         )
         self.optimizer = torch.optim.AdamW(self.model.parameters())
@@ -116,6 +122,61 @@ def measure(sockets: dict[str, Path | None], steps: int, width: int) -> None:
         heartbeat.close()
 
 
+def measure_sources(socket: Path, turns: int) -> None:
+    """Print the third table."""
+    torch.distributed.init_process_group("gloo")
+    functional = importlib.import_module("torch.distributed._functional_collectives")
+    world = torch.distributed.group.WORLD
+    ones = torch.ones(1)
+
+    def awaited() -> None:
+        for _ in range(CALLS):
+            torch.distributed.all_reduce(ones)
+
+    def functionally() -> None:
+        for _ in range(CALLS):
+            functional.wait_tensor(functional.all_reduce(ones, "sum", world))
+
+    kinds: dict[str, tuple[bool, bool, Callable[[], None]]] = {
+        "the step itself: `attach(optimizer=…)`": (False, False, lambda: None),
+        "forward pass: `attach(…, model=…)`": (True, False, lambda: None),
+        "the same of DDP, and the wait in its backward pass": (True, True, lambda: None),
+        f"`Work.wait`, {CALLS} times": (True, False, awaited),
+        f"`wait_tensor` of functional collectives, {CALLS} times": (True, False, functionally),
+    }
+    rows = []
+    for name, (forward, distributed, collectives) in kinds.items():
+        trial = Trial(16)
+        if distributed:
+            trial.model = torch.nn.parallel.DistributedDataParallel(trial.model)
+        medians: dict[bool, list[float]] = {False: [], True: []}
+        for turn in range(2 * turns):
+            attached = bool(turn % 2)
+            heartbeat = None
+            if attached:
+                heartbeat = attach(
+                    optimizer=trial.optimizer,
+                    model=trial.model if forward else None,
+                    socket=str(socket),
+                )
+            seconds = []
+            for number in range(TURN + WARM_UP):
+                began = time.thread_time()
+                trial.step()
+                collectives()
+                if number >= WARM_UP:
+                    seconds.append(time.thread_time() - began)
+            medians[attached].append(statistics.median(seconds) * 1e6)
+            if heartbeat is not None:
+                heartbeat.close()
+        # Turn by turn, as the speed of a shared machine changes from one second to the next.
+        more = [with_it - without for without, with_it in zip(*medians.values(), strict=True)]
+        rows.append((name, statistics.median(medians[False]), *quartiles(more)))
+    head = ("", "without a heartbeat", "more with one", "lower quartile", "upper quartile")
+    print(f"CPU time of a step, median µs\n\n{table(head, rows)}")
+    torch.distributed.destroy_process_group()
+
+
 def rotated(names: list[str], number: int) -> list[str]:
     """Return the names in another order each time: who comes first finds the caches cold."""
     first = number % len(names)
@@ -165,6 +226,7 @@ def main() -> None:
                     "agent absent": absent,
                 }
                 measure(sockets, options.steps, options.width)
+                measure_sources(up, options.steps // 4)
             finally:
                 os.kill(standing.process.pid, signal.SIGCONT)
             rows = []
