@@ -1,1 +1,1 @@
-"""Real trainings with one slow rank in each parallel mode, and whether that rank is named."""
+"""Real trainings in each parallel mode, to which things happen, and what is said about them."""

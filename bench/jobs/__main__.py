@@ -13,10 +13,10 @@ right if the alert that belongs to it names that rank, its node and the class in
 else names another rank; of healthy trainings and pauses, if nothing fires at all.
 
 `--times` is how often the slow ranks of ZeRO 3, FSDP 2 and the 2 x 2 pipeline are made; all else is
-made once. `--at-once` is the number of trainings at a time. Ranks mostly sleep; the last column is
-the share of the time in which one of them was ready to run and had no CPU: beyond 5 % the machine is
-overloaded, and its verdicts are worth nothing. Needs root, for namespaces. Modes whose packages are
-not installed are left out, and said.
+made once. `--at-once` is the number of trainings at a time. Ranks mostly sleep; the share of the time
+in which one of them was ready to run and had no CPU is told, and the machine is overloaded beyond
+5 %, unless that rank has a quota. In the table: right of all, seconds in the median (and the most).
+Needs root, for namespaces. Modes whose packages are not installed are left out, and said.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import statistics
 import sys
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,36 +74,50 @@ def planned(modes: Sequence[str], courses: Sequence[str], times: int) -> Iterato
                     yield mode, course
 
 
-def row(results: Sequence[dict[str, Any]]) -> tuple[object, ...]:
-    """Return the row of the table for the results of one fault in one mode."""
-    first = results[0]
-    seconds = [result["seconds"] for result in results if result.get("seconds") is not None]
-    ratios = [result["ratio"] for result in results if result.get("ratio") is not None]
-    innocent = [said for result in results for said in result.get("innocent", ())]
-    failures = {result["failure"] for result in results if "failure" in result}
-    starved = max((result["starved"] for result in results if "starved" in result), default=0.0)
+def line(result: dict[str, Any]) -> str:
+    """Return a result in one line."""
+    if "failure" in result:
+        return f"{result['mode']}, {result['fault']}: {result['failure']}"
+    seconds = "-" if result["seconds"] is None else f"{result['seconds']:.0f} s"
+    wrong = ", ".join((*result["innocent"], *result["others"]))
     return (
-        first["mode"],
-        first["fault"],
-        f"{sum(result['right'] for result in results)} of {len(results)}",
-        f"{statistics.median(seconds):.0f}" if seconds else "-",
-        f"{max(seconds):.0f}" if seconds else "-",
-        f"{statistics.median(ratios):.2f}" if ratios else "-",
-        ", ".join(sorted({*innocent, *failures})) or "none",
-        f"{starved:.1%}",
+        f"{result['mode']}, {result['fault']}: {'right' if result['right'] else 'WRONG'}, {seconds}, "
+        f"wrongly said: {wrong or 'nothing'}; no CPU {result['starved']:.1%}"
     )
 
 
+def cell(results: Sequence[dict[str, Any]]) -> str:
+    """Return what the table says about one fault in one mode."""
+    if not results:
+        return "-"
+    right = f"{sum(result['right'] for result in results)} of {len(results)}"
+    seconds = [result["seconds"] for result in results if result.get("seconds") is not None]
+    if not seconds:
+        return right
+    median, worst = f"{statistics.median(seconds):.0f}", f"{max(seconds):.0f}"
+    return f"{right}, {median} s" + (f" ({worst})" if worst != median else "")
+
+
 def tabulated(results: Sequence[dict[str, Any]]) -> str:
-    """Return the table of all results, and its summary."""
-    cells: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for result in results:
-        cells.setdefault((result["mode"], result["fault"]), []).append(result)
-    order = {name: number for number, name in enumerate((*MODES, *FAULTS))}
-    rows = [row(cells[cell]) for cell in sorted(cells, key=lambda cell: [order[n] for n in cell])]
-    head = ("mode", "fault", "right", "median s", "worst s", "factor", "wrongly said", "no CPU")
-    right = sum(result["right"] for result in results)
-    return f"{table(head, rows)}\n{right} of {len(results)} right.\n"
+    """Return the table of all results, with what is wrong in them."""
+    modes = [mode for mode in MODES if any(result["mode"] == mode for result in results)]
+    faults = [fault for fault in FAULTS if any(result["fault"] == fault for result in results)]
+    rows = [
+        (mode, *(cell([r for r in results if (r["mode"], r["fault"]) == (mode, fault)]) for fault in faults))
+        for mode in modes
+    ]  # fmt: skip
+    ratios = [
+        f"{fault}: {statistics.median(found):.2f} ({min(found):.2f} to {max(found):.2f})"
+        for fault in faults
+        if (found := [r["ratio"] for r in results if r["fault"] == fault and r.get("ratio")])
+    ]
+    wrong = [line(result) for result in results if not result["right"]]
+    parts = [
+        table(("mode", *faults), rows),
+        f"{len(results) - len(wrong)} of {len(results)} right. Factors told: {'; '.join(ratios)}.",
+        *wrong,
+    ]
+    return "\n".join(parts) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -113,8 +127,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--courses", default=",".join(COURSES))
-    parser.add_argument("--times", type=int, default=1)
-    parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--keep", type=Path, help="add the results to those in this folder")
     parser.add_argument("--table", type=Path, help="only print the table of this folder")
     options = parser.parse_args(arguments)
@@ -142,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 file = keep / f"{before + number:04}-{mode}-{course}.json"
                 file.write_text(json.dumps(found), encoding="utf-8")
                 for result in found:
-                    print(*row([result]), sep="  ", file=sys.stderr, flush=True)
+                    print(line(result), file=sys.stderr, flush=True)
 
         with watch(directory) as (nodes, server), ThreadPoolExecutor(options.at_once) as pool:
             plan = planned(options.modes.split(","), options.courses.split(","), options.times)
@@ -150,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 pool.submit(train, number, mode, course)
                 for number, (mode, course) in enumerate(plan)
             ]
-            for future in waiting:
+            for future in as_completed(waiting):
                 future.result()
         print(tabulated(_kept(keep)))
     starved = max((result.get("starved", 0.0) for result in results), default=0.0)

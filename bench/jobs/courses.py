@@ -26,7 +26,7 @@ REST = 60.0
 """Seconds of health between two faults of one training, at least."""
 UNTOLD = 240.0
 """Most seconds that alerts of the fault before may last."""
-AWAKE = 300.0
+AWAKE = 600.0
 """Most seconds until all ranks make steps."""
 LATE = 1.5
 """How many times the limit a fault lasts, so that a late verdict is told from none."""
@@ -190,7 +190,7 @@ class Training:
         right = (
             not judge.innocent
             if not fault.alert
-            else judge.is_done and seconds is not None and seconds <= fault.limit
+            else not judge.innocent and seconds is not None and seconds <= fault.limit
         )
         return {
             "mode": self._mode,
@@ -240,7 +240,8 @@ class Training:
         """Return the greatest share of the time in which a rank has waited for a CPU."""
         now = self._job.starved()
         elapsed = time.time() - self._at
-        return max((now[rank] - self._starved.get(rank, 0.0)) / elapsed for rank in now)
+        shares = [(now[rank] - self._starved.get(rank, 0.0)) / elapsed for rank in now]
+        return max(shares, default=0.0)
 
 
 def run(

@@ -29,6 +29,8 @@ WATCHED = (
     "dshealthd_job_step_wait_seconds",
     "dshealthd:job:work_ratio",
     "dshealthd_job_overdue_seconds",
+    "dshealthd_job_stage",
+    "dshealthd_job_hang",
     "dshealthd:job:hang_evidence",
     "ALERTS",
 )
@@ -103,7 +105,16 @@ class Prometheus:
                 "query_range", query=query, start=began, end=ended, step="5"
             ):
                 labels = sample["metric"]
-                own = ("alertname", "alertstate", "rank", "node", "class", "reason", "role")
+                own = (
+                    "alertname",
+                    "alertstate",
+                    "rank",
+                    "node",
+                    "class",
+                    "reason",
+                    "role",
+                    "stage",
+                )
                 key = " ".join(f"{label}={labels[label]}" for label in own if labels.get(label))
                 values = {round(at - began): float(value) for at, value in sample["values"]}
                 found.setdefault(name, {}).setdefault(key, {}).update(values)
