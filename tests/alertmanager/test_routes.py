@@ -179,7 +179,7 @@ def _selected(matchers: list[tuple[str, str, str]]) -> list[str]:
 def test_every_severity_has_its_receiver() -> None:
     """No alert has a severity beside those that routes speak of, and the Watchdog's."""
     found = {alert.severity for symptom in all_symptoms().values() for alert in symptom.alerts}
-    assert found == {"critical", "warning", "info", "none"}
+    assert found == {"critical", "warning", "none"}
     assert {
         symptom.slug
         for symptom in all_symptoms().values()

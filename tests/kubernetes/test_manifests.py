@@ -62,7 +62,7 @@ def agent(components: tuple[str, ...]) -> Any:
 
 @pytest.mark.parametrize("components", OVERLAYS, ids="+".join)
 def test_valid(components: tuple[str, ...]) -> None:
-    """Every object is one that Kubernetes 1.29 to 1.35 knows, without a field that they do not."""
+    """Every object is one that Kubernetes 1.29 and 1.35 know, without a field that they do not."""
     for entry in built(components):
         assert len(json.dumps(entry)) < LARGEST, entry["metadata"]["name"]
         if entry["kind"] != "Namespace":

@@ -458,7 +458,10 @@ def test_a_rank_without_a_cpu_is_not_hung(scene: Scene) -> None:
     scene.runner.run(
         until(lambda: not any(map(alive, children(scene.worker_pool.parent_pid or 0))))
     )
-    assert outcomes(scene.play("", "")) == [(Outcome.OK, "")] * 2
+    busy = (Outcome.INCONCLUSIVE, "busy")
+    while busy in (again := outcomes(scene.play("", ""))):
+        time.sleep(0.1)  # the pool notices a moment later that the worker has ended
+    assert again == [(Outcome.OK, "")] * 2
 
 
 @pytest.mark.parametrize(
