@@ -166,7 +166,7 @@ def test_changes_that_need_a_restart() -> None:
         },
     )
     assert config.restart_needed(old, old) == []
-    assert config.restart_needed(old, new) == ["web.listen_address", "log.level", "path.state"]
+    assert config.restart_needed(old, new) == ["web.listen_address", "path.state", "log.level"]
     assert isinstance(new, Config)
 
 

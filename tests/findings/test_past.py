@@ -206,7 +206,7 @@ def test_a_level_that_lasts_for_a_day_is_usual() -> None:
     been back in between.
     """
     window = Window(Measure.USUAL, 3600.0)
-    window.within = 1.5
+    window.within, window.dimensions = 1.5, ("gpu",)
     now = 0.0
 
     def play(value: float, hours: float) -> dict[tuple[str, ...], float]:
