@@ -38,18 +38,26 @@ def test_work_counts() -> None:
 def test_other_work_does_not_count() -> None:
     """A thread that shares its CPU with another is slower by the clock, not by the stopwatch."""
     before = os.sched_getaffinity(0)
-    code = "import time\nend = time.monotonic() + 30\nwhile time.monotonic() < end: pass"
+    code = (
+        "import time\nprint(flush=True)\n"
+        "end = time.monotonic() + 30\nwhile time.monotonic() < end: pass"
+    )
     os.sched_setaffinity(0, {min(before)})
     try:
-        busy = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+        busy = [
+            subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(3)
+        ]
         try:
+            for process in busy:
+                assert process.stdout is not None
+                process.stdout.readline()  # it is at work
             watch, started = Stopwatch(), time.monotonic()
             spin(0.3)
             passed, counted = time.monotonic() - started, watch.seconds()
         finally:
             for process in busy:
                 process.kill()
-                process.wait()
+                process.communicate()
     finally:
         os.sched_setaffinity(0, before)
     assert passed > 0.6

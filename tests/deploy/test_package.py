@@ -370,4 +370,4 @@ def test_upgrade_reboot_remove_purge(suite: str, package_before: Path, package: 
         left = machine.sh("find / -xdev -not -path '/proc/*' -name '*dshealth*'").split()
         assert {path for path in left if not path.startswith(("/root/", "/var/log/"))} <= before
         assert "dshealthd" not in machine.sh("cat /etc/passwd /etc/group")
-        assert machine.run("systemctl", "--failed", "--quiet").stdout == ""
+        assert machine.run("systemctl", "--failed", "--no-legend").stdout == ""
