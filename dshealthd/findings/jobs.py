@@ -133,10 +133,12 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
             source="dshealthd_job_rank_ended_timestamp_seconds",
             since=at,
         )
-    # Without heartbeats nobody knows which process it was, unless there is one job only.
-    here = {labels["training_job"] for labels, _ in series.highest("job_ranks", BEFORE_END)}
+    # Without heartbeats nobody knows which process it was, unless ranks of the only job here are gone.
+    ranks_before = list(series.highest("job_ranks", BEFORE_END))
+    here = {labels["training_job"] for labels, _ in ranks_before}
+    gone = any((series.value("job_ranks", **labels) or 0.0) < most for labels, most in ranks_before)
     heard = ended.keys() | {point.labels["training_job"] for point in series("job_step")}
-    if where and len(here) == 1 and here.isdisjoint(heard):
+    if where and gone and len(here) == 1 and here.isdisjoint(heard):
         (job,) = here
         yield Sign(
             alert="DshealthdJobFailed",
