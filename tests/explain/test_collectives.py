@@ -19,8 +19,8 @@ from tests.explain.watchdogs import RELEASES, Group, Rank, hung_group, printed
 if TYPE_CHECKING:
     from dshealthd.explain.causality import Finding
 
-CASES = 8
-WANTED = 0.85
+CASES = 20
+WANTED = 0.95
 
 
 def explained(groups: list[Group], release: str, chance: random.Random, world: int) -> Finding:

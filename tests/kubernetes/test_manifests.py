@@ -23,8 +23,7 @@ ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "deploy" / "kubernetes"
 COMPONENTS = (*chart.WHOLE, *sorted(chart.FLAGS, key=lambda name: name == "kernel-log"))
 """In the order of the README: what others change first, what replaces all rights last."""
-VERSIONS = ("1.29", "1.35")
-"""The oldest and the newest: fields only come, and versions of APIs only go, between them."""
+VERSIONS = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35")
 CUSTOM = frozenset(("PodMonitor", "PrometheusRule"))
 """Of the Prometheus operator, of which there is no schema among Kubernetes' own."""
 OVERLAYS = ((), *((name,) for name in COMPONENTS), COMPONENTS)
@@ -62,7 +61,7 @@ def agent(components: tuple[str, ...]) -> Any:
 
 @pytest.mark.parametrize("components", OVERLAYS, ids="+".join)
 def test_valid(components: tuple[str, ...]) -> None:
-    """Every object is one that Kubernetes 1.29 and 1.35 know, without a field that they do not."""
+    """Every object is one that Kubernetes 1.29 to 1.35 knows, without a field that they do not."""
     for entry in built(components):
         assert len(json.dumps(entry)) < LARGEST, entry["metadata"]["name"]
         if entry["kind"] != "Namespace":
