@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.processes import median, table
-from dshealthd import config
-from dshealthd.collection import registry
 from dshealthd.collection.supervisor import Supervisor
+from dshealthd.config import config, registry
 from dshealthd.core.host import Host
 from dshealthd.core.options import encode
 from dshealthd.core.result import CollectionOutcome, Result

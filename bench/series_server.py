@@ -9,7 +9,7 @@ import asyncio
 import sys
 import time
 
-from dshealthd.config import Web
+from dshealthd.config.config import Web
 from dshealthd.core.collector import gauge
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot

@@ -11,9 +11,9 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import config as configuration
 from dshealthd import logs, node_figures
 from dshealthd.collection.scheduler import Scheduler
+from dshealthd.config import config as configuration
 from dshealthd.core import background, garbage, state_file, state_writer
 from dshealthd.core.child import ErrorPipe, cause
 from dshealthd.core.collector import News
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.hang import Standstill

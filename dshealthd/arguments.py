@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dshealthd.flags import EXIT_USAGE, FlagParser, access, add_flags
+from dshealthd.config.flags import EXIT_USAGE, FlagParser, access, add_flags
 
 
 def nothing(_parser: ArgumentParser) -> None:

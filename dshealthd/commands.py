@@ -15,17 +15,18 @@ import time
 import typing
 from typing import Any
 
-from dshealthd import __version__, arguments, config, config_warnings, logs
+from dshealthd import __version__, arguments, logs
 from dshealthd.arguments import Command
+from dshealthd.config import config, warnings
+from dshealthd.config.flags import ACCESS, EXIT_UNKNOWN, FlagParser, tables
 from dshealthd.core.options import ConfigError
-from dshealthd.flags import ACCESS, EXIT_UNKNOWN, FlagParser, tables
 from dshealthd.notify import ServiceManager
 from dshealthd.status_line import first_of
 
 if typing.TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.http.client import Access
 
 MAX_FILES = 16_384
@@ -132,7 +133,7 @@ def check_config(loaded: Config, file: Path | None, _flags: dict[str, dict[str, 
         from dshealthd.web import config_file
 
         config_file.load(loaded.web.config_file)
-    for warning in config_warnings.of(loaded):
+    for warning in warnings.of(loaded):
         print(f"{file or 'command line'}: warning: {warning}", file=sys.stderr)
     enabled = [name for name, options in loaded.collectors.items() if options.enabled]
     print(

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dshealthd import config, flags
+from dshealthd.config import config, flags
 from dshealthd.core.options import ConfigError
 from dshealthd.doctor import callers, node
 from dshealthd.doctor.check import Outcome
@@ -36,7 +36,7 @@ from dshealthd.symptoms.runbooks import render
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.doctor.check import Check
 
 UNKNOWN = EXIT[Outcome.UNKNOWN]

@@ -9,8 +9,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd import config, flags
 from dshealthd.collectors.rendezvous import parse_ports
+from dshealthd.config import config, flags
 from dshealthd.core.options import ConfigError
 from dshealthd.free_port import Held, NoPort, candidates, hold
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
 
 DESCRIPTOR = "DSHEALTHD_PORT_FD"
 """Variable with the number of the inherited descriptor."""

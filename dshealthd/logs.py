@@ -18,7 +18,7 @@ from dshealthd.core.collector import counter
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.config import Log
+    from dshealthd.config.config import Log
     from dshealthd.core.collector import Sample
 
 

@@ -12,7 +12,7 @@ from dshealthd.probe.options import ProbeOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot
     from dshealthd.findings.finding import Verdict

@@ -15,7 +15,7 @@ from dshealthd.probe.members.membership import MembershipError, load
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
 
 if TYPE_CHECKING:
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.probe.members.membership import Membership
 
 EXIT_FAILURE = 1

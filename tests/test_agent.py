@@ -9,11 +9,11 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd import config
 from dshealthd.agent import Agent
 from dshealthd.collectors.job_hang import HANG, OVERDUE
 from dshealthd.collectors.job_writes import WRITES
 from dshealthd.collectors.training import STEP
+from dshealthd.config import config
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.jobs.service import Jobs
 from tests.agents import running, seconds_to_end

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd import __version__, cli, commands, config
-from dshealthd.collection import registry
-from dshealthd.flags import tables
+from dshealthd import __version__, cli, commands
+from dshealthd.config import config, registry
+from dshealthd.config.flags import tables
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def test_explain_imports_no_more_than_it_needs() -> None:
     code = (
         "import sys; from dshealthd import cli\n"
         "try: cli.main(['explain', '/dev/null'])\n"
-        "finally: print(*sorted({'asyncio', 'aiohttp', 'dshealthd.commands', 'dshealthd.config', "
+        "finally: print(*sorted({'asyncio', 'aiohttp', 'dshealthd.commands', 'dshealthd.config.config', "
         "'subprocess', 'ctypes'} & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from dshealthd import config
-from dshealthd.collection import registry
-from dshealthd.config import Config
+from dshealthd.config import config, registry
+from dshealthd.config.config import Config
 from dshealthd.core.address import listen_address
 from dshealthd.core.options import Bytes, ConfigError, Duration, Errors, decode, encode
 from dshealthd.probe.options import ProbeOptions

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import dshealthd
-from dshealthd.collection import registry
+from dshealthd.config import registry
 from dshealthd.core.collector import Worker
 from tests.web.certificates import authority
 
@@ -127,7 +127,7 @@ def test_an_agent_without_probes_does_without_them() -> None:
     the agent imports neither NVML nor torch.
     """
     code = (
-        "import sys\nimport dshealthd.config, dshealthd.agent\n"
+        "import sys\nimport dshealthd.config.config, dshealthd.agent\n"
         "print(*(name for name in sys.modules if name.startswith(('dshealthd.probe', 'dshealthd.nvml.s',"
         " 'pynvml', 'torch'))))"
     )
@@ -238,7 +238,7 @@ def test_no_package_imports_one_that_imports_it() -> None:
     order = tuple(graphlib.TopologicalSorter(graph).static_order())
     assert order.index("dshealthd.core") < order.index("dshealthd.probe")
     # A package declares its own section.
-    assert graph["dshealthd.config"] == {"dshealthd.core", "dshealthd.collection"}
+    assert graph["dshealthd.config.config"] == {"dshealthd.core", "dshealthd.collection"}
 
 
 def tours() -> dict[str, list[str]]:

@@ -23,8 +23,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from deploy.package import build, manual, runtime
-from dshealthd import config
-from dshealthd.collection import registry
+from dshealthd.config import config, registry
 
 PROJECT = Path(__file__).parents[1]
 PACKAGE = PROJECT / "deploy/package"

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dshealthd import cli, config
+from dshealthd import cli
 from dshealthd.commands import COMMANDS, parser
+from dshealthd.config import config
 from dshealthd.core.options import Errors
 from generate import reference
 from tests import yaml_files

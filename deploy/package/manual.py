@@ -13,9 +13,9 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__, doctor_command, free_port_command
-from dshealthd.collection import registry
 from dshealthd.commands import parser as command_line
-from dshealthd.config import SECTIONS
+from dshealthd.config import registry
+from dshealthd.config.config import SECTIONS
 from dshealthd.core.options import Duration
 from dshealthd.explain import command as explain_command
 

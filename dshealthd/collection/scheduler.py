@@ -14,8 +14,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.collection import registry
 from dshealthd.collection.supervisor import Supervisor
+from dshealthd.config import registry
 from dshealthd.core import background, state_file, state_writer
 from dshealthd.core.collector import Collector, CollectorOptions, Context, News
 from dshealthd.core.options import encode
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.core.backoff import Backoff
     from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot

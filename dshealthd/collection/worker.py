@@ -32,7 +32,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.collection import registry
+from dshealthd.config import registry
 from dshealthd.core import garbage, wire
 from dshealthd.core.collector import (
     Collector,

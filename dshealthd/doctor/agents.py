@@ -32,7 +32,7 @@ from dshealthd.probe.peers.credentials import CredentialError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.doctor.check import Check
     from dshealthd.probe.peers.client import PeerClient
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.doctor.check import Check
 
 

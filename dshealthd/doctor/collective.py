@@ -22,7 +22,7 @@ from dshealthd.probe.peers.messages import MAX_MEMBERS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.doctor.processes import Ended
 
 STEPS = ((8, 5), (1 << 20, 5), (16 << 20, 2))

@@ -12,7 +12,7 @@ from dshealthd.core.collector import Metric, MetricKind, Sample
 from dshealthd.findings.series import Series
 
 if TYPE_CHECKING:
-    from dshealthd.config import Config  # noqa: TC004 - which is above: nothing evaluates this type
+    from dshealthd.config.config import Config  # noqa: TC004 - which is above: nothing evaluates this type
     from dshealthd.core.host import Host
 
 

@@ -24,7 +24,7 @@ from dshealthd.probe.options import ProbeOptions
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.doctor.examination import Examined
     from dshealthd.doctor.processes import Ended
     from dshealthd.doctor.report import Report

@@ -22,7 +22,7 @@ from dshealthd.http.exchange import Unreachable
 from dshealthd.web.status import document as render
 
 if TYPE_CHECKING:
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.http.client import Access
 
 ASK_DEADLINE = 1.5

@@ -10,11 +10,11 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.config import SECTIONS
+from dshealthd.config.config import SECTIONS
 from dshealthd.core.options import Section, encode
 
 if TYPE_CHECKING:
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.doctor.report import Report
 
 REMOVED = "(removed)"

@@ -23,7 +23,7 @@ from dshealthd.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.http.client import Access
 
 EXIT_FAILURE = 1

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot
     from dshealthd.findings.finding import Finding
@@ -293,7 +293,7 @@ def exported(findings: Sequence[Finding]) -> Iterator[Sample]:
 @functools.cache
 def collectors_by_metric() -> Mapping[str, str]:
     """Return the collector of each metric, by name."""
-    from dshealthd.collection import registry
+    from dshealthd.config import registry
 
     return {
         name: collector

@@ -26,7 +26,7 @@ from dshealthd.http.local_agent import identify
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
 
 UNAUTHORIZED = "--user and --password-file"
 """What to do about a status of 401."""

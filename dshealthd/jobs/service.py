@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.core.host import Host
     from dshealthd.jobs.hangs.hang import Standstill, Work

@@ -19,7 +19,7 @@ from dshealthd.printable import printable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
 
 DEFAULT = "2h"
 """How long maintenance lasts without `--for`."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator, Mapping
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.nvrx.fitness import Fitness
 

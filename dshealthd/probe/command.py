@@ -24,7 +24,7 @@ from dshealthd.probe.peers.messages import MAX_SIZE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
 
 SIZES = (8, 1 << 10, 32 << 10, 1 << 20, 16 << 20, 64 << 20)
 SMALL = 1 << 20

@@ -20,7 +20,7 @@ from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.secret_files import CredentialError, open_secret, parse_keys
 
 if TYPE_CHECKING:
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
 
 DEFAULT = Path("/etc/dshealthd/probe.key")
 KEY_BYTES = 32

@@ -26,7 +26,7 @@ from dshealthd.probe.workers.worker_pool import WorkerPool
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.core.host import Host
     from dshealthd.probe.workers.job import RankResult
 

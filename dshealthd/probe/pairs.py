@@ -23,7 +23,7 @@ from dshealthd.probe.rounds.conclusion import timings_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
 
 LEAD = 28.0
 """Timeout in seconds for another agent to lead a round."""

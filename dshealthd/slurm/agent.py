@@ -14,7 +14,7 @@ from dshealthd.slurm.options import SlurmOptions
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
 
 TIMEOUT = 1.5
 """Seconds for the whole exchange with the agent."""

@@ -30,7 +30,7 @@ from dshealthd.probe.rounds import light
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
 
 MOST = 8
 """Most nodes that one node contacts, so that a job of a thousand nodes does not send a million

@@ -22,7 +22,7 @@ from dshealthd.slurm.options import SlurmOptions
 from dshealthd.slurm.streaks import Busy, kept
 
 if TYPE_CHECKING:
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
 
 REFUSE = 100
 """Exit status of a prolog on a drained node with a finding; neither Python nor a shell uses it."""

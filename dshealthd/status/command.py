@@ -22,7 +22,7 @@ from dshealthd.status.screen import Screen
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.http.client import Access, Client
     from dshealthd.status.query import AgentAnswer
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from aiohttp.streams import StreamReader
     from aiohttp.web_response import StreamResponse
 
-    from dshealthd.config import Web
+    from dshealthd.config.config import Web
     from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot
     from dshealthd.http.tls import Tls

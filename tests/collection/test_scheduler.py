@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd import config
-from dshealthd.collection import registry
 from dshealthd.collection.scheduler import WAKE_SPACING, Scheduler, _Inside, _Member
+from dshealthd.config import config, registry
 from dshealthd.core.collector import Collector, CollectorOptions, Context, News, NotAvailable, gauge
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration, Errors

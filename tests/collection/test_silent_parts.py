@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collection import registry
 from dshealthd.collection.supervisor import REPLACED, STARTS, Supervisor
+from dshealthd.config import registry
 from dshealthd.core.backoff import Backoff
 from dshealthd.core.collector import Reason
 from dshealthd.core.host import Host

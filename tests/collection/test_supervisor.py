@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.collection import registry, worker, worker_process
+from dshealthd.collection import worker, worker_process
 from dshealthd.collection.supervisor import REPLACED, STARTS, STUCK, UP, Supervisor
+from dshealthd.config import registry
 from dshealthd.core import child
 from dshealthd.core.backoff import Backoff
 from dshealthd.core.collector import Metric, News, Reason, read_by, shared_part

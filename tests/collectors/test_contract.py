@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dshealthd import collectors
-from dshealthd.collection import registry
+from dshealthd.config import registry
 
 FORBIDDEN = {
     "asyncio",

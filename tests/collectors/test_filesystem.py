@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collection import registry
 from dshealthd.collection.supervisor import Supervisor
 from dshealthd.collectors import filesystem
+from dshealthd.config import registry
 from dshealthd.core.backoff import Backoff
 from dshealthd.core.collector import Context, Fault, Metric, Reason
 from dshealthd.core.host import Host

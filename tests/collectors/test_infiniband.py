@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collection import registry
 from dshealthd.collection.supervisor import Supervisor
 from dshealthd.collectors.infiniband import (
     ERRORS,
@@ -34,6 +33,7 @@ from dshealthd.collectors.infiniband import (
     Infiniband,
     InfinibandOptions,
 )
+from dshealthd.config import registry
 from dshealthd.core.backoff import Backoff
 from dshealthd.core.collector import Context, Fault, Metric, Reason
 from dshealthd.core.exposition import Format, render

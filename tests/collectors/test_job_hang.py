@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.job_hang import JobHang
-from dshealthd.config import Config
+from dshealthd.config.config import Config
 from dshealthd.core.collector import Context
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host

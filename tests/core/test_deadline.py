@@ -16,7 +16,7 @@ import pytest
 
 from dshealthd.collection import worker_process
 from dshealthd.collection.worker_process import WorkerProcess
-from dshealthd.config import load
+from dshealthd.config.config import load
 from dshealthd.core import background, child, deadline, wire
 from dshealthd.core.deadline import happens, time_limit
 from dshealthd.core.host import Host

@@ -6,12 +6,12 @@ import dataclasses
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.config import load
+from dshealthd.config.config import load
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.doctor.status_document import collect
 
 if TYPE_CHECKING:
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.core.host import Host
     from dshealthd.doctor.check import Check, Result
 

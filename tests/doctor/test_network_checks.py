@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.config import load
+from dshealthd.config.config import load
 from dshealthd.core.host import Host
 from dshealthd.doctor.node import host_name, infiniband, member_connections, rendezvous, resources
 from dshealthd.doctor.options import DoctorOptions

@@ -14,7 +14,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from dshealthd import cli, config
+from dshealthd import cli
+from dshealthd.config import config
 from dshealthd.doctor import callers, node, support_file
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.examination import EXIT, Examined, accept

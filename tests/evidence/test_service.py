@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.config import Config
+from dshealthd.config.config import Config
 from dshealthd.core.host import Host
 from dshealthd.core.options import Bytes, Duration
 from dshealthd.evidence.bundle import kept

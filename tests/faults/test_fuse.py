@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collection import registry
+from dshealthd.config import registry
 from dshealthd.linux.fuse import parse_served_by_users
 from tests.agents import Scrape, running
 from tests.environments import wait_for_environment

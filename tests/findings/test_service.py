@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd import config as configuration
 from dshealthd.collectors.infiniband import UP
 from dshealthd.collectors.open_files import LIMIT, OPEN
+from dshealthd.config import config as configuration
 from dshealthd.core import state_writer
 from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.options import ConfigError

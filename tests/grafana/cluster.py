@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import yaml
 
-from dshealthd.collection import registry
+from dshealthd.config import registry
 from grafana import limits
 from tests import yaml_files
 from tests.grafana.server import prometheus

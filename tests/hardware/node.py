@@ -11,10 +11,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd import config
 from dshealthd.collection.scheduler import Scheduler
 from dshealthd.collectors import gpu, gpu_bus
-from dshealthd.config import Config
+from dshealthd.config import config
+from dshealthd.config.config import Config
 from dshealthd.core.collector import Context
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.snapshot import Snapshot

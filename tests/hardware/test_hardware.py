@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collection import registry
+from dshealthd.config import registry
 from tests.hardware.checks import TORCH
 from tests.hardware.collectives import judge
 from tests.hardware.item import State, ran

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd import cli, config
+from dshealthd import cli
+from dshealthd.config import config
 from dshealthd.evidence.command import _from_agent
 from dshealthd.http.client import Access, local
 from dshealthd.http.exchange import Unreachable
@@ -30,7 +31,7 @@ from tests.web.certificates import authority
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="takes root to be another user")
 

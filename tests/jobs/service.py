@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.config import Config, Paths
+from dshealthd.config.config import Config, Paths
 from dshealthd.core.collector import Context
 from dshealthd.core.host import Host
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions

@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from deploy.kubernetes import chart, rules
-from dshealthd import __version__, config
+from dshealthd import __version__
+from dshealthd.config import config
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.probe.options import ProbeOptions
 from tests import yaml_files

@@ -8,7 +8,7 @@ import signal
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.collection import registry
+from dshealthd.config import registry
 from tests.agents import RunningAgent, announced_port, end, launch
 from tests.lab.station import Namespaces, Station, connect
 from tests.nvml.simulator import Simulator

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.cli import main as dshealthd
-from dshealthd.collection import registry
+from dshealthd.config import registry
 from dshealthd.core.options import encode
 from tests.lab import jobs, probing
 from tests.lab.hardware import CHECKPOINTS, DATA, equip, training

@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dshealthd.collection import registry
+from dshealthd.config import registry
 from tests.agents import Scrape
 from tests.lab import Lab, jobs
 from tests.lab.node import merged, toml

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collection import registry
+from dshealthd.config import registry
 from dshealthd.core.host import Host
 from dshealthd.linux.pci import Bus, gpus_absent
 from dshealthd.nvml.collector import GpuCollectorOptions
@@ -122,7 +122,7 @@ def imported(statements: str) -> Iterable[str]:
 def test_declarations_need_no_pynvml() -> None:
     """The agent reads the declarations and asks for absence without loading pynvml."""
     modules = imported(
-        "from dshealthd.collection import registry\nfrom dshealthd.core.host import Host\n"
+        "from dshealthd.config import registry\nfrom dshealthd.core.host import Host\n"
         "for kind in registry.all_collectors().values(): kind.absent(kind.Options(), Host())"
     )
     assert "dshealthd.collectors.gpu" in modules

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from dshealthd.collection import registry
+from dshealthd.config import registry
 from dshealthd.core import wire
 from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.host import Host

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pynvml
 import pytest
 
-from dshealthd.collection import registry
+from dshealthd.config import registry
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.nvml import values

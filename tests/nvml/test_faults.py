@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collection import registry
+from dshealthd.config import registry
 from tests import frozen
 from tests.agents import RunningAgent, Scrape, running, seconds_to_end
 from tests.nvml.simulator import Simulator

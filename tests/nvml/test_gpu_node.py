@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.collection import registry
+from dshealthd.config import registry
 from tests.agents import LABEL, Scrape
 from tests.nvml.simulator import Simulator
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collection import registry
 from dshealthd.collection.scheduler import WAKE_SPACING
 from dshealthd.collectors.gpu import COLLECTOR_FAULT, FAULT, UP, GpuOptions
+from dshealthd.config import registry
 from dshealthd.core.backoff import Backoff
 from dshealthd.findings.gpus import HUNG, NVML, TWO_DEADLINES
 from tests import frozen

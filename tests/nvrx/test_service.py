@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
-from dshealthd.config import Config
+from dshealthd.config.config import Config
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
 from dshealthd.nvrx.options import NvrxOptions
 from dshealthd.nvrx.service import FINDINGS, UP, VERDICTS, HealthCheckService

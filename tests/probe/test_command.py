@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd import cli
-from dshealthd.config import Config
+from dshealthd.config.config import Config
 from dshealthd.core.options import ConfigError
 from dshealthd.probe import local_probe, pairs, report
 from dshealthd.probe.observation import Kind, Outcome, Stage, Timing

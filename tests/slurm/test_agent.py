@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import bcrypt
 import pytest
 
-from dshealthd import config
+from dshealthd.config import config
 from dshealthd.slurm import agent
 from dshealthd.slurm.agent import AgentSilent, CriticalFinding
 from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
@@ -31,7 +31,7 @@ from tests.web import certificates
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from dshealthd.slurm.agent import AgentVerdict
 
 SHIPPED = agent.TIMEOUT

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd import config
+from dshealthd.config import config
 from dshealthd.linux import starvation
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
     from tests.probe.services import Agent
 
 AS_SHIPPED = starvation.LAG

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dshealthd.collection import registry
+from dshealthd.config import registry
 from tests.soak.node import GPUS
 
 if TYPE_CHECKING:

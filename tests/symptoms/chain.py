@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dshealthd.collection import registry
+from dshealthd.config import registry
 from tests.agents import LABEL, SERIES
 from tests.lab.node import toml
 from tests.nvml.simulator import Simulator

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockbuster import BlockBuster
 
-from dshealthd.config import Web
+from dshealthd.config.config import Web
 from dshealthd.core.collector import Fault, Metric, Reason, Sample, gauge
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.config import Web
+from dshealthd.config.config import Web
 from dshealthd.http.connection import Connection, Requests
 from dshealthd.http.connection_limiter import MOMENT, SLOW, ConnectionLimiter, client_of
 from tests.flood import flooding

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.config import Web
+from dshealthd.config.config import Web
 from dshealthd.http.connection import Connection
 from dshealthd.http.connection_limiter import reset_on_close
 from tests.leftovers import without_search

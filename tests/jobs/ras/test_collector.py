@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.processes import free_port
-from dshealthd.collection.registry import all_collectors
 from dshealthd.collectors.nccl_ras import IMPLAUSIBLE, STATE, NcclRas
+from dshealthd.config.registry import all_collectors
 from dshealthd.core.collector import Context, Fault, News, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host

@@ -15,7 +15,7 @@ from dshealthd.symptoms import all_symptoms
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.config import Config
+    from dshealthd.config.config import Config
 
 
 def of(config: Config) -> Iterator[str]:

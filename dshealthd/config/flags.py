@@ -14,7 +14,7 @@ import typing
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dshealthd.config import SECTIONS
+from dshealthd.config.config import SECTIONS
 from dshealthd.core.options import Bytes, Duration
 
 if typing.TYPE_CHECKING:

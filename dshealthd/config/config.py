@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from dshealthd.collection import registry
+from dshealthd.config import registry
 from dshealthd.core.address import listen_address
 from dshealthd.core.collector import CollectorOptions
 from dshealthd.core.host import Host

@@ -1,0 +1,1 @@
+"""The configuration: sections and collectors, found where packages declare them; flags."""
