@@ -12,8 +12,8 @@ import time
 from dshealthd.config.config import Web
 from dshealthd.core.collector import gauge
 from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.self_metrics import SelfMetrics
 from dshealthd.web.server import Server
 
 SERIES_PER_METRIC = 20

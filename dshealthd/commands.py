@@ -15,13 +15,14 @@ import time
 import typing
 from typing import Any
 
-from dshealthd import __version__, arguments, logs
+from dshealthd import __version__, arguments
+from dshealthd.agent import logs
+from dshealthd.agent.status_line import first_of
+from dshealthd.agent.systemd import ServiceManager
 from dshealthd.arguments import Command
 from dshealthd.config import config, warnings
 from dshealthd.config.flags import ACCESS, EXIT_UNKNOWN, FlagParser, tables
 from dshealthd.core.options import ConfigError
-from dshealthd.notify import ServiceManager
-from dshealthd.status_line import first_of
 
 if typing.TYPE_CHECKING:
     from pathlib import Path
@@ -72,7 +73,7 @@ def run(
 ) -> int:
     """Run the agent until SIGTERM or SIGINT."""
     _import_aiohttp()
-    from dshealthd.agent import Agent
+    from dshealthd.agent.agent import Agent
     from dshealthd.web.server import ListenError
 
     manager = manager or ServiceManager()
@@ -146,8 +147,8 @@ def metrics(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]
     """Collect once, print the metrics as a scrape would show them, and exit."""
     from dshealthd.collection.scheduler import Scheduler
     from dshealthd.core.exposition import Format
+    from dshealthd.core.self_metrics import SelfMetrics
     from dshealthd.core.snapshot import Snapshot
-    from dshealthd.self_metrics import SelfMetrics
 
     snapshot = Snapshot(time.monotonic, time.time)
     telemetry = SelfMetrics(time.time())

@@ -16,11 +16,11 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import logs, node_figures
-from dshealthd import self_metrics as telemetry
+from dshealthd.agent import logs, node_figures
 from dshealthd.collection import supervisor
 from dshealthd.config import registry
 from dshealthd.config.config import SECTIONS
+from dshealthd.core import self_metrics as telemetry
 from dshealthd.core import snapshot, state_writer
 from dshealthd.core.options import Bytes, Duration
 from dshealthd.doctor import job, node

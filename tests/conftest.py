@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-from dshealthd import logs
+from dshealthd.agent import logs
 from tests.schedule import (
     pytest_addoption,
     pytest_collection_modifyitems,

@@ -127,7 +127,7 @@ def test_an_agent_without_probes_does_without_them() -> None:
     the agent imports neither NVML nor torch.
     """
     code = (
-        "import sys\nimport dshealthd.config.config, dshealthd.agent\n"
+        "import sys\nimport dshealthd.config.config, dshealthd.agent.agent\n"
         "print(*(name for name in sys.modules if name.startswith(('dshealthd.probe', 'dshealthd.nvml.s',"
         " 'pynvml', 'torch'))))"
     )
@@ -136,7 +136,7 @@ def test_an_agent_without_probes_does_without_them() -> None:
     ).stdout.split()
     assert set(loaded) == {
         "dshealthd.probe",
-        "dshealthd.probes",
+        "dshealthd.agent.probes",
         "dshealthd.probe.members",
         "dshealthd.probe.members.hostlist",
         "dshealthd.probe.options",
@@ -172,7 +172,7 @@ def test_agent_does_without_certificate_authorities(tmp_path: Path) -> None:
         "ssl.create_default_context = lambda *a, **k: made.append(make(*a, **k)) or made[-1]\n"
         "from dshealthd import commands\n"
         "commands._import_aiohttp()\n"
-        "import dshealthd.agent\n"
+        "import dshealthd.agent.agent\n"
         "print(len(made), sum(context.cert_store_stats()['x509'] for context in made))\n"
         "print(os.environ.get('SSL_CERT_FILE'), os.environ.get('SSL_CERT_DIR'))"
     )
@@ -224,7 +224,7 @@ def test_no_module_imports_one_that_imports_it() -> None:
     modules = modules_of_source()
     graph = {name: imported(file, modules) for name, file in modules.items()}
     order = tuple(graphlib.TopologicalSorter(graph).static_order())
-    assert order.index("dshealthd.core.collector") < order.index("dshealthd.agent")
+    assert order.index("dshealthd.core.collector") < order.index("dshealthd.agent.agent")
 
 
 def test_no_package_imports_one_that_imports_it() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from dshealthd.agent.node_figures import samples
 from dshealthd.core.collector import Sample, gauge
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.node_figures import samples
 
 INFO = gauge("dshealthd_gpu_info", "Info.", "gpu", "uuid", "pci", "name")
 UP = gauge("dshealthd_gpu_up", "Up.", "gpu", "uuid")

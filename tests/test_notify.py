@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.agent.status_line import first_of, status_line
+from dshealthd.agent.systemd import ServiceManager
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.notify import ServiceManager
-from dshealthd.status_line import first_of, status_line
 from tests.agents import launch, running
 from tests.stopwatch import Stopwatch
 

@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
     from dshealthd.config.config import Web
     from dshealthd.core.collector import Sample
+    from dshealthd.core.self_metrics import SelfMetrics
     from dshealthd.core.snapshot import Snapshot
     from dshealthd.http.tls import Tls
     from dshealthd.nvrx.fitness import Fitness
-    from dshealthd.self_metrics import SelfMetrics
 
 REQUESTS = counter(
     "dshealthd_web_requests_total",

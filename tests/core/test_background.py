@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import dshealthd
+from dshealthd.agent.logs import LineWriter
 from dshealthd.core import background
 from dshealthd.core.child import StartError
 from dshealthd.core.state_writer import LatestWriter
 from dshealthd.jobs.heartbeats import blocking_tasks
-from dshealthd.logs import LineWriter
 from dshealthd.probe.peers.resolver import LookupFailed, Resolver
 from dshealthd.web.auth import Authenticator
 from dshealthd.web.config_file import WebConfigFile

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.agent import _keep_freeing
+from dshealthd.agent.agent import _keep_freeing
 from dshealthd.collection.channel import Channel
 from dshealthd.core import garbage
 from dshealthd.core.garbage import EVERY, Cycles

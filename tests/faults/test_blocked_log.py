@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.agent.logs import LineWriter
 from dshealthd.core import child
-from dshealthd.logs import LineWriter
 from tests.agents import RunningAgent, announced_port
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def test_a_log_that_hangs_prints_no_traceback_at_exit() -> None:
     """Under a wall clock that is moved, where sleeping fails with EINVAL."""
     code = """
 import atexit, os
-from dshealthd import logs
+from dshealthd.agent import logs
 writer = logs.LineWriter(os.pipe()[1])
 atexit.register(writer.flush, 0.1)
 for _ in range(100):

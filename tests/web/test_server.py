@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dshealthd.core.exposition import Format
+from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
-from dshealthd.self_metrics import SelfMetrics
 from dshealthd.web.page_files import page_files
 from dshealthd.web.server import REQUESTS, Server, _to_open
 from tests.web.serving import (

@@ -11,7 +11,10 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import logs, node_figures
+from dshealthd.agent import logs, node_figures
+from dshealthd.agent.probes import Probes
+from dshealthd.agent.status_line import first_of, status_line
+from dshealthd.agent.systemd import ServiceManager
 from dshealthd.collection.scheduler import Scheduler
 from dshealthd.config import config as configuration
 from dshealthd.core import background, garbage, state_file, state_writer
@@ -19,6 +22,7 @@ from dshealthd.core.child import ErrorPipe, cause
 from dshealthd.core.collector import News
 from dshealthd.core.exposition import Format
 from dshealthd.core.options import ConfigError
+from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import Evidence
@@ -28,25 +32,21 @@ from dshealthd.findings.options import FindingsOptions
 from dshealthd.findings.overview import overview
 from dshealthd.findings.service import Judge
 from dshealthd.jobs.service import Jobs
-from dshealthd.notify import ServiceManager
 from dshealthd.nvrx.fitness import fitness
 from dshealthd.nvrx.options import NvrxOptions
 from dshealthd.nvrx.service import HealthCheckService as HealthCheck
-from dshealthd.probes import Probes
-from dshealthd.self_metrics import SelfMetrics
-from dshealthd.status_line import first_of, status_line
 from dshealthd.web.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from dshealthd.agent.service import Service
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.findings.series import Series
     from dshealthd.jobs.hangs.hang import Standstill
     from dshealthd.nvrx.fitness import Fitness
-    from dshealthd.service import Service
 
 log = logging.getLogger(__name__)
 

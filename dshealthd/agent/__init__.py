@@ -1,0 +1,1 @@
+"""The agent: one event loop that runs services, and what it says of itself."""
