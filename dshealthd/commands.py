@@ -17,8 +17,7 @@ from typing import Any
 
 from dshealthd import __version__, arguments
 from dshealthd.agent import logs
-from dshealthd.agent.status_line import first_of
-from dshealthd.agent.systemd import ServiceManager
+from dshealthd.agent.systemd import ServiceManager, first_of
 from dshealthd.arguments import Command
 from dshealthd.config import config, warnings
 from dshealthd.config.flags import ACCESS, EXIT_UNKNOWN, FlagParser, tables

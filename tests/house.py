@@ -20,7 +20,7 @@ KEPT = {
     "nvrx/options.py": "a section of the configuration, read without the rest of its package",
     "plural.py": "used everywhere",
     "printable.py": "used everywhere, and the one place that makes text safe",
-    "agent/service.py": "what all services implement",
+    "agent/agent.py": "what all services implement",
     "training/attachment.py": "runs in trainings, where only what is used is imported",
 }
 """Small modules, or folders of such, that stand alone, and why."""

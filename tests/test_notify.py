@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.agent.status_line import first_of, status_line
-from dshealthd.agent.systemd import ServiceManager
+from dshealthd.agent.systemd import ServiceManager, first_of, status_line
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot

@@ -9,12 +9,11 @@ import os
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dshealthd.agent import logs, node_figures
 from dshealthd.agent.probes import Probes
-from dshealthd.agent.status_line import first_of, status_line
-from dshealthd.agent.systemd import ServiceManager
+from dshealthd.agent.systemd import ServiceManager, first_of, status_line
 from dshealthd.collection.scheduler import Scheduler
 from dshealthd.config import config as configuration
 from dshealthd.core import background, garbage, state_file, state_writer
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from dshealthd.agent.service import Service
     from dshealthd.config.config import Config
     from dshealthd.core.collector import Sample
     from dshealthd.findings.series import Series
@@ -327,3 +325,34 @@ def _check_writable(directory: Path) -> None:
         read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
         code = errno.EROFS if read_only else errno.EACCES
         raise OSError(code, os.strerror(code), str(directory))
+
+
+class Service(Protocol):
+    """One part of the agent, in its event loop; the agent holds a list of them."""
+
+    @property
+    def name(self) -> str:
+        """The service's name in the log and the status line."""
+        ...
+
+    async def apply(self, config: Config) -> None:
+        """Run the service as configured, from the first call on; unchanged parts keep running.
+
+        A failure to start is a state and never an exception: the agent continues without it.
+        """
+        ...
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the service's own metrics; none while it is off."""
+        ...
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the service's state for users: `state` is `off`, `ok`, `running` or `failing`.
+
+        If it is failing, `detail` is the reason.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Stop everything the service started. `apply` may never have been called."""
+        ...
