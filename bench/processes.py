@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dshealthd.cli.free_port import candidates, hold
 from dshealthd.core.host import Host
-from dshealthd.free_port import candidates, hold
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -2,6 +2,6 @@
 
 import sys
 
-from dshealthd.cli import main
+from dshealthd.cli.main import main
 
 sys.exit(main())

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd import alerting_check, cli
+from dshealthd.cli import main as cli
+from dshealthd.cli import test_alert
 from tests.http import impostors
 from tests.lab.receiver import FIRING, RESOLVED, Alert, Receiver
 from tests.lab.servers import alertmanager, routes
@@ -136,7 +137,7 @@ def test_an_endless_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An answer that is too large, or does not end in time, stops the test."""
-    monkeypatch.setattr(alerting_check, "TIMEOUT", 2.0)
+    monkeypatch.setattr(test_alert, "TIMEOUT", 2.0)
 
     def pour(connection: socket.socket, _: bytes) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd import __version__, cli, commands
+from dshealthd import __version__
+from dshealthd.cli import commands
+from dshealthd.cli import main as cli
 from dshealthd.config import config, registry
 from dshealthd.config.flags import tables
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.arguments import Command
+    from dshealthd.cli.arguments import Command
 
 
 def dshealthd(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -43,9 +45,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_explain_imports_no_more_than_it_needs() -> None:
     """`explain` reads most logs in less time than asyncio, aiohttp and the commands take to import."""
     code = (
-        "import sys; from dshealthd import cli\n"
+        "import sys; from dshealthd.cli import main as cli\n"
         "try: cli.main(['explain', '/dev/null'])\n"
-        "finally: print(*sorted({'asyncio', 'aiohttp', 'dshealthd.commands', 'dshealthd.config.config', "
+        "finally: print(*sorted({'asyncio', 'aiohttp', 'dshealthd.cli.commands', 'dshealthd.config.config', "
         "'subprocess', 'ctypes'} & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SOURCE = Path(dshealthd.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
-COMMANDS = ("doctor/", "explain/", "free_port_command.py", "slurm/", "status/")
+COMMANDS = ("doctor/", "explain/", "cli/free_port_command.py", "slurm/", "status/")
 """What never runs in the agent: a thread or a child there ends with its command."""
 BROAD = {
     "core/result.py": "a defect in one collector must not end the agent",
@@ -170,7 +170,7 @@ def test_agent_does_without_certificate_authorities(tmp_path: Path) -> None:
         "import os, ssl\n"
         "made, make = [], ssl.create_default_context\n"
         "ssl.create_default_context = lambda *a, **k: made.append(make(*a, **k)) or made[-1]\n"
-        "from dshealthd import commands\n"
+        "from dshealthd.cli import commands\n"
         "commands._import_aiohttp()\n"
         "import dshealthd.agent.agent\n"
         "print(len(made), sum(context.cert_store_stats()['x509'] for context in made))\n"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd import cli
+from dshealthd.cli import main as cli
+from dshealthd.cli.free_port import Held, NoPort, candidates, hold
 from dshealthd.core.host import Host
-from dshealthd.free_port import Held, NoPort, candidates, hold
 from tests.netns import connection, listener, network_namespace
 
 if TYPE_CHECKING:

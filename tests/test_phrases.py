@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd import cli, commands
+from dshealthd.cli import commands
+from dshealthd.cli import main as cli
 
 ROOT = Path(__file__).parents[1]
 BANNED = {

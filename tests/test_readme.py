@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dshealthd import cli
-from dshealthd.commands import COMMANDS, parser
+from dshealthd.cli import main as cli
+from dshealthd.cli.commands import COMMANDS, parser
 from dshealthd.config import config
 from dshealthd.core.options import Errors
 from generate import reference

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.cli import main
+from dshealthd.cli.main import main
 from dshealthd.probe.members.membership import Member, Membership
-from dshealthd.targets import document
+from dshealthd.probe.members.targets import document
 from tests.agents import running
 from tests.web.serving import serving
 

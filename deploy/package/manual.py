@@ -12,8 +12,9 @@ import json
 import typing
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import __version__, doctor_command, free_port_command
-from dshealthd.commands import parser as command_line
+from dshealthd import __version__, doctor_command
+from dshealthd.cli import free_port_command
+from dshealthd.cli.commands import parser as command_line
 from dshealthd.config import registry
 from dshealthd.config.config import SECTIONS
 from dshealthd.core.options import Duration

@@ -293,7 +293,9 @@ class Agent:
 
         Raise LookupError while the members are unknown.
         """
-        from dshealthd.targets import document  # imports modules that only probes need
+        from dshealthd.probe.members.targets import (
+            document,  # imports modules that only probes need
+        )
 
         return document(self._probes.membership, port)
 

@@ -158,7 +158,7 @@ def _clients(
 def _configured(loaded: Config) -> list[str]:
     """Return the members in this configuration, as `HOST:PORT`."""
     from dshealthd.probe.members.membership import MembershipError  # only probes need it
-    from dshealthd.targets import addresses
+    from dshealthd.probe.members.targets import addresses
 
     try:
         return addresses(loaded)

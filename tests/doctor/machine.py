@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import cli
+from dshealthd.cli import main as cli
 from dshealthd.doctor.node import process_limits
 from tests.nvml.simulator import Simulator
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.processes import free_port
-from dshealthd import cli
+from dshealthd.cli import main as cli
 from dshealthd.doctor.across import compare
 from dshealthd.doctor.hosts import HostsError, ask, names
 from dshealthd.doctor.report import NodeReport

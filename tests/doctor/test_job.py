@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from dshealthd import cli
+from dshealthd.cli import main as cli
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from dshealthd import cli
+from dshealthd.cli import main as cli
 from dshealthd.config import config
 from dshealthd.doctor import callers, node, support_file
 from dshealthd.doctor.check import Outcome, Result

@@ -258,7 +258,7 @@ def test_an_interpreter_that_cannot_be_run_is_named(tmp_path: Path) -> None:
     interpreter = tmp_path / "python"
     interpreter.write_text("")
     interpreter.chmod(0o600)
-    code = "import sys; sys.executable = sys.argv.pop(1); from dshealthd import cli; "
+    code = "import sys; sys.executable = sys.argv.pop(1); from dshealthd.cli import main as cli; "
     code += "sys.exit(cli.main(sys.argv[1:]))"
 
     def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd import cli
+from dshealthd.cli import main as cli
 from dshealthd.config import config
 from dshealthd.evidence.command import _from_agent
 from dshealthd.http.client import Access, local

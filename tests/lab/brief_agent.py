@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from dshealthd import cli
+from dshealthd.cli import main as cli
 from dshealthd.findings.catalogue import catalogue
 
 KEEP_SECONDS = 15

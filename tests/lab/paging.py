@@ -10,7 +10,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.cli import main as dshealthd
+from dshealthd.cli.main import main as dshealthd
 from dshealthd.config import registry
 from dshealthd.core.options import encode
 from tests.lab import jobs, probing

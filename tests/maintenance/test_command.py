@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd import cli
+from dshealthd.cli import main as cli
 from dshealthd.collectors.maintenance import ACTIVE, END, INFO, MaintenanceCollector
 from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.host import Host

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from dshealthd import cli
+from dshealthd.cli import main as cli
 from dshealthd.probe.peers.secret_files import parse_keys
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dshealthd import cli
+from dshealthd.cli import main as cli
 from tests.probe.peering import run
 from tests.probe.services import NAMES, agents, until
 from tests.web import certificates

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import bcrypt
 import pytest
 
-from dshealthd import cli
+from dshealthd.cli import main as cli
 from dshealthd.collectors.gpu import ACTIVITY, FAULT, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.gpu_processes import RANK as GPU

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.cli import main
+from dshealthd.cli.main import main
 from dshealthd.core.options import ConfigError
 from dshealthd.web import config_file
 from dshealthd.web.config_file import CHECK_INTERVAL, CHECK_PATIENCE, WebConfigFile, load

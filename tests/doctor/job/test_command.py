@@ -7,7 +7,7 @@ import re
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from dshealthd.cli import main
+from dshealthd.cli.main import main
 from dshealthd.doctor import node
 from dshealthd.doctor.job import CHECKS
 

@@ -9,10 +9,10 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from dshealthd.cli.free_port import Held, NoPort, candidates, hold
 from dshealthd.collectors.rendezvous import parse_ports
 from dshealthd.config import config, flags
 from dshealthd.core.options import ConfigError
-from dshealthd.free_port import Held, NoPort, candidates, hold
 
 if TYPE_CHECKING:
     import argparse

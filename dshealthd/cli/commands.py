@@ -15,10 +15,11 @@ import time
 import typing
 from typing import Any
 
-from dshealthd import __version__, arguments
+from dshealthd import __version__
 from dshealthd.agent import logs
 from dshealthd.agent.systemd import ServiceManager, first_of
-from dshealthd.arguments import Command
+from dshealthd.cli import arguments
+from dshealthd.cli.arguments import Command
 from dshealthd.config import config, warnings
 from dshealthd.config.flags import ACCESS, EXIT_UNKNOWN, FlagParser, tables
 from dshealthd.core.options import ConfigError
@@ -175,7 +176,7 @@ def targets(
     An agent serves the same list at /api/v1/targets for HTTP service discovery. All agents are
     assumed to listen on the port that is configured here.
     """
-    from dshealthd.targets import targets as command
+    from dshealthd.probe.members.targets import targets as command
 
     return command(loaded, **own)
 
@@ -246,7 +247,7 @@ def maintenance(
     Until maintenance ends, the node's alerts are shown but page no one, and probes skip the node.
     It survives restarts. Needs root, or the agent's user, which can write to path.state.
     """
-    from dshealthd.maintenance.command import maintenance as command
+    from dshealthd.cli.maintenance import maintenance as command
 
     return command(loaded, **own)
 
@@ -259,7 +260,7 @@ def send_test_alert(
     With --prometheus, first check that Prometheus scrapes agents, evaluates the rules and has an
     Alertmanager.
     """
-    from dshealthd.alerting_check import check_alerting as command
+    from dshealthd.cli.test_alert import check_alerting as command
 
     return command(**own)
 

@@ -1,0 +1,1 @@
+"""The command line: parsing, and the commands that have no package of their own."""
