@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SOURCE = Path(dshealthd.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
-COMMANDS = ("doctor/", "explain/", "cli/free_port_command.py", "slurm/", "status/")
+COMMANDS = ("doctor/", "explain/", "cli/free_port.py", "slurm/", "status/")
 """What never runs in the agent: a thread or a child there ends with its command."""
 BROAD = {
     "core/result.py": "a defect in one collector must not end the agent",

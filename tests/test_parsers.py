@@ -182,7 +182,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("linux.mounts", "parse_mountinfo", LINES),
         ("doctor.options", "parse_accepted", LINES),
         ("linux.process_stat", "parse_stat", BYTES),
-        ("maintenance.state", "parse", st.one_of(LINES, DOCUMENTS.map(json.dumps))),
+        ("collectors.maintenance", "parse", st.one_of(LINES, DOCUMENTS.map(json.dumps))),
         ("linux.process_limits", "parse_limits", BYTES),
         ("linux.process_limits", "parse_locked", BYTES),
         ("linux.socket_owners", "parse_inode", TEXT),

@@ -13,7 +13,7 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__, doctor_command
-from dshealthd.cli import free_port_command
+from dshealthd.cli import free_port
 from dshealthd.cli.commands import parser as command_line
 from dshealthd.config import registry
 from dshealthd.config.config import SECTIONS
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 APART = {
     "doctor": doctor_command.parser,
     "explain": explain_command.parser,
-    "free-port": free_port_command.parser,
+    "free-port": free_port.parser,
 }
 """Commands that the command line only names: their own parsers have their options."""
 EXIT = (

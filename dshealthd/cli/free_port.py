@@ -1,21 +1,29 @@
-"""A TCP port for a rendezvous: free, not in TIME_WAIT, and not one that the kernel assigns.
-
-A port that was only tested may be taken a moment later, so it is bound, and stays bound for as long
-as the caller wants.
+"""`dshealthd free-port`: a port for the rendezvous of a job, free and not one that the
+kernel assigns, which the command can hold.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import random
+import select
+import signal
 import socket
+import sys
+import time
 from typing import TYPE_CHECKING
 
+from dshealthd.collectors.rendezvous import parse_ports
+from dshealthd.config import config, flags
+from dshealthd.core.options import ConfigError
 from dshealthd.linux.local_network import local_ports
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
+    from dshealthd.config.config import Config
     from dshealthd.core.host import Host
 
 SERVED = frozenset((10061, 10062, 28028))
@@ -98,3 +106,126 @@ def hold(ports: Sequence[int]) -> Held:
         f"`ss -tanp '( sport >= {min(ports)} and sport <= {max(ports)} )'` shows who uses them"
     )
     raise NoPort(message)
+
+
+DESCRIPTOR = "DSHEALTHD_PORT_FD"
+"""Variable with the number of the inherited descriptor."""
+HELD = 60.0
+"""Seconds to hold a port by default."""
+EXIT_FAILURE, EXIT_USAGE = 1, 2
+DESCRIPTION = """\
+Print a port for a rendezvous that is free here, not in TIME_WAIT and outside the ephemeral
+range. Hold it until COMMAND starts, or for as long as --hold says. Run it on the master: no
+other node binds the port.
+"""
+EPILOG = """\
+examples:
+  export MASTER_PORT=$(dshealthd free-port)
+  dshealthd free-port -- deepspeed train.py
+  dshealthd free-port --hold 300
+
+Exit status: 0 ok, 1 no such port, 2 wrong usage; with COMMAND, that of COMMAND.
+"""
+
+
+def parser() -> flags.FlagParser:
+    """Return the parser of the command `free-port`."""
+    made = flags.FlagParser(prog="dshealthd free-port", description=DESCRIPTION, epilog=EPILOG)
+    made.add_argument(
+        "--range",
+        metavar="FIRST-LAST",
+        help="ports to choose from (default: collectors.rendezvous.ports)",
+    )
+    made.add_argument("--port", type=int, metavar="PORT", help="use this port or none")
+    made.add_argument(
+        "--hold",
+        nargs="?",
+        type=float,
+        const=HELD,
+        metavar="SECONDS",
+        help="keep it bound for this long (default: 60) or until standard input ends",
+    )
+    made.add_argument(
+        "--pass-descriptor",
+        action="store_true",
+        help=f"pass the bound sockets to COMMAND, first descriptor in {DESCRIPTOR}, instead of "
+        "releasing the port as it starts (TCPStore's master_listen_fd)",
+    )
+    made.add_argument(
+        "run",
+        metavar="COMMAND",
+        nargs="*",
+        help="after --: run this with MASTER_PORT set; the port is held until it starts",
+    )
+    flags.add_flags(made)
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command `free-port` and return its exit status."""
+    options = parser().parse_args(arguments)
+    try:
+        loaded = config.load(options.config_file, flags.tables(options))
+        return _serve(options, _ports(options, loaded))
+    except (ConfigError, ValueError) as error:
+        print(f"dshealthd free-port: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except (NoPort, OSError) as error:
+        print(f"dshealthd free-port: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+
+
+def _ports(options: argparse.Namespace, loaded: Config) -> list[int]:
+    """Return the ports to try. ValueError for a bad range, NoPort if none is usable."""
+    if options.port is not None:
+        first, last = parse_ports(str(options.port))
+    else:
+        text = options.range or getattr(loaded.collectors["rendezvous"], "ports", "")
+        first, last = parse_ports(text)
+    return candidates(loaded.path.host, first, last)
+
+
+def _serve(options: argparse.Namespace, ports: Sequence[int]) -> int:
+    """Choose a free port, hold it, and print it or pass it to the command."""
+    held = hold(ports)
+    try:
+        if options.run:
+            return _exec(options, held)
+        print(held.port, flush=True)
+        if options.hold is not None:
+            _wait(options.hold)
+    finally:
+        held.release()
+    return 0
+
+
+def _exec(options: argparse.Namespace, held: Held) -> int:
+    """Replace this process with the command.
+
+    The sockets close as it starts, unless they are passed on.
+    """
+    environment = {**os.environ, "MASTER_PORT": str(held.port)}
+    if options.pass_descriptor:
+        for one in held.sockets:
+            os.set_inheritable(one.fileno(), True)  # noqa: FBT003 - positional only
+        environment[DESCRIPTOR] = str(held.sockets[0].fileno())
+    os.execvpe(options.run[0], options.run, environment)  # noqa: S606 - the user's command
+
+
+def _wait(seconds: float) -> None:
+    """Wait for `seconds`, the end of standard input, SIGTERM or SIGINT."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    end = time.monotonic() + seconds
+    try:
+        while (left := end - time.monotonic()) > 0:
+            ready, _, _ = select.select([sys.stdin], [], [], left)
+            if ready and not os.read(sys.stdin.fileno(), 4096):
+                return
+    except KeyboardInterrupt:
+        return
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -50,9 +50,9 @@ def _run(words: list[str] | None) -> int:
 
         return doctor_command.main(words[1:])
     if words[:1] == ["free-port"]:  # forks and execs, so no log thread may run
-        from dshealthd.cli import free_port_command
+        from dshealthd.cli import free_port
 
-        return free_port_command.main(words[1:])
+        return free_port.main(words[1:])
     from dshealthd.cli import commands
 
     return commands.main(words)

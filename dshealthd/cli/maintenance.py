@@ -11,9 +11,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from dshealthd.collectors.maintenance import FILES, LIMIT, MAX_REASON, Maintenance, parse
 from dshealthd.core import state_file
 from dshealthd.core.options import Duration
-from dshealthd.maintenance.state import FILES, LIMIT, MAX_REASON, Maintenance, parse
 from dshealthd.printable import printable
 
 if TYPE_CHECKING:

@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.cli import main as cli
-from dshealthd.collectors.maintenance import ACTIVE, END, INFO, MaintenanceCollector
+from dshealthd.collectors.maintenance import (
+    ACTIVE,
+    END,
+    FILES,
+    INFO,
+    Maintenance,
+    MaintenanceCollector,
+    parse,
+)
 from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, Result, attempt
-from dshealthd.maintenance.state import FILES, Maintenance, parse
 
 if TYPE_CHECKING:
     from dshealthd.core.collector import Metric

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.cli import main as cli
-from dshealthd.maintenance.state import FILES, MAX_REASON, parse
+from dshealthd.collectors.maintenance import FILES, MAX_REASON, parse
 from dshealthd.slurm.controller import ControllerError
 from dshealthd.slurm.maintenance import COUNTS, keep
 from tests.slurm.cluster import NOW, node
