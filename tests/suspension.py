@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.core import deadline
+from dshealthd.core import timing
 
 if TYPE_CHECKING:
     import pytest
@@ -21,7 +21,7 @@ class Suspension:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._jump = 0.0
-        monkeypatch.setattr(deadline, "MOMENT", 60.0)
+        monkeypatch.setattr(timing, "MOMENT", 60.0)
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(loop, "time", lambda: time.monotonic() + self._jump)
 

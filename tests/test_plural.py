@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dshealthd.plural import plural
+from dshealthd.core.text import plural
 
 
 @pytest.mark.parametrize(

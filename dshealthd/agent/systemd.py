@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from dshealthd.core.result import CollectionOutcome
-from dshealthd.plural import plural
+from dshealthd.core.text import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, MutableMapping

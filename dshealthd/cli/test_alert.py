@@ -18,9 +18,9 @@ import time
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.printable import printable
+from dshealthd.core.text import plural
 from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, verifying
-from dshealthd.plural import plural
-from dshealthd.printable import printable
 from dshealthd.symptoms.entry import RULESET
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dshealthd.collection.channel import Channel
 from dshealthd.core import child, wire
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import News, Reason
-from dshealthd.core.deadline import MOMENT, time_limit
+from dshealthd.core.timing import MOMENT, time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

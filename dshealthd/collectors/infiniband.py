@@ -28,6 +28,7 @@ from dshealthd.core.collector import (
 )
 from dshealthd.core.options import option
 from dshealthd.core.result import os_reason
+from dshealthd.core.text import plural
 from dshealthd.linux.infiniband import (
     Adapter,
     PortHistory,
@@ -36,7 +37,6 @@ from dshealthd.linux.infiniband import (
     parse_state,
     read_attribute,
 )
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,6 +18,7 @@ from dshealthd.core.address import name_is_unknown
 from dshealthd.core.collector import Collector, CollectorOptions, Fault, Worker, gauge
 from dshealthd.core.host import read, read_bytes
 from dshealthd.core.options import Duration, option
+from dshealthd.core.printable import printable
 from dshealthd.core.result import os_reason
 from dshealthd.jobs.environment import Launcher, is_loopback, natural
 from dshealthd.jobs.processes import ProcessTable
@@ -25,7 +26,6 @@ from dshealthd.jobs.ranks import Ranks
 from dshealthd.linux.credentials import assumed, parse_user
 from dshealthd.linux.netlink import TcpState
 from dshealthd.linux.sockets import Sockets
-from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

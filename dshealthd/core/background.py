@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from dshealthd.core.child import StartError
-from dshealthd.core.deadline import happens
+from dshealthd.core.timing import happens
 
 if TYPE_CHECKING:
     from collections.abc import Callable

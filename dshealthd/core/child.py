@@ -19,8 +19,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from dshealthd.core import wire
-from dshealthd.core.deadline import happens
-from dshealthd.printable import printable
+from dshealthd.core.printable import printable
+from dshealthd.core.timing import happens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.examination import Examined
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -12,7 +12,8 @@ import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.deadline import time_limit
+from dshealthd.core.text import plural
+from dshealthd.core.timing import time_limit
 from dshealthd.doctor.check import ORDER, Outcome, Result
 from dshealthd.doctor.examination import Examined, accept
 from dshealthd.doctor.facts import facts
@@ -21,7 +22,6 @@ from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.report import NodeReport, Report
 from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
 from dshealthd.http.document import MAX_DOCUMENT, DocumentError, parse
-from dshealthd.plural import plural
 from dshealthd.probe.members.membership import MembershipError
 from dshealthd.probe.observation import Outcome as Called
 from dshealthd.probe.options import ProbeOptions

@@ -10,9 +10,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import ORDER, Outcome, Result
 from dshealthd.doctor.examination import Examined
-from dshealthd.plural import plural
 from dshealthd.probe.node import WARMING_UP
 from dshealthd.probe.observation import Kind
 from dshealthd.probe.observation import Outcome as Came

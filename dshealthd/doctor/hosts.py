@@ -14,10 +14,10 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.printable import printable
 from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.processes import Pool
 from dshealthd.doctor.report import NodeReport, parse_node
-from dshealthd.printable import printable
 from dshealthd.probe.members.hostlist import HostlistError, expand
 from dshealthd.probe.members.membership import MembershipError, load
 from dshealthd.probe.options import MembershipOptions

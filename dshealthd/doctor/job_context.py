@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.host import Host
+from dshealthd.core.printable import printable
 from dshealthd.doctor.job_arguments import add_arguments
 from dshealthd.doctor.job_sources import (
     deepspeed_config,
@@ -27,7 +28,6 @@ from dshealthd.doctor.job_sources.slurm_script import SlurmScript
 from dshealthd.doctor.job_sources.source import Source, read_all, read_text
 from dshealthd.jobs import checkpoint_files
 from dshealthd.jobs.checkpoint_files import Checkpoint
-from dshealthd.printable import printable
 from dshealthd.probe.members.membership import Member, MembershipError, parse_hostfile
 
 if TYPE_CHECKING:

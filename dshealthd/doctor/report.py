@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import ORDER, Outcome, Result, decode, encode, worst
 from dshealthd.doctor.examination import EXIT, Examined
 from dshealthd.findings.finding import State
-from dshealthd.plural import plural
 from dshealthd.status.paint import safe
 
 if TYPE_CHECKING:

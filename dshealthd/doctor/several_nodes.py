@@ -12,13 +12,13 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.printable import printable
+from dshealthd.core.text import plural
 from dshealthd.doctor.across import compare
 from dshealthd.doctor.check import Check
 from dshealthd.doctor.hosts import ask
 from dshealthd.doctor.processes import Pool
 from dshealthd.doctor.report import NodeReport, parse_node
-from dshealthd.plural import plural
-from dshealthd.printable import printable
 from dshealthd.probe.options import ProbeOptions
 
 if TYPE_CHECKING:

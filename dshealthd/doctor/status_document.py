@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.collection.scheduler import Scheduler
 from dshealthd.collection.supervisor import PATIENCE
-from dshealthd.core.deadline import time_limit
 from dshealthd.core.options import Duration
 from dshealthd.core.snapshot import Snapshot
+from dshealthd.core.timing import time_limit
 from dshealthd.findings.judge import judge, series_of
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.http.client import local

@@ -11,6 +11,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.text import plural
 from dshealthd.evidence import (
     exposition_text,
     flight_recorder,
@@ -28,7 +29,6 @@ from dshealthd.evidence.dump import MalformedDump, digest
 from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
 from dshealthd.evidence.step import Missing, RunningStep, run
 from dshealthd.jobs.ras.question import JobProcess
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

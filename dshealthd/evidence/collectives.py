@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dshealthd.core.text import plural
 from dshealthd.evidence.dump import MAX_TEXT
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,6 +9,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.printable import printable
+from dshealthd.core.text import plural
 from dshealthd.evidence import members
 from dshealthd.evidence.bundle import SUMMARY
 from dshealthd.evidence.findings import HangCase
@@ -17,8 +19,6 @@ from dshealthd.evidence.service import Evidence, job_log_paths
 from dshealthd.evidence.step import RunningStep, run
 from dshealthd.http.client import local
 from dshealthd.http.exchange import Unreachable
-from dshealthd.plural import plural
-from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

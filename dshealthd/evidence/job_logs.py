@@ -7,6 +7,7 @@ from collections import defaultdict
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any
 
+from dshealthd.core.printable import printable_lines
 from dshealthd.evidence import privileges
 from dshealthd.evidence.step import Missing
 from dshealthd.explain import answer, patterns
@@ -15,7 +16,6 @@ from dshealthd.explain.causality import decide
 from dshealthd.explain.recognition import Recogniser
 from dshealthd.jobs.logs import files
 from dshealthd.linux.process_files import Root
-from dshealthd.printable import printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.printable import printable
 from dshealthd.linux.kmsg import KERNEL, KernelLogReader
-from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host

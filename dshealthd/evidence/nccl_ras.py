@@ -9,6 +9,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.printable import printable_lines
 from dshealthd.evidence import privileges
 from dshealthd.evidence.step import Missing
 from dshealthd.jobs.nccl.release import MappedReleases
@@ -20,7 +21,6 @@ from dshealthd.jobs.ras.progress import JobProgress
 from dshealthd.jobs.ras.protocol import RasAnswer
 from dshealthd.jobs.ras.status import MalformedAnswer
 from dshealthd.jobs.ras.summary import lags, troubles
-from dshealthd.printable import printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

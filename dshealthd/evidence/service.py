@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core import background, child, state_file, wire
 from dshealthd.core.collector import counter, gauge
-from dshealthd.core.deadline import time_limit
 from dshealthd.core.options import encode
+from dshealthd.core.timing import time_limit
 from dshealthd.evidence.bundle import bundles, parse_name
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions

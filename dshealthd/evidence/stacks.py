@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.printable import printable
 from dshealthd.evidence import privileges
 from dshealthd.evidence.findings import file_of
 from dshealthd.evidence.libraries import is_library
 from dshealthd.evidence.step import Missing
 from dshealthd.linux.process_files import user_of
-from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host

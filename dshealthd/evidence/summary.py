@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.printable import printable
 from dshealthd.evidence import exposition_text
-from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

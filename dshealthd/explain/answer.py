@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.text import plural
 from dshealthd.explain.patterns import heading
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from dshealthd.explain.causality import Finding

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dshealthd.core.text import plural
 from dshealthd.explain.events import Place, listed
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

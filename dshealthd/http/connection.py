@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_response import Response
 
-from dshealthd.core import deadline
+from dshealthd.core import timing
 from dshealthd.core.garbage import free_frames, free_transport
 from dshealthd.http.connection_limiter import CloseReason, reset_on_close
 
@@ -201,7 +201,7 @@ class Connection(asyncio.Protocol):
         else:
             # First read what has arrived in time: it may have been the agent that was stopped.
             self._timer = self._loop.call_later(
-                deadline.MOMENT, functools.partial(self._time_is_up, again=True)
+                timing.MOMENT, functools.partial(self._time_is_up, again=True)
             )
 
     def _stop_timer(self) -> None:

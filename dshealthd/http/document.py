@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.printable import printable
 from dshealthd.core.schema import (
     Array,
     Choice,
@@ -25,7 +26,6 @@ from dshealthd.core.schema import (
     misfit,
 )
 from dshealthd.findings.finding import ORDER, SCHEMA, State
-from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pynvml
 
 from dshealthd.core.collector import Fault, NotAvailable, Reason, SourceError
+from dshealthd.core.text import plural
 from dshealthd.nvml import codes
 from dshealthd.nvml.fields import Batch
 from dshealthd.nvml.values import Fields, number
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -24,11 +24,11 @@ from dshealthd.core.collector import (
     SourceError,
     read_by,
 )
+from dshealthd.core.text import plural
 from dshealthd.linux import pci
 from dshealthd.nvml import codes
 from dshealthd.nvml.device import Device, DeviceError, Gpu, ReadingEnded
 from dshealthd.nvml.values import MAX_GPUS
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -10,8 +10,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.text import plural
 from dshealthd.linux.pci import bus
-from dshealthd.plural import plural
 from dshealthd.probe import report
 from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.observation import Kind, Outcome, Stage

@@ -13,9 +13,9 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.address import listen_address
-from dshealthd.core.deadline import time_limit
+from dshealthd.core.text import plural
+from dshealthd.core.timing import time_limit
 from dshealthd.linux.starvation import LoopLag
-from dshealthd.plural import plural
 from dshealthd.probe.members.hostlist import HostlistError, expand, quote
 from dshealthd.probe.members.identity import local_addresses, own_name
 from dshealthd.probe.members.local_membership import hostname

@@ -10,7 +10,7 @@ import enum
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.plural import plural
+from dshealthd.core.text import plural
 from dshealthd.slurm import budget
 from dshealthd.slurm.agent import AgentSilent
 from dshealthd.slurm.allocation import NotAsked

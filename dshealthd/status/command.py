@@ -9,10 +9,10 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from dshealthd.core.printable import printable
 from dshealthd.findings.finding import ORDER, State
 from dshealthd.http.client import UNAUTHORIZED, local, remote
 from dshealthd.http.exchange import Unreachable
-from dshealthd.printable import printable
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.status import query, text
 from dshealthd.status.jobs import job_lines, parts_of, ranks, state

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.text import plural
 from dshealthd.findings.finding import State
 from dshealthd.findings.overview import state_of_all
-from dshealthd.plural import plural
 from dshealthd.status.paint import duration, safe
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from dshealthd.plural import plural
+from dshealthd.core.text import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.text import plural
 from dshealthd.findings.finding import State
-from dshealthd.plural import plural
 from dshealthd.status.jobs import job_lines
 from dshealthd.status.paint import duration, safe
 

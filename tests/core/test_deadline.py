@@ -17,9 +17,9 @@ import pytest
 from dshealthd.collection import worker_process
 from dshealthd.collection.worker_process import WorkerProcess
 from dshealthd.config.config import load
-from dshealthd.core import background, child, deadline, wire
-from dshealthd.core.deadline import happens, time_limit
+from dshealthd.core import background, child, timing, wire
 from dshealthd.core.host import Host
+from dshealthd.core.timing import happens, time_limit
 from dshealthd.doctor import agents, status_document
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
@@ -275,7 +275,7 @@ def test_a_peer_that_answered_while_the_agent_was_stopped_has_answered(
                 peer.go.set()
                 assert peer.answered.wait(60.0)
             else:
-                monkeypatch.setattr(deadline, "MOMENT", 0.0)
+                monkeypatch.setattr(timing, "MOMENT", 0.0)
             suspension.resume(601.0)
             await answer
         finally:
@@ -303,7 +303,7 @@ def test_a_key_that_was_set_while_the_agent_was_stopped_is_there(
         suspension.resume(601.0)
         assert await getting == b"value"
         await setting
-        monkeypatch.setattr(deadline, "MOMENT", 0.0)
+        monkeypatch.setattr(timing, "MOMENT", 0.0)
         waiting = asyncio.ensure_future(store("wait", "another", None, 600.0))
         await turns()
         suspension.resume(601.0)
@@ -356,7 +356,7 @@ def test_evidence_that_was_taken_while_the_agent_was_stopped_is_complete(
             while not (directory / "answered").exists():
                 time.sleep(0.01)  # without a turn of the loop
         else:
-            monkeypatch.setattr(deadline, "MOMENT", 0.0)
+            monkeypatch.setattr(timing, "MOMENT", 0.0)
         suspension.resume(evidence.options.deadline + 1.0)
         return (await taking).outcome
 
@@ -393,7 +393,7 @@ def test_a_status_document_that_came_while_the_agent_was_stopped_is_read(
         if answers:
             client.ready.set()
         else:
-            monkeypatch.setattr(deadline, "MOMENT", 0.0)
+            monkeypatch.setattr(timing, "MOMENT", 0.0)
         suspension.resume(agents.CALL_DEADLINE + 1.0)
         return await asking
 

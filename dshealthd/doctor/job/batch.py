@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.printable import printable
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.remedies import add_key, find_key, set_number
-from dshealthd.plural import plural
-from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from dshealthd.core.printable import printable
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.remedies import find_key, paste, show
-from dshealthd.plural import plural
-from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

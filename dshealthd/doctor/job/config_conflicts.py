@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.printable import printable
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.remedies import add_key, find_key, paste
-from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

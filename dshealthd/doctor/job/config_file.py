@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dshealthd.core.printable import printable
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources import deepspeed_config
 from dshealthd.doctor.job_sources.remedies import find_key, paste, show
-from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,10 +6,10 @@ import difflib
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dshealthd.core.printable import printable
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.remedies import find_key, rename_key
-from dshealthd.plural import plural
-from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
+from dshealthd.core.printable import printable
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources import remote, rendezvous
 from dshealthd.doctor.job_sources.layout import FilterError
 from dshealthd.doctor.job_sources.remedies import paste, show
-from dshealthd.plural import plural
-from dshealthd.printable import printable
 from dshealthd.probe.members.membership import MembershipError, parse_hostfile
 
 if TYPE_CHECKING:

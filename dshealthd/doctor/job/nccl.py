@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Context
+from dshealthd.core.printable import printable
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.node.running_jobs import MEANINGS
 from dshealthd.jobs import environment_problems as problems
@@ -14,7 +15,6 @@ from dshealthd.jobs.environment import nccl_variables
 from dshealthd.jobs.nccl.names import Misnomer
 from dshealthd.jobs.nccl.settings import Misfit
 from dshealthd.jobs.network_devices import NetworkDevices
-from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dshealthd.core.printable import printable
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.remedies import paste
 from dshealthd.doctor.job_sources.slurm_script import gpus_per_node
 from dshealthd.jobs.visible_devices import visible
-from dshealthd.plural import plural
-from dshealthd.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read
+from dshealthd.core.printable import printable
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources import remote, rendezvous
 from dshealthd.doctor.job_sources.remedies import paste
@@ -12,7 +13,6 @@ from dshealthd.jobs.environment import is_loopback
 from dshealthd.linux.local_network import local_ports
 from dshealthd.linux.netlink import RECORD, Table, TcpState
 from dshealthd.linux.sockets import parse_tcp
-from dshealthd.printable import printable
 from dshealthd.probe.members.identity import local_addresses
 
 if TYPE_CHECKING:

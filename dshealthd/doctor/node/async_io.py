@@ -10,11 +10,11 @@ import ctypes
 import os
 from typing import TYPE_CHECKING
 
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.node.software import prefix
 from dshealthd.jobs.deepspeed_operators import operators
 from dshealthd.linux.process_files import Root
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,9 +11,9 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import SnapshotCheck, snapshot_check
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

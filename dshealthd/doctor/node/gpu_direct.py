@@ -10,10 +10,10 @@ import struct
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read, read_bytes
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.linux.imex import daemon
 from dshealthd.linux.pci import NVIDIA, bus
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

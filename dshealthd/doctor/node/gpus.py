@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.linux.imex import DAEMON, NODES
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

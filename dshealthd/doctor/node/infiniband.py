@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.snapshot_check import snapshot_check
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

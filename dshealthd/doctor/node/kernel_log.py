@@ -7,11 +7,11 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.linux.kernel_lines import event
 from dshealthd.linux.kmsg import KernelLogReader
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

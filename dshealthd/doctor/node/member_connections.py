@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from dshealthd.collectors.job_master import ConnectionOutcome, connect
 from dshealthd.core import background
 from dshealthd.core.address import listen_address
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.remedies import paste
-from dshealthd.plural import plural
 from dshealthd.probe.members.membership import MembershipError
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.pairs import own_place

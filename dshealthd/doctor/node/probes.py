@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
-from dshealthd.plural import plural
 from dshealthd.probe.observation import Outcome as Ended
 
 if TYPE_CHECKING:

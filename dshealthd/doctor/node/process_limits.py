@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read, read_bytes
 from dshealthd.core.options import Bytes
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.linux.process_limits import ProcessLimits, parse_limits
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.rendezvous import parse_ports
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.linux.local_network import local_ports
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

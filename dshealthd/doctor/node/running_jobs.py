@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.snapshot_check import snapshot_check
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.linux.uninterruptible import is_gpu_device, open_files, sleeping
-from dshealthd.plural import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

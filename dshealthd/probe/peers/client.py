@@ -17,8 +17,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import counter, gauge
-from dshealthd.core.deadline import time_limit
 from dshealthd.core.schema import Record, SchemaError
+from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers import schema
 from dshealthd.probe.peers.contract import (

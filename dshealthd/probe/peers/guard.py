@@ -14,7 +14,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
 from aiohttp.web_protocol import RequestPayloadError
 
-from dshealthd.core.deadline import time_limit
+from dshealthd.core.timing import time_limit
 from dshealthd.probe.peers.contract import (
     ABSENT,
     MAX_BODY,

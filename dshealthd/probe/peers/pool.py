@@ -13,8 +13,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.address import listen_address
-from dshealthd.core.deadline import time_limit
 from dshealthd.core.garbage import free_frames
+from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.contract import PeerError, certificate_names
 from dshealthd.probe.peers.link import Link

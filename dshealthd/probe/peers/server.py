@@ -16,8 +16,8 @@ from aiohttp.web_server import Server as Connections
 
 from dshealthd.core.address import listen_address
 from dshealthd.core.collector import counter, gauge
-from dshealthd.core.deadline import time_limit
 from dshealthd.core.schema import SchemaError
+from dshealthd.core.timing import time_limit
 from dshealthd.http.connection import connection_of
 from dshealthd.http.listener import Listener
 from dshealthd.http.tls import Tls

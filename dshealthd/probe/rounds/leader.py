@@ -10,7 +10,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.deadline import time_limit
+from dshealthd.core.timing import time_limit
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.contract import PeerError

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.deadline import time_limit
+from dshealthd.core.timing import time_limit
 from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.contract import PeerError

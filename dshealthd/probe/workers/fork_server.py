@@ -17,8 +17,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.child import StartError, channel, how_ended, spawn
-from dshealthd.core.deadline import happens, time_limit
 from dshealthd.core.host import read_bytes
+from dshealthd.core.timing import happens, time_limit
 from dshealthd.linux.process_stat import parse_stat
 from dshealthd.probe.workers import launch, worker
 from dshealthd.probe.workers.status_page import StatusPage

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import wire
-from dshealthd.core.deadline import time_limit
+from dshealthd.core.timing import time_limit
 from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import Outcome, Stage, Timing
 from dshealthd.probe.workers import worker as worker_file

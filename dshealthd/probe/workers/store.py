@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from dshealthd.core.deadline import time_limit
+from dshealthd.core.timing import time_limit
 
 StoreHandler = Callable[[str, str, bytes | int | None, float], Awaitable[bytes | int | bool]]
 """Carries out `set`, `get`, `add`, `check`, `wait` or `delete` (op, key, value, seconds).

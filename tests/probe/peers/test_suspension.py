@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.core import deadline
+from dshealthd.core import timing
 from dshealthd.probe.peers.contract import Rejection, RequestClaim
 from dshealthd.probe.peers.guard import Guard, RequestRejected
 from dshealthd.probe.peers.server import HANDLER_TIMEOUT
@@ -99,7 +99,7 @@ def test_a_body_that_came_while_the_agent_was_stopped_is_read(
         if arrives:
             body.there.set()
         else:
-            monkeypatch.setattr(deadline, "MOMENT", 0.0)
+            monkeypatch.setattr(timing, "MOMENT", 0.0)
         suspension.resume(HEADER_TIMEOUT + 1.0)
         if arrives:
             assert await reading == b"body"
@@ -124,7 +124,7 @@ def test_a_name_that_was_looked_up_while_the_agent_was_stopped_is_known(
         if arrives:
             names.there.set()
         else:
-            monkeypatch.setattr(deadline, "MOMENT", 0.0)
+            monkeypatch.setattr(timing, "MOMENT", 0.0)
         suspension.resume(HEADER_TIMEOUT + 1.0)
         assert await looking is arrives
 
