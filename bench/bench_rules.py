@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.processes import table
-from dshealthd.core.tiers import Tier
+from dshealthd.core.exposition import Tier
 from tests.lab.paging import Paging
 from tests.lab.servers import PROMETHEUS, Server, prometheus
 from tests.lab.station import Loopback

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import promql_parser
 import yaml
 
-from dshealthd.core import tiers
+from dshealthd.core import exposition
 from dshealthd.core.collector import MetricKind
-from dshealthd.core.tiers import Matcher, Selector
+from dshealthd.core.exposition import Matcher, Selector
 from dshealthd.findings import service as findings
 from generate.reference import all_metrics
 from grafana.__main__ import DIRECTORY
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 PROMETHEUS = Path(__file__).parent / "prometheus"
 RULES = ("thresholds.yml", "recording.yml", "alerts.yml")
-AGENT = Path(tiers.__file__).parent / tiers.FILE
+AGENT = Path(exposition.__file__).parent / exposition.FILE
 REMOTE_WRITE = PROMETHEUS / "remote_write.yml"
 FLEET = DIRECTORY / "dshealthd-fleet.json"
 """The dashboard of all nodes, which belongs to the server that has the tier."""

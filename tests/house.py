@@ -19,7 +19,7 @@ KEPT = {
     "nvrx/frames.py": "both ends of the socket: the agent, and the process that has imported gRPC",
     "nvrx/options.py": "a section of the configuration, read without the rest of its package",
     "core/text.py": "used everywhere",
-    "core/printable.py": "used everywhere, and the one place that makes text safe",
+    "core/text.py": "used everywhere, and the one place that makes text safe",
     "agent/agent.py": "what all services implement",
     "training/attachment.py": "runs in trainings, where only what is used is imported",
 }

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.collection.worker import WorkerFormatter
-from dshealthd.core.printable import printable, printable_lines
+from dshealthd.core.text import printable, printable_lines
 
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\nINFO all is well\u202egpj\u200b\x9b31m\udc80"
 

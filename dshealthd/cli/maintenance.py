@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dshealthd.collectors.maintenance import FILES, LIMIT, MAX_REASON, Maintenance, parse
 from dshealthd.core import state_file
 from dshealthd.core.options import Duration
-from dshealthd.core.printable import printable
+from dshealthd.core.text import printable
 
 if TYPE_CHECKING:
     from pathlib import Path

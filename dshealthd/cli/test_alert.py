@@ -18,8 +18,7 @@ import time
 import urllib.parse
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.printable import printable
-from dshealthd.core.text import plural
+from dshealthd.core.text import plural, printable
 from dshealthd.http.exchange import Rejected, Request, Unreachable, exchange, verifying
 from dshealthd.symptoms.entry import RULESET
 

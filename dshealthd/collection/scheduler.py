@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.config.config import Config
-    from dshealthd.core.backoff import Backoff
     from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot
+    from dshealthd.core.timing import Backoff
 
 log = logging.getLogger(__name__)
 

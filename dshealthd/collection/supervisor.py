@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.collection import worker_process
 from dshealthd.collection.worker_process import Broken, Silent, WorkerProcess
 from dshealthd.core import child
-from dshealthd.core.backoff import Backoff
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import (
     Fault,
@@ -47,6 +46,7 @@ from dshealthd.core.collector import (
     shared_part,
 )
 from dshealthd.core.result import failed
+from dshealthd.core.timing import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence

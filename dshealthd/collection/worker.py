@@ -45,8 +45,8 @@ from dshealthd.core.collector import (
 )
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
-from dshealthd.core.printable import printable
 from dshealthd.core.result import attempt
+from dshealthd.core.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -18,8 +18,8 @@ from dshealthd.core.address import name_is_unknown
 from dshealthd.core.collector import Collector, CollectorOptions, Fault, Worker, gauge
 from dshealthd.core.host import read, read_bytes
 from dshealthd.core.options import Duration, option
-from dshealthd.core.printable import printable
 from dshealthd.core.result import os_reason
+from dshealthd.core.text import printable
 from dshealthd.jobs.environment import Launcher, is_loopback, natural
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ranks import Ranks

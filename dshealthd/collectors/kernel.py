@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from dshealthd.core.collector import Collector, CollectorOptions, Reason, SourceError, gauge
 from dshealthd.core.host import integer, read
 from dshealthd.core.options import Duration, option
-from dshealthd.core.parts import read_parts
+from dshealthd.core.result import read_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, NotAvailable, Reason, SourceError, Worker, gauge
 from dshealthd.core.host import read
-from dshealthd.core.printable import printable
+from dshealthd.core.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

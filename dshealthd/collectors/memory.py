@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dshealthd.core.collector import Collector, Reason, SourceError, counter, gauge
 from dshealthd.core.host import read
-from dshealthd.core.parts import read_parts
+from dshealthd.core.result import read_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

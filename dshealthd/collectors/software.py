@@ -23,10 +23,9 @@ from dshealthd.core.collector import (
     Worker,
     gauge,
 )
-from dshealthd.core.host import read, read_bytes
+from dshealthd.core.host import read, read_bytes, signature
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import os_reason
-from dshealthd.core.watched_file import signature
 from dshealthd.jobs import shares
 from dshealthd.jobs.installation import Installations
 from dshealthd.jobs.loaded import libraries
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from dshealthd.core.collector import Context
-    from dshealthd.core.watched_file import Signature
+    from dshealthd.core.host import Signature
     from dshealthd.jobs.installation import Versions
     from dshealthd.jobs.loaded import Libraries
     from dshealthd.jobs.processes import TrainingProcess

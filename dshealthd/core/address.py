@@ -1,9 +1,12 @@
-"""Listen addresses in the config, and the meaning of a failed name lookup."""
+"""Addresses: those to listen on, the meaning of a failed name lookup, paths of Unix sockets."""
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import socket
+import stat
 
 MAX_PORT = 65535
 _NO_SUCH_NAME = frozenset((socket.EAI_NONAME, socket.EAI_NODATA))
@@ -37,3 +40,24 @@ def listen_address(text: str) -> tuple[str | None, int]:
         message = f'"{text}": an IPv6 address is written in brackets'
         raise ValueError(message)
     return host or None, int(port)
+
+
+def clear(path: str, kind: socket.SocketKind) -> None:
+    """Remove the socket of a process that has ended.
+
+    Raise OSError if it has not ended (EADDRINUSE), or if the path is something else (EEXIST).
+    """
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise FileExistsError(errno.EEXIST, "a file that is not a socket exists there", path)
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK) as visitor:
+        try:
+            visitor.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except BlockingIOError:
+            pass  # a full backlog: somebody listens
+    raise OSError(errno.EADDRINUSE, "another agent listens there", path)

@@ -19,7 +19,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from dshealthd.core import wire
-from dshealthd.core.printable import printable
+from dshealthd.core.text import printable
 from dshealthd.core.timing import happens
 
 if TYPE_CHECKING:

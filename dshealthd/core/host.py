@@ -1,7 +1,5 @@
-"""The host as files: the roots of `/proc`, `/sys` and `/dev`, and reading of small files.
-
-The roots can be moved, like node_exporter's `--path.*`: to a container's view of its host, or to a
-fixture.
+"""The host as files: the roots of `/proc`, `/sys` and `/dev`, reading of small files, and whether
+a file has changed since it was read.
 """
 
 from __future__ import annotations
@@ -9,8 +7,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dshealthd.core.options import option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _CHUNK = 1 << 16
 
@@ -84,3 +86,28 @@ def integer(place: str, text: str | bytes, base: int = 10) -> int:
 def read_int(place: str) -> int:
     """Return the integer in a file, decimal or 0x…. OSError, or ValueError with its path."""
     return integer(place, read(place).strip(), 0)
+
+
+Signature = tuple[int, ...]
+"""Only compared for equality."""
+
+
+def signature(status: os.stat_result) -> Signature:
+    """Return a value that differs if a file was replaced, or its content or mode changed.
+
+    It includes the change time (ctime): a writer in place can set the modification time back
+    (`cp -p`, `touch -d`), and the size may be the same.
+    """
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def signatures(paths: Iterable[str | os.PathLike[str]]) -> tuple[Signature | None, ...]:
+    """Return each file's signature; None for one without readable metadata. May block."""
+    return tuple(map(_look, paths))
+
+
+def _look(path: str | os.PathLike[str]) -> Signature | None:
+    try:
+        return signature(os.stat(path))
+    except OSError:
+        return None

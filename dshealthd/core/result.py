@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import Fault, NotAvailable, Reason, Sample, SourceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from dshealthd.core.collector import Collector
 
@@ -106,3 +106,27 @@ def attempt(collector: Collector, monotonic: Callable[[], float]) -> Result:
     return Result(
         outcome, tuple(samples), tuple(faults), reason, detail, monotonic() - started, replace
     )
+
+
+def read_parts(
+    readers: Mapping[str, Callable[[], Iterable[Sample]]],
+) -> Iterator[Sample | Fault]:
+    """Yield the samples of each part's reader, and a named fault for each part that fails.
+
+    If no part can be read, raise the first failure: SourceError or OSError.
+    """
+    read = False
+    failures: dict[str, SourceError | OSError] = {}
+    for part, reader in readers.items():
+        try:
+            samples = list(reader())
+        except (SourceError, OSError) as error:
+            failures[part] = error
+        else:
+            read = read or bool(samples)
+            yield from samples
+    if failures and not read:
+        raise next(iter(failures.values()))
+    for part, failure in failures.items():
+        reason = failure.reason if isinstance(failure, SourceError) else os_reason(failure)
+        yield Fault(part, reason, str(failure))

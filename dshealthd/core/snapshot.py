@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Reason, Sample, counter, gauge
-from dshealthd.core.exposition import Format, Renderer
+from dshealthd.core.exposition import Format, Renderer, Tier, verdict
 from dshealthd.core.result import CollectionOutcome, Result, not_available
-from dshealthd.core.tiers import Tier, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -1,6 +1,8 @@
-"""Plurals in texts with counts: "1 GPU", "2 GPUs", "1 port is up", "2 ports are up"."""
+"""Text for people: plurals, and untrusted text made safe to show."""
 
 from __future__ import annotations
+
+import json
 
 
 def plural(number: float, one: str, several: str = "") -> str:
@@ -10,3 +12,22 @@ def plural(number: float, one: str, several: str = "") -> str:
     """
     figure = f"{number:,.0f}" if float(number).is_integer() else f"{number:g}"
     return f"{figure} {one if number == 1 else several or one + 's'}"
+
+
+def printable(text: str) -> str:
+    r"""Return a text as one line in which only printable characters are left as they are.
+
+    Control characters, escape sequences, line breaks, and characters that reverse or hide text
+    (bidi, zero width) become JSON escapes such as `\u001b`: users name files, functions, threads
+    and programs, and no name may move a reader's cursor or add a line.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character.isprintable() else json.dumps(character)[1:-1] for character in text
+    )
+
+
+def printable_lines(text: str) -> str:
+    """Return a text of several lines with each line made printable."""
+    return "\n".join(map(printable, text.split("\n")))

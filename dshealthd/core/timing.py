@@ -1,4 +1,5 @@
-"""Deadlines in the event loop that do not blame others for the agent's own delay.
+"""Time in the event loop: deadlines that do not blame others for the agent's own delay,
+calls at a fixed interval, and the wait before a retry.
 
 After an agent was stopped, or a machine suspended, the timeout and the data that has arrived in the
 meantime are seen at once. `asyncio.timeout` then times out, whichever came first.
@@ -8,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 MOMENT = 0.02
 """Seconds after a deadline for reading data that has already arrived."""
@@ -41,3 +43,39 @@ async def happens(event: asyncio.Event, seconds: float | None) -> bool:
         async with time_limit(seconds):
             await event.wait()
     return event.is_set()
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """Waits between retries in seconds, doubled up to a limit."""
+
+    first: float = 1.0
+    limit: float = 60.0
+
+    def after(self, failures: int) -> float:
+        """Return the wait after this many consecutive failures."""
+        return min(self.limit, self.first * 2.0 ** min(failures - 1, 16))
+
+
+class Periodic:
+    """Calls `function`, which must not block, from the loop's next turn on until closed."""
+
+    def __init__(self, function: Callable[[], object], interval: float) -> None:
+        """Start in the running loop; `interval` is the time between calls in seconds."""
+        self._function = function
+        self._interval = interval
+        self._loop = asyncio.get_running_loop()
+        self.failed = False
+        """Whether the last call failed by a defect; the log has the traceback."""
+        self._timer: asyncio.Handle = self._loop.call_soon(self._turn)
+
+    def close(self) -> None:
+        """Stop calling the function."""
+        self._timer.cancel()
+
+    def _turn(self) -> None:
+        # Schedule the next call first, so that a defect, which the loop logs, costs only one call.
+        self._timer = self._loop.call_later(self._interval, self._turn)
+        self.failed = True
+        self._function()
+        self.failed = False

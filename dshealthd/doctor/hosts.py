@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.printable import printable
+from dshealthd.core.text import printable
 from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.processes import Pool
 from dshealthd.doctor.report import NodeReport, parse_node

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.host import Host
-from dshealthd.core.printable import printable
+from dshealthd.core.text import printable
 from dshealthd.doctor.job_arguments import add_arguments
 from dshealthd.doctor.job_sources import (
     deepspeed_config,

@@ -12,8 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.printable import printable
-from dshealthd.core.text import plural
+from dshealthd.core.text import plural, printable
 from dshealthd.doctor.across import compare
 from dshealthd.doctor.check import Check
 from dshealthd.doctor.hosts import ask

@@ -9,8 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.printable import printable
-from dshealthd.core.text import plural
+from dshealthd.core.text import plural, printable
 from dshealthd.evidence import members
 from dshealthd.evidence.bundle import SUMMARY
 from dshealthd.evidence.findings import HangCase

@@ -15,8 +15,7 @@ import stat
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read_bytes
-from dshealthd.core.watched_file import signature
+from dshealthd.core.host import read_bytes, signature
 from dshealthd.evidence import privileges
 from dshealthd.evidence.findings import file_of
 from dshealthd.evidence.step import Missing
@@ -27,8 +26,7 @@ from dshealthd.linux.regular_files import Irregular, read
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dshealthd.core.host import Host
-    from dshealthd.core.watched_file import Signature
+    from dshealthd.core.host import Host, Signature
     from dshealthd.evidence.step import Emit
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"

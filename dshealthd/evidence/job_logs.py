@@ -7,7 +7,7 @@ from collections import defaultdict
 from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any
 
-from dshealthd.core.printable import printable_lines
+from dshealthd.core.text import printable_lines
 from dshealthd.evidence import privileges
 from dshealthd.evidence.step import Missing
 from dshealthd.explain import answer, patterns

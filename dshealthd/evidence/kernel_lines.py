@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.printable import printable
+from dshealthd.core.text import printable
 from dshealthd.linux.kmsg import KERNEL, KernelLogReader
 
 if TYPE_CHECKING:

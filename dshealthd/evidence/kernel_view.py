@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.host import read
-from dshealthd.core.printable import printable
+from dshealthd.core.text import printable
 from dshealthd.evidence.findings import file_of
 from dshealthd.evidence.step import Missing
 from dshealthd.jobs.hangs.activity import parse_activity

@@ -9,7 +9,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.printable import printable_lines
+from dshealthd.core.text import printable_lines
 from dshealthd.evidence import privileges
 from dshealthd.evidence.step import Missing
 from dshealthd.jobs.nccl.release import MappedReleases

@@ -13,7 +13,6 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.printable import printable
 from dshealthd.core.schema import (
     Array,
     Choice,
@@ -25,6 +24,7 @@ from dshealthd.core.schema import (
     Type,
     misfit,
 )
+from dshealthd.core.text import printable
 from dshealthd.findings.finding import ORDER, SCHEMA, State
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from http import HTTPStatus
 from typing import Any
 
 from dshealthd.core import background
-from dshealthd.core.printable import printable
+from dshealthd.core.text import printable
 
 AUTHORITIES = (
     "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu

@@ -12,13 +12,13 @@ import re
 import stat
 from typing import TYPE_CHECKING
 
-from dshealthd.core.watched_file import signature
+from dshealthd.core.host import signature
 from dshealthd.linux.elf import constants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from dshealthd.core.watched_file import Signature
+    from dshealthd.core.host import Signature
     from dshealthd.linux.process_files import Root
 
 Versions = frozenset[tuple[str, str]]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dshealthd.core import state_writer
 from dshealthd.core.collector import NotAvailable, Reason, SourceError
-from dshealthd.core.periodic import Periodic
+from dshealthd.core.timing import Periodic
 from dshealthd.jobs.hangs.detector import HangDetector
 from dshealthd.jobs.hangs.hang import IDLE
 from dshealthd.jobs.hangs.pace import Pace

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.core.printable import printable
+from dshealthd.core.text import printable
 from dshealthd.findings.finding import ORDER, State
 from dshealthd.http.client import UNAUTHORIZED, local, remote
 from dshealthd.http.exchange import Unreachable

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core import background
 from dshealthd.core.child import StartError
+from dshealthd.core.host import signatures
 from dshealthd.core.options import ConfigError, Errors, unknown
-from dshealthd.core.watched_file import signatures
 from dshealthd.http import tls
 from dshealthd.web import auth
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from dshealthd.core.watched_file import Signature
+    from dshealthd.core.host import Signature
 
 log = logging.getLogger(__name__)
 

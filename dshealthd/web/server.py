@@ -25,8 +25,7 @@ from aiohttp.web_server import Server as Connections
 
 from dshealthd.core.address import listen_address
 from dshealthd.core.collector import counter, gauge
-from dshealthd.core.exposition import negotiate
-from dshealthd.core.tiers import Tier
+from dshealthd.core.exposition import Tier, negotiate
 from dshealthd.findings.catalogue import RUNBOOKS
 from dshealthd.http import connection_limiter as limits
 from dshealthd.http.connection import Connection, connection_of, plain

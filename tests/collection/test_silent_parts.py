@@ -11,10 +11,10 @@ import pytest
 
 from dshealthd.collection.supervisor import REPLACED, STARTS, Supervisor
 from dshealthd.config import registry
-from dshealthd.core.backoff import Backoff
 from dshealthd.core.collector import Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import encode
+from dshealthd.core.timing import Backoff
 from tests.collection.test_supervisor import (
     COMMAND,
     LONG,

@@ -16,11 +16,11 @@ from dshealthd.collection import worker, worker_process
 from dshealthd.collection.supervisor import REPLACED, STARTS, STUCK, UP, Supervisor
 from dshealthd.config import registry
 from dshealthd.core import child
-from dshealthd.core.backoff import Backoff
 from dshealthd.core.collector import Metric, News, Reason, read_by, shared_part
 from dshealthd.core.host import Host
 from dshealthd.core.options import encode
 from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.timing import Backoff
 from tests import frozen, workers
 from tests.stopwatch import Stopwatch
 from tests.workers import obstinate

@@ -14,7 +14,7 @@ FORBIDDEN = {
     "asyncio",
     "concurrent",
     "dshealthd.core.background",
-    "dshealthd.core.periodic",
+    "dshealthd.core.timing",
     "multiprocessing",
     "signal",
     "subprocess",

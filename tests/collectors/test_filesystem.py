@@ -18,11 +18,11 @@ import pytest
 from dshealthd.collection.supervisor import Supervisor
 from dshealthd.collectors import filesystem
 from dshealthd.config import registry
-from dshealthd.core.backoff import Backoff
 from dshealthd.core.collector import Context, Fault, Metric, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration, Errors, decode, encode
 from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.core.timing import Backoff
 from tests import frozen
 
 if TYPE_CHECKING:

@@ -34,12 +34,12 @@ from dshealthd.collectors.infiniband import (
     InfinibandOptions,
 )
 from dshealthd.config import registry
-from dshealthd.core.backoff import Backoff
 from dshealthd.core.collector import Context, Fault, Metric, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.options import encode
 from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.core.timing import Backoff
 from dshealthd.linux.infiniband import PortHistory, parse_rate, read_attribute
 
 if TYPE_CHECKING:

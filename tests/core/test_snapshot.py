@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dshealthd.core.collector import Fault, Metric, MetricKind, Reason, Sample
-from dshealthd.core.exposition import Format
+from dshealthd.core.exposition import Format, Tier
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.core.tiers import Tier
 
 VALUE = Metric("x_value", MetricKind.GAUGE, "X.")
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dshealthd.core.collector import Buckets, gauge, histogram
-from dshealthd.core.exposition import Format
+from dshealthd.core.exposition import Format, Matcher, Selector, Tier, chooser, parsed
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.core.tiers import Matcher, Selector, Tier, chooser, parsed
 from dshealthd.findings.service import JUDGED
 
 CLOCK = gauge("dshealthd_x_clock_hertz", "Clock.", "gpu", "domain")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.core.watched_file import signatures
+from dshealthd.core.host import signatures
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from dshealthd.core.printable import printable
+from dshealthd.core.text import printable
 
 MOST = 400
 """Characters of a finding: one line of a terminal's scrollback, and a cell of a table."""

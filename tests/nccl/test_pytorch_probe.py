@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.core.backoff import Backoff
+from dshealthd.core.timing import Backoff
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.workers.worker_pool import (
     LocalStore,

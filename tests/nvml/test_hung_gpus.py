@@ -17,7 +17,7 @@ import pytest
 from dshealthd.collection.scheduler import WAKE_SPACING
 from dshealthd.collectors.gpu import COLLECTOR_FAULT, FAULT, UP, GpuOptions
 from dshealthd.config import registry
-from dshealthd.core.backoff import Backoff
+from dshealthd.core.timing import Backoff
 from dshealthd.findings.gpus import HUNG, NVML, TWO_DEADLINES
 from tests import frozen
 from tests.agents import RunningAgent, Scrape, running

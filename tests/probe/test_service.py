@@ -18,8 +18,8 @@ import pytest
 
 from bench.processes import free_port
 from dshealthd.core.exposition import Format, render
+from dshealthd.core.host import signatures
 from dshealthd.core.options import Duration
-from dshealthd.core.watched_file import signatures
 from dshealthd.probe import service
 from dshealthd.probe.members import local_membership, membership
 from dshealthd.probe.members.membership import load
@@ -34,7 +34,7 @@ from tests.threads import running_threads
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from dshealthd.core.watched_file import Signature
+    from dshealthd.core.host import Signature
     from dshealthd.probe.members.membership import Membership
     from tests.probe.services import Agent
 

@@ -10,7 +10,7 @@ import yaml
 
 from deploy import tier
 from dshealthd.core.collector import MetricKind
-from dshealthd.core.tiers import parsed
+from dshealthd.core.exposition import parsed
 from generate.reference import all_metrics
 from tests.symptoms import expression
 

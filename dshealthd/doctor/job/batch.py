@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.printable import printable
-from dshealthd.core.text import plural
+from dshealthd.core.text import plural, printable
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.remedies import add_key, find_key, set_number
 

@@ -6,8 +6,7 @@ import difflib
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd.core.printable import printable
-from dshealthd.core.text import plural
+from dshealthd.core.text import plural, printable
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.remedies import find_key, rename_key
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from dshealthd.core.printable import printable
-from dshealthd.core.text import plural
+from dshealthd.core.text import plural, printable
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources import remote, rendezvous
 from dshealthd.doctor.job_sources.layout import FilterError

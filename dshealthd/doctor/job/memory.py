@@ -7,7 +7,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read
-from dshealthd.core.printable import printable
+from dshealthd.core.text import printable
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job_sources.remedies import paste
 

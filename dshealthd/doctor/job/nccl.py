@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Context
-from dshealthd.core.printable import printable
+from dshealthd.core.text import printable
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.node.running_jobs import MEANINGS
 from dshealthd.jobs import environment_problems as problems

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 
-from dshealthd.core.unix_socket import clear
+from dshealthd.core.address import clear
 
 BACKLOG = 128
 """Most connections that wait to be accepted."""

@@ -16,14 +16,12 @@ import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core.host import read_bytes
-from dshealthd.core.watched_file import signature
+from dshealthd.core.host import read_bytes, signature
 from dshealthd.linux.elf import constants
 from dshealthd.linux.process_files import Root
 
 if TYPE_CHECKING:
-    from dshealthd.core.host import Host
-    from dshealthd.core.watched_file import Signature
+    from dshealthd.core.host import Host, Signature
 
 MAPS_LIMIT = 16 << 20
 """Bytes; a process that has loaded torch and CUDA has one or two MiB."""

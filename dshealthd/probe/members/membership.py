@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.host import read_bytes
-from dshealthd.core.watched_file import signatures
+from dshealthd.core.host import read_bytes, signatures
 from dshealthd.probe.members import topology
 from dshealthd.probe.members.hostlist import MAX_NAMES, HostlistError, expand, is_name, quote
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from dshealthd.core import background
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import counter, gauge
-from dshealthd.core.watched_file import signatures
+from dshealthd.core.host import signatures
 from dshealthd.probe.peers.secret_files import CredentialError, Secrets, place, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dshealthd.core.collector import Sample
-    from dshealthd.core.watched_file import Signature
+    from dshealthd.core.host import Signature
     from dshealthd.probe.options import PeerOptions
 
 log = logging.getLogger(__name__)

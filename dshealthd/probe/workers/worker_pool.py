@@ -16,9 +16,9 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.backoff import Backoff
 from dshealthd.core.child import StartError, cause, channel
 from dshealthd.core.collector import counter, gauge
+from dshealthd.core.timing import Backoff
 from dshealthd.linux.starvation import STARVED, LoopLag, run_queue
 from dshealthd.probe.observation import Outcome, Stage
 from dshealthd.probe.workers.fork_server import (

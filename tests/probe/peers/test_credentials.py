@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.core import watched_file
+from dshealthd.core import host
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers import credentials as module
@@ -253,7 +253,7 @@ def test_key_that_is_being_written_is_waited_for(
     looks: list[object] = []
 
     def signatures(files: Any) -> Any:
-        looks.append(found := watched_file.signatures(files))
+        looks.append(found := host.signatures(files))
         return found
 
     async def scene() -> None:
@@ -281,7 +281,7 @@ def test_file_system_that_hangs_is_waited_for_once(
 
     def signatures(files: Any) -> Any:
         hanging.wait(PATIENT)
-        return watched_file.signatures(files)
+        return host.signatures(files)
 
     async def scene() -> None:
         path, clock = secret(tmp_path, "key", KEY), Time()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.core.backoff import Backoff
+from dshealthd.core.timing import Backoff
 from dshealthd.findings import agent
 from dshealthd.findings.series import Series
 from dshealthd.linux import starvation
