@@ -32,8 +32,8 @@ from dshealthd.jobs.loaded import libraries
 from dshealthd.jobs.loaded import versions as running
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux import pci_topology, selinux
-from dshealthd.linux.firewall_configuration import firewall_configuration
 from dshealthd.linux.process_files import Root
+from dshealthd.linux.security import firewall_configuration
 
 try:
     from _blake2 import blake2b  # what hashlib returns, without the 1 MiB of OpenSSL it loads

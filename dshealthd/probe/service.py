@@ -17,6 +17,7 @@ from dshealthd.core.child import StartError
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.state_writer import LatestWriter
 from dshealthd.linux import starvation
+from dshealthd.linux.interface import interface_of
 from dshealthd.probe.hung_jobs import HungJobs
 from dshealthd.probe.members.absences import Absences
 from dshealthd.probe.members.local_membership import LocalMembership, hostname
@@ -28,7 +29,6 @@ from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.requests import MAX_LISTED
 from dshealthd.probe.slots import ProbeState, SlotRunner
 from dshealthd.probe.verdicts.baseline import BaselineError, Baselines
-from dshealthd.probe.workers.interface import interface_of
 from dshealthd.probe.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.linux.firewall_configuration import firewall_configuration
+from dshealthd.linux.security import firewall_configuration
 
 if TYPE_CHECKING:
     from pathlib import Path

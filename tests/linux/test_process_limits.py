@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host, read_bytes
-from dshealthd.linux.process_limits import (
-    Descriptors,
-    ProcessLimits,
-    Usage,
-    parse_limits,
-    parse_locked,
-)
+from dshealthd.linux.process import Descriptors, ProcessLimits, Usage, parse_limits, parse_locked
 from tests.jobs.machines import Machine
 
 if TYPE_CHECKING:
@@ -133,7 +127,7 @@ def test_without_privileges() -> None:
     program = (
         "import os\n"
         "from dshealthd.core.host import Host\n"
-        "from dshealthd.linux.process_limits import Descriptors\n"
+        "from dshealthd.linux.process import Descriptors\n"
         "parent = os.getppid(); os.setgid(65534); os.setuid(65534)\n"
         "descriptors = Descriptors(Host())\n"
         "print(descriptors.limits(parent).files, descriptors.open_files(parent).limit)"
