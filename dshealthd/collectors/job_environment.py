@@ -39,8 +39,8 @@ from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ranks import Ranks, digest
 from dshealthd.jobs.shares import shared
 from dshealthd.linux.pci import bus
+from dshealthd.linux.process import parse_stat
 from dshealthd.linux.process_files import Root
-from dshealthd.linux.process_stat import parse_stat
 from dshealthd.linux.socket_owners import started_by
 
 if TYPE_CHECKING:

@@ -22,14 +22,14 @@ from dshealthd.core.options import Duration, option
 from dshealthd.core.result import os_reason
 from dshealthd.jobs import shares
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.linux.cgroup import OutsideNamespace, tasks
+from dshealthd.linux.process import OutsideNamespace, tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dshealthd.core.collector import Sample
     from dshealthd.jobs.processes import TrainingProcess
-    from dshealthd.linux.cgroup import Tasks
+    from dshealthd.linux.process import Tasks
 
 THREADS = gauge(
     "dshealthd_job_threads",

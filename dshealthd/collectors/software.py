@@ -31,7 +31,7 @@ from dshealthd.jobs.installation import Installations
 from dshealthd.jobs.loaded import libraries
 from dshealthd.jobs.loaded import versions as running
 from dshealthd.jobs.processes import ProcessTable
-from dshealthd.linux import pci_topology, selinux
+from dshealthd.linux import pci, security
 from dshealthd.linux.process_files import Root
 from dshealthd.linux.security import firewall_configuration
 
@@ -242,7 +242,7 @@ class Software(Collector):
             "mlx5_core": lambda: read(self.host.sys("module/mlx5_core/version")).strip(),
             "ofed": lambda: _found(_OFED, self._first("usr/bin/ofed_info")),
             "rdma_core": self._rdma_core,
-            "selinux": lambda: selinux.mode(self.host),
+            "selinux": lambda: security.mode(self.host),
             "cuda_toolkit": lambda: _found(_CUDA, self._first("usr/local/cuda/version.json")),
         }
         settings: dict[str, Callable[[], str | None]] = {
@@ -253,7 +253,7 @@ class Software(Collector):
             ),
             "nccl_configuration": self._nccl_configuration,
             "firewall_configuration": lambda: firewall_configuration(self.host),
-            "topology": lambda: pci_topology.describe(self.host),
+            "topology": lambda: pci.describe(self.host),
         }
         for component, look in (versions | settings).items():
             text = self._attempt(component, look)

@@ -14,14 +14,14 @@ from dshealthd.core.collector import (
     gauge,
 )
 from dshealthd.core.options import Duration, option
-from dshealthd.linux.uninterruptible import is_gpu_device, open_files, sleeping
+from dshealthd.linux.process import is_gpu_device, open_files, sleeping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
     from dshealthd.core.collector import Context, Fault, Sample
-    from dshealthd.linux.uninterruptible import Sleep
+    from dshealthd.linux.process import Sleep
 
 STUCK = gauge(
     "dshealthd_processes_stuck",

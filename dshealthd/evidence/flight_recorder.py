@@ -19,8 +19,8 @@ from dshealthd.core.host import read_bytes, signature
 from dshealthd.evidence import privileges
 from dshealthd.evidence.findings import file_of
 from dshealthd.evidence.step import Missing
+from dshealthd.linux.process import parse_stat
 from dshealthd.linux.process_files import Root
-from dshealthd.linux.process_stat import parse_stat
 from dshealthd.linux.regular_files import Irregular, read
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.http.exchange import Unreachable
-from dshealthd.linux.socket_owner import peer_uid
+from dshealthd.linux.socket_owners import peer_uid
 
 if TYPE_CHECKING:
     import socket

@@ -17,13 +17,13 @@ from dshealthd.jobs.processes import (
     standing,
     with_owners,
 )
-from dshealthd.linux.process_stat import parse_stat
+from dshealthd.linux.process import parse_stat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from dshealthd.core.collector import Context
-    from dshealthd.linux.process_stat import Stat
+    from dshealthd.linux.process import Stat
 
 _UNINTERRUPTIBLE = "D"
 

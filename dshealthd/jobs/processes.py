@@ -22,7 +22,7 @@ from dshealthd.core.result import os_reason
 from dshealthd.jobs import ownership
 from dshealthd.jobs.environment import Launch, job, launch, nccl_variables, parse_environ
 from dshealthd.linux.credentials import parse_real_user
-from dshealthd.linux.process_stat import Stat, parse_stat
+from dshealthd.linux.process import Stat, parse_stat
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

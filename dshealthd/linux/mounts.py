@@ -1,9 +1,11 @@
-"""Mount points from `/proc/<pid>/mountinfo`."""
+"""Mount points from `/proc/<pid>/mountinfo`, and those that users' processes serve (FUSE)."""
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, NamedTuple
+
+from dshealthd.core.host import read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,3 +50,19 @@ def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
         if inside and (best is None or len(mount.point) >= len(best.point)):
             best = mount
     return best
+
+
+_SERVED = re.compile(rb"^(\d+) .* - fuse[^ ]* .*\buser_id=([1-9]\d*)", re.MULTILINE)
+_MOUNT_ID = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
+
+
+def parse_served_by_users(mountinfo: bytes) -> dict[int, int]:
+    """Return the user of each mount that a user's process serves, by mount ID."""
+    return {int(mount): int(user) for mount, user in _SERVED.findall(mountinfo)}
+
+
+def mount_id(descriptor: int) -> int:
+    """Return the ID of a descriptor's mount, without a request to its file system. OSError."""
+    # statx(2) and fstatfs(2) would ask the process that serves it.
+    match = _MOUNT_ID.search(read(f"/proc/self/fdinfo/{descriptor}", 4096))
+    return int(match[1]) if match else -1

@@ -1,16 +1,19 @@
-"""Limits of a process and their use: open files and locked memory."""
+"""A process as the kernel shows it: its state, limits, cgroups and exit, none of which waits for it."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import math
 import os
 import resource
+import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core.host import read_bytes
+from dshealthd.core.host import integer, read, read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from dshealthd.core.host import Host
 
@@ -134,3 +137,214 @@ class Descriptors:
 def _soft(pid: int, which: int) -> float:
     soft, _ = resource.prlimit(pid, which)
     return math.inf if soft == resource.RLIM_INFINITY else soft
+
+
+TICKS = os.sysconf("SC_CLK_TCK")
+"""Clock ticks per second, the unit of the times below."""
+_ENVIRONMENT, _EXIT_STATUS = 47, 49
+"""Positions of fields shown since Linux 3.5, and only to users who may trace the process."""
+
+
+class Stat(NamedTuple):
+    """A process at one moment."""
+
+    state: str
+    """The kernel's letter: R, S, D, T, t, Z, X, I."""
+    parent: int
+    """Pid of its parent: 1, or a subreaper's, once the parent is gone."""
+    flags: int
+    start: int
+    """Clock ticks from boot to start; with the pid, this is what makes a process unique."""
+    environment: int
+    """Address of the environment, which changes with exec; 0 if access is denied."""
+    cpu_ticks: int
+    """CPU time of all its threads so far."""
+    exit_status: int
+    """As returned by waitpid(2); valid only once it has ended; 0 if access is denied."""
+
+    @property
+    def image(self) -> tuple[int, int]:
+        """A key that stays the same as long as the process runs the same program."""
+        return self.start, self.environment
+
+
+def parse_stat(data: bytes) -> Stat:
+    """Parse `/proc/<pid>/stat`; the process name may hold anything. ValueError if malformed."""
+    fields = data[data.rfind(b")") + 1 :].split()
+    try:
+        return Stat(
+            state=fields[0].decode("ascii"),
+            parent=int(fields[1]),
+            flags=int(fields[6]),
+            start=int(fields[19]),
+            environment=int(fields[_ENVIRONMENT]) if len(fields) > _ENVIRONMENT else 0,
+            cpu_ticks=int(fields[11]) + int(fields[12]),
+            exit_status=int(fields[_EXIT_STATUS]) if len(fields) > _EXIT_STATUS else 0,
+        )
+    except (IndexError, ValueError) as error:
+        message = f"not a process status: {data[:80]!r}"
+        raise ValueError(message) from error
+
+
+_GET_INFO = 0xC040FF0B
+"""PIDFD_GET_INFO of linux/pidfd.h: `_IOWR(0xFF, 11, struct pidfd_info)`, of its first 64 bytes."""
+_EXIT = 1 << 3
+"""PIDFD_INFO_EXIT."""
+_INFO = struct.Struct("=Q52xi")
+"""The mask, unused fields, and `exit_code`."""
+
+
+def exit_status(descriptor: int) -> int | None:
+    """Return the status, as of waitpid(2), of a process that its parent has reaped.
+
+    None while it is not reaped, and before Linux 6.15, which does not support this.
+    """
+    info = bytearray(_INFO.pack(_EXIT, 0))
+    try:
+        fcntl.ioctl(descriptor, _GET_INFO, info)
+    except OSError:  # ENOTTY, EINVAL: an earlier kernel
+        return None
+    mask, status = _INFO.unpack(info)
+    return int(status) if mask & _EXIT else None
+
+
+_KERNEL_THREAD = 0x0020_0000
+"""PF_KTHREAD of linux/sched.h: kernel threads sleep this way whenever they are idle."""
+_CHILDREN_LIMIT = 1 << 20
+"""Bytes read of the list of kernel threads: some 150,000."""
+
+
+class Sleep(NamedTuple):
+    """One uninterruptible sleep of a process, as far as two samples can identify it."""
+
+    pid: int
+    start: int
+    """Clock ticks from boot to the start of the process."""
+    cpu_ticks: int
+    """Its CPU time so far: if this grows, it has been awake in between."""
+
+
+def sleeping(host: Host, kernel_threads: set[str] | None = None) -> dict[Sleep, str] | None:
+    """Return the processes in uninterruptible sleep, excluding kernel threads, with their names.
+
+    `kernel_threads` are the pids of those found by earlier calls, which updates it: a large node
+    has thousands, and they are not read again. None if `/proc` does not show other users'
+    processes (hidepid). OSError.
+    """
+    pids = [entry for entry in os.listdir(host.procfs) if entry.isdecimal()]
+    if "1" not in pids:
+        return None
+    found = {}
+    if kernel_threads is None:
+        kernel_threads = set()
+    kernel_threads &= _children_of_kthreadd(host)
+    for pid in pids:
+        if pid in kernel_threads:
+            continue
+        try:
+            data = read_bytes(host.proc(f"{pid}/stat"), 4096)
+            stat = parse_stat(data)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        except PermissionError:
+            return None
+        if stat.flags & _KERNEL_THREAD:
+            kernel_threads.add(pid)
+        elif stat.state == "D":
+            name = data[data.find(b"(") + 1 : data.rfind(b")")].decode(errors="replace")
+            found[Sleep(int(pid), stat.start, stat.cpu_ticks)] = name
+    return found
+
+
+def open_files(host: Host, pid: int) -> Iterator[str]:
+    """Yield the target of each open descriptor of a process; only links are read.
+
+    PermissionError; FileNotFoundError or ProcessLookupError if it has ended.
+    """
+    for number in os.listdir(host.proc(f"{pid}/fd")):
+        with contextlib.suppress(FileNotFoundError):  # closed in the meantime
+            yield os.readlink(host.proc(f"{pid}/fd/{number}"))
+
+
+def is_gpu_device(host: Host, path: str) -> bool:
+    """Return whether a path is that of a device of the NVIDIA driver."""
+    return path.startswith(("/dev/nvidia", host.device("nvidia")))
+
+
+def _children_of_kthreadd(host: Host) -> frozenset[str]:
+    """Return the pids of the children of pid 2, which starts all kernel threads.
+
+    Its children are also programs that the kernel runs, such as modprobe or a handler of core
+    dumps. Empty if the kernel does not list them; some may be missing.
+    """
+    try:
+        children = read_bytes(host.proc("2/task/2/children"), _CHILDREN_LIMIT)
+    except OSError:
+        return frozenset()
+    if len(children) >= _CHILDREN_LIMIT:  # the last pid may be cut off
+        return frozenset()
+    return frozenset(children.decode(errors="replace").split())
+
+
+_MAX_DEPTH = 64
+"""Most nested cgroups that are read; systemd and Kubernetes create up to ten."""
+
+
+class OutsideNamespace(Exception):
+    """The cgroup is outside this process's own cgroup namespace, as in a container."""
+
+
+class Tasks(NamedTuple):
+    """Tasks of a cgroup and its descendants; each thread is one."""
+
+    current: int
+    limit: float
+    """Infinity if there is none."""
+
+    @property
+    def share(self) -> float:
+        """Used share of the cgroup's task limit."""
+        return self.current / self.limit if self.limit else math.inf
+
+
+def parse_pids_path(text: str) -> str | None:
+    """Return the directory, below `/sys/fs/cgroup`, of the cgroup that counts a process's tasks.
+
+    None if there is neither a v2 line nor one of v1's pids controller.
+    """
+    unified = None
+    for line in text.splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if "pids" in controllers.split(","):
+            return f"pids{path}"
+        if not controllers and path:
+            unified = path.lstrip("/")
+    return unified
+
+
+def tasks(host: Host, pid: int) -> Tasks | None:
+    """Return the tasks of the cgroup closest to its limit: the process's own or an ancestor.
+
+    None if the kernel counts no tasks. OutsideNamespace, OSError, ValueError.
+    """
+    path = parse_pids_path(read(host.proc(f"{pid}/cgroup")))
+    if path is None:
+        return None
+    parts = [part for part in path.split("/") if part]
+    if ".." in parts:
+        raise OutsideNamespace(path)
+    return max(_groups(host, parts[:_MAX_DEPTH]), key=lambda found: found.share, default=None)
+
+
+def _groups(host: Host, parts: list[str]) -> Iterator[Tasks]:
+    """Yield tasks and limit of each cgroup, the process's own first; the root has no files."""
+    for depth in range(len(parts), 0, -1):
+        place = host.sys("/".join(("fs/cgroup", *parts[:depth])))
+        try:
+            current, limit = read(f"{place}/pids.current"), read(f"{place}/pids.max").strip()
+        except FileNotFoundError:
+            continue
+        yield Tasks(
+            integer(f"{place}/pids.current", current.strip()),
+            math.inf if limit == "max" else integer(f"{place}/pids.max", limit),
+        )

@@ -20,7 +20,7 @@ import struct
 from typing import TYPE_CHECKING, Self
 
 from dshealthd.linux.credentials import User, assumed, is_secure, parse_user
-from dshealthd.linux.fuse import mount_id, parse_served_by_users
+from dshealthd.linux.mounts import mount_id, parse_served_by_users
 from dshealthd.linux.regular_files import PROC, Irregular, check, file_system, read, reopen
 
 if TYPE_CHECKING:

@@ -1,7 +1,4 @@
-"""A node's firewall configuration files, for comparison between nodes.
-
-Not the active rules: listing them needs CAP_NET_ADMIN, which would also allow changing them.
-"""
+"""What protects a node: the files of its firewall, for comparison between nodes, and SELinux' mode."""
 
 from __future__ import annotations
 
@@ -65,3 +62,19 @@ def _rules(place: str) -> str | None:
         return None
     lines = (line.strip() for line in text.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("#"))
+
+
+_MODES = {"0": "permissive", "1": "enforcing"}
+
+
+def mode(host: Host) -> str:
+    """Return SELinux's mode: `enforcing`, `permissive`, `disabled`, or `unknown` for other values.
+
+    OSError if it cannot be read.
+    """
+    try:
+        state = read(host.sys("fs/selinux/enforce")).strip()
+    except FileNotFoundError:
+        os.stat(host.sys("fs"))  # without sysfs nothing is known
+        return "disabled"
+    return _MODES.get(state, "unknown")

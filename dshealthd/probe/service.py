@@ -17,7 +17,7 @@ from dshealthd.core.child import StartError
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.state_writer import LatestWriter
 from dshealthd.linux import starvation
-from dshealthd.linux.interface import interface_of
+from dshealthd.linux.local_network import interface_of
 from dshealthd.probe.hung_jobs import HungJobs
 from dshealthd.probe.members.absences import Absences
 from dshealthd.probe.members.local_membership import LocalMembership, hostname

@@ -13,7 +13,7 @@ from dshealthd.collectors.job_threads import JobThreads, JobThreadsOptions
 from dshealthd.core.collector import Reason
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, Result, attempt
-from dshealthd.linux.cgroup import OutsideNamespace, Tasks, parse_pids_path, tasks
+from dshealthd.linux.process import OutsideNamespace, Tasks, parse_pids_path, tasks
 from tests.jobs.machines import TORCH, Machine
 
 if TYPE_CHECKING:

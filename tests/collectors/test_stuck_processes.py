@@ -14,7 +14,7 @@ from dshealthd.core.collector import Context, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, attempt
 from dshealthd.doctor.node import stuck_processes as check
-from dshealthd.linux.uninterruptible import sleeping
+from dshealthd.linux.process import sleeping
 from tests import frozen
 from tests.doctor.looks import look, outcomes
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.config import registry
-from dshealthd.linux.fuse import parse_served_by_users
+from dshealthd.linux.mounts import parse_served_by_users
 from tests.agents import Scrape, running
 from tests.environments import wait_for_environment
 from tests.fuse import hung_mount

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.host import Host, read_bytes
 from dshealthd.jobs.processes import ENVIRON_LIMIT, SWEEP_LIMIT, ProcessTable, Unseen
-from dshealthd.linux.process_stat import parse_stat
+from dshealthd.linux.process import parse_stat
 from tests.jobs.machines import TORCH, Machine, environ, stat_line
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.linux.pci_topology import describe
+from dshealthd.linux.pci import describe
 
 if TYPE_CHECKING:
     from pathlib import Path

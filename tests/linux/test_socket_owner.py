@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from dshealthd.linux import netlink, socket_owner
-from dshealthd.linux.socket_owner import peer_uid
+from dshealthd.linux import netlink, socket_owners
+from dshealthd.linux.socket_owners import peer_uid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +46,7 @@ def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if request.param == "files":
         monkeypatch.setattr(netlink, "lookup", refused)
     else:
-        monkeypatch.setattr(socket_owner, "read", unread)
+        monkeypatch.setattr(socket_owners, "read", unread)
     return str(request.param)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.linux import selinux
+from dshealthd.linux import security
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +25,7 @@ _SAID = {
 
 def _run(context: NodeContext) -> Iterator[Result]:
     try:
-        found = selinux.mode(context.host)
+        found = security.mode(context.host)
     except OSError as error:
         why = f"the SELinux mode cannot be read: {error.strerror}"
         yield Result(Outcome.UNKNOWN, why, remedy="getenforce", component="selinux")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.linux.uninterruptible import is_gpu_device, open_files, sleeping
+from dshealthd.linux.process import is_gpu_device, open_files, sleeping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

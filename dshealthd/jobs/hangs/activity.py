@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read_bytes
-from dshealthd.linux.process_stat import TICKS, parse_stat
+from dshealthd.linux.process import TICKS, parse_stat
 from dshealthd.linux.starvation import parse_run_queue
 
 if TYPE_CHECKING:

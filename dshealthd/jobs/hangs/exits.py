@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.jobs.hangs.activity import ThreadState, activity
-from dshealthd.linux.pidfd import exit_status
+from dshealthd.linux.process import exit_status
 
 if TYPE_CHECKING:
     import asyncio

@@ -14,7 +14,7 @@ from dshealthd.core.host import read, read_bytes
 from dshealthd.jobs.environment import job, launch, parse_environ
 from dshealthd.jobs.processes import ENVIRON_LIMIT, TrainingProcess, namespace, standing
 from dshealthd.linux.credentials import parse_real_user
-from dshealthd.linux.process_stat import parse_stat
+from dshealthd.linux.process import parse_stat
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host

@@ -19,7 +19,7 @@ from dshealthd.jobs.ras.progress import JobProgress
 from dshealthd.jobs.ras.question import Loaded
 from dshealthd.jobs.ras.split import dead_here
 from dshealthd.jobs.ras.status import Status
-from dshealthd.linux.process_stat import parse_stat
+from dshealthd.linux.process import parse_stat
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.child import StartError, channel, how_ended, spawn
 from dshealthd.core.host import read_bytes
 from dshealthd.core.timing import happens, time_limit
-from dshealthd.linux.process_stat import parse_stat
+from dshealthd.linux.process import parse_stat
 from dshealthd.probe.workers import launch, worker
 from dshealthd.probe.workers.status_page import StatusPage
 

@@ -16,7 +16,7 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.jobs.hangs.activity import ThreadState, activity, parse_activity
 from dshealthd.jobs.hangs.exits import End, ExitKind, ExitWatcher
-from dshealthd.linux.pidfd import exit_status
+from dshealthd.linux.process import exit_status
 from dshealthd.linux.starvation import parse_run_queue
 
 if TYPE_CHECKING:
