@@ -23,7 +23,8 @@ from dshealthd.config.config import SECTIONS
 from dshealthd.core import self_metrics as telemetry
 from dshealthd.core import snapshot, state_writer
 from dshealthd.core.options import Bytes, Duration
-from dshealthd.doctor import job, node
+from dshealthd.doctor import node
+from dshealthd.doctor.job import checks as job
 from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.evidence import service as evidence
 from dshealthd.findings import service as findings

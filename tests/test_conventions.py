@@ -30,7 +30,7 @@ BROAD = {
     "findings/judge.py": "a defect in one rule must not hide what the others see",
     "training/heartbeat.py": "no defect of ours may end a training",
     "doctor/processes.py": "whatever fails in a check becomes its reason, in a process of its own",
-    "doctor/job_sources/inspect_deepspeed.py": "DeepSpeed raises what it likes, and runs apart",
+    "doctor/job/sources/inspect_deepspeed.py": "DeepSpeed raises what it likes, and runs apart",
 }
 """The only modules that catch every exception and go on."""
 FINAL = {"evidence/step.py": "a forked child: nothing may return into the parent's code"}

@@ -194,7 +194,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("probe.peers.contract", "parse_answer", TEXT),
         ("probe.peers.link", "parse_head", BYTES),
         ("probe.peers.secret_files", "parse_keys", BYTES),
-        ("doctor.job_sources.shell_syntax", "parse", LINES),
+        ("doctor.job.sources.shell_syntax", "parse", LINES),
         ("training.message", "decode", BYTES),
         ("training.message", "newest", BYTES),
         ("web.hostnames", "parse_domains", LINES),
@@ -213,18 +213,18 @@ HERE |= {
         lambda document: _but_no_shape(module("doctor.report").parse_node, document, "node-1"),
         DOCUMENTS,
     ),
-    ("doctor.job_sources.deepspeed_config", "parse"): (
-        lambda text: module("doctor.job_sources.deepspeed_config").parse(text, "file"),
+    ("doctor.job.sources.deepspeed_config", "parse"): (
+        lambda text: module("doctor.job.sources.deepspeed_config").parse(text, "file"),
         st.one_of(LINES, DOCUMENTS.map(json.dumps)),
     ),
-    ("doctor.job_sources.launcher_command", "parse"): (
-        lambda text: module("doctor.job_sources.launcher_command").parse(
+    ("doctor.job.sources.launcher_command", "parse"): (
+        lambda text: module("doctor.job.sources.launcher_command").parse(
             f"srun torchrun {text}", {"A": "1"}
         ),
         LINES,
     ),
-    ("doctor.job_sources.slurm_script", "parse"): (
-        lambda text: module("doctor.job_sources.slurm_script").parse(
+    ("doctor.job.sources.slurm_script", "parse"): (
+        lambda text: module("doctor.job.sources.slurm_script").parse(
             f"#!/bin/sh\n#SBATCH {text}\nexport A={text}\ndeepspeed {text}"
         ),
         LINES,

@@ -12,19 +12,20 @@ import json
 import typing
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import __version__, doctor_command
+from dshealthd import __version__
 from dshealthd.cli import free_port
 from dshealthd.cli.commands import parser as command_line
 from dshealthd.config import registry
 from dshealthd.config.config import SECTIONS
 from dshealthd.core.options import Duration
+from dshealthd.doctor import command
 from dshealthd.explain import command as explain_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 APART = {
-    "doctor": doctor_command.parser,
+    "doctor": command.parser,
     "explain": explain_command.parser,
     "free-port": free_port.parser,
 }

@@ -46,9 +46,9 @@ def _run(words: list[str] | None) -> int:
 
         return explain.main(words[1:])
     if words[:1] == ["doctor"]:  # exit statuses of its own, for bad usage too
-        from dshealthd import doctor_command
+        from dshealthd.doctor import command
 
-        return doctor_command.main(words[1:])
+        return command.main(words[1:])
     if words[:1] == ["free-port"]:  # forks and execs, so no log thread may run
         from dshealthd.cli import free_port
 

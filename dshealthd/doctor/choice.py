@@ -37,7 +37,7 @@ def chosen(options: argparse.Namespace, loaded: Config) -> list[Check[Any]]:
     with_jobs = options.job or options.listed
     of_jobs: tuple[Check[Any], ...] = ()
     if with_jobs or any(name not in of_nodes for _, names in given for name in names):
-        from dshealthd.doctor import job
+        from dshealthd.doctor.job import checks as job
 
         of_jobs = job.CHECKS
     known = [check.name for check in (*of_jobs, *node.CHECKS)]
@@ -74,7 +74,8 @@ def of_the_job(
     """Return the job checks with their context, read once; none without `--job`."""
     if not options.job:
         return []
-    from dshealthd.doctor import job, job_context
+    from dshealthd.doctor.job import checks as job
+    from dshealthd.doctor.job import context as job_context
 
     wanted = [check for check in checks if check in job.CHECKS]
     if not wanted:

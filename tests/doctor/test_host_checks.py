@@ -19,11 +19,11 @@ from dshealthd.core.options import Bytes
 from dshealthd.doctor import path_check as path_checks
 from dshealthd.doctor.node import (
     async_io,
-    kernel_log,
-    kernel_settings,
+    kernel,
     process_limits,
     resources,
     selinux,
+    settings,
     stuck_processes,
 )
 from dshealthd.doctor.node.process_limits import LAUNCHERS
@@ -186,7 +186,7 @@ def test_kernel_settings(tmp_path: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{value}\n")
     context = look(host=Host(procfs=tmp_path))
-    found = {one.component: one for one in results(kernel_settings.CHECK, context)}
+    found = {one.component: one for one in results(settings.CHECK, context)}
     assert found["vm.max_map_count"].remedy == "sudo sysctl -w vm.max_map_count=262144"
     assert found["vm.overcommit_memory"].outcome.value == "warning"
     assert found["net.core.somaxconn"].outcome.value == "unknown"
@@ -228,7 +228,7 @@ def judged_log(dev: Path, lines: Iterable[tuple[int, int, str]]) -> list[Result]
         for number, (priority, at, text) in enumerate(lines):
             os.write(write, f"{priority},{number},{max(at, 0)},-;{text}\n".encode())
         (dev / "kmsg").symlink_to(f"/proc/self/fd/{read}")
-        return results(kernel_log.CHECK, look(host=Host(dev=dev)))
+        return results(kernel.CHECK, look(host=Host(dev=dev)))
     finally:
         os.close(write)
         os.close(read)
@@ -239,7 +239,7 @@ def test_kernel_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     or not of the kernel is not: an hour without a new one, and the check is ok.
     """
     now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
-    monkeypatch.setattr(kernel_log, "RECENT", 20.0)
+    monkeypatch.setattr(kernel, "RECENT", 20.0)
     killed = (
         "Out of memory: Killed process 4242 (python3) total-vm:1kB, anon-rss:1kB, file-rss:0kB, "
         "shmem-rss:0kB, UID:0 pgtables:1kB oom_score_adj:0"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dshealthd.doctor import job, node
-from dshealthd.doctor.node import kernel_settings
+from dshealthd.doctor import node
+from dshealthd.doctor.job import checks
+from dshealthd.doctor.node import settings
 from tests.doctor.looks import apply, look, results
 from tests.netns import network_namespace
 from tests.test_fault_table import exists
@@ -98,7 +99,7 @@ CHECKS = {
 
 def test_every_check_has_its_line() -> None:
     """The table has the checks that there are; each is mended in a test that exists."""
-    names = {check.name for check in node.CHECKS} | {check.name for check in job.CHECKS}
+    names = {check.name for check in node.CHECKS} | {check.name for check in checks.CHECKS}
     assert set(CHECKS) == names
     for name, (level, test) in CHECKS.items():
         assert level in {PASTED, STATE}, name
@@ -110,15 +111,13 @@ def test_queue_of_connections() -> None:
     """A short queue of connections passes once the remedy is pasted, in a network of its own."""
 
     def found() -> dict[str, str]:
-        return {one.component: one.remedy for one in results(kernel_settings.CHECK, look())}
+        return {one.component: one.remedy for one in results(settings.CHECK, look())}
 
     with network_namespace():
         with open("/proc/sys/net/core/somaxconn", "w", encoding="ascii") as file:
             file.write("64")
         (short,) = (
-            one
-            for one in results(kernel_settings.CHECK, look())
-            if one.component == "net.core.somaxconn"
+            one for one in results(settings.CHECK, look()) if one.component == "net.core.somaxconn"
         )
         assert short.outcome.value == "warning"
         apply(short)

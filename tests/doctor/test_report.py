@@ -18,10 +18,10 @@ from dshealthd.cli import main as cli
 from dshealthd.config import config
 from dshealthd.doctor import callers, node, support_file
 from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.command import main
 from dshealthd.doctor.examination import EXIT, Examined, accept
 from dshealthd.doctor.options import DoctorOptions, parse_accepted
 from dshealthd.doctor.report import NodeReport, Report, as_json, junit, parse_node, text
-from dshealthd.doctor_command import main
 from dshealthd.findings.judge import RULES
 from dshealthd.status.paint import Paint
 from dshealthd.symptoms import all_symptoms

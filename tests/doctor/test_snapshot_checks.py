@@ -11,15 +11,7 @@ import pytest
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.result import Result as Collected
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.doctor.node import (
-    agent,
-    gpus,
-    kernel_log,
-    probes,
-    rendezvous,
-    resources,
-    running_jobs,
-)
+from dshealthd.doctor.node import agent, gpus, kernel, probes, rendezvous, resources, running_jobs
 from dshealthd.findings.judge import judge, series_of
 from dshealthd.findings.judge import seen as all_signs
 from dshealthd.findings.past import Past
@@ -241,14 +233,12 @@ def test_a_host_with_errors() -> None:
         def scene(count: float) -> Scene:
             return (("kernel_events_total", count, "memory_error_uncorrected"),)
 
-        return seen(
-            kernel_log.HOST_ERRORS, scene(errors), [(float(ago), scene(0)) for ago in (60, 30)]
-        )
+        return seen(kernel.HOST_ERRORS, scene(errors), [(float(ago), scene(0)) for ago in (60, 30)])
 
-    (found,) = results(kernel_log.HOST_ERRORS, after(1))
-    assert (kernel_log.HOST_ERRORS.slug, found.outcome.value) == ("host-errors", "warning")
+    (found,) = results(kernel.HOST_ERRORS, after(1))
+    assert (kernel.HOST_ERRORS.slug, found.outcome.value) == ("host-errors", "warning")
     assert "journalctl -k" in found.remedy
-    assert outcomes(kernel_log.HOST_ERRORS, after(0)) == ["ok"]
+    assert outcomes(kernel.HOST_ERRORS, after(0)) == ["ok"]
 
 
 def test_job_that_continues_on_fewer_ports() -> None:

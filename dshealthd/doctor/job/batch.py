@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural, printable
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.doctor.job_sources.remedies import add_key, find_key, set_number
+from dshealthd.doctor.job.sources.remedies import add_key, find_key, set_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.doctor.job_context import JobContext
-    from dshealthd.doctor.job_sources.deepspeed_config import Parsed
-    from dshealthd.doctor.job_sources.source import Source
+    from dshealthd.doctor.job.context import JobContext
+    from dshealthd.doctor.job.sources.deepspeed_config import Parsed
+    from dshealthd.doctor.job.sources.source import Source
 
 TRAIN, MICRO, ACCUMULATION = (
     "train_batch_size",

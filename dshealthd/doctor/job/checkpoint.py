@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural, printable
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.doctor.job_sources.remedies import find_key, paste, show
+from dshealthd.doctor.job.sources.remedies import find_key, paste, show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.doctor.job_context import JobContext
+    from dshealthd.doctor.job.context import JobContext
     from dshealthd.jobs.checkpoint_files import Checkpoint, Gap
 
 ENGINE = "deepspeed/runtime/engine.py"

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import printable
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.doctor.job_sources.remedies import add_key, find_key, paste
+from dshealthd.doctor.job.sources.remedies import add_key, find_key, paste
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from dshealthd.doctor.job_context import JobContext
-    from dshealthd.doctor.job_sources.deepspeed_config import Parsed
-    from dshealthd.doctor.job_sources.source import Source
+    from dshealthd.doctor.job.context import JobContext
+    from dshealthd.doctor.job.sources.deepspeed_config import Parsed
+    from dshealthd.doctor.job.sources.source import Source
 
 _CPU = ("adagrad", "adam", "adamw", "lion", "muon")
 """Optimizers that DeepSpeed has for the CPU (0.19.8, engine.py, `_configure_basic_optimizer`)."""

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core.text import plural, printable
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.doctor.job_sources.remedies import find_key, rename_key
+from dshealthd.doctor.job.sources.remedies import find_key, rename_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from dshealthd.doctor.job_context import JobContext
-    from dshealthd.doctor.job_sources.deepspeed_config import Parsed
-    from dshealthd.doctor.job_sources.inspection import Inspection
-    from dshealthd.doctor.job_sources.source import Source
+    from dshealthd.doctor.job.context import JobContext
+    from dshealthd.doctor.job.sources.deepspeed_config import Parsed
+    from dshealthd.doctor.job.sources.inspection import Inspection
+    from dshealthd.doctor.job.sources.source import Source
 
 
 LIKENESS = 0.75

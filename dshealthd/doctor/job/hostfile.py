@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural, printable
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.doctor.job_sources import remote, rendezvous
-from dshealthd.doctor.job_sources.layout import FilterError
-from dshealthd.doctor.job_sources.remedies import paste, show
+from dshealthd.doctor.job.sources import remote, rendezvous
+from dshealthd.doctor.job.sources.layout import FilterError
+from dshealthd.doctor.job.sources.remedies import paste, show
 from dshealthd.probe.members.membership import MembershipError, parse_hostfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.doctor.job_context import JobContext
+    from dshealthd.doctor.job.context import JobContext
 
 
 SOURCE = "deepspeed/launcher/runner.py, _parse_hostfile"

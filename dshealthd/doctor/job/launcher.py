@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural, printable
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.doctor.job_sources.remedies import paste
-from dshealthd.doctor.job_sources.slurm_script import tasks_per_node
+from dshealthd.doctor.job.sources.remedies import paste
+from dshealthd.doctor.job.sources.slurm_script import tasks_per_node
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.doctor.job_context import JobContext
+    from dshealthd.doctor.job.context import JobContext
 
 _LEFT_BEHIND = ("TORCH_NCCL_", "DEEPSPEED_TIMEOUT", "CUDA_DEVICE_ORDER", "GLOO_SOCKET_IFNAME")
 """Variables that matter on every node but that `deepspeed` does not pass on to the others."""

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from dshealthd.core.host import read
 from dshealthd.core.text import printable
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.doctor.job_sources.remedies import paste
+from dshealthd.doctor.job.sources.remedies import paste
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.doctor.job_context import JobContext
+    from dshealthd.doctor.job.context import JobContext
 
 
 NEARLY = 0.85

@@ -19,7 +19,7 @@ from dshealthd.jobs.network_devices import NetworkDevices
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from dshealthd.doctor.job_context import JobContext
+    from dshealthd.doctor.job.context import JobContext
 
 
 WORDS: Mapping[str, str] = {

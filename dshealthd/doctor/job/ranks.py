@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural, printable
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.doctor.job_sources.remedies import paste
-from dshealthd.doctor.job_sources.slurm_script import gpus_per_node
+from dshealthd.doctor.job.sources.remedies import paste
+from dshealthd.doctor.job.sources.slurm_script import gpus_per_node
 from dshealthd.jobs.visible_devices import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.doctor.job_context import JobContext
+    from dshealthd.doctor.job.context import JobContext
 
 _ORDERS = frozenset({"PCI_BUS_ID", "FASTEST_FIRST"})
 _EXPLICIT = frozenset({"include", "exclude", "num-gpus", "num-accelerators", "num-nodes"})

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from dshealthd.core.host import read
 from dshealthd.core.text import printable
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.doctor.job_sources import remote, rendezvous
-from dshealthd.doctor.job_sources.remedies import paste
+from dshealthd.doctor.job.sources import remote, rendezvous
+from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.jobs.environment import is_loopback
 from dshealthd.linux.local_network import local_ports
 from dshealthd.linux.netlink import RECORD, Table, TcpState
@@ -18,7 +18,7 @@ from dshealthd.probe.members.identity import local_addresses
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.doctor.job_context import JobContext
+    from dshealthd.doctor.job.context import JobContext
 
 
 REMEDY = "hostname -I"

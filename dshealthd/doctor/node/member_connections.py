@@ -15,7 +15,7 @@ from dshealthd.core import background
 from dshealthd.core.address import listen_address
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.doctor.job_sources.remedies import paste
+from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.probe.members.membership import MembershipError
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.pairs import own_place

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor.check import Outcome, Result
-from dshealthd.doctor.job_sources.remedies import paste
+from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.findings.settings import known_defects
 from dshealthd.jobs.installation import Installations

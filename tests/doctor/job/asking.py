@@ -9,10 +9,10 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.doctor.job import CHECKS
-from dshealthd.doctor.job_context import JobContext, add_arguments, context
-from dshealthd.doctor.job_sources import deepspeed_config, inspection
-from dshealthd.doctor.job_sources.source import Source
+from dshealthd.doctor.job.checks import CHECKS
+from dshealthd.doctor.job.context import JobContext, add_arguments, context
+from dshealthd.doctor.job.sources import deepspeed_config, inspection
+from dshealthd.doctor.job.sources.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

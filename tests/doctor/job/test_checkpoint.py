@@ -18,7 +18,7 @@ from tests.doctor.job.asking import asked, results, texts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dshealthd.doctor.job_context import JobContext
+    from dshealthd.doctor.job.context import JobContext
 
 pytestmark = pytest.mark.timeout(600)
 OK, WARNING, CRITICAL, UNKNOWN = (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.cli.main import main
 from dshealthd.doctor import node
-from dshealthd.doctor.job import CHECKS
+from dshealthd.doctor.job.checks import CHECKS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,14 +15,14 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.doctor.check import Outcome
-from dshealthd.doctor.job_context import JobContext
-from dshealthd.doctor.job_sources import deepspeed_config
-from dshealthd.doctor.job_sources.source import Source
+from dshealthd.doctor.job.context import JobContext
+from dshealthd.doctor.job.sources import deepspeed_config
+from dshealthd.doctor.job.sources.source import Source
 from tests.doctor.job.asking import NAME, asked, inspect_many, results, texts, with_config
 from tests.lab.records import start_time
 
 if TYPE_CHECKING:
-    from dshealthd.doctor.job_sources.inspection import Inspection
+    from dshealthd.doctor.job.sources.inspection import Inspection
 
 # Its import here would take seconds, and in each worker of the tests.
 if importlib.util.find_spec("deepspeed") is None:
@@ -386,7 +386,7 @@ def test_neither(inspected: dict[str, Inspection], case: str, words: str) -> Non
 
 def test_interpreter_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interpreter that hangs at its import is killed with what it started, and named."""
-    monkeypatch.setattr("dshealthd.doctor.job_sources.inspection.DEADLINE", 4.0)
+    monkeypatch.setattr("dshealthd.doctor.job.sources.inspection.DEADLINE", 4.0)
     python, pids = tmp_path / "python", tmp_path / "pids"
     python.write_text(f"#!/bin/sh\nsleep 600 &\necho $$ $! > {pids}\nwait\n")
     python.chmod(0o755)

@@ -11,9 +11,9 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.doctor.check import Outcome
-from dshealthd.doctor.job_context import JobContext
-from dshealthd.doctor.job_sources import deepspeed_config, remedies
-from dshealthd.doctor.job_sources.source import Source
+from dshealthd.doctor.job.context import JobContext
+from dshealthd.doctor.job.sources import deepspeed_config, remedies
+from dshealthd.doctor.job.sources.source import Source
 from tests.doctor.job.asking import NAME, inspect_many, results, texts, with_config
 from tests.doctor.job.test_config import CASES, GIB, HJSON, PARAMETERS, RANKS, SHAPE, changed
 from tests.doctor.looks import apply
@@ -21,7 +21,7 @@ from tests.doctor.looks import apply
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.doctor.job_sources.inspection import Inspection
+    from dshealthd.doctor.job.sources.inspection import Inspection
 
 # Its import here would take seconds, and in each worker of the tests.
 if importlib.util.find_spec("deepspeed") is None:

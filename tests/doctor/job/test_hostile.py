@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.doctor.check import Outcome
-from dshealthd.doctor.job import CHECKS, applicable
-from dshealthd.doctor.job_sources import deepspeed_config, launcher_command, slurm_script
-from dshealthd.doctor.job_sources.inspection import Inspection
-from dshealthd.doctor.job_sources.source import Source, read_all
+from dshealthd.doctor.job.checks import CHECKS, applicable
+from dshealthd.doctor.job.sources import deepspeed_config, launcher_command, slurm_script
+from dshealthd.doctor.job.sources.inspection import Inspection
+from dshealthd.doctor.job.sources.source import Source, read_all
 from tests.doctor.job.asking import asked, results, texts
 
 if TYPE_CHECKING:

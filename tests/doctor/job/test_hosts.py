@@ -12,8 +12,8 @@ import pytest
 
 from bench.processes import free_port
 from dshealthd.doctor.check import Outcome
-from dshealthd.doctor.job import applicable
-from dshealthd.doctor.job_context import JobContext
+from dshealthd.doctor.job.checks import applicable
+from dshealthd.doctor.job.context import JobContext
 from tests.doctor.job.asking import asked, results, texts
 from tests.doctor.job.sshd import STRANGER, WITHOUT_KEY, sshd
 from tests.doctor.looks import apply
@@ -185,7 +185,7 @@ def test_new_host_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ssh_without_answer(tmp_path: Path, client: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that accepts the connection and says nothing is given up at the deadline."""
-    monkeypatch.setattr("dshealthd.doctor.job_sources.remote.DEADLINE", 2.0)
+    monkeypatch.setattr("dshealthd.doctor.job.sources.remote.DEADLINE", 2.0)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.doctor.check import Outcome
-from dshealthd.doctor.job_sources import launcher_command, slurm_script
-from dshealthd.doctor.job_sources.launcher_command import GRAMMARS
-from dshealthd.doctor.job_sources.layout import FilterError, layout
+from dshealthd.doctor.job.sources import launcher_command, slurm_script
+from dshealthd.doctor.job.sources.launcher_command import GRAMMARS
+from dshealthd.doctor.job.sources.layout import FilterError, layout
 from dshealthd.probe.members.membership import parse_hostfile
 from tests.doctor.job.asking import asked, environment_after, results, texts
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.doctor.check import Result
-    from dshealthd.doctor.job_context import JobContext
+    from dshealthd.doctor.job.context import JobContext
 
 OK, WARNING, CRITICAL = Outcome.OK, Outcome.WARNING, Outcome.CRITICAL
 

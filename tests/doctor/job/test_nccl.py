@@ -9,9 +9,9 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.doctor.check import Outcome
-from dshealthd.doctor.job_context import JobContext
-from dshealthd.doctor.job_sources.gpus import Gpus
-from dshealthd.doctor.job_sources.source import Source
+from dshealthd.doctor.job.context import JobContext
+from dshealthd.doctor.job.sources.gpus import Gpus
+from dshealthd.doctor.job.sources.source import Source
 from tests.doctor.job.asking import asked, environment_after, results, texts
 
 if TYPE_CHECKING:

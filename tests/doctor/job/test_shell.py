@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.doctor.check import Outcome
-from dshealthd.doctor.job_sources import shell
-from dshealthd.doctor.job_sources.launcher_command import find_launch
+from dshealthd.doctor.job.sources import shell
+from dshealthd.doctor.job.sources.launcher_command import find_launch
 from tests.doctor.job.asking import asked, results
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from dshealthd.doctor.choice import chosen, of_the_job
 from dshealthd.doctor.examination import EXIT, accept, examine
 from dshealthd.doctor.facts import facts
 from dshealthd.doctor.hosts import HostsError, names
-from dshealthd.doctor.job_arguments import add_arguments as add_job_arguments
+from dshealthd.doctor.job.arguments import add_arguments as add_job_arguments
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.path_check import path_check

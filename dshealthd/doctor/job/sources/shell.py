@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dshealthd.doctor.job_sources.shell_syntax import ASSIGNMENT, Parsed, Word, WordPart, parse
+from dshealthd.doctor.job.sources.shell_syntax import ASSIGNMENT, Parsed, Word, WordPart, parse
 from dshealthd.jobs.environment import MAX_VALUE
 
 MAX_TEXT = 1 << 16

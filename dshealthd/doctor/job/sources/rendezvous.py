@@ -14,7 +14,7 @@ from dshealthd.jobs.environment import is_loopback, natural
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from dshealthd.doctor.job_sources.launcher_command import LauncherCommand
+    from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 
 STATIC_PORT = 29500
 """Default port of torch's static rendezvous and of `deepspeed`."""

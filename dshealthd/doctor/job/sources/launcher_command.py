@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.doctor.job_sources import shell
+from dshealthd.doctor.job.sources import shell
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dshealthd.doctor.job_sources import launcher_command
-from dshealthd.doctor.job_sources.launcher_command import LauncherCommand
+from dshealthd.doctor.job.sources import launcher_command
+from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 from dshealthd.jobs.environment import natural
 
 MAX_BYTES = 1 << 18

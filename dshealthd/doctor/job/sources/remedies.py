@@ -14,8 +14,8 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dshealthd.doctor.job_sources.deepspeed_config import Parsed
-    from dshealthd.doctor.job_sources.source import Source
+    from dshealthd.doctor.job.sources.deepspeed_config import Parsed
+    from dshealthd.doctor.job.sources.source import Source
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 """A key without characters that are special to sed."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.host import Host
 from dshealthd.core.text import printable
-from dshealthd.doctor.job_arguments import add_arguments
-from dshealthd.doctor.job_sources import (
+from dshealthd.doctor.job.arguments import add_arguments
+from dshealthd.doctor.job.sources import (
     deepspeed_config,
     environment_file,
     gpus,
@@ -19,13 +19,13 @@ from dshealthd.doctor.job_sources import (
     launcher_command,
     slurm_script,
 )
-from dshealthd.doctor.job_sources.gpus import Gpus
-from dshealthd.doctor.job_sources.inspection import Inspection
-from dshealthd.doctor.job_sources.launcher_command import LauncherCommand
-from dshealthd.doctor.job_sources.layout import FilterError, Layout, layout
-from dshealthd.doctor.job_sources.rendezvous import Rendezvous, rendezvous
-from dshealthd.doctor.job_sources.slurm_script import SlurmScript
-from dshealthd.doctor.job_sources.source import Source, read_all, read_text
+from dshealthd.doctor.job.sources.gpus import Gpus
+from dshealthd.doctor.job.sources.inspection import Inspection
+from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
+from dshealthd.doctor.job.sources.layout import FilterError, Layout, layout
+from dshealthd.doctor.job.sources.rendezvous import Rendezvous, rendezvous
+from dshealthd.doctor.job.sources.slurm_script import SlurmScript
+from dshealthd.doctor.job.sources.source import Source, read_all, read_text
 from dshealthd.jobs import checkpoint_files
 from dshealthd.jobs.checkpoint_files import Checkpoint
 from dshealthd.probe.members.membership import Member, MembershipError, parse_hostfile

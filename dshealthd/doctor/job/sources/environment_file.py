@@ -6,7 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.job_sources.source import read_text
+from dshealthd.doctor.job.sources.source import read_text
 from dshealthd.jobs.environment import MAX_VALUE
 
 if TYPE_CHECKING:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.job_sources.slurm_script import requested, tasks_per_node
+from dshealthd.doctor.job.sources.slurm_script import requested, tasks_per_node
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from dshealthd.doctor.job_sources.launcher_command import LauncherCommand
-    from dshealthd.doctor.job_sources.slurm_script import SlurmScript
+    from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
+    from dshealthd.doctor.job.sources.slurm_script import SlurmScript
     from dshealthd.probe.members.membership import Member
 
 _PER_GPU = frozenset({"gpu", "auto"})
