@@ -16,8 +16,7 @@ from dshealthd.core.text import plural
 from dshealthd.core.timing import time_limit
 from dshealthd.doctor.check import ORDER, Outcome, Result
 from dshealthd.doctor.examination import Examined, accept
-from dshealthd.doctor.facts import facts
-from dshealthd.doctor.node_context import NodeContext
+from dshealthd.doctor.node_context import NodeContext, facts
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.report import NodeReport, Report
 from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered

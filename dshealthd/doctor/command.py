@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dshealthd.config import config, flags
 from dshealthd.core.options import ConfigError
-from dshealthd.doctor import callers, node
+from dshealthd.doctor import node
+from dshealthd.doctor import report as callers
 from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.choice import chosen, of_the_job
-from dshealthd.doctor.examination import EXIT, accept, examine
-from dshealthd.doctor.facts import facts
+from dshealthd.doctor.examination import EXIT, Progress, accept, examine
 from dshealthd.doctor.hosts import HostsError, names
 from dshealthd.doctor.job.arguments import add_arguments as add_job_arguments
-from dshealthd.doctor.node_context import NodeContext
+from dshealthd.doctor.node_context import NodeContext, facts
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.path_check import path_check
-from dshealthd.doctor.progress import Progress
 from dshealthd.doctor.report import NodeReport, Report, as_json, junit, text
 from dshealthd.doctor.several_nodes import Request, examine_all
 from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,8 @@ from dshealthd.core.collector import Metric, MetricKind, Sample
 from dshealthd.findings.series import Series
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dshealthd.config.config import Config  # noqa: TC004 - which is above: nothing evaluates this type
     from dshealthd.core.host import Host
 
@@ -75,3 +78,48 @@ def _samples(document: Mapping[str, Any]) -> list[Sample]:
             metric = Metric(name, MetricKind.GAUGE, "", labels)
             samples.append(Sample(metric, tuple(sample["labels"].values()), float(sample["value"])))
     return samples
+
+
+_VERSIONS = ("driver", "cuda", "nvml")
+
+
+def facts(context: NodeContext) -> dict[str, str]:
+    """Return the known facts of this node."""
+    series = context.series
+    found = {}
+    if not context.elsewhere:
+        found = {"kernel": os.uname().release, "architecture": os.uname().machine}
+    for point in series("gpu_driver_info"):
+        found |= {f"gpu {name}": point.labels.get(name, "unknown") for name in _VERSIONS}
+    if (visible := series.value("gpus_visible")) is not None:
+        found["gpus"] = f"{visible:g}"
+        found["gpu models"] = _joined(
+            point.labels.get("name", "unknown") for point in series("gpu_info")
+        )
+    if (links := [point.value for point in series("nvlinks_up")]) and sum(links):
+        found["nvlinks up"] = f"{sum(links):g}"
+    ports = list(series("infiniband_port_up"))
+    if ports:
+        found["infiniband ports up"] = f"{sum(point.value for point in ports):g}"
+        found["infiniband rates"] = _joined(
+            f"{point.value * 8e-9:g} Gb/s"
+            for point in series("infiniband_port_rate_bytes_per_second")
+        )
+        found["infiniband firmware"] = _joined(
+            point.labels.get("firmware", "unknown") for point in series("infiniband_device_info")
+        )
+    for labels, value in series("sysctl_value"):
+        found[f"sysctl {labels.get('sysctl', 'unknown')}"] = f"{value:g}"
+    for labels, _ in series("software_info", training_job=""):
+        name = " of ".join(filter(None, map(labels.get, ("component", "environment"))))
+        found["kernel" if name == "kernel" else f"version of {name}"] = labels.get(
+            "version", "unknown"
+        )
+    size = series.value("filesystem_size_bytes", path="/dev/shm")  # noqa: S108 - shared memory
+    if size is not None:
+        found["shared memory"] = f"{size / (1 << 30):.0f} GiB"
+    return found
+
+
+def _joined(values: Iterable[str]) -> str:
+    return ", ".join(sorted(set(values)))

@@ -9,16 +9,89 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural, printable
-from dshealthd.doctor.across import compare
-from dshealthd.doctor.check import Check
+from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.examination import Examined
 from dshealthd.doctor.hosts import ask
 from dshealthd.doctor.processes import Pool
 from dshealthd.doctor.report import NodeReport, parse_node
 from dshealthd.probe.options import ProbeOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from dshealthd.config.config import Config
+    from dshealthd.doctor.processes import Ended
+    from dshealthd.doctor.report import Report
+
+SHOWN = 5
+"""Maximum number of nodes named in a line."""
+PEERS = "most of the nodes"
+
+
+def compare(reports: Sequence[NodeReport]) -> list[Examined]:
+    """Return the checks for differences between the nodes of a job."""
+    answered = {one.node: one.facts for one in reports if not one.problem}
+    results = tuple(_differences(answered))
+    if len(answered) > 1 and not results:
+        known = len({name for one in answered.values() for name in one})
+        text = f"{len(answered)} nodes have the same versions, devices and settings ({known})"
+        results = (Result(Outcome.OK, text),)
+    if len(answered) <= 1:
+        text = f"{len(answered)} of {plural(len(reports), 'node')} answered: nothing to compare"
+        results = (Result(Outcome.UNKNOWN, text),)
+    return [Examined("node-drift", "same-on-all-nodes", "The nodes are alike", results, 0.0)]
+
+
+def _differences(answered: Mapping[str, Mapping[str, str]]) -> Iterator[Result]:
+    for name in sorted({name for one in answered.values() for name in one}):
+        values = {node: one[name] for node, one in answered.items() if name in one}
+        yield from _missing(name, values, answered)
+        counts = Counter(values.values())
+        if len(counts) < 2:  # noqa: PLR2004 - all have the same
+            continue
+        (usual, most), *_ = counts.most_common(1)
+        if 2 * most <= len(values):
+            groups = "; ".join(f"{value} on {_nodes(values, value)}" for value in sorted(counts))
+            yield Result(Outcome.WARNING, f"the nodes disagree on {name}: {groups}", component=name)
+            continue
+        for value in sorted(counts.keys() - {usual}):
+            yield Result(
+                Outcome.WARNING,
+                f"{_nodes(values, value)}: {name} is {value}, but {usual} on "
+                f"{plural(most, 'other')}",
+                value=value,
+                limit=usual,
+                source=PEERS,
+                component=name,
+            )
+
+
+def _missing(
+    name: str, values: Mapping[str, str], answered: Mapping[str, object]
+) -> Iterator[Result]:
+    without = [node for node in answered if node not in values]
+    if without and len(values) > len(without):
+        usual, most = Counter(values.values()).most_common(1)[0]
+        yield Result(
+            Outcome.UNKNOWN,
+            f"{_list(without)}: {name} is unknown there, but {usual} on {plural(most, 'other')}",
+            component=name,
+        )
+
+
+def _nodes(values: Mapping[str, str], value: str) -> str:
+    return _list([node for node, one in values.items() if one == value])
+
+
+def _list(nodes: Sequence[str]) -> str:
+    more = f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else ""
+    return ", ".join(nodes[:SHOWN]) + more
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,7 +13,7 @@ from dshealthd.collectors import stuck_processes
 from dshealthd.core.collector import Context, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, attempt
-from dshealthd.doctor.node import stuck_processes as check
+from dshealthd.doctor.node import kernel as check
 from dshealthd.linux.process import sleeping
 from tests import frozen
 from tests.doctor.looks import look, outcomes
@@ -140,7 +140,7 @@ def test_hidden_processes_are_unknown(procfs: Path) -> None:
             Reason.PERMISSION_DENIED,
         )
         assert not result.samples
-    assert outcomes(check.CHECK, look(host=Host(procfs=procfs))) == ["unknown"]
+    assert outcomes(check.STUCK_PROCESSES, look(host=Host(procfs=procfs))) == ["unknown"]
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -156,7 +156,7 @@ def test_process_that_ends_is_not_hidden(
         raise PermissionError
 
     monkeypatch.setattr(check, "open_files", denied)
-    found = outcomes(check.CHECK, look(host=Host(procfs=procfs)))
+    found = outcomes(check.STUCK_PROCESSES, look(host=Host(procfs=procfs)))
     assert found == (["ok"] if ends else ["unknown"])
 
 

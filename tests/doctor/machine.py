@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.cli import main as cli
-from dshealthd.doctor.node import process_limits
+from dshealthd.doctor.node import settings
 from tests.nvml.simulator import Simulator
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Machine:
         for name, value in self.simulator.environment().items():
             monkeypatch.setenv(name, value)
         # A slurmd of the machine that the tests run on has that one's limits.
-        monkeypatch.setattr(process_limits, "LAUNCHERS", frozenset())
+        monkeypatch.setattr(settings, "LAUNCHERS", frozenset())
         self._capsys = capsys
         self.config = directory / "dshealthd.toml"
         self.config.write_text("", encoding="utf-8")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from bench.processes import free_port
 from dshealthd.core.host import Host
-from dshealthd.doctor.node import cuda_devices, gpus
+from dshealthd.doctor.node import gpus, software
 from dshealthd.linux.imex import DAEMON, NODES
 from tests.doctor.looks import look, outcomes, results
 
@@ -77,13 +77,13 @@ def test_torch_that_does_not_see_the_gpus(
     monkeypatch.setattr(os, "geteuid", lambda: 1000)  # nobody may not enter root's directories
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     blind = dataclasses.replace(context, python=(sys.executable,))
-    (found,) = results(cuda_devices.CHECK, blind)
+    (found,) = results(software.CUDA_DEVICES, blind)
     assert (found.outcome.value, found.value, found.limit) == ("warning", "0", "8")
     assert "torch.cuda.init()" in found.remedy
     broken = machine.directory / "python3"
     broken.write_text("#!/bin/sh\necho 'libcudart.so: cannot open' >&2; exit 1\n")
     broken.chmod(0o755)
-    (unknown,) = results(cuda_devices.CHECK, dataclasses.replace(context, python=(str(broken),)))
+    (unknown,) = results(software.CUDA_DEVICES, dataclasses.replace(context, python=(str(broken),)))
     assert (unknown.outcome.value, "libcudart" in unknown.text) == ("unknown", True)
     broken.write_text(
         f'#!/bin/sh\nPYTHONPATH="{machine.directory}" exec {sys.executable} -c "$3"\n'
@@ -93,4 +93,4 @@ def test_torch_that_does_not_see_the_gpus(
     (package / "cuda.py").write_text("def device_count():\n    return 8\n")
     (package / "__init__.py").write_text("from torch import cuda\n")
     mended = dataclasses.replace(context, python=(str(broken),))
-    assert outcomes(cuda_devices.CHECK, mended) == ["ok"]
+    assert outcomes(software.CUDA_DEVICES, mended) == ["ok"]

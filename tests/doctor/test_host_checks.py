@@ -17,16 +17,8 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.core.options import Bytes
 from dshealthd.doctor import path_check as path_checks
-from dshealthd.doctor.node import (
-    async_io,
-    kernel,
-    process_limits,
-    resources,
-    selinux,
-    settings,
-    stuck_processes,
-)
-from dshealthd.doctor.node.process_limits import LAUNCHERS
+from dshealthd.doctor.node import kernel, resources, settings, software
+from dshealthd.doctor.node.settings import LAUNCHERS
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.path_check import path_check
 from dshealthd.doctor.processes import Pool
@@ -69,7 +61,7 @@ def test_limits_of_open_files_and_locked_memory(
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, before[resource.RLIMIT_NOFILE][1]))
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (8 << 20, before[resource.RLIMIT_MEMLOCK][1]))
-        low = {one.component: one for one in results(process_limits.CHECK, context)}
+        low = {one.component: one for one in results(settings.PROCESS_LIMITS, context)}
     finally:
         for which, limits in before.items():
             resource.setrlimit(which, limits)
@@ -81,7 +73,7 @@ def test_limits_of_open_files_and_locked_memory(
         context.config.section(DoctorOptions), open_files=16, locked_memory_bytes=Bytes(0)
     )
     config = context.config.with_section(lifted)
-    assert outcomes(process_limits.CHECK, dataclasses.replace(context, config=config)) == ["ok"]
+    assert outcomes(settings.PROCESS_LIMITS, dataclasses.replace(context, config=config)) == ["ok"]
 
 
 def test_limits_of_slurmd(
@@ -90,7 +82,7 @@ def test_limits_of_slurmd(
     """Jobs inherit the limits of slurmd, which are judged whatever those of root's shell are."""
     machine = make_machine()
     machine.add_infiniband("irdma0", "mlx5_2", "mlx5_3")
-    monkeypatch.setattr(process_limits, "LAUNCHERS", LAUNCHERS)
+    monkeypatch.setattr(settings, "LAUNCHERS", LAUNCHERS)
     limited = ["bash", "-c", "ulimit -S -l 64 -n 1024; cat /proc/self/limits"]
     limits = subprocess.run(limited, check=True, capture_output=True, timeout=60).stdout
     for pid, name in ((4711, "slurmd"), (4712, "slurmdbd")):
@@ -100,7 +92,7 @@ def test_limits_of_slurmd(
     host = Host(sysfs=machine.sys, dev=machine.dev, procfs=tmp_path / "proc")
     found = {
         one.component: one
-        for one in results(process_limits.CHECK, look("gpu_bus", "infiniband", host=host))
+        for one in results(settings.PROCESS_LIMITS, look("gpu_bus", "infiniband", host=host))
         if not one.component.endswith(" of this shell")
     }
     assert {name: one.value for name, one in found.items()} == {
@@ -186,7 +178,7 @@ def test_kernel_settings(tmp_path: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{value}\n")
     context = look(host=Host(procfs=tmp_path))
-    found = {one.component: one for one in results(settings.CHECK, context)}
+    found = {one.component: one for one in results(settings.KERNEL_SETTINGS, context)}
     assert found["vm.max_map_count"].remedy == "sudo sysctl -w vm.max_map_count=262144"
     assert found["vm.overcommit_memory"].outcome.value == "warning"
     assert found["net.core.somaxconn"].outcome.value == "unknown"
@@ -228,7 +220,7 @@ def judged_log(dev: Path, lines: Iterable[tuple[int, int, str]]) -> list[Result]
         for number, (priority, at, text) in enumerate(lines):
             os.write(write, f"{priority},{number},{max(at, 0)},-;{text}\n".encode())
         (dev / "kmsg").symlink_to(f"/proc/self/fd/{read}")
-        return results(kernel.CHECK, look(host=Host(dev=dev)))
+        return results(kernel.KERNEL_LOG, look(host=Host(dev=dev)))
     finally:
         os.close(write)
         os.close(read)
@@ -266,7 +258,7 @@ def test_process_stuck_with_a_gpu_open(mount: frozen.Mount, tmp_path: Path) -> N
     dev.mkdir()
     (dev / "nvidia0").touch()
     context = look(host=Host(dev=dev))
-    assert outcomes(stuck_processes.CHECK, context) == ["ok"]
+    assert outcomes(kernel.STUCK_PROCESSES, context) == ["ok"]
     script = "import sys; held = open(sys.argv[1]); open(sys.argv[2], 'w').write('x')"
     mount.freeze()
     with subprocess.Popen(
@@ -274,13 +266,13 @@ def test_process_stuck_with_a_gpu_open(mount: frozen.Mount, tmp_path: Path) -> N
     ) as process:
         try:
             frozen.wait_until_it_hangs(process.pid)
-            found = results(stuck_processes.CHECK, context)
+            found = results(kernel.STUCK_PROCESSES, context)
         finally:
             mount.thaw()
     mine = next(one for one in found if one.component == f"pid {process.pid}")
-    assert (stuck_processes.CHECK.slug, mine.outcome.value) == ("nvml-broken", "critical")
+    assert (kernel.STUCK_PROCESSES.slug, mine.outcome.value) == ("nvml-broken", "critical")
     assert str(dev / "nvidia0") in mine.text
-    assert outcomes(stuck_processes.CHECK, context) == ["ok"]
+    assert outcomes(kernel.STUCK_PROCESSES, context) == ["ok"]
 
 
 def test_paths_of_the_command_line(mount: frozen.Mount) -> None:
@@ -347,11 +339,11 @@ def test_selinux(tmp_path: Path, content: str | None, outcome: str, word: str) -
     """
     place = tmp_path / "fs/selinux"
     host = Host(sysfs=tmp_path)
-    assert outcomes(selinux.CHECK, look(host=host)) == ["unknown"]  # no /sys/fs at all
+    assert outcomes(settings.SELINUX, look(host=host)) == ["unknown"]  # no /sys/fs at all
     place.mkdir(parents=True)
     if content is not None:
         (place / "enforce").write_text(content)
-    (found,) = results(selinux.CHECK, look(host=host))
+    (found,) = results(settings.SELINUX, look(host=host))
     assert (found.outcome.value, word in found.text) == (outcome, True)
 
 
@@ -381,11 +373,11 @@ def test_deepspeed_operators(tmp_path: Path) -> None:
     )
 
     def operator(context: NodeContext) -> Result:
-        (found,) = [one for one in results(async_io.CHECK, context) if one.component != "libaio"]
+        (found,) = [one for one in results(software.ASYNC_IO, context) if one.component != "libaio"]
         return found
 
     missing = operator(context)
-    assert (async_io.CHECK.slug, missing.outcome.value) == ("nvme-offload", "warning")
+    assert (software.ASYNC_IO.slug, missing.outcome.value) == ("nvme-offload", "warning")
     assert "libaio-dev" in missing.remedy
     without = dataclasses.replace(made, python=context.python)
     assert operator(without).outcome.value == "ok"  # nobody offloads

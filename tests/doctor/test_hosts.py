@@ -19,9 +19,9 @@ import pytest
 
 from bench.processes import free_port
 from dshealthd.cli import main as cli
-from dshealthd.doctor.across import compare
 from dshealthd.doctor.hosts import HostsError, ask, names
 from dshealthd.doctor.report import NodeReport
+from dshealthd.doctor.several_nodes import compare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

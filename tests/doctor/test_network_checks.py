@@ -17,7 +17,7 @@ import pytest
 
 from dshealthd.config.config import load
 from dshealthd.core.host import Host
-from dshealthd.doctor.node import host_name, infiniband, member_connections, rendezvous, resources
+from dshealthd.doctor.node import agent, infiniband, rendezvous, resources
 from dshealthd.doctor.options import DoctorOptions
 from tests.doctor.looks import apply, look, outcomes, results
 from tests.doctor.test_snapshot_checks import seen
@@ -162,7 +162,7 @@ def test_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
     ip("link add eth0 type veth peer name eth1")
     ip("addr add 10.9.0.1/24 dev eth0")
     ip("link set eth0 up")
-    assert host_name.CHECK.slug == "container-address"
+    assert rendezvous.HOST_NAME.slug == "container-address"
     for name, several, outcome, word in (
         ("localhost", True, "warning", "loopback"),
         ("localhost", False, "ok", "fine for single-node jobs"),
@@ -173,7 +173,7 @@ def test_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
         ("nobody.invalid", False, "unknown", "no name server answered"),
     ):
         monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
-        (found,) = results(host_name.CHECK, look(several=several))
+        (found,) = results(rendezvous.HOST_NAME, look(several=several))
         assert (found.outcome.value, word in found.text) == (outcome, True), found
         assert bool(found.remedy) == (outcome != "ok")
 
@@ -181,7 +181,7 @@ def test_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", nobody)
-    (found,) = results(host_name.CHECK, look())
+    (found,) = results(rendezvous.HOST_NAME, look())
     assert (found.outcome.value, "does not resolve" in found.text) == ("warning", True)
 
 
@@ -191,7 +191,7 @@ def test_members_that_cannot_be_reached(tmp_path: Path) -> None:
     """A member that refuses, one whose packets a firewall drops and one without a route are told
     apart by a connection; each passes once it is mended. Without members, none is made.
     """
-    assert outcomes(member_connections.CHECK, look()) == ["ok"]
+    assert outcomes(agent.CONNECTIONS, look()) == ["ok"]
     for address in ("10.9.0.1", "10.9.0.2", "10.9.0.3"):
         ip(f"addr add {address}/32 dev lo")
     config = tmp_path / "dshealthd.toml"
@@ -205,7 +205,7 @@ def test_members_that_cannot_be_reached(tmp_path: Path) -> None:
     def found() -> dict[str, tuple[str, str]]:
         return {
             one.component: (one.outcome.value, one.text)
-            for one in results(member_connections.CHECK, context)
+            for one in results(agent.CONNECTIONS, context)
         }
 
     nft(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.doctor.collective import without
-from dshealthd.doctor.node import agent, gpus, probes, rendezvous, running_jobs
+from dshealthd.doctor.node import agent, gpus, rendezvous, running_jobs
 from tests.doctor.job.asking import asked, texts
 from tests.doctor.job.asking import results as job_results
 from tests.doctor.looks import results
@@ -67,9 +67,9 @@ ROUND = (("probe_rounds_total", 1, "pair", "ok"), ("probe_up", 1))
             (("job_loss_finite", 1, "j", "0"),),
             "1 training job reports a loss",
         ),
-        (probes.LINK_SUSPECTS, ROUND, "1 round with other nodes"),
-        (probes.PROBE_FAILURES, ROUND, "1 round with other nodes"),
-        (probes.STRAGGLER, ROUND, "1 round with other nodes"),
+        (agent.LINK_SUSPECTS, ROUND, "1 round with other nodes"),
+        (agent.PROBE_FAILURES, ROUND, "1 round with other nodes"),
+        (agent.STRAGGLER, ROUND, "1 round with other nodes"),
         (agent.AGENT_WORKERS, (("worker_stuck", 0, "filesystem"),), "0 workers cannot be killed"),
     ],
     ids=lambda one: getattr(one, "name", None),

@@ -111,13 +111,13 @@ def test_queue_of_connections() -> None:
     """A short queue of connections passes once the remedy is pasted, in a network of its own."""
 
     def found() -> dict[str, str]:
-        return {one.component: one.remedy for one in results(settings.CHECK, look())}
+        return {one.component: one.remedy for one in results(settings.KERNEL_SETTINGS, look())}
 
     with network_namespace():
         with open("/proc/sys/net/core/somaxconn", "w", encoding="ascii") as file:
             file.write("64")
         (short,) = (
-            one for one in results(settings.CHECK, look()) if one.component == "net.core.somaxconn"
+            one for one in results(settings.KERNEL_SETTINGS, look()) if one.component == "net.core.somaxconn"
         )
         assert short.outcome.value == "warning"
         apply(short)

@@ -16,7 +16,8 @@ import pytest
 
 from dshealthd.cli import main as cli
 from dshealthd.config import config
-from dshealthd.doctor import callers, node, support_file
+from dshealthd.doctor import node, support_file
+from dshealthd.doctor import report as callers
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.command import main
 from dshealthd.doctor.examination import EXIT, Examined, accept

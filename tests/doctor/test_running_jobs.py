@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.doctor.node import nccl_releases, resources, running_jobs
+from dshealthd.doctor.node import resources, running_jobs, software
 from tests.doctor.looks import look, outcomes, results
 from tests.doctor.test_snapshot_checks import seen
 from tests.doctor.test_software import installed
@@ -163,7 +163,7 @@ def test_nccl_release_with_a_defect(tmp_path: Path) -> None:
         seen = context(prefix)
         (nccl,) = seen.series("software_info", component="nccl", environment=str(prefix))
         assert nccl.labels["version"] == release
-        found = [one for one in results(nccl_releases.CHECK, seen) if str(prefix) in one.text]
+        found = [one for one in results(software.NCCL_RELEASES, seen) if str(prefix) in one.text]
         assert [one.outcome.value for one in found] == ([outcome] if outcome else [])
         assert all("pip install" in one.remedy for one in found)
 

@@ -11,7 +11,7 @@ import pytest
 from dshealthd.core.result import CollectionOutcome
 from dshealthd.core.result import Result as Collected
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.doctor.node import agent, gpus, kernel, probes, rendezvous, resources, running_jobs
+from dshealthd.doctor.node import agent, gpus, kernel, rendezvous, resources, running_jobs
 from dshealthd.findings.judge import judge, series_of
 from dshealthd.findings.judge import seen as all_signs
 from dshealthd.findings.past import Past
@@ -153,37 +153,37 @@ LOST = ("job_step", 100, JOB, "0")
             id="a loss scale that has collapsed, with bf16",
         ),
         pytest.param(
-            *(probes.MEMBERS, "members-disagree", "warning", "members", "names the peers"),
+            *(agent.MEMBERS, "members-disagree", "warning", "members", "names the peers"),
             (("probe_peer_disagrees", 1, "node-3", "members"), *MEMBERS),
             MEMBERS,
             id="a peer with another list of members, which is given the same",
         ),
         pytest.param(
-            *(probes.LINK_SUSPECTS, "bad-link", "warning", f"{NODE}--node-18", "mlxlink"),
+            *(agent.LINK_SUSPECTS, "bad-link", "warning", f"{NODE}--node-18", "mlxlink"),
             suspect("link", f"{NODE}--node-18", "slow", 1),
             suspect("link", f"{NODE}--node-18", "slow", 0),
             id="a slow link, whose cable is exchanged",
         ),
         pytest.param(
-            *(probes.PROBE_FAILURES, "nccl-remote-error", "critical", NODE, "dshealthd probe"),
+            *(agent.PROBE_FAILURES, "nccl-remote-error", "critical", NODE, "dshealthd probe"),
             suspect("node", NODE, "unreachable", 1),
             suspect("node", NODE, "unreachable", 0),
             id="a node that probes do not reach, which they do again",
         ),
         pytest.param(
-            *(probes.PROBE_ROUNDS, "probes-missing", "warning", "", "journalctl -u dshealthd"),
+            *(agent.PROBE_ROUNDS, "probes-missing", "warning", "", "journalctl -u dshealthd"),
             (("members", 4), ("probe_up", 0)),
             MEMBERS,
             id="probes that do not run, with a key that does",
         ),
         pytest.param(
-            *(probes.PROBE_ROUNDS, "probes-missing", "warning", "", "the peer API"),
+            *(agent.PROBE_ROUNDS, "probes-missing", "warning", "", "the peer API"),
             (*MEMBERS, (ROUND, WALL - 900, "pair")),
             (*MEMBERS, (ROUND, WALL - 9, "pair")),
             id="no round for long, peers that are reached again",
         ),
         pytest.param(
-            *(probes.STRAGGLER, "straggler", "warning", NODE, "nvidia-smi -q -d PERFORMANCE"),
+            *(agent.STRAGGLER, "straggler", "warning", NODE, "nvidia-smi -q -d PERFORMANCE"),
             suspect("node", NODE, "slow", 1),
             suspect("node", NODE, "slow", 0),
             id="a slow node, which is as fast as the others again",
@@ -276,7 +276,7 @@ def test_job_that_continues_on_fewer_ports() -> None:
             "is not ready",
             "runs for",
         ),
-        (probes.PROBE_ROUNDS, (("probe_up", 0),), "do not run", "probes run"),
+        (agent.PROBE_ROUNDS, (("probe_up", 0),), "do not run", "probes run"),
         (
             agent.AGENT_CONFIG,
             (("config_last_reload_successful", 0),),

@@ -62,7 +62,7 @@ def test_software(
     }
     interpreter = str(tmp_path / "bin/python3")
     context = dataclasses.replace(look(), document=document, python=(interpreter,))
-    found = results(software.CHECK, context)
+    found = results(software.VERSIONS, context)
     assert [one.outcome.value for one in found] == (["warning"] if words else ["ok"])
     assert all(word in found[0].text for word in words)
     if words:
@@ -70,9 +70,9 @@ def test_software(
         fitting = ("torch-2.8.0", "deepspeed-0.18.0", "nvidia_nccl_cu12-2.27.3")
         installed(tmp_path, *fitting, torch="2.8.0+cu128", cuda="12.8")
         assert found[0].remedy.startswith(f"{tmp_path}/bin/python -m pip ")
-        assert outcomes(software.CHECK, context) == ["ok"]
+        assert outcomes(software.VERSIONS, context) == ["ok"]
     gone = dataclasses.replace(context, python=(str(tmp_path / "absent/bin/python"),))
-    assert outcomes(software.CHECK, gone) == ["unknown"]
+    assert outcomes(software.VERSIONS, gone) == ["unknown"]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_blackwell_needs_kernels_of_its_own(tmp_path: Path, name: str, outcome: 
         },
     }
     context = dataclasses.replace(look(), document=document, python=(str(tmp_path),))
-    found = results(software.CHECK, context)
+    found = results(software.VERSIONS, context)
     assert {one.outcome.value for one in found} == {outcome}
     if outcome == "warning":
         cuda, nccl = found
@@ -109,7 +109,7 @@ def test_blackwell_needs_kernels_of_its_own(tmp_path: Path, name: str, outcome: 
         assert "NCCL 2.22.3 has no kernels for Blackwell, which needs 2.25.1" in nccl.text
         shutil.rmtree(tmp_path / "lib")
         installed(tmp_path, "torch-2.8.0", "nvidia_nccl_cu12-2.27.3", torch="2.8.0", cuda="12.8")
-        assert outcomes(software.CHECK, context) == ["ok"]
+        assert outcomes(software.VERSIONS, context) == ["ok"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.doctor.node import gpus, probes, rendezvous
+from dshealthd.doctor.node import agent, gpus, rendezvous
 from tests.doctor.looks import results
 from tests.doctor.test_snapshot_checks import seen
 
@@ -19,7 +19,7 @@ PORTS = ("rendezvous_ports", 101)
 OWNED = (("rendezvous_listeners", 2, "false"), ("rendezvous_listeners", 0, "unknown"), PORTS)
 WIDTHS = (("pcie_link_width", 16, "3", "GPU-d"), ("pcie_link_width_max", 16, "3", "GPU-d"))
 PROBES = ("probe_up", 1)
-OF_PROBES = (probes.LINK_SUSPECTS, probes.PROBE_FAILURES, probes.STRAGGLER)
+OF_PROBES = (agent.LINK_SUSPECTS, agent.PROBE_FAILURES, agent.STRAGGLER)
 
 
 @pytest.mark.parametrize(

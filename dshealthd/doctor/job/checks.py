@@ -9,12 +9,10 @@ from dshealthd.doctor.job import (
     checkpoint,
     config,
     config_conflicts,
-    config_keys,
     hostfile,
     launcher,
     memory,
     nccl,
-    ranks,
     rendezvous,
 )
 
@@ -25,16 +23,16 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job.context import JobContext
 
 _CHECKS: tuple[tuple[Check[JobContext], Callable[[JobContext], bool]], ...] = (
-    (config.CHECK, config.applies),
-    (config_keys.KEYS, config_keys.applies),
-    (config_keys.DEPRECATED, config_keys.applies),
+    (config.FILE, config.applies),
+    (config.KEYS, config.keys_apply),
+    (config.DEPRECATED, config.keys_apply),
     (config_conflicts.CHECK, config_conflicts.applies),
     (batch.CHECK, batch.applies),
     (hostfile.LINES, hostfile.applies),
     (hostfile.NAMES, hostfile.applies),
     (hostfile.SSH, hostfile.ssh_applies),
     (launcher.CHECK, launcher.applies),
-    (ranks.CHECK, ranks.applies),
+    (launcher.RANKS, launcher.ranks_apply),
     (rendezvous.ADDRESS, rendezvous.address_applies),
     (rendezvous.PORT, rendezvous.port_applies),
     (nccl.VARIABLES, nccl.variables_applies),

@@ -13,16 +13,19 @@ from dshealthd.core.text import printable
 from dshealthd.doctor.job.arguments import add_arguments
 from dshealthd.doctor.job.sources import (
     deepspeed_config,
-    environment_file,
-    gpus,
     inspection,
     launcher_command,
     slurm_script,
 )
-from dshealthd.doctor.job.sources.gpus import Gpus
+from dshealthd.doctor.job.sources import (
+    layout as gpus,
+)
+from dshealthd.doctor.job.sources import (
+    source as environment_file,
+)
 from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
-from dshealthd.doctor.job.sources.layout import FilterError, Layout, layout
+from dshealthd.doctor.job.sources.layout import FilterError, Gpus, Layout, layout
 from dshealthd.doctor.job.sources.rendezvous import Rendezvous, rendezvous
 from dshealthd.doctor.job.sources.slurm_script import SlurmScript
 from dshealthd.doctor.job.sources.source import Source, read_all, read_text

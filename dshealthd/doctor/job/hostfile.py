@@ -6,8 +6,9 @@ import shutil
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural, printable
+from dshealthd.doctor import hosts as remote
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.doctor.job.sources import remote, rendezvous
+from dshealthd.doctor.job.sources import rendezvous
 from dshealthd.doctor.job.sources.layout import FilterError
 from dshealthd.doctor.job.sources.remedies import paste, show
 from dshealthd.probe.members.membership import MembershipError, parse_hostfile

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read
 from dshealthd.core.text import printable
+from dshealthd.doctor import hosts as remote
 from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.doctor.job.sources import remote, rendezvous
+from dshealthd.doctor.job.sources import rendezvous
 from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.jobs.environment import is_loopback
 from dshealthd.linux.local_network import local_ports

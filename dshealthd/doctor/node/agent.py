@@ -1,14 +1,26 @@
-"""The agent of this node and its files."""
+"""The agent of this node, its files and its probes, and the agents of other members."""
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
+from dshealthd.collectors.job_master import ConnectionOutcome, connect
+from dshealthd.core import background
+from dshealthd.core.address import listen_address
 from dshealthd.core.text import plural
+from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.findings.agent import FILES
+from dshealthd.probe.members.membership import MembershipError
+from dshealthd.probe.observation import Outcome as Ended
+from dshealthd.probe.options import ProbeOptions
+from dshealthd.probe.pairs import own_place
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from dshealthd.doctor.node_context import NodeContext
 
 
@@ -46,4 +58,191 @@ def _maintenance(_context: NodeContext) -> str:
 
 MAINTENANCE = snapshot_check(
     "maintenance", "maintenance", "This node is not in maintenance", (), _maintenance
+)
+
+
+_TELL_NOTHING = frozenset({Ended.DECLINED, Ended.INCONCLUSIVE})
+
+
+def _telling(context: NodeContext) -> float:
+    """Return how many probe rounds say something about their members."""
+    return sum(
+        point.value
+        for point in context.series("probe_rounds_total")
+        if point.labels["outcome"] not in _TELL_NOTHING
+    )
+
+
+def _unless_probed(context: NodeContext) -> Iterator[Result]:
+    """Yield an unknown result where probes run but no round says anything yet."""
+    if context.series.value("probe_up") is not None and not _telling(context):
+        yield Result(
+            Outcome.UNKNOWN,
+            "probes are configured, but no round with another node has had a result yet",
+            remedy="dshealthd metrics | grep dshealthd_probe_rounds_total",
+        )
+
+
+def _coverage(context: NodeContext, none: str) -> str:
+    """Return what probes covered; `none` completes "none that ..."."""
+    if context.series.value("probe_up") is None:
+        return "no probes are configured"
+    return f"{plural(_telling(context), 'round')} with other nodes; none {none}"
+
+
+def _link_suspects(context: NodeContext) -> str:
+    return _coverage(context, "suspects a link of this node")
+
+
+LINK_SUSPECTS = snapshot_check(
+    "bad-link",
+    "link-suspects",
+    "No probe suspects a link of this node",
+    (),
+    _link_suspects,
+    _unless_probed,
+    alerts="DshealthdLink",
+)
+
+
+def _members(context: NodeContext) -> str:
+    members = context.series.value("members")
+    if context.series.value("probe_up") is None or members is None:
+        return "no probes are configured"
+    return f"none of the {members:g} members of the probes disagrees with this node"
+
+
+MEMBERS = snapshot_check(
+    "members-disagree",
+    "members",
+    "Members of the probes have the same list and settings",
+    (),
+    _members,
+)
+
+
+def _probe_failures(context: NodeContext) -> str:
+    return _coverage(context, "suspects this node of failing")
+
+
+PROBE_FAILURES = snapshot_check(
+    "nccl-remote-error",
+    "probe-failures",
+    "Probes reach the other nodes",
+    (),
+    _probe_failures,
+    _unless_probed,
+)
+
+
+def _probe_rounds(context: NodeContext) -> str:
+    up = context.series.value("probe_up")
+    if up is None:
+        return "no probes are configured"
+    return "probes run" if up else "probes do not run at present"
+
+
+PROBE_ROUNDS = snapshot_check(
+    "probes-missing",
+    "probe-rounds",
+    "Probes run",
+    (),
+    _probe_rounds,
+)
+
+
+def _straggler(context: NodeContext) -> str:
+    return _coverage(context, "suspects this node of being slow")
+
+
+STRAGGLER = snapshot_check(
+    "straggler",
+    "straggler",
+    "This node is as fast as its peers in probes",
+    (),
+    _straggler,
+    _unless_probed,
+)
+
+
+MOST_MEMBERS = 16
+"""Members that one node tries."""
+TIMEOUT = 2.0
+"""Seconds for a connection: the first packet is sent again after one."""
+DEADLINE = 6.0
+"""Seconds for all of them: a name server that is down costs 5 to 10."""
+_MEANINGS = {
+    ConnectionOutcome.REFUSED: "refuses: its agent is not running, or a firewall rejects",
+    ConnectionOutcome.TIMED_OUT: f"does not answer within {TIMEOUT:g} s: a firewall or a dead "
+    "route drops packets, or the node is down",
+    ConnectionOutcome.UNREACHABLE: "is unreachable: no route, or a firewall rejects",
+    ConnectionOutcome.NAME_UNKNOWN: "does not resolve here",
+}
+
+
+def _attempts(names: Sequence[str], port: int) -> dict[str, ConnectionOutcome | str]:
+    """Return the outcome of a connection to each member, or why there is none. StartError."""
+    found: dict[str, ConnectionOutcome | str] = {}
+    changed = threading.Condition()
+
+    def attempt(name: str) -> None:
+        answer: ConnectionOutcome | str
+        try:
+            answer = connect(name, port, TIMEOUT)
+        except OSError as error:
+            answer = str(error)
+        with changed:
+            found[name] = answer
+            changed.notify_all()
+
+    for name in names:
+        background.start(lambda name=name: attempt(name), "connect")  # type: ignore[misc] # bound here
+    with changed:
+        changed.wait_for(lambda: len(found) == len(names), DEADLINE)
+        return {name: found.get(name, f"no answer within {DEADLINE:g} s") for name in names}
+
+
+def _run(context: NodeContext) -> Iterator[Result]:
+    options = context.config.section(ProbeOptions)
+    if not options.wanted:
+        yield Result(Outcome.OK, "not applicable: no other members are configured (probe.members)")
+        return
+    try:
+        me, names = own_place(context.config, options.members)
+    except MembershipError as error:
+        yield Result(Outcome.UNKNOWN, f"the members are unknown: {'; '.join(error.errors)}")
+        return
+    at = names.index(me)
+    others = [*names[at + 1 :], *names[:at]][:MOST_MEMBERS]
+    _, port = listen_address(options.peer.listen_address)
+    found = _attempts(others, port)
+    for name, outcome in found.items():
+        if outcome == ConnectionOutcome.OK:
+            continue
+        is_known = isinstance(outcome, ConnectionOutcome) and outcome in _MEANINGS
+        yield Result(
+            Outcome.WARNING if is_known else Outcome.UNKNOWN,
+            f"{name}, port {port}: {_MEANINGS[outcome]}"
+            if isinstance(outcome, ConnectionOutcome) and is_known
+            else f"{name}, port {port}: {outcome}",
+            remedy=paste("ssh", name, "systemctl status dshealthd")
+            if outcome == ConnectionOutcome.REFUSED
+            else f"getent ahosts {name}; nc -zv -w 3 {name} {port}",
+            source="probe.members and probe.peer.listen_address",
+            component=name,
+        )
+    reached = sum(outcome == ConnectionOutcome.OK for outcome in found.values())
+    if reached == len(others):
+        yield Result(
+            Outcome.OK,
+            f"the agents of {plural(reached, 'member')} accept connections to port {port}",
+        )
+
+
+CONNECTIONS: Check[NodeContext] = Check(
+    "rendezvous-unreachable",
+    "member-connections",
+    "Other members accept connections from this node",
+    _run,
+    deadline=DEADLINE + 3,
 )

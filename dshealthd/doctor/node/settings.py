@@ -1,15 +1,25 @@
-"""Kernel settings that break training jobs."""
+"""Settings of the kernel and limits of processes that break training jobs; SELinux' mode."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core.host import read_int
+from dshealthd.core.host import read, read_bytes, read_int
+from dshealthd.core.options import Bytes
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.options import DoctorOptions
+from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.linux import security
+from dshealthd.linux.process import ProcessLimits, parse_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dshealthd.core.host import Host
     from dshealthd.doctor.node_context import NodeContext
 
 
@@ -79,6 +89,112 @@ def _run(context: NodeContext) -> Iterator[Result]:
         )
 
 
-CHECK: Check[NodeContext] = Check(
+KERNEL_SETTINGS: Check[NodeContext] = Check(
     "node-drift", "kernel-settings", "Kernel settings do not break training jobs", _run
+)
+
+
+LAUNCHERS = frozenset(("slurmd", "slurmstepd"))
+
+
+def _launchers(host: Host) -> Iterator[tuple[str, ProcessLimits]]:
+    """Yield the daemons here that start jobs, with the limits that jobs inherit."""
+    seen = set()
+    for pid in sorted(filter(str.isdecimal, os.listdir(host.procfs)), key=int):
+        with contextlib.suppress(OSError, ValueError):  # it has ended
+            name = read(host.proc(f"{pid}/comm")).strip()
+            if name in LAUNCHERS and name not in seen:
+                seen.add(name)
+                yield name, parse_limits(read_bytes(host.proc(f"{pid}/limits")))
+
+
+def _own() -> ProcessLimits:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    infinity = resource.RLIM_INFINITY
+    return ProcessLimits(
+        float("inf") if files == infinity else files, float("inf") if locked == infinity else locked
+    )
+
+
+def _judge(context: NodeContext, who: str, limits: ProcessLimits) -> Iterator[Result]:
+    options = context.config.section(DoctorOptions)
+    slurm = who in LAUNCHERS
+    if context.has_gpus and limits.files < options.open_files:
+        yield Result(
+            Outcome.WARNING,
+            f"{who} may open {plural(limits.files, 'file')}: a training job's data loaders and "
+            "sockets run out of them at random",
+            remedy="systemctl edit slurmd  # [Service] LimitNOFILE=1048576"
+            if slurm
+            else "ulimit -n $(ulimit -Hn)",
+            value=f"{limits.files:g}",
+            limit=str(options.open_files),
+            source="doctor.open_files",
+            component=f"nofile of {who}",
+        )
+    # CAP_IPC_LOCK lifts the limit for root, but not for other users' jobs
+    lifted = not slurm and os.geteuid() == 0
+    if context.has_infiniband and limits.locked < options.locked_memory_bytes and not lifted:
+        yield Result(
+            Outcome.WARNING,
+            f"{who} may lock {limits.locked / (1 << 20):g} MiB of memory: RDMA pins every buffer, "
+            "and NCCL fails with ibv_reg_mr or ENOMEM",
+            remedy="systemctl edit slurmd  # [Service] LimitMEMLOCK=infinity"
+            if slurm
+            else "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/90-memlock.conf",
+            value=str(Bytes(limits.locked)),
+            limit=str(options.locked_memory_bytes),
+            source="doctor.locked_memory_bytes",
+            component=f"memlock of {who}",
+        )
+
+
+def _problems(context: NodeContext) -> Iterator[Result]:
+    yield from _judge(context, "this shell", _own())
+    for name, limits in _launchers(context.host):
+        yield from _judge(context, name, limits)
+
+
+def _summary(_context: NodeContext) -> str:
+    own = _own()
+    locked = "all memory" if own.locked == float("inf") else f"{own.locked / (1 << 20):g} MiB"
+    return f"user {os.geteuid()} may open {plural(own.files, 'file')} and lock {locked}"
+
+
+PROCESS_LIMITS = snapshot_check(
+    "shared-memory",
+    "process-limits",
+    "Limits of open files and locked memory",
+    ("gpu_bus", "infiniband"),
+    _summary,
+    _problems,
+    alerts="none of the alerts",
+    reads_host=True,
+)
+
+
+_SAID = {
+    "enforcing": "SELinux is enforcing: `ausearch -m avc -ts recent` shows what it denies to a job",
+    "permissive": "SELinux is permissive: it logs but denies nothing",
+    "disabled": "SELinux is disabled, or this kernel does not have it",
+}
+
+
+def _selinux_mode(context: NodeContext) -> Iterator[Result]:
+    try:
+        found = security.mode(context.host)
+    except OSError as error:
+        why = f"the SELinux mode cannot be read: {error.strerror}"
+        yield Result(Outcome.UNKNOWN, why, remedy="getenforce", component="selinux")
+        return
+    if found not in _SAID:
+        why = "the kernel reports an SELinux mode that this version does not know"
+        yield Result(Outcome.UNKNOWN, why, remedy="getenforce", component="selinux")
+        return
+    yield Result(Outcome.OK, _SAID[found], value=found, component="selinux")
+
+
+SELINUX: Check[NodeContext] = Check(
+    "loopback-refused", "selinux", "The SELinux mode is known", _selinux_mode
 )

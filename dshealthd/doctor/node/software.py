@@ -1,19 +1,21 @@
-"""Driver, CUDA, NCCL and torch of a training environment are compatible.
-
-The environment is read from its files, with its owner's rights; nothing in it is run.
-"""
+"""Software of training environments: versions that fit together, CUDA devices, libaio."""
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
 import itertools
 import os
 import re
+import subprocess
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.check import Outcome, Result
+from dshealthd.core.text import plural
+from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job.sources.remedies import paste
-from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.doctor.snapshot_check import SnapshotCheck, snapshot_check
 from dshealthd.findings.settings import known_defects
+from dshealthd.jobs.deepspeed_operators import operators
 from dshealthd.jobs.installation import Installations
 from dshealthd.linux.process_files import Root
 
@@ -153,7 +155,7 @@ def _summary(context: NodeContext) -> str:
     return f"driver and packages are compatible in {', '.join(places)}"
 
 
-CHECK = snapshot_check(
+VERSIONS = snapshot_check(
     "nccl-all-reduce-failed",
     "software",
     "Driver, CUDA, NCCL and torch are compatible",
@@ -162,4 +164,160 @@ CHECK = snapshot_check(
     _problems,
     alerts="none of the alerts",
     reads_host=True,
+)
+
+
+def _nccl_summary(context: NodeContext) -> str:
+    found = {point.labels["version"] for point in context.series("software_info", component="nccl")}
+    return f"no known defect in NCCL {', '.join(sorted(found))}" if found else "no NCCL in use"
+
+
+NCCL_RELEASES = snapshot_check(
+    "nccl-known-bad",
+    "nccl-releases",
+    "No NCCL release with a known defect is in use",
+    ("software",),
+    _nccl_summary,
+)
+
+
+NOBODY = 65534
+DEADLINE = 8.0
+"""Seconds: importing torch takes two from a local disk, and more from a shared one."""
+_SCRIPT = "import torch; print(torch.cuda.device_count())"
+
+
+def _interpreters(context: NodeContext) -> list[str]:
+    """Return the environments' interpreters to run; a bare prefix is only read."""
+    return [one for one in context.python if os.path.basename(one).startswith("python")]
+
+
+def _ask(python: str) -> tuple[int, str, str]:
+    owner = os.stat(python).st_uid
+    user = (owner or NOBODY) if os.geteuid() == 0 else None
+    done = subprocess.run(  # noqa: S603 - named by whoever runs the command or configures it
+        [python, "-I", "-c", _SCRIPT],
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        user=user,
+        group=user,
+        extra_groups=[] if user is not None else None,
+        cwd="/",
+    )
+    return done.returncode, done.stdout.strip(), done.stderr.strip()
+
+
+def _cuda_problems(context: NodeContext) -> Iterator[Result]:
+    expected = context.series.value("gpus_visible")
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not expected or hidden is not None:
+        return
+    for python in _interpreters(context):
+        code, output, errors = _ask(python)
+        if code or not output.isdecimal():
+            last = errors.splitlines()[-1:] or [f"exit status {code}"]
+            yield Result(Outcome.UNKNOWN, f"{python}: {last[0][:300]}", component=python)
+        elif int(output) < expected:
+            yield Result(
+                Outcome.WARNING,
+                f"torch of {python} sees {plural(int(output), 'GPU')}, but NVML sees {expected:g}",
+                remedy=f"{python} -c 'import torch; torch.cuda.init()'; ls -l /dev/nvidia*",
+                value=output,
+                limit=f"{expected:g}",
+                source="dshealthd_gpus_visible",
+                component=python,
+            )
+
+
+def _cuda_summary(context: NodeContext) -> str:
+    found = _interpreters(context)
+    if not found:
+        return "no interpreter is given: set --python or doctor.python"
+    if os.environ.get("CUDA_VISIBLE_DEVICES") is not None:
+        return "not checked: CUDA_VISIBLE_DEVICES is set here and limits what torch sees"
+    return f"torch of {', '.join(found)} sees all GPUs"
+
+
+CUDA_DEVICES: SnapshotCheck = dataclasses.replace(
+    snapshot_check(
+        "nvml-broken",
+        "cuda-devices",
+        "torch sees the GPUs",
+        ("gpu",),
+        _cuda_summary,
+        _cuda_problems,
+        alerts="none of the alerts",
+        reads_host=True,
+    ),
+    deadline=DEADLINE,
+)
+
+
+NAMES = ("libaio.so.1", "libaio.so.1t64")
+"""The second is Debian's and Ubuntu's name since 2024."""
+HEADER = "/usr/include/libaio.h"
+OPERATOR = "async_io"
+INSTALL = "sudo apt install libaio-dev || sudo dnf install libaio-devel"
+
+
+def _offload(context: NodeContext) -> str:
+    """Return a configured path used for NVMe offload, which needs libaio; "" without one."""
+    paths = getattr(context.config.collectors["filesystem"], "write_test", ())
+    return next((str(path) for path in paths if "nvme" in str(path)), "")
+
+
+def _library(offload: str) -> Result:
+    for name in NAMES:
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+        text = f"{name} loads, as DeepSpeed's async_io requires"
+        return Result(Outcome.OK, text, component="libaio")
+    if not offload:
+        text = "libaio is not installed; only NVMe offload needs it"
+        return Result(Outcome.OK, text, component="libaio")
+    text = f"libaio is not installed, and DeepSpeed needs it to offload to {offload}"
+    return Result(Outcome.WARNING, text, remedy=INSTALL, component="libaio")
+
+
+def _operator(context: NodeContext, place: str, offload: str) -> Result | None:
+    """Return the result for an environment's async_io; None if it has no DeepSpeed."""
+    try:
+        with Root.of_owner(context.host.rootfs, place) as root:
+            built = operators(root, place)
+            header = root.look(HEADER) is not None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        return Result(Outcome.UNKNOWN, f"{place}: {why}", component=place)
+    if built is None:
+        return None
+    count = f"{sum(built.values())} of {plural(len(built), 'DeepSpeed operator')} built"
+    if built.get(OPERATOR):
+        return Result(Outcome.OK, f"{place}: {count}, including {OPERATOR}", component=place)
+    if header or not offload:
+        text = f"{place}: {count}; {OPERATOR} is compiled on first use"
+        return Result(Outcome.OK, text, component=place)
+    return Result(
+        Outcome.WARNING,
+        f"{place}: {OPERATOR} is not built and cannot be built because {HEADER} is missing; "
+        f"DeepSpeed needs it to offload to {offload}",
+        remedy=INSTALL,
+        source="deepspeed/ops/op_builder/async_io.py",
+        component=place,
+    )
+
+
+def _run(context: NodeContext) -> Iterator[Result]:
+    offload = _offload(context)
+    yield _library(offload)
+    for place in dict.fromkeys(prefix(python) for python in context.python):
+        if (found := _operator(context, os.path.abspath(place), offload)) is not None:
+            yield found
+
+
+ASYNC_IO: Check[NodeContext] = Check(
+    "nvme-offload", "async-io", "libaio and DeepSpeed's operators for NVMe offload", _run
 )

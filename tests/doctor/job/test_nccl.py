@@ -10,7 +10,7 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.job.context import JobContext
-from dshealthd.doctor.job.sources.gpus import Gpus
+from dshealthd.doctor.job.sources.layout import Gpus
 from dshealthd.doctor.job.sources.source import Source
 from tests.doctor.job.asking import asked, environment_after, results, texts
 
