@@ -30,7 +30,7 @@ from dshealthd.fleet.view import AT_ONCE, Fleet
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.contract import NONCE, PREFIX, RequestClaim
+from dshealthd.probe.peers.protocol import NONCE, PREFIX, RequestClaim
 from dshealthd.probe.peers.server import PeerServer
 
 if TYPE_CHECKING:

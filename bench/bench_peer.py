@@ -27,7 +27,7 @@ from aiohttp import web
 from bench.processes import table
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.contract import RequestClaim
+from dshealthd.probe.peers.protocol import RequestClaim
 from dshealthd.probe.peers.server import PeerServer
 
 if TYPE_CHECKING:

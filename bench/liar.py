@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.probe_liars import CREEP, FAST, FORGED, TURN, WAYS
 from dshealthd.probe.observation import Kind, Op, Outcome, Stage, Timing
-from dshealthd.probe.peers.contract import PREFIX, PeerError
+from dshealthd.probe.peers.protocol import PREFIX, PeerError
 from dshealthd.probe.rounds.plan import DEADLINES, ON_DEMAND
 from dshealthd.probe.service import ProbeService
 from dshealthd.probe.workers.job import RankResult

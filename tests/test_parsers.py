@@ -191,7 +191,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("probe.members.identity", "parse_fib_trie", LINES),
         ("probe.members.identity", "parse_if_inet6", LINES),
         ("probe.members.membership", "parse_nodes", st.lists(TEXT)),
-        ("probe.peers.contract", "parse_answer", TEXT),
+        ("probe.peers.protocol", "parse_answer", TEXT),
         ("probe.peers.link", "parse_head", BYTES),
         ("probe.peers.secret_files", "parse_keys", BYTES),
         ("doctor.job.sources.shell_syntax", "parse", LINES),
@@ -269,7 +269,7 @@ REFUSALS: dict[tuple[str, str], tuple[str, str]] = {
 OURS = {
     ("symptoms.entry", "parse"): "files of this repository",
     ("explain.patterns", "parse"): "files of this repository",
-    ("probe.command", "parse_steps"): "the administrator's own arguments",
+    ("probe.cli.command", "parse_steps"): "the administrator's own arguments",
 }
 """Parsers of what nobody else writes."""
 

@@ -163,7 +163,7 @@ def probe(loaded: Config, file: Path | None, _flags: dict[str, dict[str, Any]], 
     Exit status: 0 ok, 1 failed, 2 bad usage, 3 declined, 4 unreachable, 5 refused, 6 unauthorized,
     7 hung, 8 wrong data, 9 inconclusive.
     """
-    from dshealthd.probe import command
+    from dshealthd.probe.cli import command
 
     return command.probe(loaded, file, **own)
 
@@ -234,7 +234,7 @@ def keys(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], 
     A rotation takes three files. Distribute each to every node before you create the next one, so
     that no round is missed. Shows fingerprints, never a key.
     """
-    from dshealthd.probe.keys import keys as command
+    from dshealthd.probe.cli.keys import keys as command
 
     return command(loaded, **own)
 

@@ -21,12 +21,12 @@ from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.report import NodeReport, Report
 from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
 from dshealthd.http.document import MAX_DOCUMENT, DocumentError, parse
+from dshealthd.probe.cli.pairs import member_client, own_place
 from dshealthd.probe.members.membership import MembershipError
 from dshealthd.probe.observation import Outcome as Called
 from dshealthd.probe.options import ProbeOptions
-from dshealthd.probe.pairs import member_client, own_place
-from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.peers.credentials import CredentialError
+from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import ORDER, Outcome, Result
 from dshealthd.doctor.examination import Examined
+from dshealthd.probe.cli.pairs import LEAD, Ask, member_client, one
 from dshealthd.probe.node import WARMING_UP
 from dshealthd.probe.observation import Kind
 from dshealthd.probe.observation import Outcome as Came
-from dshealthd.probe.pairs import LEAD, Ask, member_client, one
 from dshealthd.probe.peers.messages import MAX_MEMBERS
 
 if TYPE_CHECKING:

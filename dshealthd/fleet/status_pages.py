@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.probe.peers.contract import Refusal, Rejection
 from dshealthd.probe.peers.messages import MAX_DOCUMENT, MAX_PAYLOAD
+from dshealthd.probe.peers.protocol import Refusal, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.findings.finding import State
 from dshealthd.fleet.jobs import OUT_OF_DATE, merged, shortened
-from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import counter
 from dshealthd.jobs.hangs.hang import HangClass
-from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.peers.messages import summary_text
+from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from dshealthd import __version__
 from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.observation import Kind
-from dshealthd.probe.peers.contract import Refusal
 from dshealthd.probe.peers.messages import Backend
+from dshealthd.probe.peers.protocol import Refusal
 from dshealthd.probe.rounds.active_round import Decline
 from dshealthd.probe.rounds.conclusion import timing_fields
 from dshealthd.probe.rounds.plan import ON_DEMAND, PAIR

@@ -23,8 +23,8 @@ from dshealthd.probe.members.membership import MembershipError, load
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.peers.credentials import CredentialError
+from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds import light
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from dshealthd.evidence.service import Evidence
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.workers.fork_server import ForkServer, ForkServerError
 from dshealthd.probe.workers.store import LocalStore
 from tests.status_documents import document

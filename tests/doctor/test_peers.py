@@ -24,8 +24,8 @@ from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.collective import groups
 from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
 from dshealthd.fleet.status_pages import StatusPages
-from dshealthd.probe.peers.contract import PeerError, Refusal
 from dshealthd.probe.peers.messages import MAX_DOCUMENT, MAX_PAYLOAD
+from dshealthd.probe.peers.protocol import PeerError, Refusal
 from tests import status_documents
 from tests.agents import RunningAgent, running
 from tests.doctor.looks import look

@@ -22,7 +22,7 @@ from dshealthd.fleet.view import (
 )
 from dshealthd.probe.members.membership import Member, Membership
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from dshealthd.collectors import infiniband, nvlink
 from dshealthd.doctor.hosts import command as over_ssh
 from dshealthd.http.client import Access, local
 from dshealthd.http.exchange import Unreachable
-from dshealthd.probe.local_probe import interpreter
+from dshealthd.probe.cli.local import interpreter
 from tests.agents import Scrape
 from tests.hardware import programs
 from tests.hardware.item import Item, not_run, ran

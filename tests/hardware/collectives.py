@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.probe.cli.report import EXIT
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.report import EXIT
 from tests.hardware import programs
 from tests.hardware.checks import configured
 from tests.hardware.item import Item, not_run, ran

@@ -20,8 +20,8 @@ from blockbuster import BlockBuster
 from dshealthd.core.options import Duration
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.contract import ABSENT, ANSWER, RequestClaim, parse_answer, request_mac
 from dshealthd.probe.peers.link import Head, parse_head
+from dshealthd.probe.peers.protocol import ABSENT, ANSWER, RequestClaim, parse_answer, request_mac
 from dshealthd.probe.peers.server import PeerServer
 from tests.web import certificates
 

@@ -16,7 +16,7 @@ import pytest
 from dshealthd.cli import main as cli
 from dshealthd.config.config import Config
 from dshealthd.core.options import ConfigError
-from dshealthd.probe import local_probe, pairs, report
+from dshealthd.probe.cli import local, pairs, report
 from dshealthd.probe.observation import Kind, Outcome, Stage, Timing
 from dshealthd.probe.options import MembershipOptions
 from dshealthd.probe.rounds.conclusion import RoundResult
@@ -242,7 +242,7 @@ def test_gpus_alone_are_all_listed() -> None:
         ),
         *(Timing("matrix_product", 64, 1e-3, 1.0, part) for part in ("1", "0")),
     )
-    found = local_probe.slowest_timings(RoundResult(Outcome.OK, Stage.DONE, timings))
+    found = local.slowest_timings(RoundResult(Outcome.OK, Stage.DONE, timings))
     assert [(timing.op, timing.part, timing.seconds) for timing in found] == [
         ("all_reduce", "", 2e-5),
         ("matrix_product", "0", 1e-3),
@@ -252,7 +252,7 @@ def test_gpus_alone_are_all_listed() -> None:
 
 def test_torch_stays_out_of_the_command() -> None:
     """The command itself imports no torch; its workers do."""
-    code = "import sys, dshealthd.probe.command, dshealthd.probe.service; print('torch' in sys.modules)"
+    code = "import sys, dshealthd.probe.cli.command, dshealthd.probe.service; print('torch' in sys.modules)"
     before = os.times()
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True

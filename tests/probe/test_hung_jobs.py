@@ -16,7 +16,7 @@ from dshealthd.jobs.hangs.hang import HangClass, Standstill
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
 from dshealthd.probe.hung_jobs import ASKED, GAP, PARTNERS, HungJobs, Neighbourhood
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.peers.protocol import PeerError
 from tests.jobs import rank
 from tests.jobs.service import configured, jobs
 from tests.probe.peering import PATIENT, run

@@ -15,8 +15,8 @@ from dshealthd.probe.metrics import OPERATION, SKIPS, RoundMetrics
 from dshealthd.probe.observation import Kind, Observation, Outcome, Stage, Timing
 from dshealthd.probe.peers import schema
 from dshealthd.probe.peers.client import REFUSAL
-from dshealthd.probe.peers.contract import TIMED_OUT, UNAUTHORIZED, Rejection
 from dshealthd.probe.peers.messages import RANK, SUSPECT, TIMING, Backend
+from dshealthd.probe.peers.protocol import TIMED_OUT, UNAUTHORIZED, Rejection
 from dshealthd.probe.reasons import OTHER, REASONS, known
 from dshealthd.probe.rounds import conclusion, member, remote_store
 from dshealthd.probe.rounds.active_round import Decline, RoundReport

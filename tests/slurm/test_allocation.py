@@ -16,7 +16,7 @@ from dshealthd.linux import starvation
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.slurm import allocation
 from dshealthd.slurm.allocation import BULK_FAILED, CUT_OFF, LOST, NotAsked, Reach
 from dshealthd.slurm.check import REACH_AGAIN, CheckReport, NodeCheck, NodeCheckResult

@@ -13,10 +13,10 @@ from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.findings.agent import FILES
+from dshealthd.probe.cli.pairs import own_place
 from dshealthd.probe.members.membership import MembershipError
 from dshealthd.probe.observation import Outcome as Ended
 from dshealthd.probe.options import ProbeOptions
-from dshealthd.probe.pairs import own_place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

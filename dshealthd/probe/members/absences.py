@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.collectors import maintenance
 from dshealthd.core.collector import gauge
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -21,7 +21,12 @@ from dshealthd.core.schema import Record, SchemaError
 from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers import schema
-from dshealthd.probe.peers.contract import (
+from dshealthd.probe.peers.credentials import Credentials
+from dshealthd.probe.peers.link import BadAnswer, Link, UnverifiedAnswer
+from dshealthd.probe.peers.messages import METHODS, Method
+from dshealthd.probe.peers.nonces import LIFETIME
+from dshealthd.probe.peers.pool import CallProgress, ConnectionPool, meaning
+from dshealthd.probe.peers.protocol import (
     ABSENT,
     ANSWER,
     MAX_BODY,
@@ -35,11 +40,6 @@ from dshealthd.probe.peers.contract import (
     parse_answer,
     request_mac,
 )
-from dshealthd.probe.peers.credentials import Credentials
-from dshealthd.probe.peers.link import BadAnswer, Link, UnverifiedAnswer
-from dshealthd.probe.peers.messages import METHODS, Method
-from dshealthd.probe.peers.nonces import LIFETIME
-from dshealthd.probe.peers.pool import CallProgress, ConnectionPool, meaning
 from dshealthd.probe.peers.resolver import Resolver
 
 if TYPE_CHECKING:

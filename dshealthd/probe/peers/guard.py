@@ -15,7 +15,8 @@ from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
 from aiohttp.web_protocol import RequestPayloadError
 
 from dshealthd.core.timing import time_limit
-from dshealthd.probe.peers.contract import (
+from dshealthd.probe.peers.nonces import Nonces
+from dshealthd.probe.peers.protocol import (
     ABSENT,
     MAX_BODY,
     NONCE,
@@ -26,7 +27,6 @@ from dshealthd.probe.peers.contract import (
     certificate_names,
     request_mac,
 )
-from dshealthd.probe.peers.nonces import Nonces
 from dshealthd.probe.peers.resolver import LookupFailed
 
 if TYPE_CHECKING:

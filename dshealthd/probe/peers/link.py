@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dshealthd.core.garbage import free_transport
-from dshealthd.probe.peers.contract import MAX_BODY
+from dshealthd.probe.peers.protocol import MAX_BODY
 
 MAX_HEAD = 4096
 """Bytes of an answer's status line and headers."""

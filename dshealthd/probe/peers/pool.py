@@ -16,8 +16,8 @@ from dshealthd.core.address import listen_address
 from dshealthd.core.garbage import free_frames
 from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers.contract import PeerError, certificate_names
 from dshealthd.probe.peers.link import Link
+from dshealthd.probe.peers.protocol import PeerError, certificate_names
 from dshealthd.probe.peers.resolver import LookupFailed, UnknownName
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dshealthd.core.schema import MAX_EXACT, Plain, Record, SchemaError, misfit
 from dshealthd.probe.members.hostlist import is_name
-from dshealthd.probe.peers.contract import SLUG
+from dshealthd.probe.peers.protocol import SLUG
 from dshealthd.probe.reasons import known
 
 if TYPE_CHECKING:

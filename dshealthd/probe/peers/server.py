@@ -23,7 +23,10 @@ from dshealthd.http.listener import Listener
 from dshealthd.http.tls import Tls
 from dshealthd.probe.peers import schema
 from dshealthd.probe.peers.connection import PeerConnection, PeerGate
-from dshealthd.probe.peers.contract import (
+from dshealthd.probe.peers.credentials import Credentials
+from dshealthd.probe.peers.guard import Call, Guard, Members, RequestRejected
+from dshealthd.probe.peers.messages import METHODS, Method
+from dshealthd.probe.peers.protocol import (
     ANSWER,
     MAX_BODY,
     NONCE,
@@ -34,9 +37,6 @@ from dshealthd.probe.peers.contract import (
     Refusal,
     Rejection,
 )
-from dshealthd.probe.peers.credentials import Credentials
-from dshealthd.probe.peers.guard import Call, Guard, Members, RequestRejected
-from dshealthd.probe.peers.messages import METHODS, Method
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping

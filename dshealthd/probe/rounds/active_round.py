@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dshealthd.linux.starvation import LoopLag
 from dshealthd.probe.observation import Observation, Stage
-from dshealthd.probe.peers.contract import PeerError, Rejection
+from dshealthd.probe.peers.protocol import PeerError, Rejection
 from dshealthd.probe.rounds.conclusion import MemberResult, Scores
 from dshealthd.probe.rounds.plan import RoundPlan, job
 from dshealthd.probe.rounds.remote_store import Peers

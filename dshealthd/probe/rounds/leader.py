@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.timing import time_limit
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import Kind, Outcome, Stage
-from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds import light
 from dshealthd.probe.rounds.active_round import WHOLE, Decline
 from dshealthd.probe.rounds.conclusion import (

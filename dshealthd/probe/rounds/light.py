@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.probe.observation import Bounds, Outcome, Timing
-from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

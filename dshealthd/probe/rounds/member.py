@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.timing import time_limit
 from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import Kind, Outcome, Stage
-from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds.active_round import Decline
 from dshealthd.probe.rounds.conclusion import SILENT, MemberResult, RoundResult, combine
 from dshealthd.probe.rounds.plan import PAIR

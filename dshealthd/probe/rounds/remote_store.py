@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers.contract import PeerError, Refusal
+from dshealthd.probe.peers.protocol import PeerError, Refusal
 from dshealthd.probe.workers.store import LocalStore, StoreError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import Kind
-from dshealthd.probe.peers.contract import Refusal
+from dshealthd.probe.peers.protocol import Refusal
 from dshealthd.probe.rounds import remote_store
 from dshealthd.probe.rounds.active_round import ActiveRound, Decline, RoundContext, RoundReport
 from dshealthd.probe.rounds.conclusion import MemberResult, score_fields, scores_of

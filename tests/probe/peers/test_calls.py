@@ -14,7 +14,8 @@ from dshealthd.core.options import Errors, decode
 from dshealthd.core.schema import SchemaError
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
-from dshealthd.probe.peers.contract import (
+from dshealthd.probe.peers.messages import MAX_PAYLOAD
+from dshealthd.probe.peers.protocol import (
     ANSWER,
     MAX_BODY,
     PeerError,
@@ -22,7 +23,6 @@ from dshealthd.probe.peers.contract import (
     RequestClaim,
     parse_answer,
 )
-from dshealthd.probe.peers.messages import MAX_PAYLOAD
 from tests.probe.peering import (
     ECHO,
     KEY,

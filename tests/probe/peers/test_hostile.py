@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.probe.peers.connection import MAX_UNPROVED
-from dshealthd.probe.peers.contract import MAX_BODY, PeerError, RequestClaim
 from dshealthd.probe.peers.credentials import Credentials, Secrets
+from dshealthd.probe.peers.protocol import MAX_BODY, PeerError, RequestClaim
 from tests.flood import flooding
 from tests.probe.peering import (
     ECHO,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers.contract import RequestClaim, parse_answer, request_mac
 from dshealthd.probe.peers.link import BadAnswer, parse_head
+from dshealthd.probe.peers.protocol import RequestClaim, parse_answer, request_mac
 from tests.probe.peering import KEY, PATIENT, PING, calling, impersonating, keyed, run, secret
 from tests.probe.peers.test_calls import fails
 

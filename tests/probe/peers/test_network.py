@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from tests.netns import network_namespace
 from tests.probe.peering import (

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.core import timing
-from dshealthd.probe.peers.contract import Rejection, RequestClaim
 from dshealthd.probe.peers.guard import Guard, RequestRejected
+from dshealthd.probe.peers.protocol import Rejection, RequestClaim
 from dshealthd.probe.peers.server import HANDLER_TIMEOUT
 from tests.probe.peering import (
     KEY,

@@ -15,8 +15,8 @@ from dshealthd.http.connection import Connection
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers import pool
-from dshealthd.probe.peers.contract import PeerError, RequestClaim, certificate_names
 from dshealthd.probe.peers.link import Link
+from dshealthd.probe.peers.protocol import PeerError, RequestClaim, certificate_names
 from tests.leftovers import without_search
 from tests.probe.peering import (
     KEY,

@@ -20,7 +20,7 @@ from dshealthd.linux import starvation
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.metrics import STARVED_ROUNDS, RoundMetrics
 from dshealthd.probe.observation import Kind, Outcome, Stage
-from dshealthd.probe.peers.contract import PeerError
+from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.rounds import leader
 from dshealthd.probe.rounds.plan import ON_DEMAND

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural
 from dshealthd.linux.pci import bus
-from dshealthd.probe import report
+from dshealthd.probe.cli import report
 from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.options import ProbeOptions

@@ -14,11 +14,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.options import ConfigError
-from dshealthd.probe import report
-from dshealthd.probe.local_probe import local, show_local
+from dshealthd.probe.cli import report
+from dshealthd.probe.cli.local import local, show_local
+from dshealthd.probe.cli.pairs import between, show_pairs
 from dshealthd.probe.observation import Kind, Outcome
 from dshealthd.probe.options import ProbeOptions
-from dshealthd.probe.pairs import between, show_pairs
 from dshealthd.probe.peers.messages import MAX_SIZE
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.address import listen_address
 from dshealthd.core.options import ConfigError
-from dshealthd.probe import report
+from dshealthd.probe.cli import report
 from dshealthd.probe.members.identity import local_addresses, own_name
 from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.members.membership import MembershipError, load
@@ -16,8 +16,8 @@ from dshealthd.probe.members.schedule import PAIR, Cell
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.contract import PeerError
 from dshealthd.probe.peers.credentials import CredentialError
+from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.rounds.conclusion import timings_of
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""The commands `dshealthd probe` and `dshealthd keys`."""
