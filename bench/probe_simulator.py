@@ -32,7 +32,7 @@ from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage,
 from dshealthd.probe.options import BaselineOptions, VerdictOptions
 from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
 from dshealthd.probe.verdicts.detector import Confirmation, Detector
-from dshealthd.probe.verdicts.outages import INTERMITTENT
+from dshealthd.probe.verdicts.peer_history import INTERMITTENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -17,8 +17,7 @@ from dshealthd.core.text import plural
 from dshealthd.core.timing import time_limit
 from dshealthd.linux.starvation import LoopLag
 from dshealthd.probe.members.hostlist import HostlistError, expand, quote
-from dshealthd.probe.members.identity import local_addresses, own_name
-from dshealthd.probe.members.local_membership import hostname
+from dshealthd.probe.members.local_membership import hostname, local_addresses, own_name
 from dshealthd.probe.members.membership import MembershipError, load
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.options import ProbeOptions

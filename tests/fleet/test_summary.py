@@ -6,7 +6,7 @@ from typing import Any
 
 from dshealthd.findings.finding import Finding, State, Verdict
 from dshealthd.fleet.summary import KEPT, SummaryCache, summary
-from dshealthd.probe.peers import schema
+from dshealthd.probe.peers import protocol
 from dshealthd.probe.peers.messages import METHODS
 
 ANSWER = METHODS["summary"].answer
@@ -47,8 +47,8 @@ def job(**given: Any) -> dict[str, Any]:
 
 def test_a_few_hundred_bytes() -> None:
     """A GPU that is lost and a hung job are a message of a few hundred bytes."""
-    body = schema.dumps(summary(Verdict((finding(),)), [job()]), ANSWER)
-    told = schema.loads(body, ANSWER)
+    body = protocol.dumps(summary(Verdict((finding(),)), [job()]), ANSWER)
+    told = protocol.loads(body, ANSWER)
     assert len(body) < 600
     assert (told["verdict"], told["problems"], told["unreadable"]) == ("critical", 1, 0)
     assert told["findings"][0]["part"] == "GPU 3"
@@ -73,8 +73,8 @@ def test_whatever_users_name_fits() -> None:
         slowest_rank={"rank": 10**9, "ratio": 2.0},
     )
     found = Verdict(tuple(finding(summary="\u2603" * 5000) for _ in range(300)))
-    body = schema.dumps(summary(found, [strange] * 100), ANSWER)
-    told = schema.loads(body, ANSWER)
+    body = protocol.dumps(summary(found, [strange] * 100), ANSWER)
+    told = protocol.loads(body, ANSWER)
     assert len(body) < 8000
     assert told["problems"] == 300
     assert "world_size" not in told["jobs"][0]

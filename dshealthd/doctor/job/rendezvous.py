@@ -14,7 +14,7 @@ from dshealthd.jobs.environment import is_loopback
 from dshealthd.linux.local_network import local_ports
 from dshealthd.linux.netlink import RECORD, Table, TcpState
 from dshealthd.linux.sockets import parse_tcp
-from dshealthd.probe.members.identity import local_addresses
+from dshealthd.probe.members.local_membership import local_addresses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from dshealthd.core.collector import counter, gauge
 from dshealthd.core.schema import Record, SchemaError
 from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
-from dshealthd.probe.peers import schema
+from dshealthd.probe.peers import protocol
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.peers.link import BadAnswer, Link, UnverifiedAnswer
 from dshealthd.probe.peers.messages import METHODS, Method
@@ -68,7 +68,7 @@ Further calls wait for their turn, within their deadlines.
 """
 NONCE_MARGIN = 2.0
 """Seconds before a nonce expires in which it is not used: it has to reach the peer in time."""
-REFUSAL = Record({"refusal": schema.KnownReason()})
+REFUSAL = Record({"refusal": protocol.KnownReason()})
 _OUTCOMES: Mapping[str, Outcome] = {
     Rejection.RECEIVER: Outcome.UNAUTHORIZED,
     Rejection.SELF: Outcome.UNAUTHORIZED,
@@ -121,7 +121,7 @@ class PeerClient:
         Raises SchemaError, before anything is sent, if `body` does not fit the method's schema.
         """
         declared = self._methods[method]
-        message = schema.dumps(body, declared.request)
+        message = protocol.dumps(body, declared.request)
         if len(message) > MAX_BODY:
             problem = f"a message of {len(message)} bytes is too large to send"
             raise SchemaError(problem)
@@ -272,8 +272,8 @@ def _read(answer: UnverifiedAnswer, method: Method) -> dict[str, Any]:
     """
     try:
         if answer.status == HTTPStatus.OK:
-            return schema.loads(answer.body, method.answer)
-        reason: str = schema.loads(answer.body, REFUSAL)["refusal"]
+            return protocol.loads(answer.body, method.answer)
+        reason: str = protocol.loads(answer.body, REFUSAL)["refusal"]
     except SchemaError as error:
         raise PeerError(
             Outcome.FAILED,

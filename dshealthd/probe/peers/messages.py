@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.schema import Array, Choice, Flag, Integer, Number, Record
 from dshealthd.probe.observation import Kind, Op, Outcome, Part, Stage
-from dshealthd.probe.peers.schema import Data, KnownReason, NodeName, Text
+from dshealthd.probe.peers.protocol import Data, KnownReason, NodeName, Text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

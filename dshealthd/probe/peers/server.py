@@ -21,7 +21,7 @@ from dshealthd.core.timing import time_limit
 from dshealthd.http.connection import connection_of
 from dshealthd.http.listener import Listener
 from dshealthd.http.tls import Tls
-from dshealthd.probe.peers import schema
+from dshealthd.probe.peers import protocol
 from dshealthd.probe.peers.connection import PeerConnection, PeerGate
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.peers.guard import Call, Guard, Members, RequestRejected
@@ -228,7 +228,7 @@ class PeerServer:
         result, code = "ok", HTTPStatus.OK
         try:
             async with time_limit(HANDLER_TIMEOUT):
-                answer = schema.dumps(await handler(call.claim.sender, message), method.answer)
+                answer = protocol.dumps(await handler(call.claim.sender, message), method.answer)
         except Refusal as refusal:
             result, code, answer = "declined", HTTPStatus.CONFLICT, _refusal(refusal.reason)
         except TimeoutError:
@@ -262,7 +262,7 @@ class PeerServer:
 
 def _message(body: bytes, method: Method) -> dict[str, Any]:
     try:
-        return schema.loads(body, method.request)
+        return protocol.loads(body, method.request)
     except SchemaError as error:
         log.debug("peer API: refused a message: %s", error)
         raise RequestRejected(Rejection.MALFORMED) from error

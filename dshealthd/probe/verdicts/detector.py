@@ -19,8 +19,7 @@ from dshealthd.probe.verdicts.accusation import AMBIGUOUS, Verdicts, accusations
 from dshealthd.probe.verdicts.baseline import TimingClass
 from dshealthd.probe.verdicts.explanation import Cause, Surroundings, blamed, explain, reason_of
 from dshealthd.probe.verdicts.links import SLOW, Links, accused_links, link
-from dshealthd.probe.verdicts.outages import INTERMITTENT, SILENCES, Outages
-from dshealthd.probe.verdicts.peer_history import PeerHistory
+from dshealthd.probe.verdicts.peer_history import INTERMITTENT, SILENCES, Outages, PeerHistory
 from dshealthd.probe.verdicts.planner import (
     Confirmation,
     NextStep,

@@ -27,6 +27,7 @@ from dshealthd.probe.workers.fork_server import (
     ForkedWorker,
     ForkServer,
     ForkServerError,
+    StatusPage,
 )
 from dshealthd.probe.workers.job import (
     BANDWIDTH,
@@ -39,7 +40,6 @@ from dshealthd.probe.workers.job import (
     late,
 )
 from dshealthd.probe.workers.session import NodeWorkers, WorkerSession
-from dshealthd.probe.workers.status_page import StatusPage
 from dshealthd.probe.workers.store import LocalStore, StoreError, StoreHandler
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.probe.members.identity import (
+from dshealthd.probe.members.local_membership import (
     local_addresses,
     own_name,
     parse_fib_trie,

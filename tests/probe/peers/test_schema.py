@@ -20,18 +20,9 @@ from dshealthd.core.schema import (
     SchemaError,
     Type,
 )
-from dshealthd.probe.observation import Stage
+from dshealthd.probe.observation import REASONS, Stage
 from dshealthd.probe.peers.messages import METHODS
-from dshealthd.probe.peers.schema import (
-    Data,
-    KnownReason,
-    NodeName,
-    Slug,
-    Text,
-    dumps,
-    loads,
-)
-from dshealthd.probe.reasons import REASONS
+from dshealthd.probe.peers.protocol import Data, KnownReason, NodeName, Slug, Text, dumps, loads
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
