@@ -33,13 +33,13 @@ from dshealthd.jobs.ras import client as ras_client
 from dshealthd.jobs.ras import plausibility, question
 from dshealthd.jobs.ras.address import enabled
 from dshealthd.jobs.ras.client import Query
+from dshealthd.jobs.ras.evaluation import classes, lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.options import NcclRasOptions
 from dshealthd.jobs.ras.protocol import NoListener, RasAnswer, Stranger, Unanswered
 from dshealthd.jobs.ras.question import JobProcess
 from dshealthd.jobs.ras.split import own_pid
 from dshealthd.jobs.ras.status import ImpossibleAnswer, MalformedAnswer
-from dshealthd.jobs.ras.summary import classes, lags, troubles
 from dshealthd.jobs.ras.watched import WatchedJob
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.ras import client as ras_client
 from dshealthd.jobs.ras import plausibility, question
 from dshealthd.jobs.ras.address import enabled
+from dshealthd.jobs.ras.evaluation import lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.progress import JobProgress
 from dshealthd.jobs.ras.protocol import RasAnswer
 from dshealthd.jobs.ras.status import MalformedAnswer
-from dshealthd.jobs.ras.summary import lags, troubles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dshealthd.jobs.ras.evaluation import MAX_SIZES, RankLabel, classes, lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.progress import JobProgress
 from dshealthd.jobs.ras.status import RasRankState
-from dshealthd.jobs.ras.summary import MAX_SIZES, RankLabel, classes, lags, troubles
 from tests.jobs.ras import server as ras_server
 from tests.jobs.ras.server import Communicator, document
 
