@@ -24,7 +24,7 @@ from dshealthd.core.options import Duration, option
 from dshealthd.core.result import os_reason
 from dshealthd.jobs import shares
 from dshealthd.jobs.checkpoint_watch import CheckpointWatch
-from dshealthd.jobs.heartbeats.adoption import find_page
+from dshealthd.jobs.heartbeats.sender import find_page
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process_files import Root
 from dshealthd.training.message import PAGE, Phase, newest

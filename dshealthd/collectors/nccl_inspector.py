@@ -29,9 +29,8 @@ from dshealthd.core.collector import (
 from dshealthd.core.host import read
 from dshealthd.core.options import Bytes, Duration, option
 from dshealthd.core.result import os_reason
-from dshealthd.jobs.nccl import inspector_files
-from dshealthd.jobs.nccl.inspector import parse
-from dshealthd.jobs.nccl.inspector_files import Directories, FileRefused, InspectorFileState
+from dshealthd.jobs.nccl import inspector
+from dshealthd.jobs.nccl.inspector import Directories, FileRefused, InspectorFileState, parse
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process_files import Root
 
@@ -39,8 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Generator, Iterator, Mapping
 
     from dshealthd.core.host import Host
-    from dshealthd.jobs.nccl.inspector import Content, Figures, Operation
-    from dshealthd.jobs.nccl.inspector_files import Directory, File
+    from dshealthd.jobs.nccl.inspector import Content, Directory, Figures, File, Operation
 
 _LABELS = ("training_job", "uuid", "operation", "size", "nodes", "message")
 BANDWIDTH = gauge(
@@ -246,14 +244,12 @@ class NcclInspector(Collector):
                 yield fault
                 continue
             try:
-                names = inspector_files.names(directory.descriptor)
+                names = inspector.names(directory.descriptor)
             except OSError as error:
                 yield Fault(directory.part, os_reason(error), str(error))
                 continue
             own = [
-                (directory, name)
-                for name in names
-                if not uuids or inspector_files.uuid(name) in uuids
+                (directory, name) for name in names if not uuids or inspector.uuid(name) in uuids
             ]
             states[InspectorFileState.ELSEWHERE] += len(names) - len(own)
             found += own
@@ -265,7 +261,7 @@ class NcclInspector(Collector):
         """Return an Inspector file if it is acceptable; otherwise count it."""
         now, age = self.context.wall(), self.options.max_age
         try:
-            return inspector_files.read(
+            return inspector.read(
                 directory.descriptor,
                 name,
                 directory.owners,

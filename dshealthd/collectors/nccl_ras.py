@@ -30,7 +30,7 @@ from dshealthd.jobs import shares
 from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ras import client as ras_client
-from dshealthd.jobs.ras import plausibility, question
+from dshealthd.jobs.ras import evaluation, question
 from dshealthd.jobs.ras.address import enabled
 from dshealthd.jobs.ras.client import Query
 from dshealthd.jobs.ras.evaluation import classes, lags, troubles
@@ -38,9 +38,8 @@ from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.options import NcclRasOptions
 from dshealthd.jobs.ras.protocol import NoListener, RasAnswer, Stranger, Unanswered
 from dshealthd.jobs.ras.question import JobProcess
-from dshealthd.jobs.ras.split import own_pid
 from dshealthd.jobs.ras.status import ImpossibleAnswer, MalformedAnswer
-from dshealthd.jobs.ras.watched import WatchedJob
+from dshealthd.jobs.ras.watched import WatchedJob, own_pid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Context
     from dshealthd.core.host import Host
     from dshealthd.jobs.processes import TrainingProcess
-    from dshealthd.jobs.ras.progress import JobProgress
+    from dshealthd.jobs.ras.evaluation import JobProgress
     from dshealthd.jobs.ras.status import Status
 
 STATE = gauge(
@@ -356,9 +355,9 @@ class NcclRas(Collector):
         """Return the parsed RAS answer if plausible. Raises MalformedAnswer, ImpossibleAnswer."""
         status = parse_json(answer.data)
         versions = known.loaded.versions if known.loaded is not None else frozenset()
-        plausibility.check(status, versions, world_size)
+        evaluation.check(status, versions, world_size)
         if known.status is not None:
-            plausibility.check_change(known.status, status, world_size)
+            evaluation.check_change(known.status, status, world_size)
         return status
 
 

@@ -14,11 +14,10 @@ from dshealthd.evidence import privileges
 from dshealthd.evidence.step import Missing
 from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.ras import client as ras_client
-from dshealthd.jobs.ras import plausibility, question
+from dshealthd.jobs.ras import evaluation, question
 from dshealthd.jobs.ras.address import enabled
-from dshealthd.jobs.ras.evaluation import lags, troubles
+from dshealthd.jobs.ras.evaluation import JobProgress, lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
-from dshealthd.jobs.ras.progress import JobProgress
 from dshealthd.jobs.ras.protocol import RasAnswer
 from dshealthd.jobs.ras.status import MalformedAnswer
 
@@ -67,7 +66,7 @@ def ask(
         emit(f"nccl-ras-{number}.json", text.encode())
         try:
             status = parse_json(answer.data)
-            plausibility.check(status, loaded.versions, world_size)
+            evaluation.check(status, loaded.versions, world_size)
         except MalformedAnswer as error:
             raise Missing(str(error)) from error
         progress.update(status, time.time())

@@ -10,12 +10,10 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, TypeAlias
 
-from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural
+from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural, visible
 from dshealthd.jobs.nccl.names import misnomer
-from dshealthd.jobs.nccl.selection import SelectedName, Selection, parse_selection
-from dshealthd.jobs.nccl.settings import misfit, number
+from dshealthd.jobs.nccl.settings import SelectedName, Selection, misfit, number, parse_selection
 from dshealthd.jobs.ras.address import exposed
-from dshealthd.jobs.visible_devices import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

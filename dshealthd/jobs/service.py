@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, cast
 from dshealthd.core import state_writer
 from dshealthd.core.collector import NotAvailable, Reason, SourceError
 from dshealthd.core.timing import Periodic
-from dshealthd.jobs.hangs.detector import HangDetector
+from dshealthd.jobs.hangs.detector import HangDetector, Suspicions
 from dshealthd.jobs.hangs.hang import IDLE
-from dshealthd.jobs.hangs.pace import Pace
-from dshealthd.jobs.hangs.suspicion import Suspicions
+from dshealthd.jobs.hangs.silence import Pace
 from dshealthd.jobs.heartbeats.reception import Reception
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Jobs:
         """Prepare; `apply` starts the service.
 
         `on_look` is called in the loop after each check, with all hangs confirmed by then, and
-        `on_suspicion` with a job that may hang (`dshealthd.jobs.hangs.suspicion`). Both must return
+        `on_suspicion` with a job that may hang (`dshealthd.jobs.hangs.detector`). Both must return
         at once. `state` is the directory for the ranks' baselines, from which a restarted agent
         continues; None to keep nothing. `work` returns what the GPUs and files of a job show.
         """

@@ -23,7 +23,7 @@ from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.path_check import path_check
 from dshealthd.doctor.processes import Pool
 from dshealthd.findings.options import FindingsOptions
-from dshealthd.jobs.deepspeed_operators import parse_operators
+from dshealthd.jobs.installation import parse_operators
 from tests import frozen
 from tests.doctor.looks import look, outcomes, results
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dshealthd.jobs.visible_devices import Visible, visible
+from dshealthd.jobs.environment import Visible, visible
 
 LISTS = (
     *(

@@ -11,8 +11,7 @@ from dshealthd.core.text import plural, printable
 from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.doctor.job.sources.slurm_script import gpus_per_node, tasks_per_node
-from dshealthd.jobs.environment import natural
-from dshealthd.jobs.visible_devices import visible
+from dshealthd.jobs.environment import natural, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

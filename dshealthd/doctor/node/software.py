@@ -15,8 +15,7 @@ from dshealthd.doctor.check import Check, Outcome, Result
 from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.doctor.snapshot_check import SnapshotCheck, snapshot_check
 from dshealthd.findings.settings import known_defects
-from dshealthd.jobs.deepspeed_operators import operators
-from dshealthd.jobs.installation import Installations
+from dshealthd.jobs.installation import Installations, operators
 from dshealthd.linux.process_files import Root
 
 if TYPE_CHECKING:

@@ -1,22 +1,21 @@
-"""The summary of a RAS answer: numbers by size of communicator, and lagging or troubled ranks.
-
-A large job has thousands of communicators, and their names change with each restart. Their sizes
-(all ranks, a pipeline stage, a tensor-parallel group) are few and stable.
+"""The evaluation of a RAS answer: whether an intact NCCL gives it, the job's progress since the
+last, numbers by size of communicator, and lagging or troubled ranks.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.jobs.ras.status import MAX_NAMED, RasRankState, Spread, severity
+from dshealthd.jobs.ras import policy
+from dshealthd.jobs.ras.status import MAX_NAMED, ImpossibleAnswer, RasRankState, Spread, severity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable
 
-    from dshealthd.jobs.ras.progress import JobProgress
     from dshealthd.jobs.ras.status import Communicator, RankLocation, Status
 
 MAX_SIZES = 8
@@ -122,3 +121,111 @@ def _rank(
     return RankLabel(
         number, place.host if place else "", str(place.gpu) if place and place.gpu >= 0 else ""
     )
+
+
+@dataclass(slots=True)
+class JobProgress:
+    """The progress of one job.
+
+    Only ranks and communicators that are in both answers are compared: one that appears or falls
+    silent is not progress. A count that is lower than before belongs to another communicator of the
+    same name, and counts as a change.
+    """
+
+    answered: float | None = None
+    """Unix time of the last answer."""
+    last: float | None = None
+    """Unix time of the last answer in which a count had changed; None until the first change."""
+    idle: int | None = None
+    """Consecutive answers without such a change; an early one counts only as the first.
+
+    None if the last two answers could not be compared.
+    """
+    moving: Mapping[str, bool] = field(default_factory=dict)
+    """Whether each communicator that is in both answers has changed since the previous one."""
+    _marks: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+
+    def update(self, status: Status, now: float, *, early: bool = False) -> None:
+        """Record an answer that was given at `now`, in Unix time.
+
+        An `early` answer, before its interval was over, counts as idle only if none did before:
+        alerts take the number of idle answers as a measure of time.
+        """
+        marks = {communicator.name: communicator.marks for communicator in status.communicators}
+        changes = {
+            name: _changed(self._marks.get(name, {}), after) for name, after in marks.items()
+        }
+        self.moving = {name: changed for name, changed in changes.items() if changed is not None}
+        self._marks, self.answered = marks, now
+        if not self.moving:
+            self.idle = None
+        elif any(self.moving.values()):
+            self.idle, self.last = 0, now
+        elif not (early and self.idle):
+            self.idle = (self.idle or 0) + 1
+
+    def stands_still(self, communicator: Communicator) -> bool:
+        """Return whether a communicator is known not to have changed since the previous answer."""
+        return self.moving.get(communicator.name) is False
+
+
+def _changed(before: Mapping[int, int], after: Mapping[int, int]) -> bool | None:
+    """Return whether a count differs; None if there is nothing to compare."""
+    common = before.keys() & after.keys()
+    return any(before[mark] != after[mark] for mark in common) if common else None
+
+
+def check(status: Status, versions: Iterable[str | None], world_size: int | None) -> None:
+    """Raise ImpossibleAnswer if a RAS answer cannot be true.
+
+    `versions` are those that the processes have mapped, `world_size` is the launcher's.
+    """
+    for communicator in status.communicators:
+        name, size = communicator.name or "a communicator", communicator.size
+        counted = sum(communicator.states.values())
+        if size < 1:
+            _refuse(f"{name} has the size {size}")
+        if world_size is not None and size > world_size:
+            _refuse(f"{name} has {size} ranks, but the job {world_size}")
+        if counted > size:
+            _refuse(f"{name} has {size} ranks, but {counted} are reported")
+        if min(communicator.states.values(), default=0) < 0:
+            _refuse(f"{name} has a negative number of ranks")
+        named = [lag.rank for lag in communicator.behind]
+        named += [trouble.rank for trouble in communicator.troubles]
+        if any(not 0 <= rank < size for rank in named):
+            _refuse(f"{name} has {size} ranks, but one outside of them is named")
+    mapped = set(versions)
+    if (
+        status.version
+        and None not in mapped
+        and _number(status.version) not in {_number(version or "") for version in mapped}
+    ):
+        _refuse(f"NCCL {status.version} answers, but {', '.join(map(str, mapped))} is mapped")
+    if status.version and policy.decide(status.version).reason is policy.AskReason.UNSAFE:
+        _refuse(f"NCCL {status.version} answers, which is unsafe to query")
+
+
+def check_change(before: Status, after: Status, world_size: int | None) -> None:
+    """Raise ImpossibleAnswer if the next answer of the same processes cannot follow the previous.
+
+    A job may end its communicators at any time, but the one of all ranks ends last: it cannot be
+    missing while others remain.
+    """
+    if world_size is None or not after.communicators:
+        return
+    had, has = (
+        any(communicator.size == world_size for communicator in status.communicators)
+        for status in (before, after)
+    )
+    if had and not has:
+        _refuse(f"the communicator of all {world_size} ranks has vanished")
+
+
+def _number(version: str) -> str:
+    """Return a version of NCCL without a build's suffix."""
+    return version.partition("+")[0].partition("-")[0]
+
+
+def _refuse(message: str) -> None:
+    raise ImpossibleAnswer(message)

@@ -15,14 +15,42 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Sample
 from dshealthd.core.host import read_bytes
-from dshealthd.jobs.ras.progress import JobProgress
+from dshealthd.jobs.ras.address import own
+from dshealthd.jobs.ras.evaluation import JobProgress
 from dshealthd.jobs.ras.question import Loaded
-from dshealthd.jobs.ras.split import dead_here
-from dshealthd.jobs.ras.status import Status
+from dshealthd.jobs.ras.status import RasRankState, Status
 from dshealthd.linux.process import parse_stat
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
+
+_STATUS_LIMIT = 1 << 16
+
+
+def dead_here(status: Status) -> set[int]:
+    """Return the pids of this node that a RAS answer names as dead."""
+    places = {
+        trouble.place
+        for communicator in status.communicators
+        for trouble in communicator.troubles
+        if trouble.what == RasRankState.DEAD and trouble.place is not None and trouble.place.host
+    }
+    local = {host for host in {place.host for place in places} if own(host)}
+    return {place.pid for place in places if place.host in local}
+
+
+def own_pid(host: Host, pid: int) -> int | None:
+    """Return a process's pid in its innermost namespace, which its RAS uses; None if unknown."""
+    try:
+        status = read_bytes(host.proc(f"{pid}/status"), _STATUS_LIMIT)
+    except OSError:
+        return None
+    for line in status.split(b"\n"):
+        if line.startswith(b"NSpid:"):
+            last = line.split()[-1]
+            return int(last) if last.isdigit() else None
+    return None
+
 
 Process = tuple[int, int]
 """Pid and start time."""
@@ -58,7 +86,7 @@ class WatchedJob:
     ended: str = ""
     """Why the job is not queried until its processes or libraries change; empty if it is."""
     split: bool = False
-    """Whether RAS is in parts that take each other for dead: see `dshealthd.jobs.ras.split`."""
+    """Whether RAS is in parts that take each other for dead: see `dshealthd.jobs.ras.watched`."""
     implausible: int = 0
     """Number of answers that cannot be true."""
     samples: Sequence[Sample] = ()

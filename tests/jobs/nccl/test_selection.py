@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.jobs.nccl.selection import parse_selection
+from dshealthd.jobs.nccl.settings import parse_selection
 
 INTERFACES = ("lo", "eth0", "eth1", "eth10", "docker0", "ib0")
 

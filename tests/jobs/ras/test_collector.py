@@ -25,7 +25,7 @@ from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.evidence.nccl_ras import PAUSE
 from dshealthd.evidence.options import EvidenceOptions
-from dshealthd.jobs.hangs.suspicion import AGAIN_AFTER, SHARE
+from dshealthd.jobs.hangs.detector import AGAIN_AFTER, SHARE
 from dshealthd.jobs.ras.options import NcclRasOptions
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from dshealthd.jobs.ras.watched import CLOSELY, HURRIES, HURRY_WINDOW

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dshealthd.jobs.ras.evaluation import MAX_SIZES, RankLabel, classes, lags, troubles
+from dshealthd.jobs.ras.evaluation import MAX_SIZES, JobProgress, RankLabel, classes, lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
-from dshealthd.jobs.ras.progress import JobProgress
 from dshealthd.jobs.ras.status import RasRankState
 from tests.jobs.ras import server as ras_server
 from tests.jobs.ras.server import Communicator, document

@@ -9,9 +9,8 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.jobs.ras.question import Loaded
-from dshealthd.jobs.ras.split import dead_here, own_pid
 from dshealthd.jobs.ras.status import Communicator, RankLocation, RasRankState, Status, Trouble
-from dshealthd.jobs.ras.watched import WatchedJob
+from dshealthd.jobs.ras.watched import WatchedJob, dead_here, own_pid
 
 ELSEWHERE = "192.0.2.1"
 RUNNING = Loaded(frozenset({"2.30.7"}), (4000, 4001), "")
