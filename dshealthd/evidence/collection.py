@@ -20,15 +20,15 @@ from dshealthd.evidence import (
     kernel_view,
     members,
     nccl_ras,
-    privileges,
     stacks,
     summary,
 )
 from dshealthd.evidence.collectives import compare
-from dshealthd.evidence.dump import MalformedDump, digest
 from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
 from dshealthd.evidence.step import Missing, RunningStep, run
+from dshealthd.explain.flight_recorder import MalformedDump, digest
 from dshealthd.jobs.ras.question import JobProcess
+from dshealthd.linux import privileges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -9,13 +9,13 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dshealthd.core.text import plural
-from dshealthd.evidence.dump import MAX_TEXT
+from dshealthd.explain.flight_recorder import MAX_TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Digest: TypeAlias = "Mapping[str, Any]"
-"""What `dshealthd.evidence.dump.digest` returns."""
+"""What `dshealthd.explain.flight_recorder.digest` returns."""
 MAX_NAMED = 8
 
 

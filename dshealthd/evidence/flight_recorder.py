@@ -16,9 +16,9 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read_bytes, signature
-from dshealthd.evidence import privileges
 from dshealthd.evidence.findings import file_of
 from dshealthd.evidence.step import Missing
+from dshealthd.linux import privileges
 from dshealthd.linux.process import parse_stat
 from dshealthd.linux.process_files import Root
 from dshealthd.linux.regular_files import Irregular, read

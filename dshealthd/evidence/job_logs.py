@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any
 
 from dshealthd.core.text import printable_lines
-from dshealthd.evidence import privileges
 from dshealthd.evidence.step import Missing
 from dshealthd.explain import answer, patterns
 from dshealthd.explain import input as logs
 from dshealthd.explain.causality import decide
 from dshealthd.explain.recognition import Recogniser
 from dshealthd.jobs.logs import files
+from dshealthd.linux import privileges
 from dshealthd.linux.process_files import Root
 
 if TYPE_CHECKING:

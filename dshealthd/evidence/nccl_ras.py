@@ -10,7 +10,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import printable_lines
-from dshealthd.evidence import privileges
 from dshealthd.evidence.step import Missing
 from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.ras import client as ras_client
@@ -20,6 +19,7 @@ from dshealthd.jobs.ras.evaluation import JobProgress, lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.protocol import RasAnswer
 from dshealthd.jobs.ras.status import MalformedAnswer
+from dshealthd.linux import privileges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import printable
-from dshealthd.evidence import privileges
 from dshealthd.evidence.findings import file_of
 from dshealthd.evidence.libraries import is_library
 from dshealthd.evidence.step import Missing
+from dshealthd.linux import privileges
 from dshealthd.linux.process_files import user_of
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from dshealthd.evidence import privileges
+from dshealthd.linux import privileges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

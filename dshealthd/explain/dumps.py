@@ -65,7 +65,8 @@ def digest(name: str) -> dict[str, Any]:
 
 def main() -> int:
     """Read the dump on standard input without any privileges, and print its digest."""
-    from dshealthd.evidence import dump, privileges
+    from dshealthd.explain import flight_recorder
+    from dshealthd.linux import privileges
 
     privileges.become(privileges.NOBODY)
     privileges.confine(MEMORY, SECONDS)
@@ -74,8 +75,8 @@ def main() -> int:
         print(f"more than {MAX_BYTES >> 20} MiB", file=sys.stderr)
         return 1
     try:
-        print(json.dumps(dump.digest(data)))
-    except (dump.MalformedDump, MemoryError) as error:
+        print(json.dumps(flight_recorder.digest(data)))
+    except (flight_recorder.MalformedDump, MemoryError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     return 0

@@ -193,7 +193,7 @@ class Ledger:
         known.rank = member.rank if known.rank is None else known.rank
 
     def add_dump(self, rank: int, digest: Mapping[str, Any], place: Place) -> None:
-        """Add a flight recorder's dump (`dshealthd.evidence.dump.digest`)."""
+        """Add a flight recorder's dump (`dshealthd.explain.flight_recorder.digest`)."""
         self.has_dumps = True
         self.dumped[rank] = place
         for group in digest["groups"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dshealthd.evidence.collectives import compare
-from dshealthd.evidence.dump import digest
+from dshealthd.explain.flight_recorder import digest
 from tests.evidence.test_dump import dump, entry
 
 

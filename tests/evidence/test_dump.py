@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from dshealthd.evidence import flight_recorder
 from dshealthd.evidence.collection import read_dump
-from dshealthd.evidence.dump import MalformedDump, digest, load
 from dshealthd.evidence.step import RunningStep, run
+from dshealthd.explain.flight_recorder import MalformedDump, digest, load
 
 if TYPE_CHECKING:
     from collections.abc import Callable

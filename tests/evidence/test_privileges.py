@@ -6,8 +6,9 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.evidence import nccl_ras, privileges
+from dshealthd.evidence import nccl_ras
 from dshealthd.evidence.step import RunningStep, run
+from dshealthd.linux import privileges
 
 if TYPE_CHECKING:
     from dshealthd.evidence.step import Emit

@@ -17,8 +17,8 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.evidence import kernel_view, stacks
-from dshealthd.evidence.privileges import CAP_SYS_PTRACE
 from dshealthd.evidence.step import Function, RunningStep, run
+from dshealthd.linux.privileges import CAP_SYS_PTRACE
 from tests.evidence.set_user_id import MIXED_RIGHTS, set_user_id_program
 
 if TYPE_CHECKING:
