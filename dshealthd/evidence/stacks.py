@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import printable
 from dshealthd.evidence.findings import file_of
-from dshealthd.evidence.libraries import is_library
 from dshealthd.evidence.step import Missing
+from dshealthd.explain.flight_recorder import is_library
 from dshealthd.linux import privileges
 from dshealthd.linux.process_files import user_of
 

@@ -12,8 +12,7 @@ from dshealthd.explain import clocks, joined
 from dshealthd.explain.clocks import Clock, Clocks
 from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Event, Origin, Stamp
-from dshealthd.explain.facts import Recognised
-from dshealthd.explain.identity import Identities
+from dshealthd.explain.facts import Identities, Recognised
 from dshealthd.explain.patterns import load
 
 if TYPE_CHECKING:

@@ -13,7 +13,24 @@ import pickle
 import re
 from typing import Any, NoReturn
 
-from dshealthd.evidence.libraries import is_library
+_PARTS = (
+    "/torch/",
+    "/deepspeed/",
+    "/accelerate/",
+    "/lightning/",
+    "/transformers/",
+    "/dshealthd/training/",
+    "/site-packages/",
+    "/dist-packages/",
+    "/lib/python",
+)
+"""Frameworks are listed by name because they may run from a checkout, outside site-packages."""
+
+
+def is_library(filename: str) -> bool:
+    """Return whether a frame's file belongs to a library, by its path."""
+    return any(part in filename for part in _PARTS)
+
 
 MAX_GROUPS = 64
 MAX_ENTRIES = 20_000

@@ -16,8 +16,7 @@ import pytest
 
 from dshealthd.explain import command
 from dshealthd.explain import input as logs
-from dshealthd.explain.finders import Templates
-from dshealthd.explain.patterns import load
+from dshealthd.explain.patterns import Templates, load
 from dshealthd.explain.recognition import Recogniser
 from tests.explain.test_collectives import dump
 from tests.explain.test_genuine_nccl import RUNS

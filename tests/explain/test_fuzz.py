@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from dshealthd.explain import answer, command
 from dshealthd.explain import input as logs
-from dshealthd.explain.finders import Templates
-from dshealthd.explain.patterns import load
+from dshealthd.explain.patterns import Templates, load
 from dshealthd.explain.recognition import Recogniser
 from dshealthd.explain.tail import Tail
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.explain import command
-from dshealthd.explain.finders import Templates
-from dshealthd.explain.patterns import load
+from dshealthd.explain.patterns import Templates, load
 from dshealthd.explain.recognition import Recogniser
 from tests.explain.test_genuine import runs
 from tests.explain.variants import variants

@@ -11,8 +11,7 @@ import pytest
 
 from dshealthd import symptoms
 from dshealthd.explain import patterns
-from dshealthd.explain.literals import required
-from dshealthd.explain.patterns import Pattern, PatternError
+from dshealthd.explain.patterns import Pattern, PatternError, required
 from dshealthd.explain.recognition import Recogniser
 
 sre: Any = importlib.import_module("re._parser")  # what a pattern is made of
