@@ -16,8 +16,8 @@ from dshealthd.evidence import (
     exposition_text,
     flight_recorder,
     job_logs,
+    kernel,
     kernel_lines,
-    kernel_view,
     members,
     nccl_ras,
     stacks,
@@ -194,9 +194,7 @@ class Collection:
             )
 
     def _view(self, rank: RankEvidence) -> Callable[[], RunningStep]:
-        function = functools.partial(
-            kernel_view.look, host=self._host, pid=rank.pid, rank=rank.rank
-        )
+        function = functools.partial(kernel.look, host=self._host, pid=rank.pid, rank=rank.rank)
         return self._step(f"kernel {rank.pid}", 8.0, function, _SMALL)
 
     def _steps_of(self, rank: RankEvidence) -> Iterable[Callable[[], RunningStep]]:

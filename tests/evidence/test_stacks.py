@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.evidence import kernel_view, stacks
+from dshealthd.evidence import kernel, stacks
 from dshealthd.evidence.step import Function, RunningStep, run
 from dshealthd.linux.privileges import CAP_SYS_PTRACE
 from tests.evidence.set_user_id import MIXED_RIGHTS, set_user_id_program
@@ -109,7 +109,7 @@ def test_a_stopped_process_has_stacks_and_stays_stopped(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGSTOP)
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
         step, _ = spied(pid)
-        view, files = take(functools.partial(kernel_view.look, host=Host(), pid=pid, rank=3))
+        view, files = take(functools.partial(kernel.look, host=Host(), pid=pid, rank=3))
     assert re.search(r"train\.py:[45] load_batch$", step.answer["at"])
     assert view.answer["state"] == "stopped"
     assert view.answer["cpu"] == 0
@@ -175,7 +175,7 @@ def test_without_py_spy_the_kernel_s_view_is_left(tmp_path: Path) -> None:
     """That py-spy is not installed is said; states and waiting places of the threads are there."""
     with rank(tmp_path) as pid:
         step, _ = take(functools.partial(stacks.take, host=Host(), pid=pid, rank=3, program=None))
-        view, files = take(functools.partial(kernel_view.look, host=Host(), pid=pid, rank=3))
+        view, files = take(functools.partial(kernel.look, host=Host(), pid=pid, rank=3))
     assert step.problem == "py-spy is not installed"
     assert view.answer["state"] == "sleeping"
     text = files[f"rank-3-{pid}.kernel.txt"]
@@ -188,7 +188,7 @@ def test_a_process_that_is_gone_is_said_to_be() -> None:
     """Between its naming and the look a rank may end."""
     with subprocess.Popen(["true"]) as process:
         process.wait()
-    step, files = take(functools.partial(kernel_view.look, host=Host(), pid=process.pid, rank=3))
+    step, files = take(functools.partial(kernel.look, host=Host(), pid=process.pid, rank=3))
     assert (step.problem, files) == (f"process {process.pid} is gone", {})
     assert "No such file" in spied(process.pid)[0].problem
 
