@@ -147,7 +147,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("linux.local_network", "parse_reserved", TEXT),
         ("linux.local_network", "parse_routes", LINES),
         ("evidence.bundle", "parse_name", TEXT),
-        ("evidence.exposition_text", "parse", LINES),
+        ("evidence.summary", "parse", LINES),
         ("evidence.stacks", "parse", BYTES),
         ("jobs.hangs.activity", "parse_activity", BYTES),
         ("linux.mounts", "parse_served_by_users", BYTES),

@@ -12,17 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural
-from dshealthd.evidence import (
-    exposition_text,
-    flight_recorder,
-    job_logs,
-    kernel,
-    kernel_lines,
-    members,
-    nccl_ras,
-    stacks,
-    summary,
-)
+from dshealthd.evidence import flight_recorder, job_logs, kernel, members, nccl_ras, stacks, summary
 from dshealthd.evidence.collectives import compare
 from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
 from dshealthd.evidence.step import Missing, RunningStep, run
@@ -102,9 +92,7 @@ class Collection:
         for step in run(views, AT_ONCE):  # before other steps make the ranks do something
             self._note(step)
         steps: list[Callable[[], RunningStep]] = [
-            self._step(
-                "kernel log", 8.0, functools.partial(kernel_lines.take, host=self._host), _SMALL
-            )
+            self._step("kernel log", 8.0, functools.partial(kernel.take, host=self._host), _SMALL)
         ]
         asking = self._ask_ras()
         if asking is not None:
@@ -132,9 +120,7 @@ class Collection:
         if metrics:
             self._bundle.append("metrics-after.prom", metrics.encode())
             findings.interval = interval
-            findings.moved = exposition_text.moved(
-                exposition_text.parse(findings.metrics), exposition_text.parse(metrics)
-            )
+            findings.moved = summary.moved(summary.parse(findings.metrics), summary.parse(metrics))
         elif findings.metrics:
             findings.missing.append("metrics at the end: no data from the agent")
         if self._bundle.full:

@@ -2,16 +2,88 @@
 
 from __future__ import annotations
 
+import re
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dshealthd.core.text import printable
-from dshealthd.evidence import exposition_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from dshealthd.evidence.findings import CollectedEvidence, RankEvidence
+
+Labels: TypeAlias = "tuple[tuple[str, str], ...]"
+Series: TypeAlias = "dict[str, dict[Labels, float]]"
+
+_LINE = re.compile(
+    r'^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[^"}]|"(?:[^"\\]|\\.)*")*)\})? (\S+)$', re.MULTILINE
+)
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
+COUNTED = re.compile(
+    r"dshealthd_(gpu|nvlink|infiniband|pcie|xid|sxid|kernel_events|network|tcp)_\w+"
+)
+"""Metric families of GPUs, fabric and kernel."""
+MAX_MOVED = 60
+
+
+def parse(text: str) -> Series:
+    """Return the series of an exposition in Prometheus' text format; other lines are skipped."""
+    found: Series = {}
+    for name, labels, value in _LINE.findall(text):
+        try:
+            found.setdefault(name, {})[tuple(_LABEL.findall(labels))] = float(value)
+        except ValueError:
+            continue
+    return found
+
+
+def of_job(series: Series, name: str, job: str) -> dict[str, float]:
+    """Return a job's values of a metric by rank; the largest if a rank has several series."""
+    found: dict[str, float] = {}
+    for labels, value in series.get(name, {}).items():
+        known = dict(labels)
+        if known.get("training_job") == job and "rank" in known:
+            found[known["rank"]] = max(value, found.get(known["rank"], value))
+    return found
+
+
+def chosen(series: Series, name: str, job: str, label: str) -> dict[str, str]:
+    """Return by rank the value of the label for which a metric of the job is 1."""
+    found: dict[str, str] = {}
+    for labels, value in series.get(name, {}).items():
+        known = dict(labels)
+        if value == 1 and known.get("training_job") == job and "rank" in known:
+            found[known["rank"]] = known.get(label, "")
+    return found
+
+
+def moved(before: Series, after: Series) -> list[str]:
+    """Return the changes of GPU, fabric and kernel metrics between two expositions.
+
+    One line per series, a bounded number of them.
+    """
+    lines = []
+    for name, values in sorted(after.items()):
+        if not COUNTED.fullmatch(name):
+            continue
+        for labels, value in values.items():
+            old = before.get(name, {}).get(labels)
+            if old is not None and old != value:
+                lines.append(
+                    f"{name}{write_labels(labels)} {old:g} -> {value:g}"
+                    + (f" (+{value - old:g})" if name.endswith("_total") else "")
+                )
+    rest = len(lines) - MAX_MOVED
+    return lines[:MAX_MOVED] + ([f"and {rest} more"] if rest > 0 else [])
+
+
+def write_labels(labels: Mapping[str, str] | Labels) -> str:
+    """Format labels as in an exposition."""
+    pairs = labels.items() if isinstance(labels, Mapping) else labels
+    return "{" + ",".join(f'{name}="{value}"' for name, value in pairs) + "}" if labels else ""
+
 
 MAX_RANKS = 64
 MAX_ROUNDS = 20
@@ -43,7 +115,7 @@ def write(findings: CollectedEvidence) -> str:
 
 def _lines(findings: CollectedEvidence) -> Iterator[str]:
     case = findings.case
-    series = exposition_text.parse(findings.metrics)
+    series = parse(findings.metrics)
     what = "requested by hand" if case.reason == "requested" else f"hung, cause: {case.reason}"
     yield f"{case.job or 'all jobs'} on {findings.node}: {what}"
     yield f"taken   {_time(findings.begun)}, in {findings.seconds:.0f} s"
@@ -94,7 +166,7 @@ def _stopped(findings: CollectedEvidence) -> Iterator[str]:
             yield f"rank {rank.rank} (pid {rank.pid}): its process is stopped by a signal"
 
 
-def _blame(findings: CollectedEvidence, series: exposition_text.Series) -> Iterator[str]:
+def _blame(findings: CollectedEvidence, series: Series) -> Iterator[str]:
     """Yield what shows whom the other ranks wait for, the most reliable first."""
     if findings.case.explanation:
         yield f"cause: {findings.case.explanation}"
@@ -137,10 +209,10 @@ def _who(number: str, host: str, gpu: str) -> str:
     )
 
 
-def _by_steps(findings: CollectedEvidence, series: exposition_text.Series) -> Iterator[str]:
+def _by_steps(findings: CollectedEvidence, series: Series) -> Iterator[str]:
     """Show the steps that the heartbeats report; which ranks are the culprits takes all ranks."""
     for job in sorted({rank.job for rank in findings.ranks}):
-        steps = exposition_text.of_job(series, "dshealthd_job_step", job)
+        steps = of_job(series, "dshealthd_job_step", job)
         if len(set(steps.values())) > 1:
             by_step = (
                 f"step {step:.0f}: rank "
@@ -150,31 +222,29 @@ def _by_steps(findings: CollectedEvidence, series: exposition_text.Series) -> It
             yield f"heartbeats of {job}, ranks here only: {'; '.join(by_step)}"
 
 
-def _moving(findings: CollectedEvidence, series: exposition_text.Series) -> Iterator[str]:
+def _moving(findings: CollectedEvidence, series: Series) -> Iterator[str]:
     """Yield a line for each job that the agent finds not hung, if evidence was requested."""
     if findings.case.reason != "requested":
         return
     for labels, hung in series.get("dshealthd_job_hang", {}).items():
         job = dict(labels).get("training_job", "")
-        steps = exposition_text.of_job(series, "dshealthd_job_step", job)
-        heard = exposition_text.of_job(series, "dshealthd_job_heartbeat_timestamp_seconds", job)
+        steps = of_job(series, "dshealthd_job_step", job)
+        heard = of_job(series, "dshealthd_job_heartbeat_timestamp_seconds", job)
         if hung or not steps or not heard or findings.case.job not in {"", job}:
             continue
         ago = max(0.0, findings.begun - max(heard.values()))
         yield f"{job} is not hung: step {max(steps.values()):.0f}, last progress {ago:.0f} s ago"
 
 
-def _rank(findings: CollectedEvidence, series: exposition_text.Series, rank: RankEvidence) -> str:
+def _rank(findings: CollectedEvidence, series: Series, rank: RankEvidence) -> str:
     """Return one rank as one line."""
     key = str(rank.rank)
-    step = exposition_text.of_job(series, "dshealthd_job_step", rank.job).get(key)
+    step = of_job(series, "dshealthd_job_step", rank.job).get(key)
     doing = [
-        exposition_text.chosen(series, f"dshealthd_job_{name}", rank.job, name).get(key, "")
+        chosen(series, f"dshealthd_job_{name}", rank.job, name).get(key, "")
         for name in ("phase", "stage")
     ]
-    heard = exposition_text.of_job(
-        series, "dshealthd_job_heartbeat_timestamp_seconds", rank.job
-    ).get(key)
+    heard = of_job(series, "dshealthd_job_heartbeat_timestamp_seconds", rank.job).get(key)
     kernel, stacks, recorder = (
         rank.facts.get(name) or {} for name in ("kernel", "stacks", "recorder")
     )

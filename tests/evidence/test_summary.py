@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dshealthd.evidence import exposition_text, stacks, summary
+from dshealthd.evidence import stacks, summary
 from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
 from dshealthd.evidence.service import case
 from dshealthd.jobs.hangs.hang import HangClass, Standstill, explain
@@ -166,21 +166,21 @@ def test_ras_is_put_into_words() -> None:
 
 def test_what_moved_is_told_of_gpus_fabric_and_kernel() -> None:
     """Counters with their difference; what is the same, new, or of something else is left out."""
-    before = exposition_text.parse(METRICS)
-    after = exposition_text.parse(
+    before = summary.parse(METRICS)
+    after = summary.parse(
         METRICS.replace(" 1000", " 1500").replace(" 120", " 90").replace('x"} 5', 'x"} 6')
         + "dshealthd_gpu_new 1\n"
     )
-    assert exposition_text.moved(before, after) == [
+    assert summary.moved(before, after) == [
         'dshealthd_gpu_power_watts{gpu="0",uuid="GPU-1"} 120 -> 90',
         'dshealthd_infiniband_transmit_bytes_total{device="mlx5_0",port="1"} 1000 -> 1500 (+500)',
     ]
-    assert exposition_text.moved(before, before) == []
+    assert summary.moved(before, before) == []
 
 
 def test_labels_with_quotes_and_braces_are_read() -> None:
     """A label may hold whatever Prometheus allows."""
-    series = exposition_text.parse('a{x="1,\\"}{",y="2"} 3\nb 4\nnonsense\nc{ 1\n')
+    series = summary.parse('a{x="1,\\"}{",y="2"} 3\nb 4\nnonsense\nc{ 1\n')
     assert series == {"a": {(("x", '1,\\"}{'), ("y", "2")): 3.0}, "b": {(): 4.0}}
 
 
