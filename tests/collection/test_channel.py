@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collection import channel as module
-from dshealthd.collection.channel import Channel
+from dshealthd.collection import worker_process as module
+from dshealthd.collection.worker_process import Channel
 from dshealthd.core import wire
 
 if TYPE_CHECKING:

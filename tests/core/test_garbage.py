@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.agent.agent import _keep_freeing
-from dshealthd.collection.channel import Channel
+from dshealthd.collection.worker_process import Channel
 from dshealthd.core import garbage
 from dshealthd.core.garbage import EVERY, Cycles
 from dshealthd.probe.peers.link import Link
