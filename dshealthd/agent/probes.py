@@ -66,8 +66,7 @@ class Probes:
             return
         await self.close()
         if config.section(ProbeOptions).wanted:
-            from dshealthd.fleet.status_pages import StatusPages
-            from dshealthd.fleet.summary import SummaryCache
+            from dshealthd.fleet.summary import StatusPages, SummaryCache
             from dshealthd.fleet.view import fleet_of
             from dshealthd.probe.service import ProbeService
 

@@ -23,7 +23,7 @@ from dshealthd.doctor.agents import node_report, unpacked
 from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.collective import groups
 from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
-from dshealthd.fleet.status_pages import StatusPages
+from dshealthd.fleet.summary import StatusPages
 from dshealthd.probe.peers.messages import MAX_DOCUMENT, MAX_PAYLOAD
 from dshealthd.probe.peers.protocol import PeerError, Refusal
 from tests import status_documents

@@ -20,7 +20,7 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, not_available
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.fleet.status_pages import StatusPages
+from dshealthd.fleet.summary import StatusPages
 from dshealthd.probe.options import MembershipOptions, PeerOptions, PolicyOptions, ProbeOptions
 from tests.probe.company import give_time
 from tests.probe.peering import KEY, PATIENT, secret
