@@ -19,9 +19,8 @@ import pytest
 from dshealthd.cli import main as cli
 from dshealthd.config import config
 from dshealthd.evidence.command import _from_agent
-from dshealthd.http.client import Access, local
+from dshealthd.http.client import Access, Impostor, identify, local
 from dshealthd.http.exchange import Unreachable
-from dshealthd.http.local_agent import Impostor, identify
 from tests import no_netlink
 from tests.http.impostors import impostor, saying, serving
 from tests.status_documents import document, job
@@ -173,7 +172,7 @@ _IDENTIFY = """
 import socket, sys, time
 try: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4)
 except OSError: print("refused")
-from dshealthd.http.local_agent import identify
+from dshealthd.http.client import identify
 with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as connection:
     identify(connection, time.monotonic() + 60)
 print("identified")
