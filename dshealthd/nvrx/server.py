@@ -93,7 +93,7 @@ class Verdicts:
 
 
 def answer(verdicts: Verdicts, _request: bytes, context: grpc.ServicerContext) -> bytes:
-    """Answer a gRPC health check; unknown is an error, see `dshealthd.nvrx.answer`."""
+    """Answer a gRPC health check; unknown is an error, see `dshealthd.nvrx.fitness`."""
     try:
         frame = verdicts.ask()
     except AgentGone as error:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.child import StartError, channel, environment, python, spawn
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.timing import time_limit
-from dshealthd.nvrx.answer import response
-from dshealthd.nvrx.fitness import FitnessCheck
+from dshealthd.nvrx.fitness import FitnessCheck, response
 from dshealthd.nvrx.frames import ANSWER, LENGTH, QUESTION, READY, UNKNOWN
 from dshealthd.nvrx.options import NvrxOptions
 
