@@ -16,10 +16,9 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.slurm import agent, allocation, maintenance
-from dshealthd.slurm.check import CheckReport, NodeCheck, NodeCheckResult
+from dshealthd.slurm.check import Busy, CheckReport, NodeCheck, NodeCheckResult, kept
 from dshealthd.slurm.controller import Controller, ControllerError
 from dshealthd.slurm.options import SlurmOptions
-from dshealthd.slurm.streaks import Busy, kept
 
 if TYPE_CHECKING:
     from dshealthd.config.config import Config

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dshealthd.slurm.controller import ControllerError, SlurmNode
-from dshealthd.slurm.node_state import NodeState
+from dshealthd.slurm.controller import ControllerError, NodeState, SlurmNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable

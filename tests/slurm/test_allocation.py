@@ -19,10 +19,9 @@ from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.slurm import allocation
 from dshealthd.slurm.allocation import BULK_FAILED, CUT_OFF, LOST, NotAsked, Reach
-from dshealthd.slurm.check import REACH_AGAIN, CheckReport, NodeCheck, NodeCheckResult
+from dshealthd.slurm.check import REACH_AGAIN, CheckReport, NodeCheck, NodeCheckResult, Streaks
 from dshealthd.slurm.controller import ControllerError
 from dshealthd.slurm.options import SlurmOptions
-from dshealthd.slurm.streaks import Streaks
 from tests.netns import listener
 from tests.probe.peering import PATIENT
 from tests.probe.services import NAMES, agents, until

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.slurm.agent import AgentSilent, AgentVerdict, CriticalFinding
-from dshealthd.slurm.check import LOOK_AGAIN, NodeCheck, NodeCheckResult
+from dshealthd.slurm.check import LOOK_AGAIN, NodeCheck, NodeCheckResult, Streaks
 from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
-from dshealthd.slurm.streaks import Streaks
 from dshealthd.symptoms import all_symptoms
 from tests.slurm.cluster import NOW, Cluster, node, silent
 

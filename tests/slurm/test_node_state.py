@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dshealthd.slurm.node_state import NodeState
+from dshealthd.slurm.controller import NodeState
 
 
 @pytest.mark.parametrize(

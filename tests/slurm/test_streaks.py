@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.slurm.streaks import Busy, kept
+from dshealthd.slurm.check import Busy, kept
 
 if TYPE_CHECKING:
     from pathlib import Path
