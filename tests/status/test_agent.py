@@ -15,8 +15,8 @@ import termios
 import time
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.status.command import CLEAR, ENTER, LEAVE
 from dshealthd.status.query import EXIT
-from dshealthd.status.screen import CLEAR, ENTER, LEAVE
 from tests import agents
 from tests.nvml.simulator import Simulator
 
