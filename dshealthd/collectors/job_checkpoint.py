@@ -28,14 +28,14 @@ from dshealthd.jobs.heartbeats.sender import find_page
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process_files import Root
 from dshealthd.training.message import PAGE, Phase, newest
-from dshealthd.training.saved import decode
+from dshealthd.training.page import decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.core.collector import Context
     from dshealthd.jobs.processes import TrainingProcess
-    from dshealthd.training.saved import Saved
+    from dshealthd.training.page import Saved
 
 FREE = gauge(
     "dshealthd_job_checkpoint_free_bytes",

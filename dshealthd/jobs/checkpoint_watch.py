@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dshealthd.linux.process_files import Root
-    from dshealthd.training.saved import Saved
+    from dshealthd.training.page import Saved
 
 POINTER = "latest"
 FILES_A_LOOK = 512

@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 from dshealthd.training import waits
 from dshealthd.training.message import DeviceMemory, Message, Phase, StepStage, WaitSource, encode
-from dshealthd.training.page import DEFAULT_PATH, Page
+from dshealthd.training.page import DEFAULT_PATH, Page, Saved
+from dshealthd.training.page import encode as encode_saved
 from dshealthd.training.readback import Readback
-from dshealthd.training.saved import Saved
-from dshealthd.training.saved import encode as encode_saved
 from dshealthd.training.step_timer import Average, StepTimer
 
 log = logging.getLogger("dshealthd.training")

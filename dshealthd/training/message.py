@@ -27,7 +27,7 @@ SLOT = 512
 """Bytes from one message of a page to the next."""
 ROOM = 256
 """Bytes at the end of each slot that no message of any version uses: they hold the note of
-`dshealthd.training.saved`.
+`dshealthd.training.page`.
 """
 PAGE = 2 * SLOT
 MAX_COUNT = 1 << 53
