@@ -16,11 +16,12 @@ MOST_IMPORTS = 0.07
 """Share of imports in all lines; the finer the cut, the more of them."""
 KEPT = {
     "collectors/": "a collector is a module",
+    "findings/options.py": "a section of the configuration, read without the rest of its package",
+    "jobs/heartbeats/listener.py": "the socket's file; the receiver is large enough",
+    "nvml/values.py": "without pynvml, for the agent",
     "nvrx/frames.py": "both ends of the socket: the agent, and the process that has imported gRPC",
     "nvrx/options.py": "a section of the configuration, read without the rest of its package",
-    "core/text.py": "used everywhere",
-    "core/text.py": "used everywhere, and the one place that makes text safe",
-    "agent/agent.py": "what all services implement",
+    "status/paint.py": "of `status` and `doctor`",
     "training/attachment.py": "runs in trainings, where only what is used is imported",
 }
 """Small modules, or folders of such, that stand alone, and why."""

@@ -15,7 +15,7 @@ from dshealthd.findings.series import Series
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dshealthd.config.config import Config  # noqa: TC004 - which is above: nothing evaluates this type
+    from dshealthd.config.config import Config  # noqa: TC004 - nothing evaluates this type
     from dshealthd.core.host import Host
 
 
