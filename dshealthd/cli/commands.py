@@ -18,9 +18,9 @@ from typing import Any
 from dshealthd import __version__
 from dshealthd.agent import logs
 from dshealthd.agent.systemd import ServiceManager, first_of
-from dshealthd.cli import arguments
+from dshealthd.cli import arguments, warnings
 from dshealthd.cli.arguments import Command
-from dshealthd.config import config, warnings
+from dshealthd.config import config
 from dshealthd.config.flags import ACCESS, EXIT_UNKNOWN, FlagParser, tables
 from dshealthd.core.options import ConfigError
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from dshealthd.doctor.processes import Ended
     from dshealthd.doctor.report import Report
 
+    Progress = Callable[[int, int, Sequence[str]], object]
+
 SHOWN = 5
 """Maximum number of nodes named in a line."""
 PEERS = "most of the nodes"
@@ -92,16 +94,6 @@ def _list(nodes: Sequence[str]) -> str:
     more = f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else ""
     return ", ".join(nodes[:SHOWN]) + more
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dshealthd.config.config import Config
-    from dshealthd.doctor.examination import Examined
-    from dshealthd.doctor.processes import Ended
-    from dshealthd.doctor.report import Report
-
-    Progress = Callable[[int, int, Sequence[str]], object]
 
 HERE_DEADLINE = 20.0
 """Seconds for this node; reading its status and each check have their own deadlines."""

@@ -10,9 +10,9 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dshealthd.explain import input, progress
 from dshealthd.explain import input as logs
 from dshealthd.explain import patterns as known
+from dshealthd.explain import progress
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
 from dshealthd.explain.facts import MAX_SKIPS, NAMES_RANKS, Recognised, SourceFacts, spoken_rank
 from dshealthd.explain.patterns import Templates
@@ -226,12 +226,12 @@ class Reader:
     def _flush_sample(self) -> None:
         if self._sample is not None:
             sample, self._sample = self._sample, None
-            self._splitter.learn(text for raw in sample for text in input.lines(raw.text))
+            self._splitter.learn(text for raw in sample for text in logs.lines(raw.text))
             for raw in sample:
                 self._line(raw)
 
     def _line(self, raw: logs.Raw) -> None:
-        for text in input.lines(raw.text):
+        for text in logs.lines(raw.text):
             self._text(text, raw)
 
     def _text(self, told: str, raw: logs.Raw) -> None:

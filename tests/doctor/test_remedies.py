@@ -117,7 +117,9 @@ def test_queue_of_connections() -> None:
         with open("/proc/sys/net/core/somaxconn", "w", encoding="ascii") as file:
             file.write("64")
         (short,) = (
-            one for one in results(settings.KERNEL_SETTINGS, look()) if one.component == "net.core.somaxconn"
+            one
+            for one in results(settings.KERNEL_SETTINGS, look())
+            if one.component == "net.core.somaxconn"
         )
         assert short.outcome.value == "warning"
         apply(short)

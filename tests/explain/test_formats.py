@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.explain import command, input
+from dshealthd.explain import command
+from dshealthd.explain import input as logs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,13 +111,13 @@ def test_the_journal_as_json(tmp_path: Path) -> None:
 )
 def test_what_is_no_record_stays_a_line(text: str) -> None:
     """Metrics, half a record, and a message that is no text."""
-    assert input.lines(text) == [text]
+    assert logs.lines(text) == [text]
 
 
 def test_a_time_that_is_none_is_left_out() -> None:
     """A counter or a word in the place of a time does no harm."""
     for value in ("yesterday", True, None, 1e300, {"a": 1}):
-        assert len(input.lines(json.dumps({"msg": "a\nb", "time": value}))) == 2
+        assert len(logs.lines(json.dumps({"msg": "a\nb", "time": value}))) == 2
 
 
 def test_frames_in_boxes(tmp_path: Path) -> None:

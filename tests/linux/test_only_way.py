@@ -74,7 +74,6 @@ SINGLE = {
     ("jobs/ras/peer.py", "entry.path"): "descriptors of a process in procfs",
     ("jobs/network_devices.py", "f'{place}/flags'"): "sysfs",
     ("jobs/ras/peer.py", "place"): "descriptors of the agent's peers in procfs",
-    ("jobs/ras/peer.py", "entry.path"): "descriptors of the agent's peers in procfs",
     ("linux/socket_owners.py", "directory"): "descriptors of a process in procfs",
     ("linux/socket_owners.py", "entry.name"): "descriptors of a process in procfs",
     ("linux/socket_owners.py", "self._descriptor"): "a descriptor of a process in procfs",
