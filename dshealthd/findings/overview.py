@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from dshealthd.findings.hangs import ShownStandstill
     from dshealthd.findings.series import Series
 
+MAX_ROLES = 8
+"""Most roles of a job told: a node of 8 GPUs has no more."""
 MAX_RANKS = 64
 """Most ranks listed of a job; no node has more GPUs."""
 PAIR = 2
@@ -109,6 +111,10 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
         "stall": stall,
         "failures": failures,
         "slowest_rank": _slowest(ranks),
+        "work": [
+            _longest(series, job, role, work)
+            for role, work in sorted(_work(series, job).items())[:MAX_ROLES]
+        ],
         "evidence": f"{bundles}/{evidence[-1]}" if evidence and bundles else None,
         "ranks": ranks[:MAX_RANKS],
     }
@@ -117,7 +123,12 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
 def _ranks(series: Series, job: str) -> Iterator[dict[str, Any]]:
     """Yield this node's ranks that send heartbeats, in order of rank."""
     found = sorted({int(point.labels["rank"]) for point in series("job_step", training_job=job)})
-    ratios = _work_ratios(series, job)
+    ratios = {
+        rank: round(value / usual(work.values()), 3)
+        for work in _work(series, job).values()
+        if len(work) > 1
+        for rank, value in work.items()
+    }
     for number in found:
         id = {"training_job": job, "rank": str(number)}
         yield {
@@ -204,20 +215,34 @@ def _slowest(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     return {"rank": slowest["rank"], "ratio": slowest["work_ratio"]}
 
 
-def _work_ratios(series: Series, job: str) -> dict[str, float]:
-    """Return each rank's own work relative to that of this node's ranks of its role: of two to the
-    shorter, else to the one that a third are below, as in `dshealthd:job:work_ratio`.
-    """
+def _work(series: Series, job: str) -> dict[str, dict[str, float]]:
+    """Return the own work of this node's ranks in a step, seconds, by role and rank."""
     roles: dict[str, dict[str, float]] = defaultdict(dict)
     for labels, value in series("job_step_work_seconds", training_job=job):
         if value > 0:
             roles[labels["role"]][labels["rank"]] = value
-    found: dict[str, float] = {}
-    for peers in roles.values():
-        if len(peers) > 1:
-            usual = quantile(sorted(peers.values()), 0.0 if len(peers) == PAIR else USUAL)
-            found |= {rank: round(value / usual, 3) for rank, value in peers.items()}
-    return found
+    return roles
+
+
+def _longest(series: Series, job: str, role: str, work: Mapping[str, float]) -> dict[str, Any]:
+    """Return the rank of a role here whose own work takes longest, for comparison between nodes."""
+    rank = max(work, key=work.__getitem__)
+    wait = series.value("job_step_wait_seconds", training_job=job, rank=rank)
+    return {
+        "role": role,
+        "rank": int(rank),
+        "work_seconds": work[rank],
+        "wait_seconds": wait,
+        "usual_seconds": usual(work.values()),
+    }
+
+
+def usual(seconds: Iterable[float]) -> float:
+    """Return what own work usually takes, of that of some ranks or nodes: of two the shorter, else
+    what a third are below, as in `dshealthd:job:work_ratio`.
+    """
+    ordered = sorted(seconds)
+    return quantile(ordered, 0.0 if len(ordered) == PAIR else USUAL)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

@@ -27,6 +27,7 @@ KEPT = 2.0
 MAX_CULPRITS = 8
 MAX_CAUSE = 16
 MAX_RANK = 10**7
+MAX_SECONDS = 1e9
 MAX_NUMBERS = {"world_size": 10**7, "step": 2**53, "step_highest": 2**53, "steps_per_minute": 1e9}
 """Largest values that messages allow: an environment may claim any world size."""
 
@@ -89,9 +90,13 @@ def _job(job: Mapping[str, Any]) -> dict[str, Any]:
     if job["hang"]:
         ranks = [entry["rank"] for entry in job["hang"]["culprits"]]
         told["culprits"] = [rank for rank in ranks if rank <= MAX_RANK][:MAX_CULPRITS]
-    if job["slowest_rank"] and job["slowest_rank"]["rank"] <= MAX_RANK:
-        told["slowest"] = job["slowest_rank"]["rank"]
-        told["slowest_ratio"] = job["slowest_rank"]["ratio"]
+    told["work"] = [
+        {name: value for name, value in one.items() if value is not None}
+        | {"role": summary_text(one["role"])}
+        for one in job["work"]
+        if one["rank"] <= MAX_RANK
+        and all((one[name] or 0.0) <= MAX_SECONDS for name in ("work_seconds", "wait_seconds"))
+    ]
     return told
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import operator
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.findings.finding import State
-from dshealthd.findings.overview import state_of_all
+from dshealthd.findings.overview import state_of_all, usual
 from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
@@ -45,11 +46,14 @@ def merged(
     """
     jobs: dict[str, dict[str, Any]] = {}
     states: dict[str, list[tuple[str, str]]] = {}
+    work: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for node, answer in current:
         for told in answer["jobs"]:
             _add(jobs.setdefault(told["job"], _empty(told["job"], "")), node, told)
             states.setdefault(told["job"], []).append((told["state"], told.get("cause", "")))
+            work.setdefault(told["job"], []).extend((node, one) for one in told.get("work", ()))
     for name, job in jobs.items():
+        job["slowest"] = _slowest(work[name])
         job["state"] = state_of_all(states[name])
         if job["state"] != "paused":
             job["pause"] = None
@@ -119,9 +123,26 @@ def _add(job: dict[str, Any], node: str, told: Mapping[str, Any]) -> None:
         job["pause"] = cause
     for rank in told.get("culprits", ()):
         job["culprits"].append({"rank": rank, "node": node, "cause": cause})
-    ratio = told.get("slowest_ratio")
-    if ratio is not None and ratio > (job["slowest"] or {"ratio": 0})["ratio"]:
-        job["slowest"] = {"rank": told["slowest"], "node": node, "ratio": ratio}
+
+
+def _slowest(work: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any] | None:
+    """Return the rank that takes longest beside those of its role on all nodes."""
+    roles: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    for node, one in work:
+        roles.setdefault(one["role"], []).append((node, one))
+    found = [
+        {
+            "rank": one["rank"],
+            "node": node,
+            "ratio": round(one["work_seconds"] / typical, 3),
+            "work_seconds": one["work_seconds"],
+            "wait_seconds": one.get("wait_seconds"),
+        }
+        for those in roles.values()
+        if (typical := usual(one["usual_seconds"] for _, one in those))
+        for node, one in those
+    ]
+    return max(found, key=operator.itemgetter("ratio"), default=None)
 
 
 log = logging.getLogger(__name__)

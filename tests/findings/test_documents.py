@@ -13,6 +13,7 @@ from dshealthd.collectors.gpu import ENERGY, FAULT, INFO, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.kernel import UPTIME
 from dshealthd.collectors.kernel_log import LAST_XID
+from dshealthd.collectors.training import STEP, WAIT_SECONDS, WORK_SECONDS
 from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
@@ -20,6 +21,8 @@ from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.history import GpuHistory
 from dshealthd.findings.judge import judge, series_of
 from dshealthd.findings.limits import Limits
+from dshealthd.findings.overview import overview
+from dshealthd.findings.series import Series
 
 if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
@@ -63,6 +66,26 @@ def test_the_example_is_real() -> None:
     assert set(
         re.findall(r"`(\w+)`", "".join(row.split("|")[1] for row in table.splitlines()))
     ) == set(found["findings"][0])
+
+
+def test_jobs_and_their_slowest_ranks() -> None:
+    """The document's table of jobs has every field; a rank is compared with those of its role, and
+    of each role the slowest here is told.
+    """
+    work = {("0", "stage 0"): 1.0, ("1", "stage 0"): 1.5, ("2", "stage 1"): 4.0}
+    samples = [STEP(7.0, "bert", rank) for rank, _ in work]
+    for (rank, role), seconds in work.items():
+        samples.append(WORK_SECONDS(seconds, "bert", rank, role, "host"))
+    samples.append(WAIT_SECONDS(0.5, "bert", "1", "stage 0", "host"))
+    (job,) = overview(Series(samples), "")
+    assert [rank["work_ratio"] for rank in job["ranks"]] == [1.0, 1.5, None]
+    assert job["slowest_rank"] == {"rank": 1, "ratio": 1.5}
+    names = ("role", "rank", "work_seconds", "wait_seconds", "usual_seconds")
+    rows = (("stage 0", 1, 1.5, 0.5, 1.0), ("stage 1", 2, 4.0, None, 4.0))
+    assert job["work"] == [dict(zip(names, row, strict=True)) for row in rows]
+    text = DOCUMENT.read_text(encoding="utf-8")
+    table = text.partition("\n## Jobs\n")[2].partition("\n## ")[0]
+    assert set(job) | set(job["ranks"][0]) <= set(re.findall(r"`(\w+)`", table))
 
 
 def test_ok() -> None:

@@ -28,6 +28,12 @@ def finding(**given: Any) -> Finding:
     return Finding(**(values | given))
 
 
+def work(rank: int) -> dict[str, Any]:
+    """Return the slowest rank of a role, whose wait is unknown."""
+    id = {"role": "data", "rank": rank}
+    return id | {"work_seconds": 1.5, "usual_seconds": 1.0, "wait_seconds": None}
+
+
 def job(**given: Any) -> dict[str, Any]:
     """Return a job as the status document has it."""
     values: dict[str, Any] = {
@@ -40,7 +46,7 @@ def job(**given: Any) -> dict[str, Any]:
         "step_highest": 12,
         "steps_per_minute": None,
         "hang": {"cause": "process", "culprits": [{"rank": 9, "reason": "stopped"}]},
-        "slowest_rank": {"rank": 11, "ratio": 1.5},
+        "work": [work(11)],
     }
     return values | given
 
@@ -70,7 +76,7 @@ def test_whatever_users_name_fits() -> None:
         world_size=10**12,
         step=2**60,
         hang={"cause": "c" * 99, "culprits": [{"rank": 10**9}] * 50 + [{"rank": 1}]},
-        slowest_rank={"rank": 10**9, "ratio": 2.0},
+        work=[work(10**9)],
     )
     found = Verdict(tuple(finding(summary="\u2603" * 5000) for _ in range(300)))
     body = protocol.dumps(summary(found, [strange] * 100), ANSWER)

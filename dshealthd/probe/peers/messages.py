@@ -84,6 +84,16 @@ TIMING = Record(
     }
 )
 
+WORK = Record(
+    {
+        "role": Text(MAX_SUMMARY_TEXT),
+        "rank": Integer(0, 10**7),
+        "work_seconds": Number(0, 1e9),
+        "usual_seconds": Number(0, 1e9),
+    },
+    {"wait_seconds": Number(0, 1e9)},
+)
+"""Of a node's ranks of a role, the one whose own work takes longest, and what it usually takes."""
 JOB = Record(
     {
         "job": Text(MAX_SUMMARY_TEXT),
@@ -98,8 +108,7 @@ JOB = Record(
         "steps_per_minute": Number(0, 1e9),
         "cause": Text(16),
         "culprits": Array(Integer(0, 10**7), 8),
-        "slowest": Integer(0, 10**7),
-        "slowest_ratio": Number(0, 1e9),
+        "work": Array(WORK, 8),
     },
 )
 """A node's part of a training job."""

@@ -1,7 +1,7 @@
 // The training jobs of this node: progress, hangs and their culprits.
 
 import { h } from "./elements.js";
-import { count, duration, known, plural, unknown, words } from "./numbers.js";
+import { count, duration, known, plural, seconds, unknown, words } from "./numbers.js";
 import { figure, mark, panel, table } from "./pieces.js";
 import { trend } from "./status.js";
 
@@ -30,7 +30,6 @@ function stall(job) {
 
 // A marked pause instead of the word for it.
 const doing = (job) => (job.state === "paused" && job.stall ? `${words(job.stall.says)} for ${duration(job.stall.silent_seconds)}` : job.state);
-const seconds = (value) => (known(value) ? duration(value) : "-");
 
 function one(job) {
   const { slowest_rank: slowest } = job;

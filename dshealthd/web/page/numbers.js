@@ -35,6 +35,7 @@ export function duration(seconds) {
   if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
   return `${Math.round(seconds / 86400)} days`;
 }
+export const seconds = (value) => (known(value) ? duration(value) : "\u2013");
 export const age = (seconds) => (seconds < 1 ? "< 1 s" : duration(seconds));
 export const clock = (date) => date.toLocaleTimeString("en-GB");
 export const zone = () =>
