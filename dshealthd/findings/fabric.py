@@ -21,6 +21,8 @@ WEEK = 7 * DAY
 """Time for which the agent remembers a port, an interface or an adapter that is gone."""
 BLIP = 30.0
 """Seconds that a port must be down to be found so (the hold); shorter ones are blips."""
+LASTING = 300.0
+"""Seconds for which an interface must be slow, flap or have errors."""
 DOWN = 600.0
 """Seconds for which an interface that was down remains a finding: it may go down again."""
 NEVER = {
@@ -52,7 +54,7 @@ COMMANDS = 10
 """Failed commands within ten minutes: tools cause a few on a healthy adapter."""
 LINKS_DOWN = 3
 """Lines about a link that went down within an hour; the ports' own findings tell of single ones."""
-ADAPTER, NETWORK = "DshealthdAdapterTrouble", "DshealthdNetworkDegraded"
+ADAPTER, DEGRADED = "DshealthdAdapterTrouble", "DshealthdNetworkPortDegraded"
 ADAPTER_FAILED = {
     "adapter_failure": "the kernel reports that an adapter has failed",
     "adapter_command_timed_out": "an adapter's firmware does not answer commands",
@@ -101,7 +103,7 @@ def ports(series: Series, _wall: float) -> Iterator[Sign]:
 
 def _link_down(device: str, source: str) -> Sign:
     return Sign(
-        alert=NETWORK,
+        alert=DEGRADED,
         part=device,
         labels={"reason": "is down and was in use"},
         value=0,
@@ -198,7 +200,7 @@ def degraded(series: Series, _wall: float) -> Iterator[Sign]:
         for labels, value in series.rise(errors, RECENT, type=type_):
             yield from over(
                 series,
-                "DshealthdFabricPortDegraded",
+                DEGRADED,
                 value * per / RECENT,
                 limit,
                 errors,
@@ -218,7 +220,7 @@ def _slow(series: Series) -> Iterator[Sign]:
         there = series.value(name, **labels) is not None
         if there and value < limit and _pair(labels) not in apart | down and _settled(series):
             yield Sign(
-                alert="DshealthdFabricPortDegraded",
+                alert=DEGRADED,
                 part=_port(labels),
                 labels={"reason": "runs at a lower rate than it did"},
                 value=value,
@@ -237,7 +239,7 @@ def _pair(labels: Mapping[str, str]) -> Port:
 
 def _sign(labels: Mapping[str, str], reason: str, value: float) -> Sign:
     return Sign(
-        alert="DshealthdFabricPortDegraded",
+        alert=DEGRADED,
         part=_port(labels),
         labels={"reason": reason},
         value=value,
@@ -292,7 +294,7 @@ def _symbol_errors(series: Series) -> Iterator[Sign]:
             if of_rate and port in up and _settled(series, seconds):
                 yield from over(
                     series,
-                    "DshealthdFabricPortDegraded",
+                    DEGRADED,
                     value,
                     limit,
                     "infiniband_port_errors_total",
@@ -360,14 +362,18 @@ def _missing_ports(series: Series) -> Iterator[Sign]:
 
 def network(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield network interfaces in use that are slower than they were, flap or have errors."""
-    alert, name = NETWORK, "network_speed_bytes_per_second"
+    yield from each(_interfaces(series), hold=LASTING)
+
+
+def _interfaces(series: Series) -> Iterator[Sign]:
+    name = "network_speed_bytes_per_second"
     used = _used_interfaces(series)
     best = {point.labels["device"]: point.value for point in series.peak(name, WEEK)}
     for labels, value in series(name):
         device = labels["device"]
         if device in used and value < best.get(device, 0.0):
             yield Sign(
-                alert=alert,
+                alert=DEGRADED,
                 part=device,
                 labels={"reason": "has negotiated a lower speed than it had"},
                 value=value,
@@ -381,7 +387,7 @@ def network(series: Series, _wall: float) -> Iterator[Sign]:
         booted = uptime is not None and uptime <= 3 * HOUR
         if labels["device"] in used and not booted and flaps > series.limits.link_downed_in_3h:
             yield Sign(
-                alert=alert,
+                alert=DEGRADED,
                 part=labels["device"],
                 labels={"reason": "loses its carrier again and again"},
                 value=flaps,
@@ -396,7 +402,7 @@ def network(series: Series, _wall: float) -> Iterator[Sign]:
     for device, value in errors.items():
         yield from over(
             series,
-            alert,
+            DEGRADED,
             value / RECENT,
             "network_errors_per_second",
             "network_receive_errors_total",
