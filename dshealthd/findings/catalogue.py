@@ -56,7 +56,7 @@ def found(sign: Sign, node: str, rule: str = "") -> Finding:
         "reason": sign.labels.get("reason", ""),
         "training_job": sign.job,
     }
-    step = kind.steps.get(sign.case, kind.step)
+    step = kind.steps.get(sign.case or labels["reason"], kind.step)
     return Finding(
         slug=entry.slug,
         alert=sign.alert,

@@ -44,7 +44,7 @@ class Sign:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Labels of the series that shows it: the GPU and the reason are read from them."""
     case: str = ""
-    """The case of its finding's `steps`; empty for the usual first step."""
+    """The case of its finding's `steps`, if it is not the reason."""
     value: float | None = None
     limit: float | None = None
     limit_source: str = ""

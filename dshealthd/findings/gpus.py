@@ -67,7 +67,7 @@ RELEASED = 7200.0
 PEERMEM_LINES = 10
 """Lines of nvidia-peermem within ten minutes; single ones come with a job that is killed."""
 SETTLED = 300.0
-"""Seconds that an infoROM must be corrupted: it may be out of reach for a moment."""
+"""Seconds that an infoROM must be corrupted, or a GPU off the bus: it may be so for a moment."""
 RESET, REPAIR = "DshealthdGpuResetNeeded", "DshealthdGpuRepairDue"
 MINUTES = 10
 HOUR, DAY = 3600.0, 86400.0
@@ -134,6 +134,10 @@ def _words(reason: str) -> str:
     return f"NVML: {reason.replace('_', ' ')}"
 
 
+def _gpus(number: float) -> str:
+    return f"{number:.0f} GPU{'' if number == 1 else 's'}"
+
+
 def lost(series: Series, wall: float) -> Iterator[Sign]:
     """Yield findings for GPUs that are lost to the driver, or gone from the PCI bus."""
     alert = "DshealthdGpuLost"
@@ -169,7 +173,7 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
         failed = any(series("kernel_events_total", event=("gpu_init_failed", "gpu_off_bus")))
         yield Sign(
             alert=alert,
-            part=f"{missing:.0f} GPU{'' if missing == 1 else 's'}",
+            part=_gpus(missing),
             labels={
                 "reason": "the driver failed to start it"
                 if failed
@@ -186,7 +190,12 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
     before = series.limits.gpus or series.value("gpus_before")
     if here is not None and before is not None and before > here and not unread:
         yield Sign(
-            alert="DshealthdGpusFewerThanBefore",
+            alert=alert,
+            part=_gpus(before - here),
+            labels={"reason": "fewer on its PCI bus than it has had"},
+            apart="bus",
+            mild=True,
+            hold=SETTLED,
             value=before - here,
             limit=0,
             limit_source=limit_source("gpus"),

@@ -252,7 +252,7 @@ def test_boot_is_no_reset() -> None:
 
 def test_gpus_that_were_removed() -> None:
     """A node keeps lacking the GPUs that it had, until its configuration says how many it has."""
-    for limit, expected in ((0.0, {"DshealthdGpusFewerThanBefore"}), (7.0, set())):
+    for limit, expected in ((0.0, {"DshealthdGpuLost"}), (7.0, set())):
         past = GpuHistory()
         for count in (8, 7):
             snapshot = Snapshot(lambda: NOW, lambda: WALL)
