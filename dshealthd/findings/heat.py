@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.host import each
 from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
     from dshealthd.findings.series import Series
 
-HOT = "DshealthdGpuHot"
+THROTTLED = "DshealthdGpuThrottled"
 AGAIN = 60.0
 """Seconds within which throttling comes again where it cools the GPU and then ends."""
 AFTER_HEAT = 600.0
@@ -23,18 +24,17 @@ _THROTTLE = "gpu_throttle_active"
 
 def heat(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield GPUs that are too hot, by their own limits where they report any; the worst first."""
-    yield from _throttled(series, HOT, "its hardware slows it down", "hw_thermal_slowdown")
+    yield from _throttled(series, "is too hot: its hardware slows it down", "hw_thermal_slowdown")
     yield from _too_hot(series)
     yield from _margins(series)
-    yield from _throttled(series, HOT, "the driver lowers its clocks", "sw_thermal_slowdown")
+    yield from _throttled(series, "is too hot: the driver lowers its clocks", "sw_thermal_slowdown")
 
 
 def power(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield GPUs that are slowed down by the power brake."""
     by_heat = {labels["gpu"] for labels in _active(series, AFTER_HEAT, "hw_thermal_slowdown")}
-    for sign in _throttled(series, "DshealthdGpuPowerBrake", "", *BY_POWER):
-        if sign.labels["gpu"] not in by_heat:
-            yield sign
+    brake = _throttled(series, "is slowed down by the power brake, not by heat", *BY_POWER)
+    yield from each((sign for sign in brake if sign.labels["gpu"] not in by_heat), apart="power")
 
 
 def _active(series: Series, seconds: float, *reasons: str) -> Iterator[Mapping[str, str]]:
@@ -47,10 +47,10 @@ def _active(series: Series, seconds: float, *reasons: str) -> Iterator[Mapping[s
             yield point.labels
 
 
-def _throttled(series: Series, alert: str, why: str, *reasons: str) -> Iterator[Sign]:
+def _throttled(series: Series, why: str, *reasons: str) -> Iterator[Sign]:
     for labels in _active(series, AGAIN, *reasons):
         yield Sign(
-            alert=alert,
+            alert=THROTTLED,
             labels={"gpu": labels["gpu"], "reason": why},
             value=1,
             source=f"dshealthd_{_THROTTLE}",
@@ -84,8 +84,8 @@ def _too_hot(series: Series) -> Iterator[Sign]:
         ):
             if over:
                 yield Sign(
-                    alert=HOT,
-                    labels={**labels, "reason": why},
+                    alert=THROTTLED,
+                    labels={**labels, "reason": f"is too hot: {why}"},
                     value=value,
                     limit=limit,
                     limit_source=source,
@@ -112,8 +112,8 @@ def _margins(series: Series) -> Iterator[Sign]:
         if slow or value <= 0:
             why = "at its slowdown" if slow else "no margin left to its highest operating"
             yield Sign(
-                alert=HOT,
-                labels={**labels, "reason": f"{why} temperature"},
+                alert=THROTTLED,
+                labels={**labels, "reason": f"is too hot: {why} temperature"},
                 value=value,
                 limit=limit if slow else 0,
                 limit_source="dshealthd_gpu_temperature_margin_limit_celsius" if slow else "",
