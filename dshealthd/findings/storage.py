@@ -34,8 +34,8 @@ OF_DISKS = (
     "nvme_path_lost",
 )
 NVME = {"nvme_failure": "has failed", "nvme_timeout": "does not answer in time"}
-TROUBLE = "DshealthdStorageTrouble"
-MINUTES_5, MINUTES_15 = 300.0, 900.0
+TROUBLE, HANGS = "DshealthdStorageTrouble", "hangs"
+HALF_A_MINUTE, MINUTES_5, MINUTES_15 = 30.0, 300.0, 900.0
 HOUR, DAY = 3600.0, 86400.0
 REQUEST = gauge("dshealthd_disk_request_seconds", "Mean time of a request.", "disk")
 """Derived here, and kept for a day; not exported."""
@@ -47,14 +47,18 @@ def paths(series: Series, _wall: float) -> Iterator[Sign]:
         reason, path = labels["reason"], labels["path"]
         if value != 1 or reason in NO_SPACE:
             continue
-        setting = reason in SETTINGS
+        setting, hangs = reason in SETTINGS, reason in HUNG
         yield Sign(
-            alert="DshealthdPathHangs" if reason in HUNG else "DshealthdPathFailing",
+            alert="DshealthdPathFailing",
             part=path,
-            labels={"reason": reason.replace("_", " ")},
+            labels={"reason": HANGS if hangs else f"fails ({reason.replace('_', ' ')})"},
             source="dshealthd_path_failing",
             mild=setting,
-            hold=MINUTES_5 if setting else None,
+            apart=HANGS if hangs else "",
+            # The agent gives up after 5 s: a short stall of a shared file system must not page for
+            # each of its nodes.
+            hold=HALF_A_MINUTE if hangs else MINUTES_5 if setting else None,
+            keep=RECENT if hangs else None,
         )
     for labels, seconds in series.lowest("path_write_seconds", 300.0):
         slow = over(

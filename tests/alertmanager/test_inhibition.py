@@ -44,10 +44,10 @@ def hang(cause: str, job: str, **labels: str) -> Labels:
     return alert("training-hang", component="job", **labels)
 
 
-def path(name: str, part: str, severity: str = "critical") -> Labels:
+def path(name: str, part: str, severity: str = "critical", reason: str = "") -> Labels:
     """Return what a node finds of a path, with the labels that findings have."""
     symptom = catalogue()[name].slug
-    return alert(symptom, severity, "path", alertname=name, node="a", part=part)
+    return alert(symptom, severity, "path", alertname=name, node="a", part=part, reason=reason)
 
 
 GPU = {"node": "a", "part": "GPU 3"}
@@ -296,7 +296,7 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
         [
             path("DshealthdFilesystemFull", "/data"),
             path("DshealthdPathFailing", "/ckpt"),
-            path("DshealthdPathHangs", "/data"),
+            path("DshealthdPathFailing", "/data", reason="hangs"),
         ],
         [
             path("DshealthdPathFailing", "/data"),

@@ -126,7 +126,7 @@ def storm(server: Server, receiver: Receiver) -> dict[str, list[Any]]:
     """
     cluster = "storm"
     nodes = [f"node-{number:04}" for number in range(NODES)]
-    hangs = partial(page, "DshealthdPathHangs", "checkpoint-path", "path", part="/ckpt")
+    hangs = partial(page, "DshealthdPathFailing", "checkpoint-path", "path", part="/ckpt")
     many = partial(page, "DshealthdManyNodes", "checkpoint-path", "fleet")
     server.ask("/api/v2/alerts", [hangs(node=node, cluster=cluster) for node in nodes])
     server.ask("/api/v2/alerts", [many(node=node, cluster=cluster) for node in nodes])
