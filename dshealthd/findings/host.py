@@ -117,26 +117,31 @@ def each(signs: Iterable[Sign], **changes: Any) -> Iterator[Sign]:
 
 def memory(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about pressure on the host's memory."""
+    alert = "DshealthdHostMemoryPressure"
     for _, kills in series.rise("oom_kills_total", 300.0):
         if kills > 0:
             yield Sign(
-                alert="DshealthdOutOfMemoryKill", value=kills, source="dshealthd_oom_kills_total"
+                alert=alert,
+                labels={"reason": "OOM kill: the kernel has killed processes"},
+                value=kills,
+                source="dshealthd_oom_kills_total",
+                apart="kill",
+                hold=0.0,
             )
-    low = "DshealthdHostMemoryLow"
     stalled = series.value("pressure_stalled_ratio", resource="memory", tasks="full")
     yield from over(
         series,
-        low,
+        alert,
         stalled,
         "memory_pressure_ratio",
         "pressure_stalled_ratio",
-        {"reason": "all tasks wait for it"},
+        {"reason": "all tasks wait for memory, and an OOM kill is near"},
     )
     available = share(series.value("memory_available_bytes"), series.value("memory_total_bytes"))
     if available is not None and available < series.limits.memory_available_ratio:
         yield Sign(
-            alert=low,
-            labels={"reason": "little is available"},
+            alert=alert,
+            labels={"reason": "little memory is available, and an OOM kill is near"},
             value=available,
             limit=series.limits.memory_available_ratio,
             limit_source=limit_source("memory_available_ratio"),

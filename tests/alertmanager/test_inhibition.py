@@ -5,6 +5,7 @@ Alerts are posted to it, and its webhooks seen.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -46,10 +47,14 @@ def hang(cause: str, job: str, **labels: str) -> Labels:
 
 def path(name: str, part: str, severity: str = "critical", reason: str = "") -> Labels:
     """Return what a node finds of a path, with the labels that findings have."""
-    symptom = catalogue()[name].slug
-    return alert(symptom, severity, "path", alertname=name, node="a", part=part, reason=reason)
+    symptom, why = catalogue()[name].slug, {"reason": reason} if reason else {}
+    return alert(symptom, severity, "path", alertname=name, node="a", part=part, **why)
 
 
+SHORT = partial(
+    alert, "host-memory-pressure", "warning", alertname="DshealthdHostMemoryPressure"
+)
+KILL = "OOM kill: the kernel has killed processes"
 GPU = {"node": "a", "part": "GPU 3"}
 OUT_OF_MEMORY = {
     "node": "a",
@@ -235,12 +240,10 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
     "a rank that was killed out of memory, over the kill": (
         [
             alert("child-failed", "warning", "job", training_job="slurm-7", **OUT_OF_MEMORY),
-            alert(
-                "host-memory-pressure", "warning", node="b", alertname="DshealthdOutOfMemoryKill"
-            ),
-            alert("host-memory-pressure", "warning", node="a", alertname="DshealthdHostMemoryLow"),
+            SHORT(node="b", reason=KILL),
+            SHORT(node="a", reason="little memory is available, and an OOM kill is near"),
         ],
-        [alert("host-memory-pressure", "warning", node="a", alertname="DshealthdOutOfMemoryKill")],
+        [SHORT(node="a", reason=KILL)],
     ),
     "a node whose rounds hang, over that it is slow; a ticket about an application's Xid is none": (
         [

@@ -33,7 +33,7 @@ PERIOD = 2.0
 ROUNDS = 2
 SCRAPES = 6
 DEPLOY = limits.FILE.parent
-OF_THIS_MACHINE = {"DshealthdOutOfMemoryKill"}
+OF_THIS_MACHINE = {"DshealthdHostMemoryPressure"}
 """Alerts that other tests cause on all nodes, by a process that the OOM killer ends."""
 
 

@@ -161,7 +161,7 @@ def orphan(directory: Path, nodes: Sequence[Node], port: int) -> Iterator[Job]:
 
 def _oom_kill(alert: Alert) -> bool:
     """The kernel's count of kills is the machine's, so that all nodes of the lab tell of it."""
-    return alert.labels["alertname"] == "DshealthdOutOfMemoryKill"
+    return alert.labels["alertname"] == "DshealthdHostMemoryPressure"
 
 
 def _link(alert: Alert) -> bool:

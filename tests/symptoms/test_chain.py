@@ -137,7 +137,7 @@ def test_memory_low(tmp_path: Path) -> None:
     well = machine.scrape()
     machine.lay_over("meminfo", meminfo[0.01])
     ill = machine.scrape()
-    assert fires("DshealthdHostMemoryLow", {"node": (well, ill)}, tmp_path) == (False, True)
+    assert fires("DshealthdHostMemoryPressure", {"node": (well, ill)}, tmp_path) == (False, True)
 
 
 def test_locked_memory(tmp_path: Path) -> None:
