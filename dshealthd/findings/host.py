@@ -287,7 +287,12 @@ def rendezvous(series: Series, _wall: float) -> Iterator[Sign]:
     unanswered = series.value(name, state="syn_sent")
     if unanswered:
         yield Sign(
-            alert="DshealthdRendezvousUnanswered", value=unanswered, source=f"dshealthd_{name}"
+            alert="DshealthdRendezvousUnreachable",
+            part="a job",
+            labels={"reason": "packets are dropped on the way, or MASTER_ADDR is wrong"},
+            hold=75.0,
+            value=unanswered,
+            source=f"dshealthd_{name}",
         )
     name = "job_master_connection"
     for labels, value in series(name):
@@ -295,7 +300,7 @@ def rendezvous(series: Series, _wall: float) -> Iterator[Sign]:
         if value == 1 and outcome in {*OUTCOMES, "refused"}:
             refused = outcome == "refused"
             yield Sign(
-                alert="DshealthdMasterRefuses" if refused else "DshealthdMasterUnreachable",
+                alert="DshealthdMasterRefuses" if refused else "DshealthdRendezvousUnreachable",
                 part=labels["training_job"],
                 job=labels["training_job"],
                 labels={"reason": "" if refused else OUTCOMES[outcome]},

@@ -70,7 +70,7 @@ def test_master_unreachable(tmp_path: Path) -> None:
             well = machine.scrape()
         with rank(JOB, 1, MASTER_ADDR="192.0.2.1"):
             ill = machine.scrape()
-    seen = fires("DshealthdMasterUnreachable", {"node": (well, ill)}, tmp_path, job=NAME)
+    seen = fires("DshealthdRendezvousUnreachable", {"node": (well, ill)}, tmp_path, job=NAME)
     assert seen == (False, True)
 
 
