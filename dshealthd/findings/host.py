@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 RECENT = 600.0
 """Seconds for which a line of the kernel log counts as current."""
+BUSY = "DshealthdRendezvousPortsBusy"
 OUTCOMES = {
     "timed_out": "no answer, as when a firewall drops packets",
     "unreachable": "no route, or a firewall that rejects",
@@ -260,29 +261,31 @@ def rendezvous(series: Series, _wall: float) -> Iterator[Sign]:
     used = share(series.value("rendezvous_ports_used"), series.value("rendezvous_ports"))
     for reason, value, limit, name in (
         (
-            "held by sockets in TIME_WAIT",
+            "are held by sockets in TIME_WAIT",
             series.value("rendezvous_sockets", state="time_wait"),
             "rendezvous_time_wait_sockets",
             "rendezvous_sockets",
         ),
-        ("mostly in use", used, "rendezvous_ports_ratio", "rendezvous_ports_used"),
+        ("are mostly in use", used, "rendezvous_ports_ratio", "rendezvous_ports_used"),
     ):
         yield from over(
-            series, "DshealthdRendezvousPortsBusy", value, limit, name, {"reason": reason}
+            series, BUSY, value, limit, name, {"reason": reason}, part="rendezvous ports"
         )
     for labels, age in series("rendezvous_orphan_age_seconds"):
         connections = series.value("rendezvous_orphan_connections", **labels) or 0
         # Rank 0 is connected to itself: that one is no use if it has lost its launcher and has no
         # other rank, as in a run whose other ranks have ended.
         if not connections or (connections == 1 and _rank_alone(series)):
-            yield from over(
+            orphan = over(
                 series,
-                "DshealthdRendezvousPortOrphaned",
+                BUSY,
                 age,
                 "orphan_listener_seconds",
                 "rendezvous_orphan_age_seconds",
+                {"reason": "is held by a process that lost its parent, with no rank connected"},
                 part=f"port {labels['port']}",
             )
+            yield from each(orphan, hold=15.0)
     name = "rendezvous_client_sockets"
     unanswered = series.value(name, state="syn_sent")
     if unanswered:
