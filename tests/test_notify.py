@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.agent.systemd import ServiceManager, first_of, status_line
+from dshealthd.agent.systemd import ServiceManager, status_line
 from dshealthd.core.collector import Reason
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
+from dshealthd.core.text import first_of
 from tests.agents import launch, running
 from tests.stopwatch import Stopwatch
 

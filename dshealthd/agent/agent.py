@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dshealthd.agent import logs, node_figures
 from dshealthd.agent.probes import Probes
-from dshealthd.agent.systemd import ServiceManager, first_of, status_line
+from dshealthd.agent.systemd import ServiceManager, status_line
 from dshealthd.collection.scheduler import Scheduler
 from dshealthd.config import config as configuration
 from dshealthd.core import background, garbage, state_file, state_writer
@@ -23,6 +23,7 @@ from dshealthd.core.exposition import Format
 from dshealthd.core.options import ConfigError
 from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
+from dshealthd.core.text import first_of
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import Evidence
 from dshealthd.findings.hangs import work

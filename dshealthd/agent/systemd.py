@@ -168,9 +168,3 @@ def status_line(snapshot: Snapshot, problems: Iterable[str], url: str, now: floa
     else:
         counts = f"{plural(ok, 'collector')} ok, {absent} not available"
     return "; ".join([*shown, f"{counts}{note}", url])
-
-
-def first_of(error: str) -> str:
-    """Return the first line of an error, and the number of further lines."""
-    first, *others = error.splitlines() or [""]
-    return f"{first} (and {len(others)} more)" if others else first

@@ -17,12 +17,13 @@ from typing import Any
 
 from dshealthd import __version__
 from dshealthd.agent import logs
-from dshealthd.agent.systemd import ServiceManager, first_of
+from dshealthd.agent.systemd import ServiceManager
 from dshealthd.cli import arguments, warnings
 from dshealthd.cli.arguments import Command
 from dshealthd.config import config
 from dshealthd.config.flags import ACCESS, EXIT_UNKNOWN, FlagParser, tables
 from dshealthd.core.options import ConfigError
+from dshealthd.core.text import first_of
 
 if typing.TYPE_CHECKING:
     from pathlib import Path

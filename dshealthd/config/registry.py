@@ -73,3 +73,11 @@ def sections() -> Mapping[str, type[Section]]:
             ):
                 found[name] = value
     return found
+
+
+@functools.cache
+def collectors_by_metric() -> Mapping[str, str]:
+    """Return the collector of each metric, by name."""
+    return {
+        name: collector for collector, kind in all_collectors().items() for name in metrics(kind)
+    }

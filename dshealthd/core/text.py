@@ -14,6 +14,12 @@ def plural(number: float, one: str, several: str = "") -> str:
     return f"{figure} {one if number == 1 else several or one + 's'}"
 
 
+def first_of(error: str) -> str:
+    """Return the first line of an error, and the number of further lines."""
+    first, *others = error.splitlines() or [""]
+    return f"{first} (and {len(others)} more)" if others else first
+
+
 def printable(text: str) -> str:
     r"""Return a text as one line in which only printable characters are left as they are.
 

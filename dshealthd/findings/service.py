@@ -12,6 +12,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.config import registry
 from dshealthd.core import background, state_file, state_writer
 from dshealthd.core.child import StartError
 from dshealthd.core.collector import Reason, gauge
@@ -220,7 +221,7 @@ class Judge:
         """Return whether a finding was judged and its source read, so that its absence means health."""
         if finding.rule in self._broken:
             return False
-        collector = collectors_by_metric().get(finding.source)
+        collector = registry.collectors_by_metric().get(finding.source)
         latest = None if collector is None else self._snapshot.get(collector)
         if latest is None or finding.severity is State.UNKNOWN:
             return True
@@ -288,15 +289,3 @@ def exported(findings: Sequence[Finding]) -> Iterator[Sample]:
         if finding.value is not None:
             yield VALUE(finding.value, *labels)
     yield LEFT_OUT(float(max(0, len(findings) - MAX_EXPORTED)))
-
-
-@functools.cache
-def collectors_by_metric() -> Mapping[str, str]:
-    """Return the collector of each metric, by name."""
-    from dshealthd.config import registry
-
-    return {
-        name: collector
-        for collector, kind in registry.all_collectors().items()
-        for name in registry.metrics(kind)
-    }

@@ -51,9 +51,7 @@ def path(name: str, part: str, severity: str = "critical", reason: str = "") -> 
     return alert(symptom, severity, "path", alertname=name, node="a", part=part, **why)
 
 
-SHORT = partial(
-    alert, "host-memory-pressure", "warning", alertname="DshealthdHostMemoryPressure"
-)
+SHORT = partial(alert, "host-memory-pressure", "warning", alertname="DshealthdHostMemoryPressure")
 KILL = "OOM kill: the kernel has killed processes"
 GPU = {"node": "a", "part": "GPU 3"}
 OUT_OF_MEMORY = {
