@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 RECENT = 600.0
 """Seconds for which a line of the kernel log counts as current."""
-BUSY = "DshealthdRendezvousPortsBusy"
+BUSY, NEAR = "DshealthdRendezvousPortsBusy", "DshealthdHostLimitNear"
 OUTCOMES = {
     "timed_out": "no answer, as when a firewall drops packets",
     "unreachable": "no route, or a firewall that rejects",
@@ -51,11 +51,12 @@ ERRORS = (
 )
 """Events of the kernel log, how many lines there must be and in how many seconds, and words for them."""
 REACHED = (
-    ("open_files_exhausted", "DshealthdOpenFilesNearLimit", "the system"),
-    ("fork_rejected", "DshealthdThreadsNearLimit", "a control group"),
-    ("time_wait_overflow", "DshealthdSocketsNearLimit", "sockets in TIME_WAIT"),
+    ("open_files_exhausted", "open files", "the system"),
+    ("fork_rejected", "threads", "a control group"),
+    ("time_wait_overflow", "sockets in TIME_WAIT", "the system"),
+    ("conntrack_full", "tracked connections", "the system"),
 )
-"""Events that say that a limit was reached: its finding, and the part."""
+"""Events that say that a limit was reached: of what, and whose."""
 
 
 def over(
@@ -81,6 +82,20 @@ def over(
             limit_source=limit_source(limit),
             source=f"dshealthd_{source}",
         )
+
+
+def _near(
+    series: Series,
+    what: str,
+    value: float | None,
+    limit: str,
+    source: str,
+    part: str = "the system",
+    job: str = "",
+) -> Iterator[Sign]:
+    """Yield a sign if this share of the limit of `what` is too much."""
+    near = over(series, NEAR, value, limit, source, {"reason": what}, part=part, job=job)
+    yield from each(near, apart=what)
 
 
 def share(part: float | None, whole: float | None) -> float | None:
@@ -149,15 +164,15 @@ def memory(series: Series, _wall: float) -> Iterator[Sign]:
             source="dshealthd_memory_available_bytes",
         )
     requests = share(series.value("aio_requests"), series.value("aio_requests_limit"))
-    yield from over(
-        series, "DshealthdAioRequestsNearLimit", requests, "aio_requests_ratio", "aio_requests"
+    yield from _near(
+        series, "asynchronous I/O requests", requests, "aio_requests_ratio", "aio_requests"
     )
     for labels, limit in series("job_locked_memory_limit_bytes"):
         job = labels["training_job"]
         locked = [point.value for point in series("job_locked_memory_bytes", training_job=job)]
-        yield from over(
+        yield from _near(
             series,
-            "DshealthdLockedMemoryNearLimit",
+            "lockable memory",
             share(max(locked, default=None), limit),
             "locked_memory_ratio",
             "job_locked_memory_bytes",
@@ -176,9 +191,9 @@ def files(series: Series, _wall: float) -> Iterator[Sign]:
             other.value / most for _, other, most in _limited(series, "open_files", scope="job")
         )
         if scope != "process" or value > max(of_job, default=0.0):
-            yield from over(
+            yield from _near(
                 series,
-                "DshealthdOpenFilesNearLimit",
+                "open files",
                 value,
                 "open_files_ratio",
                 "open_files",
@@ -186,13 +201,11 @@ def files(series: Series, _wall: float) -> Iterator[Sign]:
                 job=job,
             )
     used = share(series.value("threads"), series.value("threads_limit"))
-    yield from over(
-        series, "DshealthdThreadsNearLimit", used, "threads_ratio", "threads", part="the system"
-    )
+    yield from _near(series, "threads", used, "threads_ratio", "threads")
     for labels, value in series("job_threads"):
-        yield from over(
+        yield from _near(
             series,
-            "DshealthdThreadsNearLimit",
+            "threads",
             share(value, series.value("job_threads_limit", **labels)),
             "threads_ratio",
             "job_threads",
@@ -231,7 +244,7 @@ def sockets(series: Series, _wall: float) -> Iterator[Sign]:
             {"reason": "take hundreds of times as long as they should"},
         )
         yield from each(slow, apart="slow", mild=True, hold=60.0)
-    for part, name, value, limit in (
+    for what, name, value, limit in (
         (
             "ephemeral ports",
             "tcp_ephemeral_ports_used",
@@ -246,13 +259,14 @@ def sockets(series: Series, _wall: float) -> Iterator[Sign]:
             ),
             "time_wait_ratio",
         ),
+        (
+            "tracked connections",
+            "conntrack_entries",
+            share(series.value("conntrack_entries"), series.value("conntrack_entries_limit")),
+            "conntrack_ratio",
+        ),
     ):
-        yield from over(series, "DshealthdSocketsNearLimit", value, limit, name, part=part)
-    table = "DshealthdConnectionTableFull"
-    tracked = share(series.value("conntrack_entries"), series.value("conntrack_entries_limit"))
-    yield from over(series, table, tracked, "conntrack_ratio", "conntrack_entries")
-    for sign in logged(series, table, "conntrack_full"):
-        yield Sign(alert=table, value=tracked, source=sign.source)
+        yield from _near(series, what, value, limit, name)
 
 
 def rendezvous(series: Series, _wall: float) -> Iterator[Sign]:
@@ -353,8 +367,8 @@ def errors(series: Series, _wall: float) -> Iterator[Sign]:
             reason=reason,
         )
         yield from each(lines, apart=events[0])
-    for event, alert, part in REACHED:
-        yield from each(logged(series, alert, event, part=part), value=1.0)
+    for event, what, part in REACHED:
+        yield from each(logged(series, NEAR, event, part=part, reason=what), value=1.0, apart=what)
 
 
 RULES = (memory, files, sockets, rendezvous, clock, errors)

@@ -17,10 +17,6 @@ STATE = "state"
 CHECKS = {
     "agent-config": (STATE, "test_agent::test_file_that_is_refused"),
     "agent-workers": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
-    "aio-requests": (
-        STATE,
-        "test_running_jobs::test_memory_and_asynchronous_requests_that_run_out",
-    ),
     "async-io": (STATE, "test_host_checks::test_deepspeed_operators"),
     "batch-sizes": (PASTED, "job/test_config::test_batch_remedy_heals"),
     "checkpoint": (PASTED, "job/test_checkpoint::test_remedy_of_latest"),

@@ -9,7 +9,7 @@ A scene is what the agents of some nodes read, in promtool's notation, and what 
         - dshealthd_open_files_limit{scope="job", training_job="run-1"} 1024x68
       found:
         20s: []
-        1m15s: [OpenFilesNearLimit job run-1]
+        1m15s: [HostLimitNear job run-1]
 
 Samples without a label `node` are those of the only one; where there are several, what is found
 begins with the node: `a: GpuLost GPU 3`. All findings of a moment are listed; a critical one ends

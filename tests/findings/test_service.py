@@ -109,11 +109,11 @@ def test_finding_is_exported_while_it_lasts() -> None:
     (finding, *_), judged = list(node.judge.samples()), list(node.judge.samples())[-1]
     assert finding.metric is FINDING
     assert dict(zip(FINDING.dimensions, finding.labels, strict=True)) == {
-        "finding": "OpenFilesNearLimit",
+        "finding": "HostLimitNear",
         "symptom": "open-files",
         "component": "node",
         "part": "the system",
-        "reason": "",
+        "reason": "open files",
         "severity": "warning",
         "training_job": "",
     }
@@ -153,7 +153,7 @@ def test_unreadable_source_ends_no_finding() -> None:
     node.over(0.9)
     node.fail()
     node.judge.judge()
-    assert "OpenFilesNearLimit" in node.found()
+    assert "HostLimitNear" in node.found()
     assert node.judge.verdict.state is State.UNKNOWN
     node.over(0.1, 0)
     assert node.found() == []
@@ -273,7 +273,7 @@ async def test_hold_ends_without_a_new_sample(tmp_path: Path) -> None:
     node.read(0.9)
     await until(lambda: node.judge.verdict.findings == () and node.judge._timer is not None)
     node.now += 30
-    await until(lambda: node.found() == ["OpenFilesNearLimit"])
+    await until(lambda: node.found() == ["HostLimitNear"])
     await node.judge.close()
 
 
@@ -286,7 +286,7 @@ async def test_reload_changes_limits(tmp_path: Path) -> None:
     assert node.found() == []
     await node.judge.apply(loaded("[findings.limits]\nopen_files_ratio = 0.5", tmp_path))
     node.over(0.6)
-    assert node.found() == ["OpenFilesNearLimit"]
+    assert node.found() == ["HostLimitNear"]
     (finding,) = node.judge.verdict.findings
     assert (finding.limit, finding.limit_source) == (0.5, "findings.limits.open_files_ratio")
     await node.judge.close()
@@ -347,7 +347,7 @@ async def test_a_request_before_the_start_costs_no_past(tmp_path: Path) -> None:
     assert (tmp_path / "findings.json").read_bytes() == kept
     await later.judge.apply(loaded("", tmp_path))
     later.judge.judge()
-    assert later.found() == ["OpenFilesNearLimit"]
+    assert later.found() == ["HostLimitNear"]
     await later.judge.close()
 
 
@@ -363,7 +363,7 @@ async def test_invalid_file_begins_anew_and_says_so(content: str, tmp_path: Path
     await node.judge.apply(loaded("", tmp_path))
     assert "begins without a past" in node.judge.status()["detail"]
     node.over(0.9)
-    assert node.found() == ["OpenFilesNearLimit"]
+    assert node.found() == ["HostLimitNear"]
     await node.judge.close()
 
 
@@ -389,13 +389,13 @@ def test_a_rule_that_fails_hides_nothing_else(
 
     node = Node()
     node.over(0.9)
-    assert node.found() == ["OpenFilesNearLimit"]
+    assert node.found() == ["HostLimitNear"]
     place = next(place for place, rule in enumerate(judge.RULES) if rule.__name__ == "files")
     broken.__module__, broken.__name__ = "dshealthd.findings.host", "files"
     rules = [*judge.RULES[:place], broken, *judge.RULES[place + 1 :], seen]
     monkeypatch.setattr(judge, "RULES", tuple(rules))
     node.over(0.1, 400.0)
-    assert sorted(node.found()) == ["AdapterTrouble", "CollectorFailing", "OpenFilesNearLimit"]
+    assert sorted(node.found()) == ["AdapterTrouble", "CollectorFailing", "HostLimitNear"]
     assert node.judge.verdict.state is State.UNKNOWN
     parts = {sample.labels[3] for sample in node.judge.samples() if sample.metric is FINDING}
     assert "the rule host.files" in parts

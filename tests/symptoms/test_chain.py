@@ -154,7 +154,7 @@ def test_locked_memory(tmp_path: Path) -> None:
         well = machine.scrape()
     with rank(JOB, 0, *lock):
         ill = machine.scrape()
-    assert fires("DshealthdLockedMemoryNearLimit", {"node": (well, ill)}, tmp_path, job=NAME) == (
+    assert fires("DshealthdHostLimitNear", {"node": (well, ill)}, tmp_path, job=NAME) == (
         False,
         True,
     )
@@ -168,7 +168,7 @@ def test_aio_requests(tmp_path: Path) -> None:
     well = machine.scrape()
     machine.lay_over("sys/fs/aio-nr", "65500\n")
     ill = machine.scrape()
-    assert fires("DshealthdAioRequestsNearLimit", {"node": (well, ill)}, tmp_path) == (False, True)
+    assert fires("DshealthdHostLimitNear", {"node": (well, ill)}, tmp_path) == (False, True)
 
 
 def test_pcie_width(tmp_path: Path) -> None:

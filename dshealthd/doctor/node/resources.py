@@ -17,21 +17,6 @@ if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
 
 
-def _aio_requests(context: NodeContext) -> str:
-    used = context.series.value("aio_requests") or 0
-    limit = context.series.value("aio_requests_limit") or 0
-    return f"{used:g} of {limit:g} asynchronous I/O requests in use (fs.aio-max-nr)"
-
-
-AIO_REQUESTS = snapshot_check(
-    "nvme-offload",
-    "aio-requests",
-    "Asynchronous I/O requests are available for NVMe offload",
-    ("kernel",),
-    _aio_requests,
-)
-
-
 def _clock(context: NodeContext) -> str:
     offset = context.series.value("clock_offset_seconds")
     if context.series.value("clock_synchronized") == 0:
@@ -144,14 +129,18 @@ LOOPBACK = snapshot_check(
 def _open_files(context: NodeContext) -> str:
     used = context.series.value("open_files", scope="system") or 0
     limit = context.series.value("open_files_limit", scope="system") or 0
-    return f"{used:g} of {limit:g} files open system-wide; no process is near its limit"
+    requests = context.series.value("aio_requests") or 0
+    return (
+        f"{used:g} of {limit:g} files open system-wide, {requests:g} asynchronous I/O requests in "
+        "use; no limit is near"
+    )
 
 
 OPEN_FILES = snapshot_check(
     "open-files",
     "open-files",
-    "Open files are below their limits",
-    ("open_files",),
+    "Open files, threads, requests and sockets are below their limits",
+    ("open_files", "kernel", "tcp", "tcp_limits"),
     _open_files,
 )
 
