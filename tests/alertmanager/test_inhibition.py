@@ -112,6 +112,10 @@ SCENES: Mapping[str, tuple[list[Labels], list[Labels]]] = {
             alert("checkpoint-path", component="path", node="b", part="/ckpt"),
         ],
     ),
+    "a ticket about targets, over no node that is gone": (
+        [alert("agent-gone", "warning", "fleet"), alert("agent-gone", node="b")],
+        [],
+    ),
     "most nodes at once, over those of them that went at once": (
         [alert("agent-gone", component="fleet")],
         [
