@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 RECENT = 600.0
 """Seconds for which a line of the kernel log counts as current."""
+REFUSED = (
+    "its MASTER_ADDR answers and refuses connections to MASTER_PORT: rank 0 has not started, has "
+    "ended, or is on another node"
+)
 BUSY, NEAR = "DshealthdRendezvousPortsBusy", "DshealthdHostLimitNear"
+UNREACHABLE = "DshealthdRendezvousUnreachable"
 OUTCOMES = {
     "timed_out": "no answer, as when a firewall drops packets",
     "unreachable": "no route, or a firewall that rejects",
@@ -304,7 +309,7 @@ def rendezvous(series: Series, _wall: float) -> Iterator[Sign]:
     unanswered = series.value(name, state="syn_sent")
     if unanswered:
         yield Sign(
-            alert="DshealthdRendezvousUnreachable",
+            alert=UNREACHABLE,
             part="a job",
             labels={"reason": "packets are dropped on the way, or MASTER_ADDR is wrong"},
             hold=75.0,
@@ -317,11 +322,15 @@ def rendezvous(series: Series, _wall: float) -> Iterator[Sign]:
         if value == 1 and outcome in {*OUTCOMES, "refused"}:
             refused = outcome == "refused"
             yield Sign(
-                alert="DshealthdMasterRefuses" if refused else "DshealthdRendezvousUnreachable",
+                alert="DshealthdRanksStuckAtInit" if refused else UNREACHABLE,
                 part=labels["training_job"],
                 job=labels["training_job"],
-                labels={"reason": "" if refused else OUTCOMES[outcome]},
+                labels={"reason": REFUSED if refused else OUTCOMES[outcome]},
                 source=f"dshealthd_{name}",
+                apart="rank 0" if refused else "",
+                # Rank 0 listens only once it calls init_process_group: loading before that may take
+                # minutes.
+                hold=900.0 if refused else None,
             )
 
 

@@ -74,7 +74,8 @@ def arrivals(series: Series, _wall: float) -> Iterator[Sign]:
                 part=job,
                 job=job,
                 labels={
-                    "reason": several(_troubles(series, job)) or "NCCL names no rank in trouble"
+                    "reason": "its ranks have been initializing a communicator for minutes, without"
+                    f" a step: {several(_troubles(series, job)) or 'NCCL names none in trouble'}"
                 },
                 value=count,
                 source=f"dshealthd_{name}",
