@@ -64,8 +64,6 @@ IN_USE = 60.0
 """Seconds for which a rank counts as on its GPU: NVML does not list the processes of a lost one."""
 RELEASED = 7200.0
 """Seconds of maintenance after which the file that releases the GPUs was forgotten."""
-PEERMEM_LINES = 10
-"""Lines of nvidia-peermem within ten minutes; single ones come with a job that is killed."""
 SETTLED = 300.0
 """Seconds that an infoROM must be corrupted, or a GPU off the bus: it may be so for a moment."""
 RESET, REPAIR = "DshealthdGpuResetNeeded", "DshealthdGpuRepairDue"
@@ -499,24 +497,6 @@ def driver(series: Series, wall: float) -> Iterator[Sign]:
             value=expected,
             source="dshealthd_gpus_expected",
         )
-    yield from _driver_lines(series)
-
-
-def _driver_lines(series: Series) -> Iterator[Sign]:
-    """Yield what the driver logs about parts that have no counters."""
-    for event, part, at_least in (
-        ("nvidia_version_mismatch", "a library of another version than the module", 1),
-        ("nvlink_detect_failed", "NVLinks that find no other end", 1),
-        ("peermem_error", "nvidia-peermem", PEERMEM_LINES),
-    ):
-        for _, lines in series.rise("kernel_events_total", MINUTES * 60.0, event=event):
-            if lines >= at_least:
-                yield Sign(
-                    alert="DshealthdDriverErrors",
-                    part=part,
-                    value=lines,
-                    source="dshealthd_kernel_events_total",
-                )
 
 
 RULES = (lost, errors, driver)

@@ -53,6 +53,10 @@ ERRORS = (
     (("memory_error_corrected",), 101, DAY, "its memory", "has had many corrected errors in a day"),
     (("cpu_throttled",), 10, HOUR, "its processor", "is slowed down by heat"),
     (("allocation_failure",), 10, RECENT, "the kernel", "finds no large pieces of memory"),
+    (("nvidia_version_mismatch",), 1, RECENT, "a library of the GPU driver", "is not its version"),
+    (("nvlink_detect_failed",), 1, RECENT, "the GPU driver", "finds no other end of some NVLinks"),
+    # Single ones come with a job that is killed.
+    (("peermem_error",), 10, RECENT, "nvidia-peermem", "logs errors"),
 )
 """Events of the kernel log, how many lines there must be and in how many seconds, and words for them."""
 REACHED = (

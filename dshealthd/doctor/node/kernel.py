@@ -102,7 +102,7 @@ def _host_errors(_context: NodeContext) -> str:
 HOST_ERRORS = snapshot_check(
     "host-errors",
     "host-errors",
-    "The host's memory, processor and kernel report no errors",
+    "The host's memory, processor, kernel and GPU driver report no errors",
     ("kernel_log",),
     _host_errors,
 )
