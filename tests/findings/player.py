@@ -11,6 +11,7 @@ A scene is what the agents of some nodes read, in promtool's notation, and what 
         20s: []
         1m15s: [HostLimitNear job run-1]
 
+A scene with `clock` has nodes whose clock is that far from the right one, in seconds: `0x20 3600x20`.
 Samples without a label `node` are those of the only one; where there are several, what is found
 begins with the node: `a: GpuLost GPU 3`. All findings of a moment are listed; a critical one ends
 with the job that it struck: `GpuLost GPU 3, job llama`.
@@ -47,6 +48,8 @@ LOOKBACK = 300.0
 STALE, MISSING = "stale", "_"
 ONLY = "n1"
 """Name of a scene's node where it has only one."""
+Row = tuple[str, dict[str, str], list[float | str]]
+"""The name, the labels and the values of a series."""
 _UNIT = {"h": 3600, "m": 60, "s": 1, "d": 86400}
 _SERIES = re.compile(r"([\w:]+)(?:{(.*)})?")
 _ROW = re.compile(r"(\w+(?:{.*})?) (.*)")
@@ -60,22 +63,25 @@ _RUN = re.compile(
 class Scene:
     """What the agents of some nodes read over time."""
 
-    def __init__(self, interval: float, rows: list[tuple[str, str]]) -> None:
-        """`interval` is the time between two samples in seconds; a row is a series and its values."""
+    def __init__(self, interval: float, rows: list[tuple[str, str]], clock: str = "0") -> None:
+        """`interval` is the time between two samples in seconds; a row is a series and its values,
+        and `clock` is what the nodes' clocks differ by.
+        """
         self.interval = interval
+        self.clock = list(values(clock))
         self.derived: tuple[Sample, ...] = ()
         """What the last judgement that was played derived for rules that compare nodes."""
         self.series = [(*identity(series), list(values(text))) for series, text in rows]
-
-    def nodes(self) -> list[str]:
-        """Return the nodes that have samples."""
-        return sorted({labels.get("node", ONLY) for _, labels, _ in self.series})
+        self.of_nodes: dict[str, list[Row]] = {}
+        """What each node's agent has."""
+        for row in self.series:
+            self.of_nodes.setdefault(row[1].get("node", ONLY), []).append(row)
 
     def samples(self, node: str, at: float) -> Iterator[Sample]:
         """Yield what the agent of a node has at a time."""
-        for name, labels, history in self.series:
+        for name, labels, history in self.of_nodes[node]:
             metric = METRICS.get(name)
-            if metric is None or labels.get("node", ONLY) != node:
+            if metric is None:
                 continue
             value = self._value(history, at)
             if value is not None and "le" not in metric.dimensions:
@@ -99,15 +105,16 @@ class Scene:
             at = step * self.interval
             own = list(self.samples(node, at))
             if own:
+                wall = at + float(self._value(self.clock, at) or 0)
                 series = Series(own, Limits(), past, at)
-                gpus.settle(series, at)
-                episodes.update(_judged(series, node, at), at, at)
+                gpus.settle(series, wall)
+                episodes.update(_judged(series, node, wall), at, wall)
                 self.derived = tuple(series.samples(EXPORTED))
             yield at, episodes.firing(at) if own else []
 
 
-def _judged(series: Series, node: str, at: float) -> Iterable[Finding]:
-    judgement = seen(series, node=node, name=node, wall=at)
+def _judged(series: Series, node: str, wall: float) -> Iterable[Finding]:
+    judgement = seen(series, node=node, name=node, wall=wall)
     assert judgement.failed == {}
     return judgement.found.values()
 
@@ -119,12 +126,12 @@ def scene(document: Mapping[str, Any]) -> Scene:
         match = _ROW.fullmatch(row)
         assert match is not None, row
         rows.append((match[1], match[2]))
-    return Scene(seconds(document["every"]), rows)
+    return Scene(seconds(document["every"]), rows, document.get("clock", "0"))
 
 
 def found(played: Scene, times: list[float]) -> dict[float, list[str]]:
     """Return what all nodes of a scene find at some times, in seconds, as its document lists it."""
-    nodes = played.nodes()
+    nodes = sorted(played.of_nodes)
     lists: dict[float, list[str]] = {at: [] for at in times}
     for node in nodes:
         prefix = f"{node}: " if len(nodes) > 1 else ""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dshealthd.cli import main as cli
 from dshealthd.collectors.maintenance import FILES, MAX_REASON, parse
+from dshealthd.findings.finding import Verdict
+from dshealthd.slurm.agent import judge
 from dshealthd.slurm.controller import ControllerError
 from dshealthd.slurm.maintenance import COUNTS, keep
+from dshealthd.slurm.options import DRAIN_FOR
+from tests.findings.player import scene
 from tests.slurm.cluster import NOW, node
+from tests.slurm.test_check import Node, times
 from tests.slurm.test_controller import LINES, sinfo, tool
 
 if TYPE_CHECKING:
@@ -56,6 +62,29 @@ def test_states(tmp_path: Path, state: str, reason: str, said: str | None) -> No
     assert (None if found is None else found.reason) == said
     if found is not None:
         assert (found.begin, found.end) == (NOW, NOW + COUNTS)
+
+
+def test_drain_for_a_lost_gpu_holds_no_page_back(tmp_path: Path) -> None:
+    """A GPU is lost under a job, which is a page; two checks drain the node for it. That is no
+    maintenance, which would hold the page back; a drain by an operator after it is.
+    """
+    samples = (
+        'dshealthd_job_gpu_info{training_job="llama", rank="3", gpu="3", uuid="G"} 1x6',
+        'dshealthd_gpu_fault{gpu="3", uuid="G", reason="gpu_lost"} _x2 1x4',
+    )
+    *_, (_, findings) = scene({"every": "15s", "samples": samples}).play("n1", 60)
+    assert [(finding.severity, finding.training_job) for finding in findings] == [
+        ("critical", "llama")
+    ]
+    verdict = Verdict(tuple(findings)).document() | {"metrics": {}, "time": 60.0}
+    checked = Node(node("n1"), node("n2"))
+    times(2, lambda: checked.check(judge(verdict, frozenset(DRAIN_FOR))))
+    drained = checked.cluster.table["n1"]
+    assert (drained.state.drained, drained.reason) == (True, "dshealthd: gpu-lost gpu=3")
+    place = tmp_path / FILES["slurm"]
+    for reason, exists in ((drained.reason, False), ("RMA of GPU 3", True)):
+        keep(tmp_path, Slurm(replace(drained, reason=reason)), "n1", NOW)
+        assert place.exists() == exists
 
 
 def test_it_is_renewed_and_ends(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,7 +16,7 @@ from tests.symptoms.fleet.fleet import healthy
 from tests.symptoms.promtool import whole
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from pathlib import Path
 
     from tests.symptoms.fleet.series import Series
@@ -43,7 +43,7 @@ def replay(series: Series, directory: Path, limit: float) -> Told:
             {"expr": expression, "eval_time": f"{series.minutes - 1}m", "exp_samples": []}
         ],
     }
-    scene["input_series"] = [*scene["input_series"], *judged(scene)]
+    scene["input_series"] = [*scene["input_series"], *finding_series(scene)]
     file = directory / "fleet.yml"
     file.write_text(json.dumps(whole(scene)), encoding="utf-8")
     done = subprocess.run(
@@ -57,16 +57,6 @@ def replay(series: Series, directory: Path, limit: float) -> Told:
     got = re.search(r"got: (.*)$", said, re.MULTILINE)
     assert done.returncode == 0 or got, said[-5000:]
     return Counter(_alerts(got[1])) if got and got[1] != "nil" else Counter()
-
-
-def judged(scene: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """Yield what the judges of all nodes find in their own series."""
-    of_nodes: dict[tuple[str, str], list[dict[str, str]]] = {}
-    for row in scene["input_series"]:
-        labels = dict(_LABEL.findall(row["series"]))
-        of_nodes.setdefault((labels.get("cluster", ""), labels.get("node", "")), []).append(row)
-    for rows in of_nodes.values():
-        yield from finding_series(scene | {"input_series": rows})
 
 
 def _alerts(text: str) -> Iterable[tuple[str, str, str, str]]:
