@@ -74,6 +74,7 @@ FAULTS = {
             "stopped", 75.0, HANG, signal=signal.SIGSTOP, undo=signal.SIGCONT, classes=("process",)
         ),
         Fault("starved of data", 75.0, HANG, do="starve", classes=("input",)),
+        Fault("starved on the other node", 75.0, HANG, (0,), do="starve", classes=("input",)),
         Fault("desynchronized", 75.0, HANG, do="skip", classes=("desync",)),
         Fault("killed", 60.0, FAILED, signal=signal.SIGKILL),
     )
@@ -86,6 +87,7 @@ COURSES = {
     "quota": ("2 x by a CPU quota",),
     "healthy": ("healthy",),
     "stopped": ("stopped", "killed"),
+    "again": ("starved of data", "starved on the other node"),
     "desynchronized": ("desynchronized",),
     "pauses": ("checkpoint of 60 s", "evaluation of 90 s", "starved of data"),
 }
@@ -173,9 +175,8 @@ class Training:
         judge = Judge(fault, ranks)
         seconds = ratio = None
         if not fault.from_start:
-            self._at = time.time()
             self._starved = self._job.starved()
-            self._strike(fault, ranks)
+            self._at = self._strike(fault, ranks)
         began = time.monotonic() - (time.time() - self._at)
         while time.monotonic() < began + fault.limit * (LATE if fault.alert else 1.0):
             judge.hear(self._server.firing(self._job.name))
@@ -208,9 +209,12 @@ class Training:
             "began": self._at,
         }
 
-    def _strike(self, fault: Fault, ranks: Sequence[int]) -> None:
+    def _strike(self, fault: Fault, ranks: Sequence[int]) -> float:
+        """Have something happen, and return when it began, as Unix time in seconds."""
+        began = time.time()
         if fault.quota:
             self._job.limit(ranks[0], fault.factor)
+            began = time.time()  # it has first measured for some seconds how much the rank uses
         elif fault.signal:
             self._job.signal(ranks[0], fault.signal)
         elif fault.pause:
@@ -218,6 +222,7 @@ class Training:
             self._job.strike(pause=fault.pause, seconds=fault.limit, at=at)
         elif fault.alert:
             self._job.strike(ranks, fault.factor, fault.do)
+        return began
 
     def _relieve(self, fault: Fault, judge: Judge) -> float | None:
         """End what happens, and wait until nothing is said about it any more; return the seconds."""
