@@ -2,10 +2,10 @@
 
 Heartbeats come when steps end, so a pause between two steps (an evaluation every hundred steps, a
 checkpoint, a late batch) is a silence like any other. Usual is therefore the longest silence of the
-last hours, not the time of a step; but one that was recognized as a pause is not learnt, so that it
-does not hide a hang for hours. Marked phases are learnt separately from training. A bound is
-always finite. It is generous while little is known: before the first steps, which compile and warm
-up, and in a phase that has not ended before.
+last hours, not the time of a step. A silence that was recognized as a pause is not learnt, and one
+beyond the bound only once the like has come twice, so that neither hides a hang for hours. Marked
+phases are learnt separately from training. A bound is always finite. It is generous while little is
+known: before the first steps, which compile and warm up, and in a phase that has not ended before.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ class SilenceBaseline:
         self._phase = phase
         self.heard = at
         """Time of the last heartbeat."""
+        self._overdue = 0.0
+        """The last silence in training that was overdue."""
         self._longest: dict[int, _Longest] = {}
 
     def hear(self, at: float, step: int, phase: int, *, learn: bool = True) -> None:
@@ -100,9 +102,13 @@ class SilenceBaseline:
 
         `learn` is false for a silence that is not to become usual.
         """
-        silence, self.heard = at - self.heard, at
-        if learn and (self._phase != Phase.TRAINING or self.knows_training):
-            self._longest.setdefault(self._phase, _Longest()).add(silence, at)
+        usual = silence = at - self.heard
+        if learn and self._phase == Phase.TRAINING and silence > self.bound:
+            # One may have been a hang, such as a network's failure of a minute; a pause comes again.
+            usual, self._overdue = min(silence, self._overdue), silence
+        self.heard = at
+        if learn and usual and (self._phase != Phase.TRAINING or self.knows_training):
+            self._longest.setdefault(self._phase, _Longest()).add(usual, at)
         if step < self._step:  # it resumed from a checkpoint: its first steps are slow again
             self._first, self._began = step, at
         self._step, self._phase = step, phase
