@@ -26,7 +26,8 @@ HANG = gauge(
     "1 while the job is hung as far as this node knows, with the cause: process, checkpoint, input, "
     "desync; waiting if no cause is on this node, which is 0 for the time of "
     "dshealthd_job_hang_hold_seconds. 0 while its ranks here are silent without a hang: "
-    "between_steps (of an unmarked pause, for 600 s), working (its GPUs, CPUs, NCCL or files show "
+    "between_steps (of an unmarked pause, for 600 s), collective (the same, and each rank here waits "
+    "for others), working (its GPUs, CPUs, NCCL or files show "
     "it), suspended (all its processes here are stopped), debugger. 0 with class none while the "
     "job makes progress, or is in a marked pause.",
     "training_job",
@@ -83,6 +84,14 @@ PHASE_SECONDS = gauge(
     "Time for which a rank has been in its marked pause; absent while it trains.",
     "training_job",
     "rank",
+)
+COLLECTIVE = gauge(
+    "dshealthd_job_collective_seconds",
+    "Time for which a silent rank's host has waited in a collective between two steps; absent while "
+    "it does not, or where torch's waits are not seen.",
+    "training_job",
+    "rank",
+    "operation",
 )
 ENDED = gauge(
     "dshealthd_job_rank_ended_timestamp_seconds",
@@ -164,5 +173,7 @@ def samples(job: str, rank: RankState) -> Iterator[Sample]:
     yield OVERDUE(max(0.0, rank.silence - rank.bound), job, name)
     if rank.phase is not Phase.TRAINING:
         yield PHASE_SECONDS(rank.phase_seconds, job, name)
+    if rank.stands_still and rank.collective:
+        yield COLLECTIVE(rank.collective_for, job, name, rank.collective)
     if rank.stage is not StepStage.UNKNOWN:
         yield POSITION(rank.step + (rank.stage - StepStage.INPUT) / STAGES, job, name)

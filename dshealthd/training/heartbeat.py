@@ -89,6 +89,8 @@ class Heartbeat:
         self._slow_due = 0.0
         self._undo: list[Callable[[], object]] = []
         self._saves = 0
+        self._waits = 0
+        """Collectives so far in which the host has waited between two steps."""
         self._thread = 0
         self._entered: Any = None
         self.parameters: Callable[[], Iterator[Any]] | None = None
@@ -228,6 +230,24 @@ class Heartbeat:
     def wait_ended(self, mark: Any) -> None:
         """Report the end of a wait."""
         self._step_timer.waited(mark, time.monotonic())
+
+    @never_raise
+    def collective_began(self, operation: Callable[[], int]) -> bool:
+        """Report that the host waits in a collective, the type of which `operation` returns; return
+        whether its end counts.
+
+        Only between two steps, where waits are few: within a step, all ranks wait for others.
+        """
+        if self._stage is not StepStage.INPUT or threading.get_ident() != self._thread:
+            return False
+        self._waits = (self._waits + 1) & 0xFFFF
+        self._page.wait(operation() + 1, self._waits)
+        return True
+
+    @never_raise
+    def collective_ended(self) -> None:
+        """Report that the host waits in no collective any more."""
+        self._page.wait(0, self._waits)
 
     @never_raise
     def loss(self, loss: Any) -> None:

@@ -9,6 +9,9 @@ Counters only grow, so a message that is overwritten unread loses nothing.
 The page holds two messages, written in turn: a process that is stopped while it writes one leaves
 the other whole. Each has a checksum, which exposes a message read while it is being written, even
 on processors that reorder stores.
+
+A word beside the messages says in which collective the process waits between two steps, where
+nothing else tells a rank that waits for others from one that they wait for.
 """
 
 from __future__ import annotations
@@ -30,6 +33,12 @@ ROOM = 256
 `dshealthd.training.page`.
 """
 PAGE = 2 * SLOT
+WAIT = struct.Struct("<HH")
+"""The word of a wait: one more than the type of the collective as c10d numbers it, 0 in none; and
+the number of the wait, so that the next one of the same type is another.
+"""
+WAIT_AT = SLOT - ROOM - WAIT.size
+"""Its place in the page. A process that does not write it waits in none, as far as is known."""
 MAX_COUNT = 1 << 53
 """The largest count that a float64 holds exactly; no training job reaches it."""
 
@@ -155,6 +164,8 @@ class Message(NamedTuple):
     """The stage of the pipeline that the rank computes; None without a pipeline."""
     exchanges: bool = False
     """Whether ranks exchange tokens, so that experts have more or less to do."""
+    collective: tuple[int, int] = (0, 0)
+    """The word of a wait, which stands beside the messages (`WAIT`)."""
 
 
 def encode(message: Message) -> bytes:
@@ -180,6 +191,7 @@ def encode(message: Message) -> bytes:
         source,
         pipeline_stage,
         exchanges,
+        _collective,
     ) = message
     known = 0
     if last is not None:
@@ -297,4 +309,5 @@ def newest(page: bytes) -> Message:
             why = str(error)
     if not found:
         raise ValueError(why)
-    return max(found, key=lambda message: message.sent)
+    latest = max(found, key=lambda message: message.sent)
+    return latest._replace(collective=WAIT.unpack_from(page, WAIT_AT))

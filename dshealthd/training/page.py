@@ -14,7 +14,7 @@ import struct
 from binascii import crc32
 from typing import NamedTuple
 
-from dshealthd.training.message import HELLO, MAX_COUNT, PAGE, ROOM, SLOT
+from dshealthd.training.message import HELLO, MAX_COUNT, PAGE, ROOM, SLOT, WAIT, WAIT_AT
 
 log = logging.getLogger("dshealthd.training")
 
@@ -73,6 +73,12 @@ class Page:
             return
         for number, start in enumerate(range(SLOT - ROOM, PAGE, SLOT)):
             memory[start : start + ROOM] = data[number * ROOM : (number + 1) * ROOM]
+
+    def wait(self, collective: int, number: int) -> None:
+        """Write the word of a wait; do nothing before this process's first message."""
+        memory = self._memory
+        if memory is not None and self._pid == os.getpid():
+            WAIT.pack_into(memory, WAIT_AT, collective, number)
 
     def close(self) -> None:
         """Close the heartbeat's page and the connection; the next message makes new ones."""

@@ -8,6 +8,8 @@ What is seen, and how long it takes:
 - The backward pass of DistributedDataParallel, whose reducer waits in C++ at its end: from the
   moment at which this rank has computed all its gradients to the end of the pass.
 - `wait_tensor` of functional collectives, as DTensor and tensor parallelism use them.
+- Of both, in which collective the host waits between two steps: a rank that waits there for others
+  is not one that writes a checkpoint or evaluates.
 - On a CUDA device, besides: synchronous operations that run in the current stream (they return no
   work), and events of other streams that the default stream waits for, as FSDP 2 and ZeRO 3 do.
 
@@ -39,6 +41,8 @@ OPERATIONS = (
     *("reduce_scatter_single", "reduce_scatter_single_coalesced", "send", "recv"),
 )
 """Methods of c10d's `ProcessGroup`; which of them there are depends on the release."""
+OTHER = 100
+"""c10d's number of an operation of no known type."""
 OUTPUTS = 8
 """Most tensors of a forward pass's result that are followed into the backward pass."""
 
@@ -123,13 +127,22 @@ def _timed(heartbeat: Any, original: Callable[..., Any]) -> Callable[..., Any]:
         if compiling() or heartbeat.closed:
             return original(*arguments, **named)
         mark = heartbeat.wait_began()
+        between = heartbeat.collective_began(functools.partial(_operation, *arguments))
         try:
             return original(*arguments, **named)
         finally:
             if mark is not None:
                 heartbeat.wait_ended(mark)
+            if between:
+                heartbeat.collective_ended()
 
     return wait
+
+
+def _operation(work: Any = None, *_: Any) -> int:
+    """Return the type of the collective that is waited for, as c10d numbers it."""
+    kind = getattr(work, "_get_op_type", None)
+    return OTHER if kind is None else min(int(kind()), OTHER)
 
 
 def _called(

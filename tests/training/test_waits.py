@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dshealthd.jobs.hangs import hang
 from dshealthd.training import attach, waits
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.message import Message, WaitSource
@@ -105,6 +106,40 @@ def test_functional_collectives(agents_end: AgentsEnd, monkeypatch: pytest.Monke
     message = train(agents_end, lambda: functional.all_reduce(torch.ones(2), "sum", world) + 1)
     assert message.wait_seconds is not None
     assert message.wait_seconds >= SECONDS
+
+
+@pytest.mark.parametrize(
+    ("way", "operation"),
+    [("synchronous", "all_reduce"), ("barrier", "barrier"), ("coalesced", "all_reduce")],
+)
+def test_collectives_between_two_steps(
+    agents_end: AgentsEnd, monkeypatch: pytest.MonkeyPatch, way: str, operation: str
+) -> None:
+    """While the host waits for others between two steps, the page says in which collective; within
+    a step it says nothing, and each wait has a number of its own.
+    """
+    told = []
+    original = torch._C._distributed_c10d.Work.wait
+
+    def wait(*arguments: Any, **named: Any) -> Any:
+        told.append(agents_end.message().collective)
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(torch._C._distributed_c10d.Work, "wait", wait)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with attach(optimizer=optimizer, model=model, socket=agents_end.path):
+        for _ in range(2):
+            loss = model(torch.randn(2, 4)).square().mean()
+            WAYS["synchronous"]()
+            assert told.pop() == (0, 0)
+            loss.backward()
+            optimizer.step()
+        for number in (1, 2):
+            WAYS[way]()
+            kind, count = told.pop()
+            assert (hang.operation(kind), count) == (operation, number)
+            assert agents_end.message().collective == (0, number)
 
 
 def test_backward_of_distributed_data_parallel(agents_end: AgentsEnd) -> None:

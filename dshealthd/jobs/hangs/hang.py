@@ -54,6 +54,10 @@ class HangClass(enum.StrEnum):
     """No cause on this node: the ranks wait for a rank elsewhere, or for the network."""
     BETWEEN_STEPS = "between_steps"
     """All ranks here are between the same two steps: perhaps an unmarked checkpoint or evaluation."""
+    COLLECTIVE = "collective"
+    """All ranks here wait in collectives between the same two steps: a rank elsewhere may be at work
+    between them, or all ranks of the job wait like these, which is a hang.
+    """
     WORKING = "working"
     """GPUs, CPUs, NCCL or growing files show that the job is at work: an unmarked pause."""
     SUSPENDED = "suspended"
@@ -63,7 +67,13 @@ class HangClass(enum.StrEnum):
 
 
 PAUSES = frozenset(
-    {HangClass.BETWEEN_STEPS, HangClass.WORKING, HangClass.SUSPENDED, HangClass.DEBUGGER}
+    {
+        HangClass.BETWEEN_STEPS,
+        HangClass.COLLECTIVE,
+        HangClass.WORKING,
+        HangClass.SUSPENDED,
+        HangClass.DEBUGGER,
+    }
 )
 """Classes of a standstill that is no hang."""
 
@@ -99,6 +109,8 @@ class Culprit(enum.StrEnum):
     LAGGING = "behind"
     AHEAD = "ahead"
     """It is ahead of the others: it has skipped the operation in which they wait."""
+    APART = "apart"
+    """It waits in another collective than most ranks do, between the same two steps."""
 
 
 PROBLEMS: Mapping[str, str] = MappingProxyType(
@@ -112,6 +124,7 @@ PROBLEMS: Mapping[str, str] = MappingProxyType(
         Culprit.INPUT: "has not begun its next step (data, logging, a barrier, or the like)",
         Culprit.LAGGING: "is behind the others",
         Culprit.AHEAD: "is ahead: it skipped a collective that the others wait in",
+        Culprit.APART: "waits in another collective than the others, between two steps",
     }
 )
 """The problem of a culprit as every page, command and file words it, after its rank."""
@@ -147,6 +160,8 @@ def explain(cause: str, *, named: bool, whole: bool) -> str:
             )
         case HangClass.BETWEEN_STEPS:
             return "between two steps"
+        case HangClass.COLLECTIVE:
+            return "in collectives between two steps: a rank on another node may be at work there"
         case HangClass.WORKING:
             return "no step, but its processes are at work"
         case HangClass.SUSPENDED if whole:
@@ -172,6 +187,19 @@ IDLE = Work()
 
 STOPPED = frozenset({ThreadState.STOPPED, ThreadState.TRACED})
 """States of a process that is stopped by a signal or a debugger."""
+
+
+OPERATIONS = (
+    *("broadcast", "all_reduce", "all_reduce", "reduce", "all_gather", "all_gather", "all_gather"),
+    *("gather", "scatter", "reduce_scatter", "all_to_all", "all_to_all", "send", "recv", "recv"),
+    *("barrier", "reduce_scatter", "coalesced", "all_reduce", "reduce_scatter"),
+)
+"""The names of c10d's types of operations, in the order of its `OpType`."""
+
+
+def operation(word: int) -> str:
+    """Return the name of the collective in a heartbeat's word of a wait; empty for none."""
+    return "" if not word else OPERATIONS[word - 1] if word <= len(OPERATIONS) else "other"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +240,10 @@ class RankState:
     """Seconds for which its process has been seen stopped, by a signal or a debugger."""
     phase_seconds: float = 0.0
     """Seconds for which it has been in its phase."""
+    collective: str = ""
+    """The collective in which its host waits between two steps; empty if it is known of none."""
+    collective_for: float = 0.0
+    """Seconds for which it has been seen to wait there."""
 
     @property
     def stands_still(self) -> bool:
@@ -294,6 +326,10 @@ def judge(
     reason, culprits = _cause(ranks, living, floor, whole=whole)
     overdue = min(rank.silence - (floor if certain else rank.bound) for rank in living)
     reason, hold = _pause_or_hang(reason, living, overdue, work)
+    if reason is HangClass.BETWEEN_STEPS and all(
+        rank.collective and rank.collective_for > floor for rank in living
+    ):
+        reason, hold, culprits = _in_collectives(living, hold, whole=whole)
     return Standstill(
         job=job,
         reason=reason,
@@ -350,6 +386,24 @@ def _pause_or_hang(
         if reason is HangClass.WAITING and between and not seen.waits:
             return HangClass.BETWEEN_STEPS, PATIENCE
     return reason, UNEXPLAINED if reason is HangClass.WAITING else 0.0
+
+
+def _in_collectives(
+    ranks: Sequence[RankState], patience: float, *, whole: bool
+) -> tuple[HangClass, float, list[tuple[int, Culprit]]]:
+    """Return the class of a standstill in which all ranks here wait for others between two steps,
+    its hold, and the ranks that wait in another collective than most.
+
+    If these are all ranks of the job, none is left that could write a checkpoint or evaluate.
+    """
+    if not whole:
+        return HangClass.COLLECTIVE, patience, []
+    counts = Counter(rank.collective for rank in ranks)
+    most, count = counts.most_common(1)[0]
+    if count == len(ranks):
+        return HangClass.WAITING, UNEXPLAINED, []
+    apart = [(rank.rank, Culprit.APART) for rank in ranks if rank.collective != most]
+    return HangClass.DESYNC, 0.0, apart if count * 2 > len(ranks) else []
 
 
 def _cause(

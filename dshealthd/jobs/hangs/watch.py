@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.jobs.hangs.activity import ThreadState, activity
 from dshealthd.jobs.hangs.exits import End
-from dshealthd.jobs.hangs.hang import STOPPED, RankState
+from dshealthd.jobs.hangs.hang import STOPPED, RankState, operation
 from dshealthd.jobs.hangs.silence import FLOOR, SilenceBaseline
 from dshealthd.jobs.heartbeats.identity import Identity
 from dshealthd.jobs.shares import shared
@@ -76,6 +76,8 @@ class Watched:
     """The watch's time at which its process was first seen stopped; None while it is not."""
     phase_began: float = 0.0
     """The watch's time at which it entered its phase, or was first seen in it."""
+    collective_at: float = 0.0
+    """The watch's time at which it was first seen in the collective that its message tells."""
     unheard: int = 0
     """Consecutive checks in which it was not among the senders."""
     end: End | None = None
@@ -109,6 +111,8 @@ class Watched:
             cpu=self.cpu if self.message.memory is None else None,
             stopped_for=0.0 if self.stopped_at is None else clock - self.stopped_at,
             phase_seconds=clock - self.phase_began,
+            collective=operation(self.message.collective[0]),
+            collective_for=clock - self.collective_at,
         )
 
 
@@ -179,7 +183,10 @@ class RankWatch:
             watched = self.watched.get(place)
             if watched is None or watched.who != who:
                 baseline = self._baseline(who, message, heard)
-                self._begin(place, Watched(who, message, baseline, phase_began=heard))
+                fresh = Watched(
+                    who, message, baseline, phase_began=heard, collective_at=self._clock
+                )
+                self._begin(place, fresh)
             elif (watched.message.sent, watched.message.step) != (message.sent, message.step):
                 heard = max(heard, watched.baseline.heard)
                 watched.baseline.hear(
@@ -188,6 +195,9 @@ class RankWatch:
                 if message.phase != watched.message.phase:
                     watched.phase_began = heard
                 watched.message, watched.cpu_before, watched.cpu = message, None, None
+                watched.collective_at = self._clock
+            elif watched.message.collective != message.collective:
+                watched.message, watched.collective_at = message, self._clock
         for place, watched in list(self.watched.items()):
             watched.unheard = 0 if place in present else watched.unheard + 1
             self._examine(place, watched)

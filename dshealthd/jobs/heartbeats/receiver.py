@@ -327,10 +327,12 @@ class Receiver:
                 if sender.torn >= TORN:
                     self._reject(sender, RejectReason.MALFORMED)
                 return
-            # It was written after the previous read of the page, whatever it claims.
-            age = min(max(now - message.sent, 0.0), now - sender.looked)
-            sender.data, sender.message, sender.heard = data, message, self._wall() - age
-            sender.moved = now
+            before = sender.message
+            if before is None or (before.sent, before.step) != (message.sent, message.step):
+                # It was written after the previous read of the page, whatever it claims.
+                age = min(max(now - message.sent, 0.0), now - sender.looked)
+                sender.heard = self._wall() - age
+            sender.data, sender.message, sender.moved = data, message, now
             self.received += 1
         sender.torn, sender.looked = 0, now
 

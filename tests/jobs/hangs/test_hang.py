@@ -142,6 +142,44 @@ def test_a_job_at_work_is_in_a_pause(rank_1: dict[str, object]) -> None:
     assert found(late).shown
 
 
+BARRIER = {"stage": INPUT, "collective": "barrier", "collective_for": 31.0}
+"""What is known of a rank that waits for others between two steps."""
+
+
+@pytest.mark.parametrize(
+    ("rank_1", "reason", "culprits", "hold"),
+    [
+        ({}, HangClass.WAITING, (), UNEXPLAINED),
+        ({"collective": "broadcast"}, HangClass.DESYNC, ((1, Culprit.APART),), 0.0),
+        # It may write a checkpoint, or did until a moment ago.
+        ({"collective": ""}, HangClass.BETWEEN_STEPS, (), PATIENCE),
+        ({"collective_for": 29.0}, HangClass.BETWEEN_STEPS, (), PATIENCE),
+        ({"cpu": 1.0}, HangClass.WORKING, (), PATIENCE),
+        # A rank on another node may.
+        ({"world_size": 4}, HangClass.COLLECTIVE, (), PATIENCE),
+    ],
+)
+def test_collectives_between_two_steps(
+    rank_1: dict[str, object], reason: HangClass, culprits: object, hold: float
+) -> None:
+    """Ranks that all wait for others between two steps hang, as none is left that could be at work;
+    the one that waits in another collective than the rest is named.
+    """
+    states = [replace(rank, **(BARRIER | (rank_1 if rank.rank == 1 else {}))) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    still = found(states)
+    assert (still.reason, still.culprits, still.hold) == (reason, culprits, hold)
+    assert found(states, Work("it writes files")).reason is HangClass.WORKING
+
+
+def test_collectives_without_a_majority() -> None:
+    """Of two ranks in two collectives, none is named."""
+    two = [
+        replace(WAITS, rank=rank, world_size=2, **(BARRIER | {"collective": collective}))  # type: ignore[arg-type] # fields of it
+        for rank, collective in enumerate(("barrier", "broadcast"))
+    ]
+    assert (found(two).reason, found(two).culprits) == (HangClass.DESYNC, ())
+
+
 def test_patience_with_who_computes_ends() -> None:
     """A rank that computes on CPUs without ever making a step is a hang as well, later: a loop that
     does not end computes too. On a GPU, where waiting takes a core, CPU time shows nothing.

@@ -217,6 +217,28 @@ def test_for_how_long_a_phase_lasts(scene: Scene) -> None:
     assert scene.rank(0).phase_seconds <= 1.0
 
 
+def test_for_how_long_a_rank_waits_in_a_collective(scene: Scene) -> None:
+    """It is in one for as long as nothing else is told; the next of the same type is another. That
+    it began to wait is no step: the rank is silent all the same.
+    """
+
+    def wait(collective: tuple[int, int], seconds: int) -> tuple[str, float, float]:
+        identity, message = scene.present[JOB, 0]
+        scene.present[JOB, 0] = identity, message._replace(collective=collective)
+        for _ in range(seconds):
+            scene.look()
+        rank = scene.rank(0)
+        return rank.collective, rank.collective_for, rank.silence
+
+    assert wait((16, 1), 10) == ("barrier", 9.0, 10.0)
+    assert wait((16, 2), 10) == ("barrier", 9.0, 20.0)
+    assert wait((101, 3), 2) == ("other", 1.0, 22.0)
+    assert wait((0, 3), 5)[0] == ""
+    wait((1, 4), 5)
+    scene.step(0)
+    assert wait((1, 5), 1) == ("broadcast", 0.0, pytest.approx(1.0, abs=1.0))
+
+
 def test_an_unusual_silence_is_not_learnt(scene: Scene) -> None:
     """What a pause or a stopped process took is not usual from then on, however often it comes."""
 
