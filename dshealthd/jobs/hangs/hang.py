@@ -241,7 +241,7 @@ class RankState:
     phase_seconds: float = 0.0
     """Seconds for which it has been in its phase."""
     collective: str = ""
-    """The collective in which its host waits between two steps; empty if it is known of none."""
+    """The collective in which its host waits idly between two steps; empty if it is known of none."""
     collective_for: float = 0.0
     """Seconds for which it has been seen to wait there."""
 

@@ -236,7 +236,20 @@ def test_for_how_long_a_rank_waits_in_a_collective(scene: Scene) -> None:
     assert wait((0, 3), 5)[0] == ""
     wait((1, 4), 5)
     scene.step(0)
-    assert wait((1, 5), 1) == ("broadcast", 0.0, pytest.approx(1.0, abs=1.0))
+    assert wait((1, 5), 3) == ("broadcast", 2.0, pytest.approx(3.0, abs=1.0))
+
+
+def test_a_collective_that_moves_data(scene: Scene) -> None:
+    """A rank that takes CPU time in a collective does not only wait."""
+    identity, message = scene.present[JOB, 0]
+    scene.present[JOB, 0] = identity, message._replace(collective=(1, 1))
+    for second in range(1, 41):
+        scene.process(0, ticks=second)
+        scene.look()
+    assert (scene.rank(0).collective, scene.rank(0).collective_for) == ("", 39.0)
+    for _ in range(60):
+        scene.look()
+    assert scene.rank(0).collective == "broadcast"
 
 
 def test_an_unusual_silence_is_not_learnt(scene: Scene) -> None:
