@@ -125,8 +125,9 @@ def probes(series: Series, wall: float) -> Iterator[Sign]:
     name = "probe_peer_disagrees"
     for reason, peers in Counter(point.labels["reason"] for point in series(name)).items():
         yield Sign(
-            alert="DshealthdPeersDiffer",
+            alert=PROBES,
             part=reason,
+            labels={"reason": f"it differs from peers in {reason}, and has no rounds with them"},
             value=float(peers),
             source=f"dshealthd_{name}",
         )

@@ -65,7 +65,6 @@ CHECKS = {
         STATE,
         "test_network_checks::test_members_that_cannot_be_reached",
     ),
-    "members": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
     "model-memory": (STATE, "job/test_config_remedies::test_mended_memory"),
     "nccl-releases": (STATE, "test_running_jobs::test_nccl_release_with_a_defect"),
     "nccl-variables": (PASTED, "job/test_nccl::test_variables"),

@@ -153,7 +153,7 @@ LOST = ("job_step", 100, JOB, "0")
             id="a loss scale that has collapsed, with bf16",
         ),
         pytest.param(
-            *(agent.MEMBERS, "members-disagree", "warning", "members", "names the peers"),
+            *(agent.PROBE_ROUNDS, "probes-missing", "warning", "members", "names the peers"),
             (("probe_peer_disagrees", 1, "node-3", "members"), *MEMBERS),
             MEMBERS,
             id="a peer with another list of members, which is given the same",

@@ -105,22 +105,6 @@ LINK_SUSPECTS = snapshot_check(
 )
 
 
-def _members(context: NodeContext) -> str:
-    members = context.series.value("members")
-    if context.series.value("probe_up") is None or members is None:
-        return "no probes are configured"
-    return f"none of the {members:g} members of the probes disagrees with this node"
-
-
-MEMBERS = snapshot_check(
-    "members-disagree",
-    "members",
-    "Members of the probes have the same list and settings",
-    (),
-    _members,
-)
-
-
 def _probe_failures(context: NodeContext) -> str:
     return _coverage(context, "suspects this node of failing")
 

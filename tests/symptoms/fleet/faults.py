@@ -117,7 +117,7 @@ def catalogue(node: Node, began: float) -> list[Fault]:
         Fault("loopback-refused", "node", "loopback_up", {}, _always(0)),
         Fault("clock-unsynchronized", "node", "clock_synchronized", {}, _always(0)),
         Fault(
-            "members-disagree",
+            "probes-missing",
             "node",
             "probe_peer_disagrees",
             {"peer": "elsewhere", "reason": "members"},
