@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.findings.fabric import fabric_up
 from dshealthd.findings.finding import Sign
+from dshealthd.findings.host import each
 from dshealthd.jobs.ras.policy import AskReason, decide
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def transports(series: Series, _wall: float) -> Iterator[Sign]:
         if uses.get(variable):
             found.setdefault(job, {})[f"{variable} disables {TRANSPORTS[variable]}"] = ranks
     for job, problems in found.items():
-        yield _of_job("DshealthdTransportDisabled", job, problems, max(problems.values()))
+        sign = _of_job("DshealthdJobSettings", job, problems, max(problems.values()))
+        yield from each([sign], apart="transport", hold=300.0)
 
 
 def placement(series: Series, _wall: float) -> Iterator[Sign]:

@@ -50,7 +50,6 @@ CHECKS = {
     "job-losses": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
     "job-nccl-settings": (STATE, "test_running_jobs::test_ranks_devices_and_variables"),
     "job-ranks": (STATE, "test_running_jobs::test_ranks_devices_and_variables"),
-    "job-transports": (STATE, "test_running_jobs::test_ranks_devices_and_variables"),
     "kernel-log": (STATE, "test_host_checks::test_kernel_log"),
     "kernel-settings": (PASTED, "test_remedies::test_queue_of_connections"),
     "launcher": (STATE, "job/test_launcher::test_command_faults"),

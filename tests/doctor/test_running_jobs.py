@@ -81,14 +81,12 @@ def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> No
                 running_jobs.JOB_RANKS,
                 running_jobs.JOB_DEVICES,
                 running_jobs.JOB_NCCL_SETTINGS,
-                running_jobs.JOB_TRANSPORTS,
             )
         }
     assert found == {
         "job-ranks": ("rendezvous-env-mismatch", ["warning"]),
         "job-devices": ("device-ordinal", ["warning"]),
-        "job-nccl-settings": ("nccl-environment", ["warning"]),
-        "job-transports": ("p2p-disabled", ["warning"]),
+        "job-nccl-settings": ("nccl-environment", ["warning", "warning"]),
     }
     right = {"CUDA_VISIBLE_DEVICES": "0,1"}
     with ranks(
@@ -102,7 +100,6 @@ def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> No
             running_jobs.JOB_RANKS,
             running_jobs.JOB_DEVICES,
             running_jobs.JOB_NCCL_SETTINGS,
-            running_jobs.JOB_TRANSPORTS,
         ):
             assert of_the_job(check, context) == []
 
@@ -140,8 +137,8 @@ def test_transports_that_a_job_would_not_use(variable: str) -> None:
         ("infiniband_port_up", 1, "mlx5_0", "1"),
         ("job_environment_problems", 1, *run, "0", variable, "disabled"),
     )
-    context = seen(running_jobs.JOB_TRANSPORTS, scene)
-    assert outcomes(running_jobs.JOB_TRANSPORTS, context) == ["ok"]
+    context = seen(running_jobs.JOB_NCCL_SETTINGS, scene)
+    assert outcomes(running_jobs.JOB_NCCL_SETTINGS, context) == ["ok"]
 
 
 def test_nccl_release_with_a_defect(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_p2p_disabled(tmp_path: Path) -> None:
         well = machine.scrape()
     with ranks(NCCL_P2P_DISABLE="1"):
         ill = machine.scrape()
-    assert fires("DshealthdTransportDisabled", {"node": (well, ill)}, tmp_path, job=NAME) == (
+    assert fires("DshealthdJobSettings", {"node": (well, ill)}, tmp_path, job=NAME) == (
         False,
         True,
     )

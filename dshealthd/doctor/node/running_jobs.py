@@ -219,17 +219,3 @@ JOB_RANKS = snapshot_check(
     ("job_environment",),
     _job_ranks,
 )
-
-
-def _job_transports(context: NodeContext) -> str:
-    runs = len(list(context.series("job_ranks")))
-    return f"{plural(runs, 'training run')} on this node; none disables a transport that it needs"
-
-
-JOB_TRANSPORTS = snapshot_check(
-    "p2p-disabled",
-    "job-transports",
-    "Running jobs use the fast transports",
-    ("job_environment",),
-    _job_transports,
-)
