@@ -25,7 +25,10 @@ FILES = {
     "members_last_reload_successful": "list of members",
     "probe_peer_credentials_last_reload_successful": "keys and certificates of the peer API",
 }
-"""Files that are reloaded when they change, as DshealthdReloadFailed names them."""
+"""Files that are reloaded when they change, as findings name them."""
+REJECTED = (
+    "it cannot use the new file; the previous one is still in force, and a restart would fail"
+)
 OF_LINKS = {
     "slow": "it is slower than before, while what it joins is healthy otherwise",
     "ambiguous": "no third node can tell whether one of its ends or the path is the culprit",
@@ -75,7 +78,13 @@ def workings(series: Series, _wall: float) -> Iterator[Sign]:
         )
     for name, file in FILES.items():
         if series.value(name) == 0:
-            yield Sign(alert="DshealthdReloadFailed", part=file, source=f"dshealthd_{name}")
+            yield Sign(
+                alert=TROUBLE,
+                part=file,
+                labels={"reason": REJECTED},
+                hold=60.0,
+                source=f"dshealthd_{name}",
+            )
 
 
 def probes(series: Series, wall: float) -> Iterator[Sign]:

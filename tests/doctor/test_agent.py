@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import bcrypt
 import pytest
 
-from dshealthd.doctor.node.agent import AGENT_CONFIG, MAINTENANCE
+from dshealthd.doctor.node.agent import AGENT, MAINTENANCE
 from dshealthd.doctor.status_document import status_document
 from dshealthd.http.client import Access
 from tests.agents import RunningAgent, end, first_line, launch, running
@@ -101,16 +101,16 @@ def test_file_that_is_refused(tmp_path: Path) -> None:
         file = tmp_path / "dshealthd.toml"
         file.write_text("[collectors.gpu]\nintervall = '1s'\n", encoding="utf-8")
         agent.process.send_signal(signal.SIGHUP)
-        found = said(agent, AGENT_CONFIG, "warning")
-        assert (AGENT_CONFIG.slug, found.component) == (
-            "config-reload-failed",
+        found = said(agent, AGENT, "warning")
+        assert (AGENT.slug, found.component) == (
+            "collector-failing",
             "configuration",
         )
         assert "`dshealthd check-config`" in found.remedy
         file.write_text(CONFIG, encoding="utf-8")
         run("dshealthd check-config", "--config.file", str(file))
         agent.process.send_signal(signal.SIGHUP)
-        said(agent, AGENT_CONFIG, "ok")
+        said(agent, AGENT, "ok")
 
 
 def test_maintenance_that_is_over(tmp_path: Path) -> None:

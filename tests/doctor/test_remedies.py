@@ -15,8 +15,7 @@ STATE = "state"
 """What the remedy leads to is put in place, and the check passes."""
 
 CHECKS = {
-    "agent-config": (STATE, "test_agent::test_file_that_is_refused"),
-    "agent-workers": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
+    "agent": (STATE, "test_agent::test_file_that_is_refused"),
     "async-io": (STATE, "test_host_checks::test_deepspeed_operators"),
     "batch-sizes": (PASTED, "job/test_config::test_batch_remedy_heals"),
     "checkpoint": (PASTED, "job/test_checkpoint::test_remedy_of_latest"),

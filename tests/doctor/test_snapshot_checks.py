@@ -90,7 +90,7 @@ LOST = ("job_step", 100, JOB, "0")
     ("check", "slug", "outcome", "component", "step", "ill", "well"),
     [
         pytest.param(
-            *(agent.AGENT_WORKERS, "collector-failing", "warning", "filesystem", "ps -eo"),
+            *(agent.AGENT, "collector-failing", "warning", "filesystem", "ps -eo"),
             (("worker_stuck", 1, "filesystem"),),
             (("worker_stuck", 0, "filesystem"),),
             id="a worker in the kernel, which comes back",
@@ -278,7 +278,7 @@ def test_job_that_continues_on_fewer_ports() -> None:
         ),
         (agent.PROBE_ROUNDS, (("probe_up", 0),), "do not run", "probes run"),
         (
-            agent.AGENT_CONFIG,
+            agent.AGENT,
             (("config_last_reload_successful", 0),),
             "not: configuration",
             "every",

@@ -104,7 +104,7 @@ def test_prometheus_follows_the_members(tmp_path: Path) -> None:
             )
             time.sleep(2.5)
             assert known(server).keys() == {"node-1"}
-            assert played("DshealthdReloadFailed", (well, ill), tmp_path) == (False, True)
+            assert played("DshealthdAgentTrouble", (well, ill), tmp_path) == (False, True)
             one.kill()
             time.sleep(2.5)
             await_(lambda: known(server) == {"node-1": "down"}, server)

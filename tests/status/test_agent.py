@@ -75,7 +75,7 @@ def test_from_well_to_lost(tmp_path: Path) -> None:
 
         (tmp_path / "dshealthd.toml").write_text("nonsense = 1\n", encoding="utf-8")
         agent.process.send_signal(signal.SIGHUP)
-        until(agent.port, lambda alerts: "DshealthdReloadFailed" in alerts)
+        until(agent.port, lambda alerts: "DshealthdAgentTrouble" in alerts)
         gpus.clear_faults()
         until(agent.port, lambda alerts: "DshealthdGpuLost" not in alerts)
     code, node = status(agent.port)

@@ -24,31 +24,19 @@ if TYPE_CHECKING:
     from dshealthd.doctor.node_context import NodeContext
 
 
-def _agent_config(context: NodeContext) -> str:
-    failed = [file for name, file in FILES.items() if context.series.value(name) == 0]
-    return f"reloaded, but not: {', '.join(failed)}" if failed else "every file was reloaded"
-
-
-AGENT_CONFIG = snapshot_check(
-    "config-reload-failed",
-    "agent-config",
-    "The agent runs with its current files",
-    (),
-    _agent_config,
-)
-
-
-def _agent_workers(context: NodeContext) -> str:
+def _agent(context: NodeContext) -> str:
     stuck = sum(point.value for point in context.series("worker_stuck"))
-    return f"{plural(stuck, 'worker')} cannot be killed"
+    failed = [file for name, file in FILES.items() if context.series.value(name) == 0]
+    files = f"reloaded, but not: {', '.join(failed)}" if failed else "every file was reloaded"
+    return f"{plural(stuck, 'worker')} cannot be killed; {files}"
 
 
-AGENT_WORKERS = snapshot_check(
+AGENT = snapshot_check(
     "collector-failing",
-    "agent-workers",
-    "No worker of the agent is stuck",
+    "agent",
+    "No worker of the agent is stuck, and it runs with its current files",
     (),
-    _agent_workers,
+    _agent,
 )
 
 
