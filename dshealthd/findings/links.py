@@ -32,7 +32,7 @@ NVLINK_ERRORS = {
 }
 """Types of errors: their limit, its seconds, and words for them."""
 GENERATION_5 = 5
-PCIE = "DshealthdPcieDegraded"
+PCIE, MULTI_NODE = "DshealthdPcieDegraded", "DshealthdMultiNodeNvlinkDown"
 DEVICE = "a PCIe device"
 """The part where the kernel's log names it and its events do not."""
 IOMMU_FAULTS = 10
@@ -173,7 +173,15 @@ def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
     most = max(Counter(now.values()).values(), default=0)
     if outside := len(registered | now.keys()) - most:
         yield Sign(
-            alert="DshealthdNvlinkDomainMismatch",
+            alert=MULTI_NODE,
+            # Compares with the node's other GPUs and with its own past: nodes of one domain may be in
+            # different cliques (partitions).
+            labels={
+                "reason": "GPUs are outside the NVLink domain or clique of the others, or that the "
+                "node was in"
+            },
+            apart="domain",
+            hold=300.0,
             value=outside,
             limit=0,
             source=f"dshealthd_{name}",
@@ -182,8 +190,8 @@ def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
     for name, reason in (("imex_running", "running"), ("imex_listening", "listening")):
         if nodes is not None and nodes > 1 and series.value(name) == 0:
             yield Sign(
-                alert="DshealthdImexDown",
-                labels={"reason": reason},
+                alert=MULTI_NODE,
+                labels={"reason": f"nvidia-imex, configured for several nodes, is not {reason}"},
                 value=nodes,
                 source=f"dshealthd_{name}",
             )

@@ -130,10 +130,10 @@ def _imex(context: NodeContext) -> str:
 IMEX = snapshot_check(
     "bad-link",
     "imex",
-    "IMEX runs where it is configured for a multi-node fabric",
+    "GPUs are in their NVLink domain, and IMEX runs where it is configured",
     ("nvlink_domain",),
     _imex,
-    alerts="DshealthdImex",
+    alerts="DshealthdMultiNode",
 )
 
 
