@@ -70,7 +70,11 @@ ROUND = (("probe_rounds_total", 1, "pair", "ok"), ("probe_up", 1))
         (agent.LINK_SUSPECTS, ROUND, "1 round with other nodes"),
         (agent.PROBE_FAILURES, ROUND, "1 round with other nodes"),
         (agent.STRAGGLER, ROUND, "1 round with other nodes"),
-        (agent.AGENT, (("worker_stuck", 0, "filesystem"),), "0 workers cannot be killed; every file was reloaded"),
+        (
+            agent.AGENT,
+            (("worker_stuck", 0, "filesystem"),),
+            "0 workers cannot be killed; every file was reloaded",
+        ),
     ],
     ids=lambda one: getattr(one, "name", None),
 )
