@@ -1,5 +1,5 @@
 """The order in which workers take the files of tests: slow ones first, whatever is unknown after
-them.
+them. Tests of the slowest run in any worker each, or all would wait for the last of them.
 
 Most tests wait (for a deadline, a server, a page): there are more workers than processors, and the
 file that takes longest must not begin last.
@@ -28,6 +28,8 @@ SHORT = 4
 """Seconds; a file that takes fewer is not in the table."""
 QUICK = 8
 """Seconds; files that take more are not for every day."""
+LONG = 64
+"""Seconds; tests of a file that takes as many are taken one by one, unless they share a fixture."""
 WAITING = 2
 """Workers beyond one for each processor: so many files wait rather than compute."""
 HEADER = """\
@@ -37,9 +39,13 @@ HEADER = """\
 
 
 class SlowFirst(LoadFileScheduling):  # type: ignore[misc] # xdist has no types
-    """Whole files in the order of their collection, and no second one for a worker before its last
-    test: it would wait there behind a slow test while others are idle.
+    """Whole files in the order of their collection, long ones test by test, and no second unit for a
+    worker before its last test: it would wait there behind a slow test while others are idle.
     """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return nodeid if divisible(self.config.rootpath, file) else file
 
     def _reschedule(self, node: WorkerController) -> None:
         more = self.workqueue and not node.shutting_down
@@ -82,6 +88,13 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SlowFirst | None:
     """Return the scheduler for `--dist loadfile`."""
     return SlowFirst(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@functools.cache
+def divisible(root: Path, file: str) -> bool:
+    """Tell whether a file takes long and has no fixture that several of its tests share."""
+    seconds = recorded(TABLE).get(file, 0)
+    return seconds >= LONG and "scope=" not in (root / file).read_text(encoding="utf-8")
 
 
 @functools.cache
