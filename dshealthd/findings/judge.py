@@ -76,14 +76,13 @@ def seen(series: Series, *, node: str, name: str, wall: float) -> Judgement:
     found: dict[Key, Finding] = {}
     failed = {}
     for rule in (*RULES, functools.partial(agent.accused, name=name)):
-        label = _label(rule)
         try:
             signs = list(rule(series, wall))
         except Exception:  # noqa: BLE001 - a defect in one rule must not hide what others see
-            failed[label] = traceback.format_exc()
+            failed[_label(rule)] = traceback.format_exc()
             continue
         for sign in signs:
-            finding = catalogue.found(sign, node, label)
+            finding = catalogue.found(sign, node, _label(rule))
             if finding.severity is State.CRITICAL and not finding.training_job:
                 finding = dataclasses.replace(finding, training_job=users.of(sign))
             found.setdefault(finding.key, finding)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import statistics
 from array import array
@@ -106,7 +107,8 @@ class Window:
                 self._put(labels, now, value)
             self._raw[labels] = value
         self._added = now
-        self._forget(now)
+        if self._series:
+            self._forget(now)
 
     def _put(self, labels: Labels, now: float, *figures: float) -> None:
         """Add figures to the current step of a series, or begin its next one."""
@@ -213,6 +215,18 @@ class Window:
             yield round(now - value, 3) if place % self._width == 0 else value
 
 
+@functools.lru_cache(maxsize=1024)
+def _key(
+    kind: Measure, name: str, seconds: float, labels: tuple[tuple[str, str | Labels], ...]
+) -> str:
+    """Return a query as the state file has it."""
+    wanted = ",".join(
+        f"{key}={value if isinstance(value, str) else '|'.join(sorted(value))}"
+        for key, value in sorted(labels)
+    )
+    return f"{kind} {name} {seconds:g} {wanted}"
+
+
 class Past:
     """The windows that rules ask for, by what they ask."""
 
@@ -230,11 +244,11 @@ class Past:
         from_zero: bool = False,
     ) -> Window:
         """Return the window of a query; the first call makes it."""
-        wanted = ",".join(
-            f"{key}={value if isinstance(value, str) else '|'.join(sorted(value))}"
-            for key, value in sorted(labels.items())
+        wanted = tuple(
+            (key, value if isinstance(value, str) else tuple(value))
+            for key, value in labels.items()
         )
-        key = f"{kind} {name} {seconds:g} {wanted}"
+        key = _key(kind, name, seconds, wanted)
         window = self._windows.get(key)
         if window is None:
             window = self._windows[key] = Window(kind, seconds)

@@ -67,8 +67,10 @@ class Series:
 
     def _with(self, name: str, labels: Mapping[str, Wanted]) -> list[Sample]:
         """Return the samples of `dshealthd_NAME` with these labels, without label mappings."""
-        samples = self._samples.get(name, [])
-        dimensions = samples[0].metric.dimensions if samples else ()
+        samples = self._samples.get(name)
+        if not samples:  # as nine in ten of the rules' queries on a healthy node
+            return []
+        dimensions = samples[0].metric.dimensions
         if not labels.keys() <= set(dimensions):
             return []
         for key, wanted in labels.items():
