@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import base64
+import importlib
 import json
 import os
 import socket
@@ -23,9 +24,13 @@ from dshealthd.probe.workers.store import MAX_KEY, MAX_VALUE, LocalStore, StoreE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch grumbles about what is not installed beside it
-    import torch
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    """PyTorch, not imported before a test needs it: that took a fifth of collecting all tests."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it grumbles about what is not installed beside it
+        return importlib.import_module("torch")
 
 
 def test_stands_alone() -> None:
@@ -41,7 +46,7 @@ def test_stands_alone() -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, 8, 4096])
-def test_pattern_is_exact(world: int) -> None:
+def test_pattern_is_exact(torch: Any, world: int) -> None:
     """What the ranks contribute adds up to what is expected, exactly, in single precision and in
     any order.
     """
@@ -52,7 +57,7 @@ def test_pattern_is_exact(world: int) -> None:
     assert float(worker.PRIME - 1) * world < 1 << 24
 
 
-def test_pattern_differs() -> None:
+def test_pattern_differs(torch: Any) -> None:
     """Another rank, repetition or place has other data, so that a stale, swapped or shifted buffer
     shows.
     """
@@ -65,7 +70,7 @@ def test_pattern_differs() -> None:
     assert not torch.equal(total, worker.pattern(0, 4, 4, 1 << 16))
 
 
-def test_difference() -> None:
+def test_difference(torch: Any) -> None:
     """The first wrong place is named with what is there and what must be; a NaN is wrong."""
     right = torch.arange(6.0)
     wrong = right.clone()
@@ -77,7 +82,7 @@ def test_difference() -> None:
     )
 
 
-def test_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksum(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checksum is the same each time, and another one for a single bit in either precision."""
     steps = {"repetitions": 2, "order": 64}
     device = torch.device("cpu")
@@ -98,7 +103,7 @@ def test_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
     assert worker.reproducible(device) == ""
 
 
-def test_device_steps() -> None:
+def test_device_steps(torch: Any) -> None:
     """The operations of a device are timed and their results are right."""
     steps = list(
         worker.device_steps(torch.device("cpu"), {"repetitions": 2, "order": 32, "bytes": 4096})
