@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,6 +98,11 @@ def divisible(root: Path, file: str) -> bool:
     return seconds >= LONG and "scope=" not in (root / file).read_text(encoding="utf-8")
 
 
+def longest(root: Path, file: str) -> int:
+    """Return the seconds that a worker is busy with a file at most, as far as they are known."""
+    return min(recorded(TABLE).get(file, 0), LONG if divisible(root, file) else sys.maxsize)
+
+
 @functools.cache
 def recorded(table: Path) -> dict[str, int]:
     """Return the seconds of the files in a table."""
@@ -123,8 +129,7 @@ def rendered(seconds: dict[str, float]) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put slow files first, in each worker alike; a run without workers keeps its order."""
     if hasattr(config, "workerinput"):
-        known = recorded(TABLE)
-        items.sort(key=lambda item: -known.get(item.location[0], 0))
+        items.sort(key=lambda item: -longest(config.rootpath, item.location[0]))
 
 
 _taken: Counter[str] = Counter()

@@ -56,11 +56,14 @@ def test_slow_files_begin_first(tmp_path: Path) -> None:
 def test_tests_that_share_a_fixture_stay_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that takes long is one unit all the same if a fixture of it outlives a test."""
+    """A file that takes long is one unit all the same if a fixture of it outlives a test, and begins
+    before one that is shared.
+    """
     monkeypatch.setattr(schedule, "TABLE", tmp_path / "durations.txt")
-    schedule.TABLE.write_text("64 test_a.py\n64 test_b.py\n32 test_c.py\n")
+    schedule.TABLE.write_text("512 test_a.py\n128 test_b.py\n32 test_c.py\n")
     for name in "abc":
         (tmp_path / f"test_{name}.py").write_text("")
     (tmp_path / "test_b.py").write_text("@pytest.fixture(scope='module')\ndef b(): ...\n")
     files = [f"test_{name}.py" for name in "abcd"]
     assert [name for name in files if schedule.divisible(tmp_path, name)] == ["test_a.py"]
+    assert [schedule.longest(tmp_path, name) for name in files] == [64, 128, 32, 0]
