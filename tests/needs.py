@@ -41,19 +41,19 @@ TRAINING = re.compile(
 
 
 @functools.cache
-def parsed(file: Path) -> ast.Module:
-    """Return a file as a tree."""
-    return ast.parse(file.read_text(encoding="utf-8"))
-
-
-@functools.cache
-def strings(file: Path) -> frozenset[str]:
-    """Return the strings in a file, without its docstrings of modules, classes and functions."""
-    return frozenset(
-        node.value
-        for node in ast.walk(parsed(file))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    )
+def _read(file: Path) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the strings in a file; and the modules that it imports, with what it imports from them
+    as if all were such.
+    """
+    strings, modules = set(), set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            strings.add(node.value)
+        elif isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(strings), frozenset(modules)
 
 
 def _source(module: str) -> Path | None:
@@ -67,24 +67,11 @@ def _source(module: str) -> Path | None:
 
 
 @functools.cache
-def modules(file: Path) -> frozenset[str]:
-    """Return the modules that a file imports, and what it imports from them as if all were such."""
-    names = set()
-    for node in ast.walk(parsed(file)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return frozenset(names)
-
-
-@functools.cache
 def _used(file: Path) -> frozenset[Path]:
     """Return the files of tests that one imports, or starts by name."""
-    names = {
-        name for name in strings(file) | modules(file) if name.startswith(("tests.", "bench."))
-    }
-    scripts = {file.parent / text for text in strings(file) if re.fullmatch(r"\w+\.py", text)}
+    strings, modules = _read(file)
+    names = {name for name in strings | modules if name.startswith(("tests.", "bench."))}
+    scripts = {file.parent / text for text in strings if re.fullmatch(r"\w+\.py", text)}
     found = {_source(name) for name in names} | {script for script in scripts if script.is_file()}
     return frozenset(path for path in found if path is not None)
 
@@ -102,17 +89,20 @@ def closure(file: Path) -> set[Path]:
 
 def programs(file: Path) -> set[str]:
     """Return the programs that a file of tests needs."""
-    words = set().union(*map(strings, closure(file)))
+    words = set().union(*(_read(path)[0] for path in closure(file)))
     # A library that is loaded, not a program that is started.
     library = {"faketime"} if any("libfaketime" in word for word in words) else set()
     return (words & PACKAGES.keys()) | library
 
 
+@functools.cache
+def _names_training(file: Path) -> bool:
+    return any(TRAINING.fullmatch(text) for texts in _read(file) for text in texts)
+
+
 def trains(file: Path) -> bool:
     """Tell whether a file of tests needs PyTorch."""
-    return any(
-        TRAINING.fullmatch(text) for path in closure(file) for text in strings(path) | modules(path)
-    )
+    return any(map(_names_training, closure(file)))
 
 
 def chosen(arguments: list[str]) -> list[Path]:
