@@ -31,21 +31,10 @@ MAXIMUM_ERROR = gauge(
     "dshealthd_clock_maximum_error_seconds",
     "Upper bound of the clock's error, which grows between updates; absent while not synchronised.",
 )
-ESTIMATED_ERROR = gauge(
-    "dshealthd_clock_estimated_error_seconds",
-    "Estimate of the clock's error; absent while not synchronised.",
-)
-FREQUENCY = gauge(
-    "dshealthd_clock_frequency_adjustment_ratio",
-    "Factor by which the kernel speeds the clock up relative to its oscillator; 1 is no "
-    "adjustment.",
-)
 
 _STA_UNSYNC = 0x0040
 _STA_NANO = 0x2000
 _TIME_ERROR = 5
-_PPM = 1e-6 / 65536
-"""`freq` is in parts per million, 16.16 fixed point."""
 
 
 class Timex(NamedTuple):
@@ -55,10 +44,8 @@ class Timex(NamedTuple):
     status: int
     offset: int
     """Microseconds, or nanoseconds if the status has STA_NANO."""
-    frequency: int
     maximum_error: int
-    """Microseconds, as is `estimated_error`."""
-    estimated_error: int
+    """Microseconds."""
 
 
 class _Structure(ctypes.Structure):
@@ -93,14 +80,7 @@ def adjtimex() -> Timex:
     if state < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"adjtimex: {os.strerror(number)}")
-    return Timex(
-        state,
-        structure.status,
-        structure.offset,
-        structure.freq,
-        structure.maxerror,
-        structure.esterror,
-    )
+    return Timex(state, structure.status, structure.offset, structure.maxerror)
 
 
 class Clock(Collector):
@@ -114,12 +94,10 @@ class Clock(Collector):
         self._source = source
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the clock's state; offset and errors only while synchronised."""
+        """Yield the clock's state; offset and error only while synchronised."""
         timex = self._source()
         synchronized = timex.state != _TIME_ERROR and not timex.status & _STA_UNSYNC
         yield SYNCHRONIZED(float(synchronized))
-        yield FREQUENCY(1 + timex.frequency * _PPM)
         if synchronized:
             yield OFFSET(timex.offset / (1e9 if timex.status & _STA_NANO else 1e6))
             yield MAXIMUM_ERROR(timex.maximum_error / 1e6)
-            yield ESTIMATED_ERROR(timex.estimated_error / 1e6)

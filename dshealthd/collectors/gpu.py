@@ -123,12 +123,6 @@ POWER = gauge(
     "GA100 (A100) and before Ampere.",
     *_ID,
 )
-MODULE_POWER = gauge(
-    "dshealthd_gpu_module_power_watts",
-    "Power drawn by the whole module, including CPU and memory, where the hardware measures it "
-    "(GH200, GB200); NVML field 185.",
-    *_ID,
-)
 POWER_LIMIT = gauge(
     "dshealthd_gpu_power_limit_watts",
     "Power limit in effect (enforced), factory setting (default), and settable range (min, max).",
@@ -151,9 +145,6 @@ THROTTLED = counter(
     "Time for which the clocks were throttled for this reason since the driver was loaded.",
     *_ID,
     "reason",
-)
-STATE = gauge(
-    "dshealthd_gpu_performance_state", "Performance state: 0 is the fastest, 15 the slowest.", *_ID
 )
 RECOVERY = gauge(
     "dshealthd_gpu_recovery_action",
@@ -194,10 +185,7 @@ _FIELDS = {
     "memory_max": "NVML_FI_DEV_TEMPERATURE_MEM_MAX_TLIMIT",
     "max_operating": "NVML_FI_DEV_TEMPERATURE_GPU_MAX_TLIMIT",
 }
-_MODULE = 1
-"""NVML_POWER_SCOPE_MODULE."""
-_ASKED = Fields(*_FIELDS.values(), ("NVML_FI_DEV_POWER_AVERAGE", _MODULE))
-_UNKNOWN_STATE = 32
+_ASKED = Fields(*_FIELDS.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,13 +249,11 @@ class GpuTelemetry(GpuCollector):
     def read(self, gpu: Position, device: Device) -> Iterator[Sample]:
         """Yield the vital signs of one GPU: temperature, power, clocks, memory."""
         labels = gpu.labels
-        *values, module_power = device.fields(_ASKED)
-        fields = dict(zip(_FIELDS, values, strict=True))
+        fields = dict(zip(_FIELDS, device.fields(_ASKED), strict=True))
         yield from device.constants(self.name, lambda: self._constants(labels, device))
         yield from self._modes(labels, device)
         yield from self._heat(labels, device, fields)
         yield from self._power(labels, device)
-        yield from told(MODULE_POWER, module_power, *labels, scale=1e-3)
         if gpu.energy is not None:
             yield ENERGY(gpu.energy / 1e3, *labels)
         yield from self._clocks(labels, device, fields)
@@ -364,8 +350,6 @@ class GpuTelemetry(GpuCollector):
             if reasons is not None and (supported is None or supported & bit):
                 yield THROTTLE(float(reasons & bit > 0), *labels, reason)
             yield from told(THROTTLED, fields.get(reason), *labels, reason, scale=1e-9)
-        state = device.ask("nvmlDeviceGetPerformanceState")
-        yield from told(STATE, None if state == _UNKNOWN_STATE else state, *labels)
 
     def _memory(self, labels: tuple[str, str], device: Device) -> Iterator[Sample]:
         # Version 1, the only one before driver 510, counts reserved memory as used.

@@ -86,12 +86,6 @@ RECEIVE_BYTES = counter(
     "Data received; port_rcv_data, which counts 4-byte words.",
     *_PORT,
 )
-TRANSMIT_PACKETS = counter(
-    "dshealthd_infiniband_port_transmit_packets_total", "Packets sent; port_xmit_packets.", *_PORT
-)
-RECEIVE_PACKETS = counter(
-    "dshealthd_infiniband_port_receive_packets_total", "Packets received; port_rcv_packets.", *_PORT
-)
 TRANSMIT_WAIT = counter(
     "dshealthd_infiniband_port_transmit_wait_total",
     "Ticks during which data waited for credits or arbitration; port_xmit_wait. The length of a "
@@ -154,14 +148,10 @@ _TRAFFIC = {
     # file: metric, and how many units of the file make one unit of the metric
     "port_xmit_data": (TRANSMIT_BYTES, 0.25),
     "port_rcv_data": (RECEIVE_BYTES, 0.25),
-    "port_xmit_packets": (TRANSMIT_PACKETS, 1),
-    "port_rcv_packets": (RECEIVE_PACKETS, 1),
     "port_xmit_wait": (TRANSMIT_WAIT, 1),
     # AWS EFA has these files instead, in hw_counters/
     "tx_bytes": (TRANSMIT_BYTES, 1),
     "rx_bytes": (RECEIVE_BYTES, 1),
-    "tx_pkts": (TRANSMIT_PACKETS, 1),
-    "rx_pkts": (RECEIVE_PACKETS, 1),
 }
 _LINK_ERRORS = """
     symbol_error link_error_recovery link_downed port_rcv_errors port_rcv_remote_physical_errors port_rcv_switch_relay_errors

@@ -30,7 +30,6 @@ BOOTED = gauge(
     "dshealthd_boot_timestamp_seconds",
     "Unix time of boot; btime of /proc/stat, which shifts when the clock is set.",
 )
-BOOT = gauge("dshealthd_boot_info", "1; boot_id is the kernel's random ID of this boot.", "boot_id")
 LOAD = gauge(
     "dshealthd_load_average",
     "Tasks that are running, runnable or in uninterruptible sleep, averaged over 1, 5 and 15 "
@@ -196,7 +195,6 @@ class Kernel(Collector):
             self._settings_read = now
         settings: dict[str, Callable[[], Iterator[Sample]]] = {
             "stat": self._boot_time,
-            "sys/kernel/random/boot_id": self._boot_id,
             "cpu/online": self._cpus,
             "cmdline": self._parameters,
             "transparent_hugepage": self._huge_pages,
@@ -244,10 +242,6 @@ class Kernel(Collector):
     def _boot_time(self) -> Iterator[Sample]:
         if (booted := self._parsed("stat", parse_boot_time)) is not None:
             yield BOOTED(booted)
-
-    def _boot_id(self) -> Iterator[Sample]:
-        if (boot_id := _text(self.host.proc("sys/kernel/random/boot_id"))) is not None:
-            yield BOOT(1, boot_id.strip())
 
     def _cpus(self) -> Iterator[Sample]:
         place = self.host.sys("devices/system/cpu/online")

@@ -1,4 +1,4 @@
-"""MIG devices, from NVML: the partitions of a GPU, and their memory."""
+"""MIG devices, from NVML: the partitions of a GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.nvml.collector import GpuCollector
-from dshealthd.nvml.values import MAX_MIG_DEVICES, number, told
+from dshealthd.nvml.values import MAX_MIG_DEVICES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,16 +14,11 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
     from dshealthd.nvml.device import Device, Gpu
 
-_ID = ("gpu", "uuid", "mig_uuid")
 INFO = gauge(
     "dshealthd_mig_device_info",
     "1; identity of a MIG device: its GPU instance, and its profile such as 1g.10gb.",
-    *_ID,
-    "gpu_instance",
-    "profile",
+    *("gpu", "uuid", "mig_uuid", "gpu_instance", "profile"),
 )
-USED = gauge("dshealthd_mig_memory_used_bytes", "Memory in use on the MIG device.", *_ID)
-TOTAL = gauge("dshealthd_mig_memory_total_bytes", "Memory of the MIG device.", *_ID)
 
 _MOST = "nvmlDeviceGetMaxMigDeviceCount"
 
@@ -46,9 +41,3 @@ class Mig(GpuCollector):
             instance = part.ask("nvmlDeviceGetGpuInstanceId")
             _, _, profile = (part.ask("nvmlDeviceGetName") or "").partition(" MIG ")
             yield INFO(1, *labels, "" if instance is None else str(instance), profile)
-            memory = part.first(
-                ("nvmlDeviceGetMemoryInfo", "nvmlMemory_v2"), ("nvmlDeviceGetMemoryInfo",)
-            )
-            if memory is not None:
-                yield from told(USED, number(memory.used), *labels)
-                yield from told(TOTAL, number(memory.total), *labels)

@@ -70,9 +70,6 @@ RECEIVE_BYTES = counter(
     "Bytes received, without RDMA traffic, which bypasses the kernel.",
     "device",
 )
-RECEIVE_PACKETS = counter(
-    "dshealthd_network_receive_packets_total", "Packets received, without RDMA.", "device"
-)
 RECEIVE_ERRORS = counter(
     "dshealthd_network_receive_errors_total",
     "Bad packets received: length, CRC, framing, overrun.",
@@ -87,9 +84,6 @@ TRANSMIT_BYTES = counter(
     "dshealthd_network_transmit_bytes_total",
     "Bytes sent, without RDMA traffic, which bypasses the kernel.",
     "device",
-)
-TRANSMIT_PACKETS = counter(
-    "dshealthd_network_transmit_packets_total", "Packets sent, without RDMA.", "device"
 )
 TRANSMIT_ERRORS = counter(
     "dshealthd_network_transmit_errors_total",
@@ -110,11 +104,9 @@ INFO = gauge(
 _CLASS = "class/net"
 _COLUMNS = {
     RECEIVE_BYTES: 0,
-    RECEIVE_PACKETS: 1,
     RECEIVE_ERRORS: 2,
     RECEIVE_DROPS: 3,
     TRANSMIT_BYTES: 8,
-    TRANSMIT_PACKETS: 9,
     TRANSMIT_ERRORS: 10,
     TRANSMIT_DROPS: 11,
 }

@@ -1,6 +1,6 @@
 """NVLinks of every GPU, from NVML.
 
-State and errors of each link, the GPU's traffic over all links, and the links to its CPU.
+State and errors of each link, and the GPU's traffic over all links.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dshealthd.core.collector import News, counter, gauge
 from dshealthd.core.options import option
 from dshealthd.nvml.collector import GpuCollector, SlowGpuCollectorOptions
 from dshealthd.nvml.signs import LINK_COUNT, LINK_STATE, LINK_UP
-from dshealthd.nvml.values import ALL_LINKS, MAX_C2C_LINKS, MAX_LINKS, Fields, told
+from dshealthd.nvml.values import ALL_LINKS, MAX_LINKS, Fields, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,26 +59,6 @@ SUMS = counter(
     "collectors.nvlink.sums is set, effective (after correction), symbol, discards (packets not "
     "sent), malformed, overrun, recovery_failed (219, 221, 212, 206, 207, 214). A link that stops "
     "answering keeps its last count.",
-    *_ID,
-    "type",
-)
-C2C = gauge(
-    "dshealthd_gpu_c2c_links",
-    "Links between the GPU and its CPU on one module (GH200, GB200), by state: all, up, low_power "
-    "(NVML fields 170, 171, 234).",
-    *_ID,
-    "state",
-)
-C2C_BANDWIDTH = gauge(
-    "dshealthd_gpu_c2c_max_bandwidth_bytes_per_second",
-    "Maximum bandwidth of the links between the GPU and its CPU, summed over those that are up "
-    "(field 172).",
-    *_ID,
-)
-C2C_ERRORS = counter(
-    "dshealthd_gpu_c2c_errors_total",
-    "Errors over all links between the GPU and its CPU: interrupt, replay, replay_b2b (fields "
-    "231-233).",
     *_ID,
     "type",
 )
@@ -147,18 +127,6 @@ _MORE = (_SYMBOL_BER, _RAW_BER, *_SUMS.values())
 """Read only if enabled and if a field of `_ERRORS_5` has a value: NVLink 4 would refuse each one,
 link by link.
 """
-_C2C_COUNT = "NVML_FI_DEV_C2C_LINK_COUNT"
-_C2C_COUNTED = Fields(_C2C_COUNT)
-_C2C_STATUS = "NVML_FI_DEV_C2C_LINK_GET_STATUS"
-_C2C_UP = 1
-_C2C_BANDWIDTH = "NVML_FI_DEV_C2C_LINK_GET_MAX_BW"
-_C2C_POWER = "NVML_FI_DEV_C2C_LINK_POWER_STATE"
-_C2C_LOW_POWER = 1
-_C2C_ERRORS = {
-    "interrupt": "NVML_FI_DEV_C2C_LINK_ERROR_INTR",
-    "replay": "NVML_FI_DEV_C2C_LINK_ERROR_REPLAY",
-    "replay_b2b": "NVML_FI_DEV_C2C_LINK_ERROR_REPLAY_B2B",
-}
 _VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 _REMOTES = {0: "gpu", 1: "npu", 2: "switch"}
 _KIB = 1024
@@ -256,7 +224,6 @@ class Nvlink(GpuCollector):
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield the state, errors and traffic of a GPU's NVLinks; nothing if it has none."""
-        yield from _c2c(gpu, device)
         whole = dict(zip(_WHOLE, device.fields(_GPU), strict=True))
         count = device.count(LINK_COUNT, whole["count"], MAX_LINKS)
         if not count:
@@ -329,28 +296,3 @@ def _sum(counts: Sequence[float | None]) -> float | None:
     """Return the sum of all NVLinks' counts; None if any is unknown."""
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None
-
-
-def _c2c(gpu: Gpu, device: Device) -> Iterator[Sample]:
-    """Yield the NVLinks between GPU and CPU of one module (C2C); nothing if there are none."""
-    (counted,) = device.fields(_C2C_COUNTED)
-    links = device.count(_C2C_COUNT, counted, MAX_C2C_LINKS)
-    if not links:
-        return
-    names = (_C2C_STATUS, _C2C_BANDWIDTH, _C2C_POWER, *_C2C_ERRORS.values())
-    field = _of_links(device, names, links)
-    states = field[_C2C_STATUS]
-    yield C2C(links, *gpu.labels, "all")
-    if None not in states:
-        up = [state == _C2C_UP for state in states]
-        yield C2C(sum(up), *gpu.labels, "up")
-        # NVML tells the bandwidth of active links only.
-        bandwidth = _sum(
-            [value if is_up else 0 for value, is_up in zip(field[_C2C_BANDWIDTH], up, strict=True)]
-        )
-        yield from told(C2C_BANDWIDTH, bandwidth, *gpu.labels, scale=1e6)
-    power = field[_C2C_POWER]
-    if None not in power:
-        yield C2C(sum(state == _C2C_LOW_POWER for state in power), *gpu.labels, "low_power")
-    for kind, name in _C2C_ERRORS.items():
-        yield from told(C2C_ERRORS, _sum(field[name]), *gpu.labels, kind)

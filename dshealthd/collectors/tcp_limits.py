@@ -1,4 +1,4 @@
-"""TCP limits: ephemeral ports, TIME_WAIT, and sysctls that decide how soon a port is free again."""
+"""TCP limits: ephemeral ports, TIME_WAIT, and tracked connections."""
 
 from __future__ import annotations
 
@@ -50,20 +50,6 @@ MAX_TIME_WAIT = gauge(
     "dshealthd_tcp_time_wait_limit",
     "Limit of sockets in TIME_WAIT; further ones close without it. tcp_max_tw_buckets.",
 )
-REUSE = gauge(
-    "dshealthd_tcp_time_wait_reuse",
-    "Reuse of ports in TIME_WAIT for outgoing connections: 0 none, 1 all, 2 loopback; "
-    "tcp_tw_reuse.",
-)
-FIN_TIMEOUT = gauge(
-    "dshealthd_tcp_fin_timeout_seconds",
-    "Time that a closed socket stays in FIN_WAIT2; tcp_fin_timeout. TIME_WAIT is fixed at 60 s.",
-)
-BACKLOG = gauge(
-    "dshealthd_tcp_listen_backlog_limit",
-    "Most connections that may wait for one listener to accept them; somaxconn.",
-)
-
 CONNECTIONS = gauge(
     "dshealthd_conntrack_entries",
     "Connections tracked by the kernel's firewall; nf_conntrack_count. Absent without connection "
@@ -78,9 +64,6 @@ _SETTINGS = {
     "net/netfilter/nf_conntrack_count": CONNECTIONS,
     "net/netfilter/nf_conntrack_max": CONNECTIONS_LIMIT,
     "net/ipv4/tcp_max_tw_buckets": MAX_TIME_WAIT,
-    "net/ipv4/tcp_tw_reuse": REUSE,
-    "net/ipv4/tcp_fin_timeout": FIN_TIMEOUT,
-    "net/core/somaxconn": BACKLOG,
 }
 
 
@@ -144,12 +127,12 @@ class TcpLimits(Collector):
 
     def _setting(self, name: str, parse: Callable[[str], T]) -> T | Fault | None:
         """Return a TCP sysctl; None if this kernel lacks it, a fault if it cannot be read."""
-        place = self.host.proc(f"sys/{name}")
+        path = self.host.proc(f"sys/{name}")
         try:
-            return parse(read(place))
+            return parse(read(path))
         except FileNotFoundError:
             return None
         except OSError as error:
             return Fault(name, os_reason(error), str(error))
         except ValueError as error:
-            return Fault(name, Reason.MALFORMED, f"{place}: {error}")
+            return Fault(name, Reason.MALFORMED, f"{path}: {error}")

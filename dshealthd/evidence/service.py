@@ -46,10 +46,6 @@ LAST = gauge(
     "dshealthd_evidence_last_timestamp_seconds",
     "Unix time at which the newest kept bundle was begun.",
 )
-KEPT = gauge(
-    "dshealthd_evidence_bundles_kept",
-    "Bundles kept on this node; absent if unknown.",
-)
 BYTES = gauge("dshealthd_evidence_bytes", "Bytes of all kept bundles, as of the last collection.")
 INFO = gauge(
     "dshealthd_evidence_bundle_info",
@@ -57,8 +53,7 @@ INFO = gauge(
     "training_job",
     "bundle",
 )
-RUNNING = gauge("dshealthd_evidence_running", "1 while evidence is being taken.")
-METRICS = (BUNDLES, LAST, KEPT, BYTES, INFO, RUNNING)
+METRICS = (BUNDLES, LAST, BYTES, INFO)
 OUTCOMES = ("complete", "partial", "killed", "refused", "failed")
 
 COMMAND = child.python("dshealthd.evidence")
@@ -197,10 +192,8 @@ class Evidence:
         """Yield the metrics of the evidence."""
         for outcome in OUTCOMES:
             yield BUNDLES(self._outcomes[outcome], outcome)
-        yield RUNNING(float(self._running))
         if self._sizes is None:
             return
-        yield KEPT(len(self._sizes))
         if None not in self._sizes.values():
             yield BYTES(sum(size or 0 for size in self._sizes.values()))
         newest = {

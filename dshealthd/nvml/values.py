@@ -18,8 +18,6 @@ MAX_GPUS = 32
 """NV_MAX_DEVICES of NVIDIA's kernel module (nvlimits.h)."""
 MAX_LINKS = 36
 """NVML_NVLINK_MAX_LINKS of nvml.h, NVML 13; 6 to 18 in earlier versions."""
-MAX_C2C_LINKS = 32
-"""NVML names no maximum; the driver's mask of a GPU's C2C links has 32 bits (ctrl2080bus.h)."""
 MAX_MIG_DEVICES = 64
 """NVML names no maximum; the driver has at most 8 GPU instances of 8 compute instances each."""
 MAX_PROCESSES = 4096

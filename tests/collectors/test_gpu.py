@@ -94,7 +94,6 @@ SCENARIO = {
     ("gpu_clock_hertz", "sm"): ("clock_sm", 1e6),
     ("gpu_clock_hertz", "memory"): ("clock_memory", 1e6),
     ("gpu_clock_max_hertz", "sm"): ("clock_max_sm", 1e6),
-    ("gpu_performance_state",): ("performance_state", 1),
     ("pcie_link_width",): ("pcie_width", 1),
     ("pcie_link_generation",): ("pcie_generation", 1),
     ("pcie_replays_total",): ("pcie_replay", 1),
@@ -248,12 +247,6 @@ def test_memory_without_a_sensor(node: Node) -> None:
     } == {"1"}
 
 
-def test_unknown_performance_state(node: Node) -> None:
-    """NVML's "unknown" performance state is no state."""
-    node.simulator.set(0, "performance_state", 32)
-    assert {labels[0] for labels in node.collect("gpu").values("gpu_performance_state")} == {"1"}
-
-
 def test_memory_of_older_drivers(node: Node) -> None:
     """Where the driver has only the first version of the memory call, that one is used."""
     node.simulator.fault("fail", 13, function="nvmlDeviceGetMemoryInfo_v2")
@@ -274,7 +267,7 @@ def sweep():
             for value in pynvml.nvmlDeviceGetFieldValues(handle, batch):
                 value.nvmlReturn or (value.valueType, value.value.ullVal)
         for name in ("TotalEnergyConsumption", "ComputeMode", "PersistenceMode", "EccMode", "MigMode", "MarginTemperature", "PowerUsage",
-                     "EnforcedPowerLimit", "CurrentClocksEventReasons", "PerformanceState", "MemoryInfo", "UtilizationRates",
+                     "EnforcedPowerLimit", "CurrentClocksEventReasons", "MemoryInfo", "UtilizationRates",
                      "CurrPcieLinkWidth", "CurrPcieLinkGeneration", "ComputeRunningProcesses"):
             getattr(pynvml, "nvmlDeviceGet" + name)(handle)
         pynvml.nvmlDeviceGetTemperature(handle, 0)
@@ -316,16 +309,6 @@ def test_only_what_is_due(node: Node) -> None:
     """A collector alone opens the session as well as all of them together."""
     for name in reversed(GPU_COLLECTORS):
         assert not node.collect(name).reasons(name)
-
-
-def test_power_of_a_module(tmp_path: Path) -> None:
-    """A GPU on a module with a CPU tells what the module draws, another one tells nothing."""
-    with Node(tmp_path, gpus=2) as node:
-        node.simulator.set(1, "power_module", 1_250_000)
-        seen = node.collect("gpu")
-        assert seen.value("gpu_module_power_watts", gpu="1", uuid=node.uuid(1)) == 1250
-        assert not seen.values("gpu_module_power_watts", gpu="0")
-        assert not seen.reasons("gpu")
 
 
 def test_help_of_power_names_the_exception() -> None:

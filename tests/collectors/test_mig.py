@@ -24,18 +24,15 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_mig_devices(node: Node) -> None:
-    """Each MIG device is shown with its UUID, its instance, its profile and its memory.
+    """Each MIG device is shown with its UUID, its instance and its profile.
 
     The undivided GPU has none.
     """
-    node.simulator.set(1, "mig2_memory_used", 4096)
     node.simulator.set(1, "mig2_uuid", "MIG-2")
     seen = node.collect()
     devices = seen.values("mig_device_info", gpu="1", uuid=node.uuid(1))
     assert len(devices) == 3
     assert ("MIG-2", "3", "1g.10gb") in devices
-    assert seen.value("mig_memory_used_bytes", mig_uuid="MIG-2") == 4096
-    assert seen.value("mig_memory_total_bytes", mig_uuid="MIG-2") == 10200547328
     assert not seen.values("mig_device_info", gpu="0")
 
 
@@ -49,11 +46,10 @@ def test_divided_gpu_is_up(node: Node) -> None:
 
 def test_failing_mig_device(node: Node) -> None:
     """A failure of a MIG device is its GPU's fault, and what could be read of the others stays."""
-    node.simulator.set(1, "mig1_memory_total", "error:999")
+    node.simulator.set(1, "mig1_uuid", "error:999")
     seen = node.collect()
     assert seen.reasons("mig") == {"gpu 1": Reason.UNKNOWN_ERROR}
     assert len(seen.values("mig_device_info")) == 3
-    assert len(seen.values("mig_memory_used_bytes")) == 2
 
 
 def test_division_changes(node: Node) -> None:

@@ -87,30 +87,26 @@ def test_ports_in_use_agree_with_ss(*, many: bool) -> None:
         ours, truth = values(collect()), ports_of_ss()
         for end in ends:
             end.close()
-        settings = {
-            path: int((Path("/proc/sys/net") / path).read_text())
-            for path in ("ipv4/tcp_max_tw_buckets", "core/somaxconn")
-        }
+        limit = int(Path("/proc/sys/net/ipv4/tcp_max_tw_buckets").read_text())
     first, last = int(ours["ephemeral_port_first"]), int(ours["ephemeral_port_last"])
     assert (first, last) == (32768, 60999)
     assert ours["ephemeral_ports_used"] == len([port for port in truth if first <= port <= last])
     assert ours["ephemeral_ports_used"] > (FEW / 2 if many else 5)
-    assert ours["time_wait_limit"] == settings["ipv4/tcp_max_tw_buckets"]
-    assert ours["listen_backlog_limit"] == settings["core/somaxconn"]
+    assert ours["time_wait_limit"] == limit
 
 
 def test_one_unreadable_setting_leaves_the_others(tmp_path: Path) -> None:
     """A malformed sysctl is a fault of its own; a missing one is left out, without a fault."""
     shutil.copytree(FIXTURES / "tcp/proc", tmp_path, dirs_exist_ok=True)
-    (tmp_path / "sys/net/ipv4/tcp_fin_timeout").write_text("soon\n")
-    (tmp_path / "sys/net/ipv4/tcp_tw_reuse").unlink()
+    (tmp_path / "sys/net/ipv4/tcp_max_tw_buckets").write_text("many\n")
+    (tmp_path / "sys/net/netfilter/nf_conntrack_max").unlink(missing_ok=True)
     result = collect(tmp_path)
     assert result.outcome is CollectionOutcome.OK
     assert [(fault.part, fault.reason) for fault in result.faults] == [
-        ("net/ipv4/tcp_fin_timeout", Reason.MALFORMED)
+        ("net/ipv4/tcp_max_tw_buckets", Reason.MALFORMED)
     ]
     assert values(result).keys() == {
-        *("time_wait_limit", "listen_backlog_limit", "ephemeral_port_first", "ephemeral_port_last"),
+        *("ephemeral_port_first", "ephemeral_port_last"),
         *("ephemeral_ports", "ephemeral_ports_used"),
     }
 
@@ -119,7 +115,7 @@ def test_nothing_is_not_available(tmp_path: Path) -> None:
     """A machine without these sysctls is an ordinary machine; one where none can be read is not."""
     assert collect(tmp_path).outcome is CollectionOutcome.NOT_AVAILABLE
     (tmp_path / "sys/net/ipv4").mkdir(parents=True)
-    (tmp_path / "sys/net/ipv4/tcp_fin_timeout").write_text("")
+    (tmp_path / "sys/net/ipv4/tcp_max_tw_buckets").write_text("")
     result = collect(tmp_path)
     assert (result.outcome, result.reason, len(result.faults)) == (
         CollectionOutcome.ERROR,
@@ -142,8 +138,8 @@ def test_connections_of_the_firewall(tmp_path: Path) -> None:
     """A kernel that follows connections tells how many and of how many; another tells neither."""
     place = tmp_path / "sys/net/netfilter"
     place.mkdir(parents=True)
-    (tmp_path / "sys/net/core").mkdir()
-    (tmp_path / "sys/net/core/somaxconn").write_text("4096\n")
+    (tmp_path / "sys/net/ipv4").mkdir()
+    (tmp_path / "sys/net/ipv4/tcp_max_tw_buckets").write_text("4096\n")
 
     def told() -> dict[str, float]:
         found = {sample.metric.name: sample.value for sample in collect(tmp_path).samples}

@@ -21,7 +21,6 @@
  *          unsupported         the call answers 3;  error:N  the call answers N
  * Keys     every name in the table DEFAULTS below, and
  *          nvlinkL_state, nvlinkL_replay, ...   one link's value (nvlink_state etc. speak for all links)
- *          c2cL_status, c2cL_replay, ...        one of c2c_link_count links to the CPU
  *          migK_memory_used, migK_gi, ...       one MIG device's value
  *          processes, graphics_processes, mps_processes = PID:BYTES[:GI:CI], ...   (BYTES may be na)
  *          order, node, uuid, serial, pci (00000000:18:00.0), fabric_cluster_uuid (32 hex digits)
@@ -29,7 +28,7 @@
  *          field_fail.ID = N   that field's own return code
  *          arbitrary = counter|random   what the part and the scenario do not say is answered all the same, with an
  *                              arbitrary number (from 5000000 on, or any 64 bits) of each type in turn: fields, and
- *                              the counts of NVLinks, C2C links, MIG devices, processes and (only then) GPUs
+ *                              the counts of NVLinks, MIG devices, processes and (only then) GPUs
  *          device_count = N    what nvmlDeviceGetCount answers, whatever the list has
  * Energy   energy + power_usage x uptime, summed up inside one process so that it never falls; frozen = T lets time
  *          stand still at T seconds of uptime (frozen = 1 is enough to stop a counter that is already running).
@@ -173,7 +172,6 @@ enum { RETURNS(AS_ENUM) };
     D(power_usage, "300000+5000", "200000+5000", "150000+5000", "400000+5000") \
     D(power_average, "", "", NO, "") \
     D(power_instant, "", "", NO, "") \
-    D(power_module, NO, NO, NO, NO) \
     D(power_state, "0", "0", "0", "0") \
     D(power_management_mode, "1", "1", "1", "1") \
     D(power_limit, "700000", "400000", "300000", "1000000") \
@@ -307,13 +305,6 @@ enum { RETURNS(AS_ENUM) };
     D(nvlink_raw_tx, "0~110000", "0~110000", NO, "0~110000") \
     D(nvlink_raw_rx, "0~110000", "0~110000", NO, "0~110000") \
     NVLINK5(AS_NVLINK5_DEFAULT, D) \
-    D(c2c_link_count, NO, NO, NO, NO) \
-    D(c2c_status, "1", "1", "1", "1") \
-    D(c2c_max_bandwidth, "44712", "44712", "44712", "44712") \
-    D(c2c_interrupt, "0", "0", "0", "0") \
-    D(c2c_replay, "0", "0", "0", "0") \
-    D(c2c_replay_b2b, "0", "0", "0", "0") \
-    D(c2c_power_state, "0", "0", "0", "0") \
     D(fabric_state, "3", NO, NO, "3") \
     D(fabric_status, "0", NO, NO, "0") \
     D(fabric_clique, "0", NO, NO, "1") \
@@ -658,7 +649,7 @@ static bool arbitrary(ull *out)
 /* The same for a count of which the scenario says nothing. */
 static bool arbitrary_count(int gpu, const char *key, ull *out)
 {
-    static const char *const counts[] = {"nvlink_count", "c2c_link_count", "mig_max", "processes", "device_count"};
+    static const char *const counts[] = {"nvlink_count", "mig_max", "processes", "device_count"};
     for (size_t i = 0; i < COUNT(counts); i++)
         if (strcmp(counts[i], key) == 0)
             return !find_for(gpu, key) && !find(key) && arbitrary(out);
@@ -1909,8 +1900,7 @@ API int nvmlDeviceGetGpuFabricInfoV(const struct device *device, struct fabric_v
 /* ---------------------------------------------------------------- field values */
 
 enum field_type { DOUBLE, UINT, ULONG, ULL, SLL, SINT };
-enum field_scope { PLAIN, LINK_BY_ID, LINK_BY_SCOPE, LINK_SUM, C2C_BY_SCOPE, POWER_BY_SCOPE };
-enum { POWER_OF_MODULE = 1 };
+enum field_scope { PLAIN, LINK_BY_ID, LINK_BY_SCOPE, LINK_SUM };
 
 struct field {
     uint first, last;
@@ -1920,9 +1910,7 @@ struct field {
     const char *key;
 };
 #define ONE(id, type, key) {id, id, type, PLAIN, 0, key},
-#define POWER(id, key) {id, id, UINT, POWER_BY_SCOPE, 0, key},
 #define SCOPED(id, type, key) {id, id, type, LINK_BY_SCOPE, 0, key},
-#define C2C(id, key) {id, id, UINT, C2C_BY_SCOPE, 0, key},
 #define LINKS(first, total, more, key) \
     {first, (first) + 5, ULL, LINK_BY_ID, 0, key}, {total, total, ULL, LINK_SUM, 0, key}, \
     {more, (more) + 5, ULL, LINK_BY_ID, 6, key},
@@ -1958,14 +1946,12 @@ static const struct field FIELDS[] = {
     SCOPED(161, ULL, "replay") SCOPED(162, ULL, "recovery") SCOPED(163, ULL, "crc_flit")
     SCOPED(164, UINT, "speed") SCOPED(165, UINT, "state") SCOPED(166, UINT, "version")
     ONE(167, UINT, "nvlink_power_state")
-    ONE(169, UINT, "pcie_l0_to_recovery") ONE(170, UINT, "c2c_link_count")
-    C2C(171, "status") C2C(172, "max_bandwidth") C2C(231, "interrupt") C2C(232, "replay") C2C(233, "replay_b2b")
-    C2C(234, "power_state")
+    ONE(169, UINT, "pcie_l0_to_recovery")
     ONE(173, UINT, "pcie_correctable") ONE(174, UINT, "pcie_naks_received") ONE(175, UINT, "pcie_receiver_error")
     ONE(176, UINT, "pcie_bad_tlp") ONE(177, UINT, "pcie_naks_sent") ONE(178, UINT, "pcie_bad_dllp")
     ONE(179, UINT, "pcie_non_fatal") ONE(180, UINT, "pcie_fatal") ONE(181, UINT, "pcie_unsupported_request")
     ONE(182, UINT, "pcie_lcrc") ONE(183, UINT, "pcie_lane_error")
-    POWER(185, "power_average") POWER(186, "power_instant") ONE(187, UINT, "power_limit_min")
+    ONE(185, UINT, "power_average") ONE(186, UINT, "power_instant") ONE(187, UINT, "power_limit_min")
     ONE(188, UINT, "power_limit_max") ONE(189, UINT, "power_limit_default") ONE(190, UINT, "power_limit_enforced")
     ONE(191, ULL, "energy") ONE(192, UINT, "power_limit")
     ONE(193, SINT, "tlimit_shutdown") ONE(194, SINT, "tlimit_slowdown") ONE(195, SINT, "tlimit_memory_max")
@@ -2000,12 +1986,8 @@ static int field_number(const struct device *device, const struct field *field, 
     case LINK_BY_SCOPE:
         return asked->scope == UINT32_MAX ? link_sum(device, field->key, out)
                                           : link_number(device, asked->scope, field->key, out);
-    case C2C_BY_SCOPE:
-        return member_number(device, "c2c", "c2c_link_count", asked->scope, field->key, out);
     case LINK_SUM:
         return link_sum(device, field->key, out);
-    case POWER_BY_SCOPE:
-        return get_ull(device, asked->scope == POWER_OF_MODULE ? "power_module" : field->key, out);
     default:
         return get_ull(device, field->key, out);
     }
@@ -2271,7 +2253,7 @@ API bool nvmlSimIsKey(const char *key)
     uint index;
     if (is_key(key))
         return true;
-    const char *family = STARTS(key, "nvlink") ? "nvlink" : STARTS(key, "c2c") ? "c2c" : STARTS(key, "mig") ? "mig" : "";
+    const char *family = STARTS(key, "nvlink") ? "nvlink" : STARTS(key, "mig") ? "mig" : "";
     if (!*family || sscanf(key + strlen(family), "%2u_%n", &index, &length) != 1 || length == 0)
         return false;
     snprintf(all, sizeof all, "%s_%s", family, key + strlen(family) + (size_t)length);

@@ -59,9 +59,6 @@ OPEN = gauge(
     "dshealthd_probe_peer_connections",
     "Open connections to the peer listener from other nodes or strangers.",
 )
-LIMIT = gauge(
-    "dshealthd_probe_peer_connections_limit", "Limit of connections to the peer listener."
-)
 CLOSED = counter(
     "dshealthd_probe_peer_connections_refused_total",
     "Connections that the peer listener closed because of a limit; replaced: an unauthenticated "
@@ -80,7 +77,7 @@ REFUSED = counter(
     "over a limit.",
     "reason",
 )
-METRICS = (OPEN, LIMIT, CLOSED, REQUESTS, REFUSED)
+METRICS = (OPEN, CLOSED, REQUESTS, REFUSED)
 
 HANDLER_TIMEOUT = 25.0
 """Seconds that a handler may take; a little less than the connection allows."""
@@ -166,7 +163,6 @@ class PeerServer:
     def samples(self) -> Iterator[Sample]:
         """Yield the peer listener's own metrics."""
         yield OPEN(float(self._gate.total))
-        yield LIMIT(float(self._gate.limit))
         for closed, count in self._gate.refused.items():
             yield CLOSED(float(count), closed)
         for (method, result), count in self._requests.items():

@@ -77,10 +77,6 @@ PARENT_FAILURES = counter(
     "Failures of the probe workers' fork server, to start or later.",
     "reason",
 )
-WORKERS = gauge("dshealthd_probe_workers", "Running probe workers.")
-STARTED = counter(
-    "dshealthd_probe_workers_started_total", "Probe workers started; one per rank and round."
-)
 STUCK = gauge(
     "dshealthd_probe_workers_stuck",
     "Probe workers hung in the kernel that cannot be killed.",
@@ -93,7 +89,7 @@ TORCH = gauge(
     "cuda",
     "python",
 )
-METRICS = (PARENT_UP, PARENT_STARTS, PARENT_FAILURES, WORKERS, STARTED, STUCK, TORCH)
+METRICS = (PARENT_UP, PARENT_STARTS, PARENT_FAILURES, STUCK, TORCH)
 
 KILL_DEADLINE = 2.0
 """Seconds after SIGKILL until a worker counts as unkillable.
@@ -131,10 +127,9 @@ class WorkerPool:
         self._retired: ForkServer | None = None
         self._starting = asyncio.Lock()
         self._running = 0
-        self._alive = 0
         self._idle: asyncio.TimerHandle | None = None
         self._stuck: dict[str, ForkedWorker] = {}
-        self._starts = self._started = 0
+        self._starts = 0
         self._failures: dict[str, int] = {}
         self._trouble: tuple[ForkServerError, int, float] | None = None
 
@@ -221,8 +216,6 @@ class WorkerPool:
         yield PARENT_STARTS(float(self._starts))
         for reason, count in self._failures.items():
             yield PARENT_FAILURES(float(count), reason)
-        yield WORKERS(float(self._alive))
-        yield STARTED(float(self._started))
         for device, worker in self._stuck.items():
             yield STUCK(float(not worker.ended.is_set()), device)
         if up and self._parent is not None and self._parent.about:
@@ -320,8 +313,6 @@ class WorkerPool:
                 if lag.starved or (before and after and after.since(before).starved):
                     return _failed(rank_spec, Outcome.INCONCLUSIVE, STARVED, str(error))
                 return _failed(rank_spec, Outcome.FAILED, error.reason, str(error))
-            self._started += 1
-            self._alive += 1
             try:
                 one = WorkerSession(rank_spec, worker, round_, lambda: board.counters()[1])
                 round_.attended.append(one)
@@ -329,7 +320,6 @@ class WorkerPool:
                 # Before the kill, which removes its /proc entry.
                 queue = run_queue(worker.pid)
             finally:
-                self._alive -= 1
                 worker.kill()
             if one.outcome is not Outcome.OK:
                 round_.hurry()
