@@ -23,8 +23,8 @@ TURNS = 3
 _EXPLAIN = (
     "import resource, sys\n"
     "from dshealthd.explain import command\n"
-    "recogniser, _ = command.read([sys.argv[1]]); command.conclude(recogniser)\n"
-    "print(recogniser.found.statistics.examined, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)\n"
+    "recognizer, _ = command.read([sys.argv[1]]); command.conclude(recognizer)\n"
+    "print(recognizer.found.statistics.examined, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)\n"
 )
 
 

@@ -32,8 +32,8 @@ FAILURE = (
 
 def ours(path: Path) -> tuple[str, list[int]]:
     """Return outcome and the lines that prove it."""
-    recogniser, _ = command.read([str(path)])
-    finding = command.conclude(recogniser)
+    recognizer, _ = command.read([str(path)])
+    finding = command.conclude(recognizer)
     return finding.outcome, [place.line for place in finding.proof]
 
 

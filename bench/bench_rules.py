@@ -102,7 +102,7 @@ def groups(server: Server) -> list[dict[str, Any]]:
 
 
 def own(server: Server) -> dict[str, float]:
-    """Return what Prometheus says of itself: the unlabelled samples of its own /metrics."""
+    """Return what Prometheus says of itself: the unlabeled samples of its own /metrics."""
     lines = (
         line.rpartition(" ")
         for line in server.ask("/metrics").splitlines()

@@ -1,4 +1,4 @@
-"""`explain`: how many labelled logs it answers right. `python -m bench.score_explain FOLDER`.
+"""`explain`: how many labeled logs it answers right. `python -m bench.score_explain FOLDER`.
 
 The folder holds logs and `labels.tsv` with the columns `file`, `root` (a slug, `undecided`, `none`
 for a log without a failure, or `other` for a cause without a slug), `also` (labels as good as
@@ -39,7 +39,7 @@ class Score:
 
 
 def main() -> None:
-    """Explain every labelled log and print the scores."""
+    """Explain every labeled log and print the scores."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--steps", action="store_true", help="print every answer")
@@ -67,11 +67,11 @@ def main() -> None:
 
 def _explained(folder: Path, row: Mapping[str, str], *, show: bool) -> tuple[str, str]:
     """Return the label of an answer, and the ranks that it names."""
-    recogniser, unread = command.read([str(folder / row["file"])])
-    finding = command.conclude(recogniser)
+    recognizer, unread = command.read([str(folder / row["file"])])
+    finding = command.conclude(recognizer)
     if show:
         print(f"=== {row['file']}: {row['root']} {row['rank']}")
-        print(answer.text(finding, recogniser.found, unread).replace(f"{folder}/", ""))
+        print(answer.text(finding, recognizer.found, unread).replace(f"{folder}/", ""))
     label = {"nothing": "none", "undecided": "undecided"}.get(finding.outcome, finding.slug)
     return label, ",".join(map(str, finding.ranks))
 

@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="FILE",
         type=Path,
         default=limits.FILE,
-        help="rule file with the thresholds for colours; default %(default)s",
+        help="rule file with the thresholds for colors; default %(default)s",
     )
     parser.add_argument(
         "--runbooks",

@@ -16,7 +16,7 @@ from grafana.board import (
     scrape_job,
     series_link,
 )
-from grafana.panels import GREEN, GREY, ORANGE, PURPLE, RED, number, squares, timeline
+from grafana.panels import GRAY, GREEN, ORANGE, PURPLE, RED, number, squares, timeline
 from grafana.queries import NODES, ROWS, SERIES, worst
 from grafana.tables import Column, rows
 
@@ -32,7 +32,7 @@ STATES: States = {
     2: ("page", RED),
     3: ("agent down", PURPLE),
 }
-STEPS: Steps = ((None, GREY), (0, GREEN), (1, ORANGE), (2, RED), (3, PURPLE))
+STEPS: Steps = ((None, GRAY), (0, GREEN), (1, ORANGE), (2, RED), (3, PURPLE))
 ANY: Steps = ((None, GREEN), (1, RED))
 SEVERITY = "max by (cluster, node) (dshealthd:node:severity{@rules} or 3 + 0 * (up{@fleet} == 0))"
 """A node's state, a key of STATES."""

@@ -159,7 +159,7 @@ def _vital(source: Source) -> list[dashboard.Panel]:
             limits=["limit"],
         ),
         graph(
-            "Utilisation",
+            "Utilization",
             "Share of time in which a kernel ran. 100% with low power and idle memory means a "
             "collective that waits.",
             (_each("dshealthd_gpu_utilization_ratio{@gpus}"), GPU),

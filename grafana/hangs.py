@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from grafana.board import job_link, node_link, series_link
-from grafana.panels import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, YELLOW, graph, timeline
+from grafana.panels import BLUE, GRAY, GREEN, ORANGE, PURPLE, RED, YELLOW, graph, timeline
 from grafana.queries import ROWS, SERIES, worst
 from grafana.tables import Column, rows
 
@@ -26,9 +26,9 @@ DOING: States = {
     4: ("evaluation", PURPLE),
     5: ("checkpoint", ORANGE),
     6: ("compile", PURPLE),
-    7: ("other pause", GREY),
+    7: ("other pause", GRAY),
 }
-"""Texts and colours of what a rank does, from its stage and phase."""
+"""Texts and colors of what a rank does, from its stage and phase."""
 _STAGES = {"input": 1, "forward": 2, "backward": 3}
 _PHASES = {"training": 0, "evaluation": 4, "checkpoint": 5, "compile": 6, "other": 7}
 
@@ -101,7 +101,7 @@ def panels() -> list[dashboard.Panel]:
         timeline(
             "Hangs over time",
             f"""Nodes on which every rank of a job was silent for longer than usual, by the class that the node found; {SERIES} of those at
-            the end of the time shown. Grey is no hang: a pause, a suspended job, a debugger, or a wait whose cause may still be found.
+            the end of the time shown. Gray is no hang: a pause, a suspended job, a debugger, or a wait whose cause may still be found.
             Waiting: nothing on this node explains the hang.""",
             worst(
                 "max by (cluster, training_job, node, class) "
@@ -109,7 +109,7 @@ def panels() -> list[dashboard.Panel]:
                 "cluster, training_job, node, class",
             ),
             "{{training_job}} {{node}} {{class}}",
-            {0: ("no hang", GREY), 1: ("hung", RED)},
+            {0: ("no hang", GRAY), 1: ("hung", RED)},
             link=series_link(),
             size=(8, 8),
         ),

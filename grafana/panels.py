@@ -21,15 +21,15 @@ from grafana_foundation_sdk.models import (
 from grafana.queries import promql
 
 Steps = Sequence[tuple[float | None, str]]
-"""Colours by the lowest value of each, in rising order.
+"""Colors by the lowest value of each, in rising order.
 
 None is minus infinity; values below the first are green.
 """
 States = Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]
-"""Texts and colours of single values."""
+"""Texts and colors of single values."""
 
 DATA_SOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
-GREEN, YELLOW, ORANGE, RED, PURPLE, GREY, BLUE = (
+GREEN, YELLOW, ORANGE, RED, PURPLE, GRAY, BLUE = (
     "green",
     "yellow",
     "orange",
@@ -63,7 +63,7 @@ def number(
     link: Link | None = None,
     size: tuple[int, int] = (4, 4),
 ) -> dashboard.Panel:
-    """Return one large number with a colour; it shows `unknown` if the query returns nothing."""
+    """Return one large number with a color; it shows `unknown` if the query returns nothing."""
     return panel(
         "stat",
         title,
@@ -87,7 +87,7 @@ def squares(
     size: tuple[int, int],
 ) -> dashboard.Panel:
     """Return a square for each result, in the query's order, with its `name` (a legend such as
-    `{{node}}`) and the colour of its value.
+    `{{node}}`) and the color of its value.
     """
     options = _stat_options(common.BigValueTextMode.NAME)
     options.justify_mode = common.BigValueJustifyMode.CENTER
@@ -167,8 +167,8 @@ def timeline(
     link: Link | None = None,
     size: tuple[int, int] = (12, 8),
 ) -> dashboard.Panel:
-    """Return a band over time for each result, coloured by its state."""
-    field = _field("none", ((None, GREY),), states, link)
+    """Return a band over time for each result, colored by its state."""
+    field = _field("none", ((None, GRAY),), states, link)
     field.custom = statetimeline.FieldConfig(line_width=0, fill_opacity=80)
     return panel(
         "state-timeline",
@@ -251,7 +251,7 @@ def _field(
 
 
 def thresholds(steps: Steps) -> dashboard.ThresholdsConfig:
-    """Return colours by value."""
+    """Return colors by value."""
     first = [] if steps[0][0] is None else [dashboard.Threshold(value=None, color=GREEN)]
     found = [dashboard.Threshold(value=value, color=color) for value, color in steps]
     return dashboard.ThresholdsConfig(
@@ -260,7 +260,7 @@ def thresholds(steps: Steps) -> dashboard.ThresholdsConfig:
 
 
 def value_map(states: States) -> dashboard.ValueMap:
-    """Return texts and colours of single values."""
+    """Return texts and colors of single values."""
     return dashboard.ValueMap(
         options={
             str(key): dashboard.ValueMappingResult(text=text, color=color, index=index)

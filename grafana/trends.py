@@ -64,7 +64,7 @@ def panels(source: Source) -> list[dashboard.Panel]:
             minimum=None,
         ),
         graph(
-            "GPU utilisation of the nodes",
+            "GPU utilization of the nodes",
             """Share of time in which a kernel ran, mean of a node's GPUs: the 10th percentile, the median and the 90th percentile of the
             nodes. It does not show how efficient the kernels are.""",
             (f"quantile(0.1, {busy})", "p10"),

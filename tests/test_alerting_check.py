@@ -52,7 +52,7 @@ def send(server: Server, *flags: str) -> int:
 
 
 def test_delivered(tmp_path: Path, receiver: Receiver, capsys: pytest.CaptureFixture[str]) -> None:
-    """A page arrives by the route of pages, labelled as a test, and ends when it has."""
+    """A page arrives by the route of pages, labeled as a test, and ends when it has."""
 
     def hurry(config: dict[str, Any]) -> None:
         """Do not wait the minutes after which the shipped routes report what has ended."""

@@ -47,6 +47,11 @@ BANNED = {
     r"age of what": "last update",
     r"keep(?:s)? quiet": "is silent",
 }
+BRITISH = re.compile(
+    r"\b\w*(?:recogni|initiali|synchroni|utili|normali|summari|organi|tokeni|seriali)s(?:e|ing|ation)"
+    r"|(?:behavi|neighb|col|fav|hon)our|labelled|\bdefence|\bgrey\b",
+    re.IGNORECASE,
+)
 PATTERN = re.compile("|".join(f"(?:{phrase})" for phrase in BANNED), re.IGNORECASE)
 DOCUMENTS = sorted(
     path
@@ -63,6 +68,13 @@ DOCUMENTS = sorted(
         "dshealthd/status/*.py",
     )
     for path in ROOT.glob(pattern)
+)
+SOURCES = sorted(
+    path
+    for pattern in ("*.md", "dshealthd/**/*.*", "deploy/**/*.py", "grafana/*.py", "systemd/*")
+    for path in ROOT.glob(pattern)
+    if path.suffix in {".css", ".html", ".js", ".md", ".py", ".service", ".toml"}
+    and path.name != "CHANGELOG.md"
 )
 ALLOWED = ("- receiver: nobody", "- name: nobody")
 """Lines of configuration that name things."""
@@ -87,6 +99,17 @@ def test_the_list_finds_each_phrase() -> None:
 def test_documents(path: Path) -> None:
     """Documents, rules, and the page are free of them."""
     assert phrases(path.read_text(encoding="utf-8")) == []
+
+
+def test_american_spelling() -> None:
+    """Documents and source are spelled as torch, NCCL and Prometheus spell."""
+    found = {
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in {*DOCUMENTS, *SOURCES}
+        for match in BRITISH.finditer(path.read_text(encoding="utf-8"))
+    }
+    assert found == set()
+    assert BRITISH.findall("Initialised, neighbours, unlabelled; color, otherwise") != []
 
 
 @pytest.mark.parametrize(

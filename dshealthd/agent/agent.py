@@ -264,7 +264,7 @@ class Agent:
     def _own_samples(self) -> Iterator[Sample]:
         yield from self._samples_to_judge()
         yield from self._judge.samples()
-        # Here, not among what is judged: no rule reads them, and a judgement is made every second.
+        # Here, not among what is judged: no rule reads them, and a judgment is made every second.
         yield from node_figures.samples(
             self._snapshot, self._config.section(FindingsOptions).limits.gpu_busy_ratio
         )

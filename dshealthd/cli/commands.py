@@ -256,7 +256,7 @@ def maintenance(
 def send_test_alert(
     _loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
 ) -> int:
-    """Send one labelled test page through Alertmanager, and report where it stopped.
+    """Send one labeled test page through Alertmanager, and report where it stopped.
 
     With --prometheus, first check that Prometheus scrapes agents, evaluates the rules and has an
     Alertmanager.

@@ -1,4 +1,4 @@
-"""`dshealthd test-alert`: sends one labelled page through the alerting chain and follows it.
+"""`dshealthd test-alert`: sends one labeled page through the alerting chain and follows it.
 
 Prometheus is only queried, and only if its address is given. Alertmanager receives one alert, which
 routes, silences and inhibition treat like any other page. Its API says whether an alert is

@@ -1,4 +1,4 @@
-"""Clock synchronisation, as the kernel keeps it for NTP, read with adjtimex(2).
+"""Clock synchronization, as the kernel keeps it for NTP, read with adjtimex(2).
 
 Under ntpd or systemd-timesyncd, which discipline the clock through the kernel, the offset is what
 remains to be corrected. chrony steers the frequency itself: its offset stays near 0, so judge the
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 SYNCHRONIZED = gauge(
     "dshealthd_clock_synchronized",
-    "1 if a time daemon keeps the clock synchronised, 0 if not (STA_UNSYNC).",
+    "1 if a time daemon keeps the clock synchronized, 0 if not (STA_UNSYNC).",
 )
 OFFSET = gauge(
     "dshealthd_clock_offset_seconds",
-    "Offset that the kernel has yet to correct; absent while not synchronised.",
+    "Offset that the kernel has yet to correct; absent while not synchronized.",
 )
 MAXIMUM_ERROR = gauge(
     "dshealthd_clock_maximum_error_seconds",
-    "Upper bound of the clock's error, which grows between updates; absent while not synchronised.",
+    "Upper bound of the clock's error, which grows between updates; absent while not synchronized.",
 )
 
 _STA_UNSYNC = 0x0040
@@ -94,7 +94,7 @@ class Clock(Collector):
         self._source = source
 
     def collect(self) -> Iterator[Sample | Fault]:
-        """Yield the clock's state; offset and error only while synchronised."""
+        """Yield the clock's state; offset and error only while synchronized."""
         timex = self._source()
         synchronized = timex.state != _TIME_ERROR and not timex.status & _STA_UNSYNC
         yield SYNCHRONIZED(float(synchronized))

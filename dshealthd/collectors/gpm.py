@@ -1,4 +1,4 @@
-"""Utilisation of each GPU's units, from NVML's performance monitoring (GPM); off by default.
+"""Utilization of each GPU's units, from NVML's performance monitoring (GPM); off by default.
 
 GPM also has NVLink and PCIe traffic; the collectors `nvlink` and `pcie` count that.
 """

@@ -1,6 +1,6 @@
 """Whether each GPU answers NVML, and its vital signs.
 
-Temperature, power, clocks and throttling, memory, utilisation, modes.
+Temperature, power, clocks and throttling, memory, utilization, modes.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class OpenFiles(Collector):
     process hung in a driver may hold.
 
     Besides the process of each job, the one closest to its limit of all processes is watched: this
-    needs no privileges, so it works where jobs cannot be recognised, and it is just as often a
+    needs no privileges, so it works where jobs cannot be recognized, and it is just as often a
     daemon of the node that runs out. It is chosen once per full interval, and counted each time.
     """
 

@@ -294,7 +294,7 @@ def _print(options: argparse.Namespace, report: Report) -> int:
     elif options.junit:
         print(junit(report))
     else:
-        colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-        for line in text(report, Paint(colour=colour), verbose=options.verbose):
+        color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        for line in text(report, Paint(color=color), verbose=options.verbose):
             print(line)
     return report.exit

@@ -12,7 +12,7 @@ from dshealthd.evidence.step import Missing
 from dshealthd.explain import answer, patterns
 from dshealthd.explain import input as logs
 from dshealthd.explain.causality import decide
-from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.recognition import Recognizer
 from dshealthd.jobs.logs import files
 from dshealthd.linux import privileges
 from dshealthd.linux.process_files import Root
@@ -58,7 +58,7 @@ def take(
         raise Missing(message)
     for slug in {pattern.slug for pattern in patterns.load().every}:
         patterns.heading(slug)  # cached now: `confine` forbids opening files
-    recognisers = {job: Recogniser() for job in opened}
+    recognizers = {job: Recognizer() for job in opened}
     privileges.become(privileges.NOBODY)
     privileges.end_with_parent()
     privileges.confine(MEMORY, SECONDS)
@@ -71,11 +71,11 @@ def take(
             if skipped:
                 stream.seek(skipped)
                 unread.append(f"{name}: the first {skipped:,} bytes; lines are counted from there")
-            recogniser = recognisers[job]
-            items = logs.read(name, recogniser.find, recogniser.found.statistics, stream)
-            recogniser.add(name, items, writer)
-        finding = decide(recognisers[job].found, year=datetime.fromtimestamp(now, UTC).year)
-        text = answer.text(finding, recognisers[job].found, unread)
+            recognizer = recognizers[job]
+            items = logs.read(name, recognizer.find, recognizer.found.statistics, stream)
+            recognizer.add(name, items, writer)
+        finding = decide(recognizers[job].found, year=datetime.fromtimestamp(now, UTC).year)
+        text = answer.text(finding, recognizers[job].found, unread)
         emit(FILE, f"{job}\n{printable_lines(text)}\n".encode(errors="replace"))
         if finding.outcome == "found":
             who = f", rank {', '.join(map(str, finding.ranks[:8]))}" if finding.ranks else ""

@@ -11,7 +11,7 @@ from dshealthd.explain.patterns import heading
 if TYPE_CHECKING:
     from dshealthd.explain.causality import Finding
     from dshealthd.explain.events import Event, Place
-    from dshealthd.explain.facts import Recognised
+    from dshealthd.explain.facts import Recognized
 
 SCHEMA = 1
 """Version of the JSON; raised when a key changes its meaning or is removed."""
@@ -19,7 +19,7 @@ MAX_CHAIN = 12
 MAX_WIDTH = 180
 
 
-def text(finding: Finding, found: Recognised, unread: list[str]) -> str:
+def text(finding: Finding, found: Recognized, unread: list[str]) -> str:
     """Return the answer in a few lines, followed by the chain of later events."""
     lines = []
     if finding.outcome == "nothing":
@@ -58,7 +58,7 @@ def text(finding: Finding, found: Recognised, unread: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def document(finding: Finding, found: Recognised, unread: list[str]) -> dict[str, Any]:
+def document(finding: Finding, found: Recognized, unread: list[str]) -> dict[str, Any]:
     """Return the answer as JSON values; every claim has file, line and quote."""
     statistics = found.statistics
     title, runbook = heading(finding.slug) if finding.slug else ("", "")
@@ -118,7 +118,7 @@ def document(finding: Finding, found: Recognised, unread: list[str]) -> dict[str
     }
 
 
-def _read(found: Recognised) -> str:
+def _read(found: Recognized) -> str:
     statistics = found.statistics
     return f"{plural(statistics.lines, 'line')} in {plural(statistics.files, 'file')}"
 

@@ -12,7 +12,7 @@ from dshealthd.explain import clocks, joined
 from dshealthd.explain.clocks import Clock, Clocks
 from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Event, Origin, Stamp
-from dshealthd.explain.facts import Identities, Recognised
+from dshealthd.explain.facts import Identities, Recognized
 from dshealthd.explain.patterns import load
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _CRASHES = {-4, -7, -8, -9, -11}
 class Case:
     """Everything in all logs, sorted by the part it may play."""
 
-    found: Recognised
+    found: Recognized
     causes: list[Event] = field(default_factory=list)
     consequences: list[Event] = field(default_factory=list)
     recovered: list[Event] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Case:
         return 0.0 if abs(apart) <= unsure else apart - unsure if apart > 0 else apart + unsure
 
 
-def prepare(found: Recognised, *, year: int) -> Case:
+def prepare(found: Recognized, *, year: int) -> Case:
     """Work out the case without modifying `found`: a followed log is judged repeatedly."""
     found = replace(found, events=[replace(event) for event in found.events])
     case = Case(found, seen=set(found.ranks_seen), world=found.world)

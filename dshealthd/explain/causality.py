@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dshealthd.explain.case import Case
-    from dshealthd.explain.facts import Recognised
+    from dshealthd.explain.facts import Recognized
 
 AFTERMATH = 30.0
 """Seconds after broken communication beyond which a program's failure cannot be its cause: gloo and
@@ -90,7 +90,7 @@ class Finding:
     verdicts: tuple[GroupVerdict, ...] = ()
 
 
-def decide(found: Recognised, *, year: int) -> Finding:
+def decide(found: Recognized, *, year: int) -> Finding:
     """Return the cause of the failure that all logs together show."""
     case = prepare(found, year=year)
     if not case.causes:
@@ -238,7 +238,7 @@ def _key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
 
 def _is_aftermath(event: Event, case: Case) -> bool:
     """Tell whether a rank's failure came after the communication broke, so it is not the cause."""
-    if event.origin.labelled and case.broken.get(event.origin, event.order) < event.order:
+    if event.origin.labeled and case.broken.get(event.origin, event.order) < event.order:
         return True
     when, clock = case.when(event), clocks.clock_of(event.origin)
     return when is not None and any(

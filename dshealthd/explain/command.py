@@ -12,7 +12,7 @@ from dshealthd.explain import answer, dumps
 from dshealthd.explain import input as logs
 from dshealthd.explain.causality import Finding, decide
 from dshealthd.explain.events import Place
-from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.recognition import Recognizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,12 +62,12 @@ def main(arguments: Sequence[str]) -> int:
     if options.follow:
         return _follow(options.logs, as_json=options.json)
     try:
-        recogniser, unread = read(options.logs, options.healthy)
+        recognizer, unread = read(options.logs, options.healthy)
     except logs.InputError as error:
         print(f"dshealthd explain: {error}", file=sys.stderr)
         return EXIT_USAGE
-    found = recogniser.found
-    finding = conclude(recogniser)
+    found = recognizer.found
+    finding = conclude(recognizer)
     if options.json:
         print(json.dumps(answer.document(finding, found, unread), indent=2))
     else:
@@ -80,19 +80,19 @@ def _follow(names: Sequence[str], *, as_json: bool) -> int:
 
     status = EXIT_NOTHING
     try:
-        for finding, recogniser in follow.follow(names, year=datetime.now(UTC).year):
+        for finding, recognizer in follow.follow(names, year=datetime.now(UTC).year):
             status = EXIT[finding.outcome]
             if as_json:
-                print(json.dumps(answer.document(finding, recogniser.found, [])), flush=True)
+                print(json.dumps(answer.document(finding, recognizer.found, [])), flush=True)
             else:
-                print(answer.text(finding, recogniser.found, []), flush=True)
+                print(answer.text(finding, recognizer.found, []), flush=True)
     except KeyboardInterrupt:
         return status
     return status
 
 
-def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recogniser, list[str]]:
-    """Read logs and dumps; return what was recognised, and what could not be read and why.
+def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer, list[str]]:
+    """Read logs and dumps; return what was recognized, and what could not be read and why.
 
     InputError: a name matches no file, or none of the files can be read.
     """
@@ -100,7 +100,7 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recogniser,
     if healthy:
         good, _ = read(healthy)
         usual = {(event.pattern, event.says) for event in good.found.events}
-    recogniser = Recogniser()
+    recognizer = Recognizer()
     unread = []
     files = logs.expand(names)
     for name in files:
@@ -109,20 +109,20 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recogniser,
                 rank = dumps.rank_of(name)
                 if rank is not None:
                     place = Place(name, 0, "flight recorder")
-                    recogniser.found.ranks_seen.add(rank)
-                    recogniser.found.ledger.add_dump(rank, dumps.digest(name), place)
+                    recognizer.found.ranks_seen.add(rank)
+                    recognizer.found.ledger.add_dump(rank, dumps.digest(name), place)
             else:
-                recogniser.add(name)
+                recognizer.add(name)
         except (logs.InputError, dumps.UnreadableDump, OSError) as error:
             unread.append(f"not read: {error}")
     if files and len(unread) == len(files):
         raise logs.InputError(unread[0])
     if usual:
-        events = recogniser.found.events
+        events = recognizer.found.events
         events[:] = [event for event in events if (event.pattern, event.says) not in usual]
-    return recogniser, unread
+    return recognizer, unread
 
 
-def conclude(recogniser: Recogniser) -> Finding:
-    """Return the answer for everything recognised so far."""
-    return decide(recogniser.found, year=datetime.now(UTC).year)
+def conclude(recognizer: Recognizer) -> Finding:
+    """Return the answer for everything recognized so far."""
+    return decide(recognizer.found, year=datetime.now(UTC).year)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from dshealthd.explain.clocks import Clocks
     from dshealthd.explain.events import Event, Origin, Stamp
-    from dshealthd.explain.facts import Recognised
+    from dshealthd.explain.facts import Recognized
 
 GRACE = 10.0
 """Seconds after the last report by which every other watchdog has reported as well.
@@ -41,7 +41,7 @@ _LAUNCHERS = tuple(
 class Coverage:
     """What the logs of a case cover for each rank."""
 
-    def __init__(self, found: Recognised, hosts: Clocks, year: int) -> None:
+    def __init__(self, found: Recognized, hosts: Clocks, year: int) -> None:
         """Examine all logs once ranks and times are known; `year` is for stamps without one."""
         self._hosts = hosts
         self._year = year

@@ -37,7 +37,7 @@ class Origin(NamedTuple):
     gpu: int | None = None
 
     @property
-    def labelled(self) -> bool:
+    def labeled(self) -> bool:
         """Whether the line certainly belongs to one rank."""
         return self.rank is not None or self.local is not None or self.pid is not None
 

@@ -136,7 +136,7 @@ class SourceFacts:
 
 
 @dataclass(slots=True)
-class Recognised:
+class Recognized:
     """Everything that was found in all logs."""
 
     events: list[Event] = field(default_factory=list)
@@ -241,7 +241,7 @@ def spoken_rank(text: str) -> dict[str, str]:
 class Identities:
     """Resolver of ranks from all logs together."""
 
-    def __init__(self, found: Recognised) -> None:
+    def __init__(self, found: Recognized) -> None:
         self._found = found
         self._untold: dict[tuple[int, int | None], int] = {
             key: len(pids) for key, pids in found.launchers.items() if len(pids) > 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.explain import input as logs
 from dshealthd.explain.causality import Finding, decide
-from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.tail import Tail
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Follower:
     """Reader of data appended to a set of logs."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.recogniser = Recogniser()
+        self.recognizer = Recognizer()
         self._names = names
         self._files: dict[str, Tail] = {}
 
@@ -51,7 +51,7 @@ class Follower:
             status = os.fstat(file.fileno())
             tail = self._files.get(name)
             if tail is None or not tail.continues(status):
-                tail = self._files[name] = Tail(self.recogniser, name, status)
+                tail = self._files[name] = Tail(self.recognizer, name, status)
             end = min(status.st_size, tail.offset + MAX_DATA)
             grown = False
             while tail.offset < end and tail.take(file.fileno(), end - tail.offset):
@@ -61,15 +61,15 @@ class Follower:
 
 def follow(
     names: Sequence[str], *, year: int, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[tuple[Finding, Recogniser]]:
+) -> Iterator[tuple[Finding, Recognizer]]:
     """Follow logs and yield the answer each time it changes; the first covers existing data."""
     follower = Follower(names)
     told: tuple[object, ...] | None = None
     while True:
         if follower.poll() or told is None:
-            finding = decide(follower.recogniser.found, year=year)
+            finding = decide(follower.recognizer.found, year=year)
             now = finding.outcome, finding.slug, finding.ranks
             if now != told:
                 told = now
-                yield finding, follower.recogniser
+                yield finding, follower.recognizer
         sleep(PERIOD)

@@ -14,7 +14,7 @@ from dshealthd.explain import input as logs
 from dshealthd.explain import patterns as known
 from dshealthd.explain import progress
 from dshealthd.explain.events import MAX_QUOTE, Event, Origin, Place, Stamp
-from dshealthd.explain.facts import MAX_SKIPS, NAMES_RANKS, Recognised, SourceFacts, spoken_rank
+from dshealthd.explain.facts import MAX_SKIPS, NAMES_RANKS, Recognized, SourceFacts, spoken_rank
 from dshealthd.explain.patterns import Templates
 from dshealthd.explain.progress import FINITE_LOSS
 from dshealthd.explain.streams import Line, Splitter
@@ -59,8 +59,8 @@ _TROUBLE = re.compile(r"frame #|Exception raised from |[=-]{5}|.{0,100}ProcessGr
 _BLANK = ("", " ", "\t")
 
 
-class Recogniser:
-    """Recogniser that reads logs one after another."""
+class Recognizer:
+    """Recognizer that reads logs one after another."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Recogniser:
         *,
         max_events: int = MAX_EVENTS,
     ) -> None:
-        self.found = Recognised()
+        self.found = Recognized()
         self._max_events = max_events
         self._patterns = patterns or known.load()
         self.find = finder or Templates(self._patterns.literals)
@@ -86,7 +86,7 @@ class Recogniser:
         items: Iterable[logs.Raw | logs.Skipped] | None = None,
         rank: int | None = None,
     ) -> None:
-        """Recognise the events in one log; InputError if it cannot be read.
+        """Recognize the events in one log; InputError if it cannot be read.
 
         `rank` is the only rank that writes it, if known.
         """
@@ -162,7 +162,7 @@ class Reader:
     """Reader of one log."""
 
     def __init__(
-        self, parent: Recogniser, source: int, facts: SourceFacts, rank: int | None = None
+        self, parent: Recognizer, source: int, facts: SourceFacts, rank: int | None = None
     ) -> None:
         self._parent = parent
         self._found = parent.found
@@ -186,7 +186,7 @@ class Reader:
         self._order = self._opened = 0
 
     def take(self, item: logs.Raw | logs.Skipped) -> None:
-        """Recognise a line, or count lines that were skipped."""
+        """Recognize a line, or count lines that were skipped."""
         if isinstance(item, logs.Skipped):
             self._flush_sample()
             self._flush()
@@ -206,7 +206,7 @@ class Reader:
         self._line(item)
 
     def pause(self) -> None:
-        """Recognise what is at the end so far, although more may follow."""
+        """Recognize what is at the end so far, although more may follow."""
         self._flush_sample()
         self._flush()
         for traceback in self._assembler.finish():
@@ -260,7 +260,7 @@ class Reader:
 
     def _whole(self, line: Line, raw: logs.Raw) -> None:
         line = as_exception(line)
-        tells = self._recognise(line, raw)
+        tells = self._recognize(line, raw)
         facts = self._facts
         if facts.is_troubled:
             return
@@ -269,7 +269,7 @@ class Reader:
         elif line.text[:1] not in _BLANK:  # otherwise it is the rest of a stack or of a summary
             facts.lines_before += 1
 
-    def _recognise(self, line: Line, raw: logs.Raw) -> bool:
+    def _recognize(self, line: Line, raw: logs.Raw) -> bool:
         """Process a line; return whether it reports a failure or its end."""
         text = line.text
         self._in_stack = text.startswith("frame #")
@@ -343,7 +343,7 @@ class Reader:
         known_fields = {pattern.names[name]: value for name, value in fields.items() if value}
         # Watchdogs give the rank in their group; the ledger reads it.
         is_plain = pattern.slug != "nccl-timeout" and pattern.role in {"cause", "consequence"}
-        if is_plain and not line.origin.labelled and not known_fields.keys() & NAMES_RANKS:
+        if is_plain and not line.origin.labeled and not known_fields.keys() & NAMES_RANKS:
             known_fields |= spoken_rank(line.text)
         if (
             is_plain
@@ -396,7 +396,7 @@ class Reader:
         return self._parent.keep(event)
 
     def _exception(self, traceback: Traceback) -> None:
-        """Recognise an exception by the first matching pattern, else as the program's own."""
+        """Recognize an exception by the first matching pattern, else as the program's own."""
         text = traceback.text
         chosen, fields = None, {}
         for pattern in self._parent._patterns.every:  # noqa: SLF001 - both classes are one unit

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dshealthd.explain import input as logs
 
 if TYPE_CHECKING:
-    from dshealthd.explain.recognition import Recogniser
+    from dshealthd.explain.recognition import Recognizer
 
 MAX_TAKEN = 1 << 20
 """Maximum bytes examined at a time."""
@@ -21,7 +21,7 @@ class Tail:
 
     def __init__(
         self,
-        recogniser: Recogniser,
+        recognizer: Recognizer,
         name: str,
         status: os.stat_result,
         rank: int | None = None,
@@ -32,12 +32,12 @@ class Tail:
         """
         self.identity = status.st_dev, status.st_ino
         self.offset = 0
-        self._reader = recogniser.open(name, rank)
-        self._examiner = logs.Examiner(recogniser.find, recogniser.found.statistics)
+        self._reader = recognizer.open(name, rank)
+        self._examiner = logs.Examiner(recognizer.find, recognizer.found.statistics)
         self._rest = b""
         self._cutting = False
         """Whether the current line is longer than MAX_REST, so the rest of it is dropped."""
-        recogniser.found.statistics.files += 1
+        recognizer.found.statistics.files += 1
 
     def continues(self, status: os.stat_result) -> bool:
         """Tell whether a file is still this log and was not truncated."""
@@ -73,6 +73,6 @@ class Tail:
         if block:
             for item in self._examiner.take(block):
                 self._reader.take(item)
-            # More may never come, so what is known is recognised now.
+            # More may never come, so what is known is recognized now.
             self._reader.pause()
         return len(data)

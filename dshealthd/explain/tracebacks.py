@@ -13,7 +13,7 @@ from dshealthd.explain.streams import Line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dshealthd.explain.facts import Recognised
+    from dshealthd.explain.facts import Recognized
 
 MAX_MESSAGE_LINES = 16
 MAX_MESSAGE = 4000
@@ -166,7 +166,7 @@ class Assembler:
         # pydantic names each field on a line of its own, without a blank before it.
         if "validation error" in closing.message[0] and _FIELD.fullmatch(line.text):
             return True
-        if opened or is_logged or not line.origin.labelled:
+        if opened or is_logged or not line.origin.labeled:
             return _CONTINUES.match(line.text) is not None and not _FRAME.match(line.text)
         return bool(line.text.strip()) and not _BARE.fullmatch(line.text[:1000])
 
@@ -201,7 +201,7 @@ class LauncherSummary:
     """Reader of the summaries in one file, which follow `ChildFailedError`."""
 
     def __init__(
-        self, found: Recognised, source: int, feed: Callable[[Line, Place], object]
+        self, found: Recognized, source: int, feed: Callable[[Line, Place], object]
     ) -> None:
         """Make a reader that passes the first line of a traceback in a summary to `feed`."""
         self._found = found

@@ -82,7 +82,7 @@ def client_of(host: str) -> str:
     address = ipaddress.IPv6Address(host)
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
-    if address.is_link_local:  # all neighbours share that prefix
+    if address.is_link_local:  # all neighbors share that prefix
         return str(address)
     return str(ipaddress.IPv6Address(int(address) >> 64 << 64))
 

@@ -1,6 +1,6 @@
 """TLS from the exporter-toolkit's `tls_server_config`, as far as Python supports it.
 
-A key that Python cannot honour exactly is refused by name. The names of versions, suites and curves
+A key that Python cannot honor exactly is refused by name. The names of versions, suites and curves
 are those of Go's `crypto/tls`.
 """
 
@@ -144,7 +144,7 @@ def build(table: Mapping[str, Any], directory: str, key: str, errors: Errors) ->
 
 
 def _plain(name: str) -> str:
-    """Return a name; an IP address is normalised to the form in certificates."""
+    """Return a name; an IP address is normalized to the form in certificates."""
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:

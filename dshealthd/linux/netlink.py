@@ -271,7 +271,7 @@ def parse(buffer: bytes, sequence: int) -> tuple[bytes, int, bool]:
             return b"".join(records), RECORD, True
         elif kind == _ERROR:
             _refusal(buffer, position, length)
-            message = "an unexpected acknowledgement"
+            message = "an unexpected acknowledgment"
             raise MalformedReply(message)
         elif kind == _OVERRUN:
             message = "replies were lost"

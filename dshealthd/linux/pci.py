@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NVIDIA = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")
-"""VGA controllers and 3D controllers; data-centre GPUs are the latter."""
+"""VGA controllers and 3D controllers; data-center GPUs are the latter."""
 PASSED_THROUGH = frozenset({"vfio-pci", "pci-stub"})
 """Drivers that hold a GPU for a virtual machine, so that this system cannot use it."""
 

@@ -1,4 +1,4 @@
-"""GPM, GPU Performance Monitoring: utilisation of a GPU's units between two samples; Hopper on.
+"""GPM, GPU Performance Monitoring: utilization of a GPU's units between two samples; Hopper on.
 
 https://docs.nvidia.com/deploy/nvml-api/group__nvmlGpmFunctions.html
 """

@@ -193,7 +193,7 @@ class Session:
             self._gpus = [self._take(index) for index in range(count)]
         else:
             self._gpus = [self._again(gpu) for gpu in self._gpus]
-        self._recognise()
+        self._recognize()
 
     def _counted(self, count: int) -> int:
         """Return the number of GPUs in NVML's list, for which NVML gives `count`.
@@ -260,7 +260,7 @@ class Session:
             return self._take(gpu.index)
         return Gpu(gpu.index, gpu.uuid, gpu.device)
 
-    def _recognise(self) -> None:
+    def _recognize(self) -> None:
         """Give a GPU of the session that could not be opened the UUID last seen at its index."""
         for gpu in self._gpus:
             if gpu.device is not None:

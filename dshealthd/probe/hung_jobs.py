@@ -4,7 +4,7 @@ If all ranks of a job on this node wait and nothing here explains it, the path t
 nodes is suspect. The schedule may take many epochs to reach them, so this node meets them at once
 in light rounds: echoes between two agents that touch no GPU. It finds those nodes by querying the
 members that follow it in the list: launchers give a job consecutive nodes, and each node of the job
-does the same, so neighbours in the job meet. It also meets a member that does not answer: the path
+does the same, so neighbors in the job meet. It also meets a member that does not answer: the path
 to it may be at fault.
 """
 
@@ -49,7 +49,7 @@ MAX_WAITING = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbourhood:
+class Neighborhood:
     """The members, and how this node reaches them."""
 
     me: str
@@ -92,7 +92,7 @@ class HungJobs:
                 self._waiting.append(job)
                 self._added.set()
 
-    async def work(self, around: Neighbourhood) -> None:
+    async def work(self, around: Neighborhood) -> None:
         """Meet the nodes of one hung job after another, until cancelled."""
         while True:
             while not self._waiting:
@@ -119,7 +119,7 @@ class HungJobs:
             for entry in self._summary()["jobs"]
         )
 
-    async def _partners(self, job: str, around: Neighbourhood) -> list[str]:
+    async def _partners(self, job: str, around: Neighborhood) -> list[str]:
         """Return the members to meet for a hung job: some that do not answer, some that run it."""
         names = list(around.names())
         if around.me not in names:

@@ -73,7 +73,7 @@ class PeerRequests:
             "invite": self._invited,
             "absent": self._absences.answer,
             "status": self._status,
-            "summary": self._summarise,
+            "summary": self._summarize,
             "document": self._document,
             "lead": self._asked,
         }
@@ -123,7 +123,7 @@ class PeerRequests:
             ],
         }
 
-    async def _summarise(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:
+    async def _summarize(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:
         return self._summary()
 
     async def _document(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.address import listen_address
-from dshealthd.probe.hung_jobs import ANSWER, HungJobs, Neighbourhood
+from dshealthd.probe.hung_jobs import ANSWER, HungJobs, Neighborhood
 from dshealthd.probe.members.absences import MAINTENANCE, Absences
 from dshealthd.probe.members.local_membership import LocalMembership
 from dshealthd.probe.members.schedule import epoch_at, root_order
@@ -241,7 +241,7 @@ class SlotRunner:
                 tasks.create_task(
                     self._absences.keep_telling(self.client, self._others), name="absences"
                 )
-                tasks.create_task(self._hung_jobs.work(self._neighbourhood()), name="hung jobs")
+                tasks.create_task(self._hung_jobs.work(self._neighborhood()), name="hung jobs")
                 await self._epochs(tasks)
         except* Renamed:
             log.warning("probe: this node has another name in the new list of members")
@@ -284,9 +284,9 @@ class SlotRunner:
             self._metrics.forget(names)
             self._absences.forget(names)
 
-    def _neighbourhood(self) -> Neighbourhood:
+    def _neighborhood(self) -> Neighborhood:
         """Return the members as `HungJobs` sees them."""
-        return Neighbourhood(
+        return Neighborhood(
             self._me,
             lambda: self._local_membership.membership.names,
             self._left_out,

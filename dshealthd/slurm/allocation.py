@@ -79,7 +79,7 @@ class Reach(NamedTuple):
         )
 
 
-def neighbours(me: str, nodes: Sequence[str], most: int = MOST) -> list[str]:
+def neighbors(me: str, nodes: Sequence[str], most: int = MOST) -> list[str]:
     """Return the nodes that one of an allocation contacts: the next in a ring, to share the load."""
     ring = sorted(nodes)
     at = ring.index(me)
@@ -110,7 +110,7 @@ def look(config: Config, node: str, expression: str) -> Reach:
         )
         nodes = {*allocated, me} & set(names)
         _, port = listen_address(options.peer.listen_address)
-        return asyncio.run(_ask(config, me, neighbours(me, sorted(nodes)), port))
+        return asyncio.run(_ask(config, me, neighbors(me, sorted(nodes)), port))
     except (MembershipError, CredentialError, HostlistError, OSError) as error:
         message = f"cannot contact the nodes of the job: {error}"
         raise NotAsked(message) from error

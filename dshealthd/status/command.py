@@ -97,7 +97,7 @@ def status(
     """
 
     def write(answers: Sequence[AgentAnswer]) -> Iterator[str]:
-        paint = Paint(colour=_coloured())
+        paint = Paint(color=_colored())
         ranked = sorted(answers, key=lambda answer: -ORDER.index(answer.state))
         for number, answer in enumerate(ranked):
             if number:
@@ -122,7 +122,7 @@ def jobs(
     """
 
     def write(answers: Sequence[AgentAnswer]) -> Iterator[str]:
-        paint = Paint(colour=_coloured())
+        paint = Paint(color=_colored())
         names = {job["job"] for answer in answers for job in answer.document.get("jobs", ())}
         for answer in answers:
             if answer.problem:
@@ -223,5 +223,5 @@ def _client(
         return str(error)
 
 
-def _coloured() -> bool:
+def _colored() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

@@ -1,23 +1,23 @@
-"""Text for the terminal: coloured, made safe, with durations in words."""
+"""Text for the terminal: colored, made safe, with durations in words."""
 
 from __future__ import annotations
 
 from dshealthd.findings.finding import State
 
-COLOURS = {State.OK: 32, State.WARNING: 33, State.UNKNOWN: 35, State.CRITICAL: 31}
+COLORS = {State.OK: 32, State.WARNING: 33, State.UNKNOWN: 35, State.CRITICAL: 31}
 """SGR codes: green, yellow, magenta, red."""
 
 
 class Paint:
-    """Colours text if the terminal shows colours."""
+    """Colors text if the terminal shows colors."""
 
-    def __init__(self, *, colour: bool) -> None:
-        """Colour text if `colour`, else return it unchanged."""
-        self._colour = colour
+    def __init__(self, *, color: bool) -> None:
+        """Color text if `color`, else return it unchanged."""
+        self._color = color
 
     def __call__(self, state: State, text: str) -> str:
-        """Return `text` in the colour of a state."""
-        return f"\x1b[1;{COLOURS[state]}m{text}\x1b[0m" if self._colour else text
+        """Return `text` in the color of a state."""
+        return f"\x1b[1;{COLORS[state]}m{text}\x1b[0m" if self._color else text
 
 
 def safe(text: object) -> str:

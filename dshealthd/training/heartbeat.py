@@ -385,7 +385,7 @@ class Heartbeat:
 def _memory() -> DeviceMemory | None:
     """Return the figures of torch's allocator for the current device.
 
-    None if CUDA is not in use. Initialises nothing.
+    None if CUDA is not in use. Initializes nothing.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():

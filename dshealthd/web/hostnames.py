@@ -1,7 +1,7 @@
-"""Host names that browsers may use for this agent: a defence against DNS rebinding.
+"""Host names that browsers may use for this agent: a defense against DNS rebinding.
 
 A malicious site can make its own name resolve to this node, and then read the agent's answers as
-its own. Such a request has the site's name in `Host`. Only browsers are checked, recognised by
+its own. Such a request has the site's name in `Host`. Only browsers are checked, recognized by
 headers that other clients do not send, as Prometheus may know a node by any name.
 """
 

@@ -1,4 +1,4 @@
-"""Clock synchronisation as adjtimex(2) tells it."""
+"""Clock synchronization as adjtimex(2) tells it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_offset_in_microseconds() -> None:
     ],
 )
 def test_not_synchronized(timex: Timex) -> None:
-    """Without synchronisation, offset and error mean nothing and are left out.
+    """Without synchronization, offset and error mean nothing and are left out.
 
     An offset of 0 would look perfect.
     """
@@ -90,13 +90,13 @@ def test_not_synchronized(timex: Timex) -> None:
 
 @pytest.mark.parametrize("state", [1, 2, 3, 4])
 def test_leap_seconds(state: int) -> None:
-    """A leap second that is announced, runs or is over does not make a clock unsynchronised."""
+    """A leap second that is announced, runs or is over does not make a clock unsynchronized."""
     assert values(SYNCHRONIZED._replace(state=state))["synchronized"] == 1
 
 
 def test_refused() -> None:
     """A filter of system calls that refuses adjtimex is an error with its reason, not an
-    unsynchronised clock.
+    unsynchronized clock.
     """
 
     def refuse() -> Timex:

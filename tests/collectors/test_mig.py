@@ -37,7 +37,7 @@ def test_mig_devices(node: Node) -> None:
 
 
 def test_divided_gpu_is_up(node: Node) -> None:
-    """A divided GPU does not tell its utilisation; the rest is there and nothing is a fault."""
+    """A divided GPU does not tell its utilization; the rest is there and nothing is a fault."""
     seen = node.collect()
     assert {labels[0] for labels in seen.values("gpu_utilization_ratio")} == {"0"}
     assert seen.value("gpu_temperature_celsius", gpu="1", sensor="core") == 36

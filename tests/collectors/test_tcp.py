@@ -51,7 +51,7 @@ def every_state() -> Iterator[None]:
             ends += [accepted, full, *waiting]
         end = time.monotonic() + 60
         while ss()["fin_wait2"] < 2 and time.monotonic() < end:
-            time.sleep(0.01)  # a delayed acknowledgement
+            time.sleep(0.01)  # a delayed acknowledgment
         yield
         for made in ends:
             made.close()

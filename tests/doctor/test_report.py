@@ -74,7 +74,7 @@ def test_text_has_the_worst_first_and_no_control_characters() -> None:
     """The most serious finding comes first, with limit, source and remedy; nothing that a terminal
     would take for a command comes through.
     """
-    lines = list(text(report(OK, WARNING, CRITICAL), Paint(colour=False), verbose=False))
+    lines = list(text(report(OK, WARNING, CRITICAL), Paint(color=False), verbose=False))
     shown = "\n".join(lines)
     assert shown.index("CRITICAL  check-2") < shown.index("WARNING   check-1")
     assert "Limit: 7 against 8 (PCI)" in shown
@@ -82,7 +82,7 @@ def test_text_has_the_worst_first_and_no_control_characters() -> None:
     assert "Runbook: dshealthd doctor --runbook gpu-lost" in shown
     assert "\x1b" not in shown
     assert "well" not in shown
-    assert "well" in "\n".join(text(report(OK), Paint(colour=False), verbose=True))
+    assert "well" in "\n".join(text(report(OK), Paint(color=False), verbose=True))
 
 
 def test_json_is_versioned_and_read_back() -> None:
@@ -124,7 +124,7 @@ def test_accepted_findings_do_not_count_until_their_date() -> None:
     assert accept(checks, [other], dt.date(2026, 12, 1))[0].outcome is Outcome.CRITICAL
     made = Report((NodeReport("node-1", tuple(found), source="agent"),), 0.0, 0.0)
     assert "accepted until 2026-12-31: RMA 4711" in "\n".join(
-        text(made, Paint(colour=False), verbose=False)
+        text(made, Paint(color=False), verbose=False)
     )
 
 
@@ -273,8 +273,8 @@ def alerts_of_findings() -> list[tuple[str, str]]:
     ]
 
 
-def test_list_and_colours(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--list` names every check; without a terminal nothing is coloured."""
+def test_list_and_colors(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--list` names every check; without a terminal nothing is colored."""
     assert cli.main(["doctor", "--list"]) == 0
     output = capsys.readouterr().out
     assert all(check.name in output for check in node.CHECKS)

@@ -75,7 +75,7 @@ class Node:
         self.show(process.pid)
         return process.pid
 
-    def ras(self, behaviour: str, *contents: bytes, job: int, version: str = "2.29.7") -> int:
+    def ras(self, behavior: str, *contents: bytes, job: int, version: str = "2.29.7") -> int:
         """Run a process of rank 0 that answers in the place of NCCL's RAS."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
@@ -89,7 +89,7 @@ class Node:
             "NCCL_RAS_ADDR": f"127.0.0.1:{port}",
         }
         process = Process(
-            behaviour,
+            behavior,
             *places,
             port=port,
             environment=environment,

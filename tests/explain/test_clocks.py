@@ -11,7 +11,7 @@ import pytest
 from dshealthd.explain import clocks, command
 from dshealthd.explain.events import Stamp
 from dshealthd.explain.input import Raw
-from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.recognition import Recognizer
 
 if TYPE_CHECKING:
     from dshealthd.explain.causality import Finding
@@ -40,11 +40,11 @@ def log(host: str, rank: int, ahead: float, last: tuple[float, str], seed: int) 
 
 def explained(*logs: list[str]) -> Finding:
     """Explain several files."""
-    recogniser = Recogniser()
+    recognizer = Recognizer()
     for number, lines in enumerate(logs):
         name = f"{number}.log"
-        recogniser.add(name, [Raw(line, text) for line, text in enumerate(lines, 1)])
-    return command.conclude(recogniser)
+        recognizer.add(name, [Raw(line, text) for line, text in enumerate(lines, 1)])
+    return command.conclude(recognizer)
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, -20.0, 0.0, 3.0, 7200.0])

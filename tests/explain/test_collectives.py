@@ -13,7 +13,7 @@ import pytest
 
 from dshealthd.explain import command
 from dshealthd.explain.input import Raw
-from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.recognition import Recognizer
 from tests.explain.watchdogs import RELEASES, Group, Rank, hung_group, printed
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ def explained(groups: list[Group], release: str, chance: random.Random, world: i
     ]
     head = [f"[rank{rank}]: step 10 | loss 2.1" for rank in range(world)]
     texts = head + [text for *_, text in sorted(lines)]
-    recogniser = Recogniser()
-    recogniser.add("job.out", [Raw(number, text) for number, text in enumerate(texts, 1)])
-    return command.conclude(recogniser)
+    recognizer = Recognizer()
+    recognizer.add("job.out", [Raw(number, text) for number, text in enumerate(texts, 1)])
+    return command.conclude(recognizer)
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -166,8 +166,8 @@ def test_flight_recorders_beside_the_logs_name_the_rank(tmp_path: Path) -> None:
     for rank in range(4):
         data = dump(4, number=42, behind=rank == 2)
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(data)
-    recogniser, unread = command.read([str(tmp_path)])
-    finding = command.conclude(recogniser)
+    recognizer, unread = command.read([str(tmp_path)])
+    finding = command.conclude(recognizer)
     assert unread == []
     assert finding.ranks == (2,)
     assert "never entered all_reduce #42" in finding.statement
@@ -178,8 +178,8 @@ def test_flight_recorders_alone_are_answered_too(tmp_path: Path) -> None:
     for rank in range(4):
         data = dump(4, number=42, behind=rank == 1)
         (tmp_path / f"_dump_{rank}").write_bytes(data)
-    recogniser, _ = command.read([str(tmp_path)])
-    finding = command.conclude(recogniser)
+    recognizer, _ = command.read([str(tmp_path)])
+    finding = command.conclude(recognizer)
     assert (finding.slug, finding.ranks) == ("nccl-timeout", (1,))
     assert "logs of the ranks" in finding.missing[0]
 
@@ -193,8 +193,8 @@ def test_a_dump_that_names_a_class_is_not_loaded(tmp_path: Path) -> None:
 
     (tmp_path / "job.out").write_text("CUDA out of memory. Tried to allocate 2.00 GiB.\n")
     (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps(Harm(), protocol=2))
-    recogniser, unread = command.read([str(tmp_path)])
-    assert command.conclude(recogniser).slug == "cuda-oom"
+    recognizer, unread = command.read([str(tmp_path)])
+    assert command.conclude(recognizer).slug == "cuda-oom"
     assert "it imports" in unread[0]
     assert not (tmp_path / "harmed").exists()
 
@@ -205,7 +205,7 @@ def test_what_few_hosts_say_and_the_rest_do_not_comes_first(
     blamed: bool,  # noqa: FBT001 - what the case is about
 ) -> None:
     """All eight time out alike; a CUDA call that failed on one of them alone is why."""
-    recogniser = Recogniser()
+    recognizer = Recognizer()
     for host in range(8):
         lines = [f"gpu-{host}:70{host}:80 [0] NCCL WARN Cuda failure 'unspecified driver error'"]
         lines = lines if host in hosts else []
@@ -218,8 +218,8 @@ def test_what_few_hosts_say_and_the_rest_do_not_comes_first(
             ),
         ]
         name = f"/logs/gpu-{host}.log"
-        recogniser.add(name, [Raw(number, text) for number, text in enumerate(lines, 1)], host)
-    finding = command.conclude(recogniser)
+        recognizer.add(name, [Raw(number, text) for number, text in enumerate(lines, 1)], host)
+    finding = command.conclude(recognizer)
     if blamed:
         assert (finding.slug, finding.ranks) == ("nccl-all-reduce-failed", (5,))
         assert "on 1 of 8 hosts" in finding.statement
@@ -272,8 +272,8 @@ def test_ranks_that_entered_nothing_more_are_named(tmp_path: Path) -> None:
         members = list(range(first, first + 4))
         data = group_dump({str(10 + first): (members, 30, 29), "3": (list(range(8)), 7, 6)})
         (tmp_path / f"_dump_{rank}").write_bytes(idle_dump() if rank in {1, 6} else data)
-    recogniser, unread = command.read([str(tmp_path)])
-    finding = command.conclude(recogniser)
+    recognizer, unread = command.read([str(tmp_path)])
+    finding = command.conclude(recognizer)
     assert unread == []
     assert (finding.slug, finding.ranks) == ("nccl-timeout", (1, 6))
     assert "had nothing pending" in finding.statement
@@ -287,8 +287,8 @@ def test_groups_of_one_name_are_kept_apart(tmp_path: Path) -> None:
         at, of_all = ((39, 38), (7, 6)) if is_stuck else ((42, 41), (9, 8))
         groups = {str(20 + pair): ([pair, pair + 1], *at), "3": (list(range(8)), *of_all)}
         (tmp_path / f"_dump_{rank}").write_bytes(group_dump(groups))
-    recogniser, _ = command.read([str(tmp_path)])
-    assert command.conclude(recogniser).ranks == (5, 7)
+    recognizer, _ = command.read([str(tmp_path)])
+    assert command.conclude(recognizer).ranks == (5, 7)
 
 
 def wrapper(one: int, sizes: dict[int, int], other: int) -> str:
@@ -309,8 +309,8 @@ def test_the_rank_that_tells_of_a_mismatch_is_not_the_culprit_for_that(tmp_path:
     several = "".join(wrapper(one, sizes, 2) for one in (0, 1, 3)) + wrapper(2, sizes, 0)
     for text, wanted in ((several, (2,)), (wrapper(0, sizes, 2), ())):
         (tmp_path / "job.out").write_text(text)
-        recogniser, _ = command.read([str(tmp_path / "job.out")])
-        finding = command.conclude(recogniser)
+        recognizer, _ = command.read([str(tmp_path / "job.out")])
+        finding = command.conclude(recognizer)
         assert (finding.slug, finding.ranks) == ("nccl-timeout", wanted), finding.statement
         assert "OpType=ALLREDUCE" in finding.statement
         assert "another operation" in str(finding.step)
@@ -327,8 +327,8 @@ def test_ranks_in_different_collectives_do_not_merely_take_long(tmp_path: Path) 
         for one, other in ((0, 1), (1, 0))
     )
     (tmp_path / "job.out").write_text(text)
-    recogniser, _ = command.read([str(tmp_path / "job.out")])
-    finding = command.conclude(recogniser)
+    recognizer, _ = command.read([str(tmp_path / "job.out")])
+    finding = command.conclude(recognizer)
     assert (finding.slug, finding.ranks) == ("nccl-timeout", ())
     assert "another operation" in str(finding.step)
 
@@ -342,8 +342,8 @@ def test_barriers_that_differ_by_their_number_alone_are_told_apart(tmp_path: Pat
         f"CollectiveFingerPrint({runs[1]}).Collectives differ in the following aspects: Sequence "
         "number: 7vs 8\n"
     )
-    recogniser, _ = command.read([str(tmp_path / "job.out")])
-    statement = command.conclude(recogniser).statement
+    recognizer, _ = command.read([str(tmp_path / "job.out")])
+    statement = command.conclude(recognizer).statement
     assert "OpType=BARRIER #7" in statement
     assert "OpType=BARRIER #8" in statement
 
@@ -361,8 +361,8 @@ def test_groups_as_torch_2_4_and_2_6_write_them(tmp_path: Path, group: str) -> N
         for rank, name, size in ((0, "ALLREDUCE", 99), (1, "BROADCAST", 5), (2, "ALLREDUCE", 99))
     )
     (tmp_path / "job.out").write_text(text)
-    recogniser, _ = command.read([str(tmp_path / "job.out")])
-    finding = command.conclude(recogniser)
+    recognizer, _ = command.read([str(tmp_path / "job.out")])
+    finding = command.conclude(recognizer)
     assert (finding.slug, finding.ranks) == ("nccl-timeout", (1,)), finding.statement
 
 
@@ -376,8 +376,8 @@ def test_nobody_is_accused_of_silence_in_a_job_of_unknown_size(tmp_path: Path) -
     )
     for head, wanted in (("", ()), ("world_size=2\n", (0,))):
         (tmp_path / "job.out").write_text(head + text)
-        recogniser, _ = command.read([str(tmp_path / "job.out")])
-        assert command.conclude(recogniser).ranks == wanted
+        recognizer, _ = command.read([str(tmp_path / "job.out")])
+        assert command.conclude(recognizer).ranks == wanted
 
 
 TRACES = os.environ.get("DSHEALTHD_FLIGHT_RECORDERS", "")
@@ -393,7 +393,7 @@ def test_the_faults_that_nvidia_injected_are_named() -> None:
     for told in folders:
         match = FAULT.search(told.read_text())
         assert match
-        recogniser, _ = command.read([str(file) for file in sorted(told.parent.glob("_dump_*"))])
-        finding = command.conclude(recogniser)
+        recognizer, _ = command.read([str(file) for file in sorted(told.parent.glob("_dump_*"))])
+        finding = command.conclude(recognizer)
         wanted = tuple(int(rank) for rank in match[1].split(","))
         assert finding.ranks == wanted, (told.parent.name, finding.statement)

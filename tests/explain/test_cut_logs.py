@@ -17,7 +17,7 @@ import pytest
 from dshealthd.explain import command
 from dshealthd.explain import input as logs
 from dshealthd.explain.patterns import Templates, load
-from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.recognition import Recognizer
 from tests.explain.test_collectives import dump
 from tests.explain.test_genuine_nccl import RUNS
 from tests.nccl.pytorch.record import CULPRIT, SIZE
@@ -41,12 +41,12 @@ Files = dict[str, str]
 
 def explained(files: Files) -> Finding:
     """Explain some files."""
-    recogniser = Recogniser(PATTERNS, FINDER)
+    recognizer = Recognizer(PATTERNS, FINDER)
     for name, text in files.items():
-        statistics = recogniser.found.statistics
+        statistics = recognizer.found.statistics
         stream = io.BytesIO(text.encode())
-        recogniser.add(name, logs.read(name, FINDER, statistics, stream))
-    return command.conclude(recogniser)
+        recognizer.add(name, logs.read(name, FINDER, statistics, stream))
+    return command.conclude(recognizer)
 
 
 def per_rank(files: Files) -> Files:
@@ -221,7 +221,7 @@ def test_a_flight_recorder_that_is_missing_is_no_proof(tmp_path: Path) -> None:
     for rank in range(SIZE - 1):
         data = dump(SIZE, number=42, behind=False)
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(data)
-    recogniser, unread = command.read([str(tmp_path)])
-    finding = command.conclude(recogniser)
+    recognizer, unread = command.read([str(tmp_path)])
+    finding = command.conclude(recognizer)
     assert unread == []
     assert finding.ranks == ()

@@ -112,12 +112,12 @@ def test_an_illegal_access_of_days_ago_does_not_acquit_a_broken_gpu() -> None:
 def test_the_kernel_s_device_is_in_where(capsys: pytest.CaptureFixture[str]) -> None:
     """The PCI address of an Xid is what somebody on call looks for."""
     from dshealthd.explain import answer
-    from dshealthd.explain.facts import Recognised
+    from dshealthd.explain.facts import Recognized
 
     finding = explained(
         KERNEL + "NVRM: Xid (PCI:0000:dc:00): 79, pid=1, GPU has fallen off the bus."
     )
-    print(answer.text(finding, Recognised(), []))
+    print(answer.text(finding, Recognized(), []))
     assert "WHERE      host gpu-7, GPU 0000:dc:00" in capsys.readouterr().out
 
 

@@ -11,7 +11,7 @@ from dshealthd.explain import command, patterns
 from dshealthd.explain.group_verdicts import KINDS
 from dshealthd.explain.input import Raw
 from dshealthd.explain.patterns import Pattern  # noqa: TC001 - pytest reads annotations
-from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.recognition import Recognizer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,9 +28,9 @@ WITHOUT = {"checkpoint-incompatible/loading"}
 
 def explained(*lines: str, name: str = "job.out") -> Finding:
     """Explain a log of a few lines."""
-    recogniser = Recogniser()
-    recogniser.add(name, [Raw(number, line) for number, line in enumerate(lines, 1)])
-    return command.conclude(recogniser)
+    recognizer = Recognizer()
+    recognizer.add(name, [Raw(number, line) for number, line in enumerate(lines, 1)])
+    return command.conclude(recognizer)
 
 
 @pytest.mark.parametrize("pattern", EVERY, ids=lambda pattern: f"{pattern.slug}/{pattern.name}")

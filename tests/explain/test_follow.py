@@ -60,7 +60,7 @@ def test_a_log_that_is_replaced_is_read_from_its_start(tmp_path: Path) -> None:
     path.rename(tmp_path / "job.out.1")
     path.write_text(OOM)
     assert follower.poll()
-    assert [event.place.line for event in follower.recogniser.found.events] == [1]
+    assert [event.place.line for event in follower.recognizer.found.events] == [1]
 
 
 @pytest.mark.timeout(20)
@@ -72,7 +72,7 @@ def test_what_is_no_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(OOM)
     follower = Follower(names)
     assert follower.poll()
-    assert [event.place.file for event in follower.recogniser.found.events] == [names[2]]
+    assert [event.place.file for event in follower.recognizer.found.events] == [names[2]]
     os.replace(names[0], names[2])
     assert not follower.poll()
 

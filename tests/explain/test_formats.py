@@ -27,9 +27,9 @@ def explained(folder: Path, text: str) -> Finding:
     """Explain one log."""
     path = folder / "job.out"
     path.write_text(text)
-    recogniser, unread = command.read([str(path)])
+    recognizer, unread = command.read([str(path)])
     assert unread == []
-    finding = command.conclude(recogniser)
+    finding = command.conclude(recognizer)
     lines = text.split("\n")
     for place in finding.proof:
         assert place.quote in lines[place.line - 1]

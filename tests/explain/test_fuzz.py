@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dshealthd.explain import answer, command
 from dshealthd.explain import input as logs
 from dshealthd.explain.patterns import Templates, load
-from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.tail import Tail
 
 if TYPE_CHECKING:
@@ -65,12 +65,12 @@ files = st.lists(
 )  # fmt: skip
 
 
-def check(recogniser: Recogniser, contents: dict[str, bytes]) -> None:
+def check(recognizer: Recognizer, contents: dict[str, bytes]) -> None:
     """An answer comes, and what it claims is quoted from the line that it names."""
-    finding = command.conclude(recogniser)
+    finding = command.conclude(recognizer)
     assert finding.outcome in {"found", "undecided", "nothing"}
-    told: dict[str, Any] = json.loads(json.dumps(answer.document(finding, recogniser.found, [])))
-    assert answer.text(finding, recogniser.found, [])
+    told: dict[str, Any] = json.loads(json.dumps(answer.document(finding, recognizer.found, [])))
+    assert answer.text(finding, recognizer.found, [])
     if finding.outcome == "found":
         assert told["proof"]
         assert told["title"]
@@ -87,16 +87,16 @@ def test_any_log_gets_an_answer_that_its_lines_prove(
     """Read whole, and as it grows piece by piece, cut anywhere."""
     import io
 
-    recogniser = Recogniser(finder=Templates(load().literals))
+    recognizer = Recognizer(finder=Templates(load().literals))
     contents = {}
     for number, (name, data) in enumerate(found):
         path = f"/logs/{number}/{name}"
         contents[path] = data
         stream = io.BufferedReader(io.BytesIO(data))
-        items = logs.read(path, recogniser.find, recogniser.found.statistics, stream)
-        recogniser.add(path, items)
-    check(recogniser, contents)
-    grown = Recogniser(finder=Templates(load().literals))
+        items = logs.read(path, recognizer.find, recognizer.found.statistics, stream)
+        recognizer.add(path, items)
+    check(recognizer, contents)
+    grown = Recognizer(finder=Templates(load().literals))
     for path, data in contents.items():
         descriptor = os.memfd_create("log")
         try:
@@ -138,11 +138,11 @@ HUGE = "9" * 5000
 def test_numbers_that_nobody_has_are_no_harm(text: str) -> None:
     """A rank of a thousand million would be as many ranks that said nothing."""
     contents = {"job.out": text.encode()}
-    recogniser = Recogniser(finder=Templates(load().literals))
+    recognizer = Recognizer(finder=Templates(load().literals))
     raw = [logs.Raw(number, line) for number, line in enumerate(text.split("\n"), 1)]
     start = time.process_time()
-    recogniser.add("job.out", raw)
-    check(recogniser, contents)
+    recognizer.add("job.out", raw)
+    check(recognizer, contents)
     assert time.process_time() - start < 5
 
 
@@ -167,11 +167,11 @@ def test_names_without_end_take_no_memory_without_end(tmp_path: Path) -> None:
     )
     (tmp_path / "job.out").write_text(text)
     del text
-    recogniser = Recogniser(finder=Templates(load().literals), max_events=2000)
+    recognizer = Recognizer(finder=Templates(load().literals), max_events=2000)
     tracemalloc.start()
     start = time.process_time()
-    recogniser.add(str(tmp_path / "job.out"))
-    command.conclude(recogniser)
+    recognizer.add(str(tmp_path / "job.out"))
+    command.conclude(recognizer)
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     print(f"{used >> 20} MiB, {time.process_time() - start:.1f} s")

@@ -32,9 +32,9 @@ def runs() -> dict[str, dict[str, Any]]:
 
 def explained(variant: Variant, folder: Path) -> Finding:
     """Explain a variant's files."""
-    recogniser, unread = command.read([str(variant.write(folder))])
+    recognizer, unread = command.read([str(variant.write(folder))])
     assert unread == []
-    return command.conclude(recogniser)
+    return command.conclude(recognizer)
 
 
 def is_right(variant: Variant, finding: Finding, slug: str, rank: int | None) -> bool:

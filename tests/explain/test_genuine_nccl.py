@@ -26,9 +26,9 @@ def explained(files: dict[str, str], folder: Path) -> Finding:
     folder.mkdir()
     for name, text in files.items():
         (folder / name).write_text(text)
-    recogniser, unread = command.read([str(folder)])
+    recognizer, unread = command.read([str(folder)])
     assert unread == []
-    return command.conclude(recogniser)
+    return command.conclude(recognizer)
 
 
 def expected(run: str) -> tuple[str, tuple[int, ...]]:

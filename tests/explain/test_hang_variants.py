@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dshealthd.explain import command
 from dshealthd.explain.input import Raw
 from dshealthd.explain.patterns import load
-from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.recognition import Recognizer
 from tests.explain.variants import Timed, forms
 from tests.explain.watchdogs import RELEASES, Group, hung_group, printed
 
@@ -68,10 +68,10 @@ FAULTS: tuple[tuple[Callable[[Group, random.Random], int], Sequence[str]], ...] 
 
 def explained(files: dict[str, Sequence[str]]) -> Finding:
     """Explain some files, all of whose lines are looked at."""
-    recogniser = Recogniser(finder=lambda _block: (), patterns=load())
+    recognizer = Recognizer(finder=lambda _block: (), patterns=load())
     for name, lines in files.items():
-        recogniser.add(f"/logs/{name}", [Raw(number, text) for number, text in enumerate(lines, 1)])
-    return command.conclude(recogniser)
+        recognizer.add(f"/logs/{name}", [Raw(number, text) for number, text in enumerate(lines, 1)])
+    return command.conclude(recognizer)
 
 
 def printed_by(group: Group, release: str, chance: random.Random) -> dict[str, list[Timed]]:

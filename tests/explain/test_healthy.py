@@ -12,7 +12,7 @@ import pytest
 
 from dshealthd.explain import command
 from dshealthd.explain.patterns import Templates, load
-from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.recognition import Recognizer
 from tests.explain.test_genuine import runs
 from tests.explain.variants import variants
 
@@ -92,8 +92,8 @@ def noise(lines: int, seed: int) -> str:
 def test_warnings_of_healthy_runs_are_no_failure(seed: int, tmp_path: Path) -> None:
     """DeepSpeed, NCCL INFO, tqdm, loss scaling, retries: thousands of lines, and no claim."""
     (tmp_path / "job.out").write_text(noise(4000, seed))
-    recogniser, _ = command.read([str(tmp_path)])
-    finding = command.conclude(recogniser)
+    recognizer, _ = command.read([str(tmp_path)])
+    finding = command.conclude(recognizer)
     assert finding.outcome == "nothing", (finding.slug, finding.statement, finding.proof)
 
 
@@ -106,12 +106,12 @@ def test_an_error_that_the_run_went_on_after_is_no_cause(tmp_path: Path) -> None
     )
     steps = "".join(f"step {number} | loss 2.1\n" for number in range(40))
     (tmp_path / "job.out").write_text(steps + caught + steps)
-    recogniser, _ = command.read([str(tmp_path)])
-    assert command.conclude(recogniser).outcome == "nothing"
+    recognizer, _ = command.read([str(tmp_path)])
+    assert command.conclude(recognizer).outcome == "nothing"
     (tmp_path / "job.out").write_text(steps + caught + steps + "\nOSError: [Errno 28] No space "
                                       "left on device: '/ckpt/a'\n")  # fmt: skip
-    recogniser, _ = command.read([str(tmp_path)])
-    finding = command.conclude(recogniser)
+    recognizer, _ = command.read([str(tmp_path)])
+    finding = command.conclude(recognizer)
     assert finding.slug == "disk-full"
     assert any("the job continued" in reason for reason in finding.against)
 
@@ -127,7 +127,7 @@ def test_a_needle_in_much_noise_is_found_whatever_finder_looks(tmp_path: Path) -
         path = tmp_path / "job.out"
         path.write_text(text[:cut] + needle + "\n" + text[cut:] if where > 0.9 else
                         text[:cut].replace("step ", "at ") + needle + "\n")  # fmt: skip
-        found = Recogniser(finder=Templates(load().literals) if finder else None)
+        found = Recognizer(finder=Templates(load().literals) if finder else None)
         found.add(str(path))
         places = [event.place.line for event in found.found.events if event.slug == "cuda-oom"]
         assert places == [text[:cut].count("\n") + 1]
@@ -147,8 +147,8 @@ def test_megabytes_of_healthy_runs_are_no_failure(tmp_path: Path) -> None:
         for _ in range(MEGABYTES * 1_000_000 // len(block) + 1):
             file.write(block)
     assert path.stat().st_size >= MEGABYTES * 1_000_000
-    recogniser, _ = command.read([str(path)])
-    finding = command.conclude(recogniser)
+    recognizer, _ = command.read([str(path)])
+    finding = command.conclude(recognizer)
     assert finding.outcome == "nothing", (finding.slug, finding.statement, finding.proof)
 
 
@@ -158,6 +158,6 @@ def test_megabytes_of_healthy_runs_are_no_failure(tmp_path: Path) -> None:
 def test_no_claim_on_a_genuine_run_that_went_well(key: str, tmp_path: Path) -> None:
     """Under each launcher, with and without DeepSpeed's engine, in every form."""
     for number, variant in enumerate(variants(runs()[key], 3)):
-        recogniser, _ = command.read([str(variant.write(tmp_path / str(number)))])
-        finding = command.conclude(recogniser)
+        recognizer, _ = command.read([str(variant.write(tmp_path / str(number)))])
+        finding = command.conclude(recognizer)
         assert finding.outcome == "nothing", (variant.name, finding.slug, finding.proof)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dshealthd.explain import answer, command
 from dshealthd.explain import input as logs
 from dshealthd.explain.patterns import Templates, load
-from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.streams import Splitter
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. G
 
 def slug(path: Path | str) -> str:
     """Explain one path."""
-    recogniser, _ = command.read([str(path)])
-    return command.conclude(recogniser).slug
+    recognizer, _ = command.read([str(path)])
+    return command.conclude(recognizer).slug
 
 
 def test_files_folders_patterns_and_compressions(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "kernel").symlink_to("/proc/self/status")
-    recogniser, unread = command.read([str(tmp_path / "*")])
-    assert command.conclude(recogniser).slug == "cuda-oom"
+    recognizer, unread = command.read([str(tmp_path / "*")])
+    assert command.conclude(recognizer).slug == "cuda-oom"
     assert all(line.endswith("is not a regular file") for line in unread)
     named = [line.removeprefix(f"not read: {tmp_path}/").split()[0].rstrip(":") for line in unread]
     assert named == ["fifo", "kernel", "zero"]
@@ -98,10 +98,10 @@ def test_odd_bytes(data: bytes, field: str, tmp_path: Path) -> None:
     Each is counted.
     """
     (tmp_path / "job.out").write_bytes(data)
-    recogniser, _ = command.read([str(tmp_path)])
-    assert command.conclude(recogniser).slug == "cuda-oom"
+    recognizer, _ = command.read([str(tmp_path)])
+    assert command.conclude(recognizer).slug == "cuda-oom"
     if field:
-        assert getattr(recogniser.found.statistics, field) > 0
+        assert getattr(recognizer.found.statistics, field) > 0
 
 
 def test_long_names_take_no_time() -> None:
@@ -122,8 +122,8 @@ def test_line_numbers_are_those_of_the_file(tmp_path: Path) -> None:
     for before in (0, 1, 999, 70_001):
         path = tmp_path / "job.out"
         path.write_text("".join(f"step {n} of it\n" for n in range(before)) + f"{OOM}\n")
-        recogniser, _ = command.read([str(path)])
-        finding = command.conclude(recogniser)
+        recognizer, _ = command.read([str(path)])
+        finding = command.conclude(recognizer)
         assert finding.proof[0].line == before + 1
 
 
@@ -176,10 +176,10 @@ def test_what_a_good_run_says_too_is_no_cause(tmp_path: Path) -> None:
     usual = "ModuleNotFoundError: No module named 'apex'\n"
     (tmp_path / "good").write_text(usual + "step 1\n")
     (tmp_path / "bad").write_text(usual + "step 1\nOSError: [Errno 28] No space left on device\n")
-    recogniser, _ = command.read([str(tmp_path / "bad")], [str(tmp_path / "good")])
-    finding = command.conclude(recogniser)
+    recognizer, _ = command.read([str(tmp_path / "bad")], [str(tmp_path / "good")])
+    finding = command.conclude(recognizer)
     assert finding.slug == "disk-full"
-    assert all(event.slug == "disk-full" for event in recogniser.found.events)
+    assert all(event.slug == "disk-full" for event in recognizer.found.events)
 
 
 WORDS = [example_ for pattern in load().every for example_ in (*pattern.match, *pattern.no_match)]
@@ -209,14 +209,14 @@ def test_nothing_that_can_be_read_breaks_it(parts: list[str]) -> None:
 
     `EXPLAIN_EXAMPLES=10000` for the long run.
     """
-    recogniser = Recogniser()
+    recognizer = Recognizer()
     data = "".join(parts).encode("utf-8", "replace")
-    items = logs.read("fuzz", Templates(load().literals), recogniser.found.statistics,
+    items = logs.read("fuzz", Templates(load().literals), recognizer.found.statistics,
                       io.BytesIO(data))  # fmt: skip
-    recogniser.add("fuzz/attempt_1/3/stderr.log", items)
-    finding = command.conclude(recogniser)
-    assert answer.text(finding, recogniser.found, [])
-    document = answer.document(finding, recogniser.found, [])
+    recognizer.add("fuzz/attempt_1/3/stderr.log", items)
+    finding = command.conclude(recognizer)
+    assert answer.text(finding, recognizer.found, [])
+    document = answer.document(finding, recognizer.found, [])
     assert finding.outcome in {"found", "undecided", "nothing"}
     if finding.outcome == "found":
         assert document["proof"]

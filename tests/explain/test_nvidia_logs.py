@@ -29,8 +29,8 @@ def test_no_failure_in_nvidias_logs_is_overlooked(tmp_path: Path) -> None:
     for number, (name, text) in enumerate(found.items()):
         path = tmp_path / f"{number}.log"
         path.write_text(text)
-        recogniser, _ = command.read([str(path)])
-        finding = command.conclude(recogniser)
+        recognizer, _ = command.read([str(path)])
+        finding = command.conclude(recognizer)
         lines = text.split("\n")
         assert all(place.quote in lines[place.line - 1] for place in finding.proof)
         last = max((match.start() for match in FAILED.finditer(text)), default=None)

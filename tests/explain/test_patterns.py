@@ -12,7 +12,7 @@ import pytest
 from dshealthd import symptoms
 from dshealthd.explain import patterns
 from dshealthd.explain.patterns import Pattern, PatternError, required
-from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.recognition import Recognizer
 
 sre: Any = importlib.import_module("re._parser")  # what a pattern is made of
 
@@ -73,7 +73,7 @@ def test_a_wrong_file_says_what_is_wrong() -> None:
     row = 'name="n"\nlayer="program"\nsource="s"\nregex="a"\nsays="b"\nmatch=["a"]\nno_match=[]\n'
     assert patterns.parse("x", f"[[pattern]]\n{row}")[0][0].name == "n"
     for change, message in (
-        ('colour="red"', "unknown keys colour"),
+        ('color="red"', "unknown keys color"),
         ('role="guilty"', "'guilty' is not one of cause"),
     ):
         with pytest.raises(PatternError, match=rf"x\.toml: .*{message}"):
@@ -129,10 +129,10 @@ def test_no_line_takes_long_whatever_it_repeats() -> None:
         "1: ",
         "a:1:2 [3] ",
     ]
-    recogniser = Recogniser()
+    recognizer = Recognizer()
     start = time.process_time()
     text = "\n".join((word * (1 << 16))[: 1 << 16] for word in words)
     from dshealthd.explain.input import Raw
 
-    recogniser.add("hostile", [Raw(n, line) for n, line in enumerate(text.split("\n"), 1)])
+    recognizer.add("hostile", [Raw(n, line) for n, line in enumerate(text.split("\n"), 1)])
     assert time.process_time() - start < 2.0 * len(words)

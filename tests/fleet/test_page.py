@@ -143,7 +143,7 @@ def test_off_without_probes(alone: RunningAgent) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
-def test_old_answers_are_grey(browser: Browser, alone: RunningAgent) -> None:
+def test_old_answers_are_gray(browser: Browser, alone: RunningAgent) -> None:
     """A page that shows old answers is not green: it says how old they are, and neither a fault nor
     a job's pace is shown as the present one.
     """
@@ -199,7 +199,7 @@ def test_old_answers_are_grey(browser: Browser, alone: RunningAgent) -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 def test_a_failed_job_is_as_bad_as_on_its_nodes_page(browser: Browser, alone: RunningAgent) -> None:
-    """A job that has failed is no greyer than one that has only stalled."""
+    """A job that has failed is no grayer than one that has only stalled."""
     job = {
         "loss": "finite",
         "nodes": ["n1"],

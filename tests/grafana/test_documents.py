@@ -69,7 +69,7 @@ def test_up_to_date(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_thresholds_and_runbooks_are_the_users(tmp_path: Path) -> None:
-    """Another file of thresholds changes colours, and another place of the runbooks the links."""
+    """Another file of thresholds changes colors, and another place of the runbooks the links."""
     text = limits.FILE.read_text(encoding="utf-8")
     changed = re.sub(
         r"(record: dshealthd:threshold:fleet_score_ratio\n\s+expr: )vector\(\S+\)",

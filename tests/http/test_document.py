@@ -77,10 +77,10 @@ def read(found: Any) -> dict[str, Any]:
 def shown(found: dict[str, Any]) -> str:
     """Return all that commands make of a document."""
     answer = AgentAnswer("n1", "http://n1", found)
-    lines = list(text.node(answer, Paint(colour=False)))
+    lines = list(text.node(answer, Paint(color=False)))
     for one in found["jobs"]:
         parts = parts_of(one["job"], [answer])
-        lines += [*job_lines(one["job"], parts, Paint(colour=False)), *ranks(parts)]
+        lines += [*job_lines(one["job"], parts, Paint(color=False)), *ranks(parts)]
     agent.judge(found, frozenset(DRAIN_FOR))
     return "\n".join([*lines, json.dumps(report([answer]))])
 

@@ -505,7 +505,7 @@ def test_sxid() -> None:
     ("name", "line"), [(name, line) for name, examples in EVENTS.items() for line in examples]
 )
 def test_event(name: str, line: str) -> None:
-    """Each event is recognised in the form that the kernel prints."""
+    """Each event is recognized in the form that the kernel prints."""
     assert lines.event(line) == name
 
 

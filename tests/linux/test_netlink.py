@@ -185,7 +185,7 @@ def test_lost_or_interrupted_replies_are_said() -> None:
         "type",
         "sequence",
         "empty end",
-        "acknowledgement",
+        "acknowledgment",
         "tail",
     ],
 )

@@ -47,8 +47,8 @@ def explained(
         threading.Thread(target=run, daemon=True).start()
         finished.wait(PATIENCE)
         time.sleep(1.0)  # the others end of it
-    recogniser, _ = command.read([str(path) for path in sorted(folder.glob("nccl-*.log"))])
-    return command.conclude(recogniser)
+    recognizer, _ = command.read([str(path) for path in sorted(folder.glob("nccl-*.log"))])
+    return command.conclude(recognizer)
 
 
 def end_well(job: Job) -> None:

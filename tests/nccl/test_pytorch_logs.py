@@ -26,9 +26,9 @@ HEARTBEAT = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "15"}
 
 def explained(training: Training) -> Finding:
     """Return what all that was printed says."""
-    recogniser, unread = command.read([str(log) for log in training.logs])
+    recognizer, unread = command.read([str(log) for log in training.logs])
     assert unread == []
-    return command.conclude(recogniser)
+    return command.conclude(recognizer)
 
 
 @pytest.mark.parametrize("torchrun", [True, False], ids=["torchrun", "alone"])

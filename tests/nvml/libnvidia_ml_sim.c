@@ -43,7 +43,7 @@
  *          dstate = PATH       (also hang_until_file_write) write and fsync PATH first: on a frozen file system the
  *                              process is in D state, unkillable until thaw; then the call goes on
  *          hang = 1            pause() for ever; only a signal that kills ends it
- *          fail = CODE         return this code: 1 uninitialised, 3 not supported, 4 no permission, 6 not found,
+ *          fail = CODE         return this code: 1 uninitialized, 3 not supported, 4 no permission, 6 not found,
  *                              9 driver not loaded, 10 timeout, 13 as a symbol that is absent, 15 lost, 16 reset
  *                              required, 18 version mismatch, 999 unknown
  *          no_driver = 1       every call but shutdown answers 9
@@ -1052,7 +1052,7 @@ static int leave(int rc)
     return rc;
 }
 
-static int enter_initialised(const char *function, int gpu)
+static int enter_initialized(const char *function, int gpu)
 {
     int rc = enter(function, gpu);
     return users == 0 ? UNINITIALIZED : rc;
@@ -1077,7 +1077,7 @@ static int enter_device(const char *function, const struct device *device, const
 {
     const struct device *first = &devices[0][0], *last = &devices[MAX_GPUS - 1][MAX_MIGS];
     bool ours = device >= first && device <= last;
-    int rc = enter_initialised(function, ours ? device->gpu : -1);
+    int rc = enter_initialized(function, ours ? device->gpu : -1);
     if (rc != OK)
         return rc;
     if (!ours || !out)
@@ -1089,7 +1089,7 @@ static int enter_device(const char *function, const struct device *device, const
 
 /* ---------------------------------------------------------------- library and system */
 
-static int initialise(const char *function)
+static int initialize(const char *function)
 {
     int rc = enter(function, -1);
     if (rc == OK && !scenario_present)
@@ -1115,17 +1115,17 @@ static int initialise(const char *function)
     return leave(rc);
 }
 
-API int nvmlInit(void) { return initialise(__func__); }
-API int nvmlInit_v2(void) { return initialise(__func__); }
+API int nvmlInit(void) { return initialize(__func__); }
+API int nvmlInit_v2(void) { return initialize(__func__); }
 API int nvmlInitWithFlags(uint flags)
 {
     (void)flags;
-    return initialise(__func__);
+    return initialize(__func__);
 }
 
 API int nvmlShutdown(void)
 {
-    int rc = enter_initialised(__func__, -1);
+    int rc = enter_initialized(__func__, -1);
     if (rc == OK) {
         if (--users == 0 && device_fd >= 0) {
             close(device_fd);
@@ -1155,7 +1155,7 @@ API const char *nvmlErrorString(int code)
     API int function(char *out, uint size) \
     { \
         char buffer[NAME]; \
-        int rc = enter_initialised(__func__, -1); \
+        int rc = enter_initialized(__func__, -1); \
         return leave(rc == OK ? put_text(text_of(-1, key, buffer, sizeof buffer), out, size) : rc); \
     }
 SYSTEM_TEXTS(AS_SYSTEM_TEXT)
@@ -1163,7 +1163,7 @@ SYSTEM_TEXTS(AS_SYSTEM_TEXT)
 #define AS_CUDA_VERSION(function) \
     API int function(int *out) \
     { \
-        int rc = enter_initialised(__func__, -1); \
+        int rc = enter_initialized(__func__, -1); \
         if (rc == OK && !out) \
             rc = INVALID_ARGUMENT; \
         if (rc == OK) \
@@ -1176,7 +1176,7 @@ AS_CUDA_VERSION(nvmlSystemGetCudaDriverVersion_v2)
 API int nvmlSystemGetProcessName(uint pid, char *out, uint size)
 {
     char path[NAME], name[NAME] = "";
-    int rc = enter_initialised(__func__, -1);
+    int rc = enter_initialized(__func__, -1);
     if (rc != OK)
         return leave(rc);
     snprintf(path, sizeof path, "/proc/%u/comm", pid);
@@ -1202,7 +1202,7 @@ static uint given_count(int *order)
 #define AS_COUNT(function) \
     API int function(uint *out) \
     { \
-        int order[MAX_GPUS], rc = enter_initialised(__func__, -1); \
+        int order[MAX_GPUS], rc = enter_initialized(__func__, -1); \
         if (rc == OK && !out) \
             rc = INVALID_ARGUMENT; \
         if (rc == OK) \
@@ -1215,7 +1215,7 @@ AS_COUNT(nvmlDeviceGetCount_v2)
 /* A look-up meets first the faults of the library, then those of the GPU it finds; the call is counted once. */
 static int handle_for(const char *function, int gpu, int absent, struct device **out)
 {
-    int rc = enter_initialised(function, gpu);
+    int rc = enter_initialized(function, gpu);
     if (rc == OK && gpu < 0)
         rc = absent;
     if (rc == OK && !out)
@@ -1831,7 +1831,7 @@ API int nvmlDeviceGetNvLinkCapability(const struct device *device, uint link, ui
     return leave(rc);
 }
 
-/* Four NVSwitches, or on a part without them the GPUs' neighbours. */
+/* Four NVSwitches, or on a part without them the GPUs' neighbors. */
 API int nvmlDeviceGetNvLinkRemotePciInfo_v2(const struct device *device, uint link, struct pci_info *out)
 {
     ull type, state;
@@ -2092,7 +2092,7 @@ API int nvmlGpmQueryDeviceSupport(const struct device *device, struct gpm_suppor
 
 API int nvmlGpmSampleAlloc(struct gpm_sample **out)
 {
-    int rc = enter_initialised(__func__, -1);
+    int rc = enter_initialized(__func__, -1);
     if (rc == OK)
         *out = calloc(1, sizeof **out);
     return leave(rc == OK && !*out ? MEMORY : rc);
@@ -2100,7 +2100,7 @@ API int nvmlGpmSampleAlloc(struct gpm_sample **out)
 
 API int nvmlGpmSampleFree(struct gpm_sample *sample)
 {
-    int rc = enter_initialised(__func__, -1);
+    int rc = enter_initialized(__func__, -1);
     free(sample);
     return leave(rc);
 }
@@ -2115,7 +2115,7 @@ API int nvmlGpmSampleGet(const struct device *device, struct gpm_sample *out)
 
 API int nvmlGpmMetricsGet(struct gpm_metrics *io)
 {
-    int rc = enter_initialised(__func__, io->samples[1] && io->samples[1]->device ? io->samples[1]->device->gpu : -1);
+    int rc = enter_initialized(__func__, io->samples[1] && io->samples[1]->device ? io->samples[1]->device->gpu : -1);
     if (rc == OK)
         rc = check_version(&io->version, GPM_V1);
     if (rc == OK && (!io->samples[0] || !io->samples[1] || !io->samples[0]->device ||

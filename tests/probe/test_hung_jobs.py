@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.options import Duration
 from dshealthd.jobs.hangs.hang import HangClass, Standstill
 from dshealthd.jobs.options import HangOptions, HeartbeatOptions
-from dshealthd.probe.hung_jobs import ASKED, GAP, PARTNERS, HungJobs, Neighbourhood
+from dshealthd.probe.hung_jobs import ASKED, GAP, PARTNERS, HungJobs, Neighborhood
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.protocol import PeerError
 from tests.jobs import rank
@@ -235,11 +235,9 @@ class Company:
         self.asked: list[str] = []
         self.met: list[str] = []
 
-    def around(self, me: str) -> Neighbourhood:
-        """Return them as the `Neighbourhood` of one of them."""
-        return Neighbourhood(
-            me, lambda: self.names, self.left_out.__contains__, self.ask, self.meet
-        )
+    def around(self, me: str) -> Neighborhood:
+        """Return them as the `Neighborhood` of one of them."""
+        return Neighborhood(me, lambda: self.names, self.left_out.__contains__, self.ask, self.meet)
 
     async def ask(self, name: str) -> dict[str, Any]:
         """Answer with a summary."""

@@ -234,15 +234,15 @@ def test_a_node_without_a_cpu_blames_nobody(
 def test_who_is_asked() -> None:
     """Those behind a node in the ring: at most eight, and each is asked by as many as it asks."""
     names = [f"n{number:03}" for number in range(100)]
-    asked = {name: allocation.neighbours(name, names) for name in names}
+    asked = {name: allocation.neighbors(name, names) for name in names}
     assert asked["n098"] == ["n099", *names[:7]]
     counts = [sum(name in others for others in asked.values()) for name in names]
     assert set(counts) == {8}
-    assert allocation.neighbours("a", ["a", "b"]) == ["b"]
-    assert allocation.neighbours("a", ["a"]) == []
+    assert allocation.neighbors("a", ["a", "b"]) == ["b"]
+    assert allocation.neighbors("a", ["a"]) == []
 
 
-def test_one_silent_neighbour_is_not_this_nodes_fault() -> None:
+def test_one_silent_neighbor_is_not_this_nodes_fault() -> None:
     """In a job of two nodes nobody can tell which of them is cut off."""
     assert not Reach(1, {"b": "connect_timeout"}, 1).fault
     assert not Reach(0, {}, 0).fault

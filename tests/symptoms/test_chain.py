@@ -75,7 +75,7 @@ def test_master_unreachable(tmp_path: Path) -> None:
 
 
 def test_ranks_in_init(tmp_path: Path) -> None:
-    """Row 4: NCCL says that one of two ranks is still in its initialisation."""
+    """Row 4: NCCL says that one of two ranks is still in its initialization."""
     machine = Machine(tmp_path, ["nccl_ras"])
     (machine.sysfs / "module/nvidia").mkdir(parents=True)
     texts = []

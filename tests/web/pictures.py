@@ -41,7 +41,7 @@ ENTER = 'hostname "$0" && exec "$@"'
 RANKS, STOPPED = 8, 2
 RANK = Path(__file__).parents[1] / "jobs" / "rank.py"
 WITHOUT_CLOCK = "[collectors.clock]\nenabled = false\n"
-"""Whether this machine's clock is synchronised is no part of the pictures."""
+"""Whether this machine's clock is synchronized is no part of the pictures."""
 
 
 def enter(arguments: list[str]) -> int:

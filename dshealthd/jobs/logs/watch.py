@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.result import os_reason
 from dshealthd.explain.causality import Finding, decide
-from dshealthd.explain.recognition import Recogniser
+from dshealthd.explain.recognition import Recognizer
 from dshealthd.explain.tail import Tail
 from dshealthd.jobs.logs import files
 from dshealthd.jobs.logs.files import LogFileState
@@ -68,7 +68,7 @@ class LogLimits:
 @dataclass(slots=True)
 class _Job:
     name: str
-    recogniser: Recogniser = field(default_factory=lambda: Recogniser(max_events=MAX_EVENTS))
+    recognizer: Recognizer = field(default_factory=lambda: Recognizer(max_events=MAX_EVENTS))
     processes: list[TrainingProcess] = field(default_factory=list)
     user: int | None = None
     owner: User | None = None
@@ -214,7 +214,7 @@ class LogWatch:
                 grown = grown or taken > 0
         if grown:
             year = datetime.fromtimestamp(self._wall(), UTC).year
-            finding = decide(job.recogniser.found, year=year)
+            finding = decide(job.recognizer.found, year=year)
             job.finding = finding if finding.outcome == "found" else None
 
     def _root(self, job: _Job) -> Root | None:
@@ -285,7 +285,7 @@ class LogWatch:
             tail = job.tails.get(path)
             if tail is None or not tail.continues(status):
                 is_new = tail is None
-                tail = Tail(job.recogniser, path, status, rank=job.paths[path])
+                tail = Tail(job.recognizer, path, status, rank=job.paths[path])
                 job.tails[path] = tail
                 if is_new and status.st_size > NEWEST:
                     tail.skip_to(status.st_size - NEWEST)

@@ -115,7 +115,7 @@ class Resolver:
         """Look up a node's name. Blocks. Raises OSError (gaierror is one)."""
         try:
             entries = self._look_up(host, None, type=socket.SOCK_STREAM)
-        except UnicodeError as error:  # not a valid internationalised name
+        except UnicodeError as error:  # not a valid internationalized name
             raise socket.gaierror(socket.EAI_NONAME, str(error)) from error
         found = dict.fromkeys((entry[0], str(entry[4][0])) for entry in entries)
         return tuple(found)[:MAX_ADDRESSES]

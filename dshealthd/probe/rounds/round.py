@@ -114,7 +114,7 @@ class Rounds:
         try:
             findings, offsets = await self._leader.lead(active)
         except Superseded as superseded:
-            # Others wait for the successor's end too: cancelling this call must not cancel it.
+            # Others wait for the successor's end too: canceling this call must not cancel it.
             return await asyncio.shield(superseded.successor.ended)
         finally:
             self._leave(active)

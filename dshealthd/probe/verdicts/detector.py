@@ -2,7 +2,7 @@
 
 A part that is flagged in two of three scheduled rounds becomes suspicious. Extra rounds with
 members known to be well confirm it. Then the cause that explains most is accused: the leaf, if the
-neighbours report the same about themselves; otherwise a rail, a GPU or the node; the link, if one
+neighbors report the same about themselves; otherwise a rail, a GPU or the node; the link, if one
 pair is bad and both its ends are well with others. Each agent accuses its own node and its own
 links, and other nodes only if they cannot report for themselves. Declined and inconclusive rounds
 accuse nobody.

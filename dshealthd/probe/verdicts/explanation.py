@@ -1,7 +1,7 @@
 """The explanation of an investigation's bad rounds: this node, its leaf, its peers, or nothing yet.
 
 Pure functions of the rounds of one investigation. The larger cause is tried first: if nearly all
-neighbours on the leaf report the same about themselves, it is the leaf; if they do not, it is this
+neighbors on the leaf report the same about themselves, it is the leaf; if they do not, it is this
 node, or the part of it that was timed.
 """
 
@@ -33,7 +33,7 @@ _ALIKE = 1.15
 Jitter of 3 % at both ends of 4 rounds stays below it; random spikes, by 1.2 to 3, do not.
 """
 _AGREED = 3
-"""Neighbours that must agree for each one that disagrees."""
+"""Neighbors that must agree for each one that disagrees."""
 
 
 class Cause(enum.Enum):
@@ -55,7 +55,7 @@ class Cause(enum.Enum):
     It is these peers, the path to them, or this node.
     """
     UNCLEAR = "unclear"
-    """This node or its leaf: the neighbours' reports do not settle it."""
+    """This node or its leaf: the neighbors' reports do not settle it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +300,7 @@ def _words(
     """
     words: dict[str, bool | None] = {}
     for measurement in measurements:
-        # A neighbour's report distinguishes the leaf from the node, a report from another leaf the
+        # A neighbor's report distinguishes the leaf from the node, a report from another leaf the
         # fabric from the leaf.
         if measurement.round.near is near:
             for peer, told in measurement.round.told.items():

@@ -138,7 +138,7 @@ class WorkerPool:
     ) -> list[RankResult]:
         """Run this node's ranks of a round and return one result for each, in order.
 
-        Every failure becomes a result. Cancelling this kills the workers.
+        Every failure becomes a result. Canceling this kills the workers.
         """
         for rank_spec in job.rank_specs:
             progress(rank_spec.rank, Stage.IMPORT)

@@ -172,10 +172,10 @@ function gpuRow(status, gpu) {
       bar(used, total, { level: "", label: `GPU ${gpu} memory in use: ${bytes(used).join(" ")} of ${bytes(total).join(" ")}` }),
     ),
     cell(
-      "utilisation",
+      "utilization",
       "",
       h("div", { class: "figures" }, h("span", {}, percent(busy))),
-      bar(busy, 1, { label: `GPU ${gpu} utilisation ${said(busy * 100)} %` }),
+      bar(busy, 1, { label: `GPU ${gpu} utilization ${said(busy * 100)} %` }),
     ),
     cell(
       "power",
@@ -214,7 +214,7 @@ export function gpus(status) {
     "Core temperature",
     "Memory temperature",
     "Memory",
-    "Utilisation",
+    "Utilization",
     "Power",
     "Clock",
     "ECC since load",

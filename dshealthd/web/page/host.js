@@ -46,7 +46,7 @@ export function kernelLog(status) {
 export function host(status) {
   const load = ["1", "5", "15"].map((minutes) => status.value("load_average", { minutes }));
   const cpus = status.value("cpus_online");
-  const synchronised = status.value("clock_synchronized");
+  const synchronized = status.value("clock_synchronized");
   const offset = status.value("clock_offset_seconds");
   const clock = status.of(null, "clock_synchronized");
   const software = status.samples("software_info").map(({ labels }) => labels);
@@ -78,15 +78,15 @@ export function host(status) {
             ]),
             status.absent("clock") ? null : figure(
               "clock",
-              synchronised === 1
+              synchronized === 1
                 ? [
-                    "synchronised",
+                    "synchronized",
                     known(offset)
                       ? h("span", { class: "unit" }, ` ${offset < 0 ? "\u2212" : "+"}${duration(Math.abs(offset))}`)
                       : null,
                   ]
-                : synchronised === 0
-                  ? h("span", { class: clock }, `${flag(clock)}not synchronised`)
+                : synchronized === 0
+                  ? h("span", { class: clock }, `${flag(clock)}not synchronized`)
                   : unknown(),
             ),
           ],

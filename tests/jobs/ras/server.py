@@ -1,6 +1,6 @@
 """What answers in NCCL's place in the tests: replays answers by the protocol of RAS, or misbehaves.
 
-`python -m tests.jobs.ras.server ADDRESS PORT BEHAVIOUR [FILE …]` listens as NCCL does
+`python -m tests.jobs.ras.server ADDRESS PORT BEHAVIOR [FILE …]` listens as NCCL does
 (SO_REUSEPORT), prints its port, and serves until it is killed. Each query is answered with the next
 file, the last one over and over. Real NCCL needs a GPU; the texts follow its source.
 """
@@ -25,7 +25,7 @@ from tests.jobs.elf import library as write_library
 if TYPE_CHECKING:
     from pathlib import Path
 
-BEHAVIOURS = (
+BEHAVIORS = (
     "json",  # NCCL 2.28.7 and later
     "text",  # before: knows no SET FORMAT
     "mute",  # accepts and says nothing, as a stopped process does
@@ -135,7 +135,7 @@ class Process:
 
     def __init__(
         self,
-        behaviour: str,
+        behavior: str,
         *answers: Path,
         address: str = "127.0.0.1",
         port: int = 0,
@@ -153,7 +153,7 @@ class Process:
             "tests.jobs.ras.server",
             address,
             str(port),
-            behaviour,
+            behavior,
             *map(str, answers),
         ]
         own = {"PATH": os.environ["PATH"], "TEST_RECORD": str(record or os.devnull)}
@@ -176,9 +176,9 @@ class Process:
 class _Client:
     """One connection of the server."""
 
-    def __init__(self, connection: socket.socket, behaviour: str) -> None:
+    def __init__(self, connection: socket.socket, behavior: str) -> None:
         self.connection = connection
-        self.behaviour = behaviour
+        self.behavior = behavior
         self.received = b""
 
     def serve(self, answer: bytes) -> bool:
@@ -187,16 +187,16 @@ class _Client:
         with open(os.environ["TEST_RECORD"], "ab") as record:
             record.write(data)
         self.received += data
-        if self.behaviour in {"garbage", "close"}:
+        if self.behavior in {"garbage", "close"}:
             self.connection.sendall(
-                b"SSH-2.0-OpenSSH_9.2\r\n" * 100 if self.behaviour == "garbage" else b""
+                b"SSH-2.0-OpenSSH_9.2\r\n" * 100 if self.behavior == "garbage" else b""
             )
             return True
-        while self.behaviour != "mute" and b"\n" in self.received:
+        while self.behavior != "mute" and b"\n" in self.received:
             command, _, self.received = self.received.partition(b"\n")
             if command.lower() == b"verbose status":
                 return self._answer(answer)
-            if command.lower() == b"set format json" and self.behaviour == "text":
+            if command.lower() == b"set format json" and self.behavior == "text":
                 self.connection.sendall(b"ERROR: Unknown command SET FORMAT json\n")
                 continue
             self.connection.sendall(self._reply(command.lower()))
@@ -204,34 +204,34 @@ class _Client:
 
     def _reply(self, command: bytes) -> bytes:
         if command.startswith(b"client protocol "):
-            return b"SERVER PROTOCOL 2\n" + (b"and more\n" if self.behaviour == "chatter" else b"")
+            return b"SERVER PROTOCOL 2\n" + (b"and more\n" if self.behavior == "chatter" else b"")
         assert command == b"set format json" or command.removeprefix(b"timeout ").isdigit(), command
         return b"OK\n"
 
     def _answer(self, answer: bytes) -> bool:
         """Answer the question; False if the connection stays open."""
-        if self.behaviour == "stall":
+        if self.behavior == "stall":
             return False
         self.connection.setblocking(True)  # noqa: FBT003 - positional only
         try:
-            if self.behaviour == "flood":
+            if self.behavior == "flood":
                 for _ in range(100):
                     self.connection.sendall(b"x" * 1_000_000)
-            elif self.behaviour == "trickle":
+            elif self.behavior == "trickle":
                 while True:
                     self.connection.sendall(b"x")
                     time.sleep(0.01)
             self.connection.sendall(
-                answer[: len(answer) // 2] if self.behaviour == "cut" else answer
+                answer[: len(answer) // 2] if self.behavior == "cut" else answer
             )
         except OSError:  # the client has had enough
             pass
         return True
 
 
-def main(address: str, port: int, behaviour: str, answers: Sequence[str]) -> None:
+def main(address: str, port: int, behavior: str, answers: Sequence[str]) -> None:
     """Serve until killed."""
-    assert behaviour in BEHAVIOURS, behaviour
+    assert behavior in BEHAVIORS, behavior
     if library := os.environ.get("TEST_LIBRARY"):
         with open(library, "rb") as file:
             mapped.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -254,7 +254,7 @@ def main(address: str, port: int, behaviour: str, answers: Sequence[str]) -> Non
                 if key.data is None:
                     connection, _ = listener.accept()
                     selector.register(
-                        connection, selectors.EVENT_READ, _Client(connection, behaviour)
+                        connection, selectors.EVENT_READ, _Client(connection, behavior)
                     )
                 elif _served(key.data, contents):
                     selector.unregister(key.data.connection)
@@ -266,7 +266,7 @@ def _served(client: _Client, contents: list[bytes]) -> bool:
         over = client.serve(contents[0])
     except ConnectionError:
         return True
-    if over and client.behaviour in {"json", "text"} and len(contents) > 1:
+    if over and client.behavior in {"json", "text"} and len(contents) > 1:
         del contents[0]
     return over
 

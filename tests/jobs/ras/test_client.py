@@ -30,7 +30,7 @@ from dshealthd.jobs.ras.protocol import (
     Stranger,
     Unanswered,
 )
-from tests.jobs.ras.server import BEHAVIOURS, Communicator, Process, Rank, document
+from tests.jobs.ras.server import BEHAVIORS, Communicator, Process, Rank, document
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Process]]:
     with contextlib.ExitStack() as stack:
         (tmp_path / "answer").write_bytes(ANSWER)
 
-        def start(behaviour: str, **where: object) -> Process:
-            process = Process(behaviour, tmp_path / "answer", **where)  # type: ignore[arg-type] # handed through
+        def start(behavior: str, **where: object) -> Process:
+            process = Process(behavior, tmp_path / "answer", **where)  # type: ignore[arg-type] # handed through
             stack.callback(process.close)
             return process
 
@@ -111,7 +111,7 @@ def test_nothing_else_is_sent(
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "reason", "said"),
+    ("behavior", "reason", "said"),
     [
         ("stall", Reason.TIMEOUT, "no complete answer in time"),
         ("trickle", Reason.TIMEOUT, "no complete answer in time"),
@@ -121,11 +121,11 @@ def test_nothing_else_is_sent(
         ("close", Reason.MALFORMED, "closed at greeting, without an answer"),
     ],
 )
-def test_misbehaviour(
-    serve: Callable[..., Process], behaviour: str, reason: Reason, said: str
+def test_misbehavior(
+    serve: Callable[..., Process], behavior: str, reason: Reason, said: str
 ) -> None:
     """Each way not to answer ends within the time given, in a reason of its own."""
-    process = serve(behaviour)
+    process = serve(behavior)
     watch = Stopwatch(process.popen.pid)
     clock = watch.seconds if reason is Reason.TIMEOUT else slowly
     result = outcome(query(process), 1.5, clock)
@@ -230,10 +230,10 @@ def test_mute_process_alone(serve: Callable[..., Process]) -> None:
 
 
 def test_hung_ones_do_not_delay_others(serve: Callable[..., Process]) -> None:
-    """Beside one of each misbehaviour, a job that is well gets its whole answer, within the same
+    """Beside one of each misbehavior, a job that is well gets its whole answer, within the same
     time.
     """
-    bad = [query(serve(behaviour)) for behaviour in BEHAVIOURS if behaviour not in {"json", "text"}]
+    bad = [query(serve(behavior)) for behavior in BEHAVIORS if behavior not in {"json", "text"}]
     process = serve("json")
     good = query(process)
     waiting: list[int] = []
@@ -305,7 +305,7 @@ def test_holder_of_a_connection(serve: Callable[..., Process]) -> None:
 def test_descriptors_are_closed(serve: Callable[..., Process]) -> None:
     """However a query ends, no descriptor is left."""
     before = os.listdir("/proc/self/fd")
-    processes = [serve(behaviour) for behaviour in BEHAVIOURS]
+    processes = [serve(behavior) for behavior in BEHAVIORS]
     started = len(os.listdir("/proc/self/fd")) - len(before)
     ask([query(process) for process in processes], 1.2, time.monotonic)
     assert len(os.listdir("/proc/self/fd")) - len(before) == started

@@ -71,7 +71,7 @@ class Node:
 
     def process(
         self,
-        behaviour: str,
+        behavior: str,
         *contents: bytes,
         job: int,
         rank: int = 0,
@@ -93,7 +93,7 @@ class Node:
         told = re.search(rb'"nccl_version": "([^"]+)"', contents[0] if contents else b"")
         loaded = version if version is not None else told[1].decode() if told else "2.29.7"
         process = Process(
-            behaviour,
+            behavior,
             *self.answers(*contents),
             port=port,
             environment=environment,
@@ -248,8 +248,8 @@ def test_hostile_job_beside_a_good_one(node: Node) -> None:
 
     The job beside them keeps its numbers.
     """
-    for job, behaviour in enumerate(("flood", "garbage", "stall", "cut", "trickle"), 2):
-        node.process(behaviour, FIRST, job=job)
+    for job, behavior in enumerate(("flood", "garbage", "stall", "cut", "trickle"), 2):
+        node.process(behavior, FIRST, job=job)
     node.process("json", FIRST, job=1)
     result = node.sweep()
     assert values(result)["ras_state", "answered"] == 1

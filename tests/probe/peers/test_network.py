@@ -194,7 +194,7 @@ def test_firewalls(
                     with pytest.raises(PeerError) as caught:
                         await client.call("b", "echo", PING, deadline)
                     assert caught.value.outcome is outcome
-                    # A late acknowledgement of the call before ends a kept connection by itself.
+                    # A late acknowledgment of the call before ends a kept connection by itself.
                     told = {reason, "refused"} if reason == "reset" else {reason}
                     assert caught.value.reason in told
                 assert watch.seconds() < 3.0

@@ -181,7 +181,7 @@ def test_single_spike_is_looked_at_and_dropped() -> None:
 
 
 def test_slow_node_is_named_after_two_rounds_and_confirmation() -> None:
-    """A node that is slow on all rails with everybody, while its neighbours are well, is accused.
+    """A node that is slow on all rails with everybody, while its neighbors are well, is accused.
 
     The confirming rounds are all with different peers.
     """
@@ -253,7 +253,7 @@ def test_peer_that_takes_it_on_itself_explains_a_round() -> None:
 
 
 def test_slow_leaf_is_told_from_a_slow_node() -> None:
-    """The leaf is accused if this node is slow with everybody, its neighbours report the same about
+    """The leaf is accused if this node is slow with everybody, its neighbors report the same about
     themselves, and members elsewhere do not.
     """
     scene = Scene()
@@ -268,7 +268,7 @@ def test_slow_leaf_is_told_from_a_slow_node() -> None:
 
 
 def test_slow_leaf_is_found_by_who_comes_later() -> None:
-    """An agent that starts when its neighbours already know of a slow leaf finds it too, by its
+    """An agent that starts when its neighbors already know of a slow leaf finds it too, by its
     rounds with other leaves.
     """
     scene = Scene()
@@ -302,7 +302,7 @@ def test_everybody_slow_is_no_leaf() -> None:
 
 def test_way_out_of_a_leaf() -> None:
     """The leaf is accused if rounds inside it are normal, rounds with every other leaf are slow,
-    and the neighbours report the same.
+    and the neighbors report the same.
     """
     scene = Scene()
     scene.run(well, 4)
@@ -759,7 +759,7 @@ def test_everybody_unreachable_means_oneself(outcome: Outcome) -> None:
 
 
 def test_only_other_leaves_unreachable_is_the_leaf() -> None:
-    """If the neighbours answer and report the same, and no other leaf answers, the leaf is cut off."""
+    """If the neighbors answer and report the same, and no other leaf answers, the leaf is cut off."""
     scene = Scene()
     scene.run(well, 4)
 
