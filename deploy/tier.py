@@ -20,6 +20,7 @@ from dshealthd.core import exposition
 from dshealthd.core.collector import MetricKind
 from dshealthd.core.exposition import Matcher, Selector
 from dshealthd.findings import service as findings
+from generate import files
 from generate.reference import all_metrics
 from grafana.__main__ import DIRECTORY
 
@@ -157,17 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m deploy.tier", description="Write the tier.")
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     options = parser.parse_args(arguments)
-    stale = [
-        (file, text)
-        for file, text in documents().items()
-        if not file.exists() or file.read_text(encoding="utf-8") != text
-    ]
-    for file, text in stale:
-        if options.check:
-            print(f"{file} is out of date: run ./dev generate", file=sys.stderr)
-        else:
-            file.write_text(text, encoding="utf-8")
-    return int(options.check and bool(stale))
+    return files.write(documents(), check=options.check)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from dshealthd.symptoms.entry import (
 )
 from dshealthd.symptoms.runbooks import anchor, url
 from dshealthd.symptoms.sentence import has_value, template
+from generate import files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -253,13 +254,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (EntryError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    file = options.directory / FILE
-    if not options.check:
-        file.write_text(text, encoding="utf-8")
-    elif not file.exists() or file.read_text(encoding="utf-8") != text:
-        print(f"{file} is out of date: run ./dev generate", file=sys.stderr)
-        return 1
-    return 0
+    return files.write({options.directory / FILE: text}, check=options.check)
 
 
 if __name__ == "__main__":

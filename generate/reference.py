@@ -41,6 +41,7 @@ from dshealthd.probe.workers import worker_pool as nursery
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.runbooks import anchor, render
 from dshealthd.web import server
+from generate import files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -244,25 +245,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     options = parser.parse_args(arguments)
-    status = 0
-    for name, text in (
-        ("dshealthd.toml", config_toml()),
-        ("metrics.md", metrics_md()),
-        ("runbooks.md", runbooks_md()),
-        ("doctor-checks.md", doctor_checks_md()),
-        *(
-            (f"runbooks/{symptom.slug}.md", f"{_GENERATED.format(symptom.slug)}\n{render(symptom)}")
+    texts = {
+        "dshealthd.toml": config_toml(),
+        "metrics.md": metrics_md(),
+        "runbooks.md": runbooks_md(),
+        "doctor-checks.md": doctor_checks_md(),
+        **{
+            f"runbooks/{symptom.slug}.md": f"{_GENERATED.format(symptom.slug)}\n{render(symptom)}"
             for symptom in all_symptoms().values()
-        ),
-    ):
-        file = options.directory / name
-        if not options.check:
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(text, encoding="utf-8")
-        elif not file.exists() or file.read_text(encoding="utf-8") != text:
-            print(f"{file} is out of date: run ./dev generate", file=sys.stderr)
-            status = 1
-    return status
+        },
+    }
+    return files.write(
+        {options.directory / name: text for name, text in texts.items()}, check=options.check
+    )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from generate import files
+
 SOURCE = Path(__file__).parents[1] / "prometheus"
 TARGET = Path(__file__).parent / "components" / "prometheus-operator" / "rules.yaml"
 FILES = ("thresholds.yml", "recording.yml", "alerts.yml")
@@ -50,13 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--check", action="store_true", help="compare, write nothing")
     options = parser.parse_args(arguments)
-    text = document()
-    if not options.check:
-        TARGET.write_text(text, encoding="utf-8")
-    elif not TARGET.exists() or TARGET.read_text(encoding="utf-8") != text:
-        print(f"{TARGET} is out of date: run ./dev generate", file=sys.stderr)
-        return 1
-    return 0
+    return files.write({TARGET: document()}, check=options.check)
 
 
 if __name__ == "__main__":
