@@ -156,7 +156,11 @@ class _WorkerGroup:
         try:
             return member.kind.absent(member.options, self._context.host)
         except OSError as error:
-            log.debug("collector %s: is its source absent? %s", member.kind.name, error)
+            log.debug(
+                "collector %s: cannot determine whether its source exists: %s",
+                member.kind.name,
+                error,
+            )
             return None
 
     async def collect(self, names: list[str], heard: frozenset[tuple[News, str]]) -> None:

@@ -86,7 +86,7 @@ CANDIDATES = 4
 class JobCheckpointOptions(CollectorOptions):
     """Options of job checkpoints."""
 
-    interval: Duration = option("30s", "Time between looks.", minimum="100ms")
+    interval: Duration = option("30s", "Scan interval.", minimum="100ms")
     deadline: Duration = option(
         "5s", "How long checking one job's checkpoints may take.", minimum="10ms"
     )

@@ -149,9 +149,7 @@ class _Told:
 class JobEnvironmentOptions(CollectorOptions):
     """Options of job environments."""
 
-    interval: Duration = option(
-        "15s", "Time between looks at the training processes.", minimum="100ms"
-    )
+    interval: Duration = option("15s", "Scan interval for training processes.", minimum="100ms")
     max_runs: int = option(
         16,
         "Runs that get their own series: users take turns, oldest run first.",

@@ -75,7 +75,7 @@ _MIB = 1 << 20
 class JobLogsOptions(CollectorOptions):
     """Options of job logs."""
 
-    interval: Duration = option("1s", "Time between looks.", minimum="100ms")
+    interval: Duration = option("1s", "Read interval.", minimum="100ms")
     deadline: Duration = option(
         "5s", "How long the files of one job may take before they time out.", minimum="10ms"
     )

@@ -96,7 +96,7 @@ class JobMasterOptions(CollectorOptions):
         "Whether this collector runs. Only for jobs with torch 2.4 or newer: an older PyTorch's "
         "store can stall for 5 seconds when a client connects and says nothing.",
     )
-    interval: Duration = option("15s", "Time between looks.", minimum="1s")
+    interval: Duration = option("15s", "Check interval.", minimum="1s")
     deadline: Duration = option(
         "10s", "How long resolving and connecting may take for one run.", minimum="1s"
     )

@@ -86,13 +86,13 @@ class NcclInspectorOptions(CollectorOptions):
     """Options of this collector."""
 
     interval: Duration = option(
-        "15s", "Time between looks; the plugin writes at most every 30 s.", minimum="1s"
+        "15s", "Scan interval; the plugin writes at most every 30 s.", minimum="1s"
     )
     deadline: Duration = option(
         "5s", "How long one directory or file may take before it times out.", minimum="10ms"
     )
     directories: tuple[str, ...] = option(
-        [], "Directories to read besides those that jobs name, below path.rootfs."
+        [], "Extra Inspector directories, relative to path.rootfs."
     )
     max_age: Duration = option(
         "2m",

@@ -119,7 +119,7 @@ class OpenFilesOptions(CollectorOptions):
         "where counting is cheap.",
     )
     full_interval: Duration = option(
-        "1m", "Time between looks at all processes, and at limits.", minimum="1s"
+        "1m", "Scan interval for all processes and their limits.", minimum="1s"
     )
 
 

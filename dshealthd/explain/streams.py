@@ -110,7 +110,7 @@ _PATH_HOST = re.compile(
     r"(?:^|/)(?P<host>(?:node|host|gpu|dgx|hgx|nid|cn|compute|pod)[a-z]{0,20}"
     r"(?:-?[a-z]{0,10}\d{1,6}){1,4})(?:/[^/]*|\.(?:log|txt|out|err))$"
 )
-"""A host that names a log or a folder of logs; other names are ambiguous."""
+"""Host name in a log's file or folder name; other names are ambiguous."""
 
 
 class Line(NamedTuple):

@@ -267,7 +267,7 @@ class Requests(RequestHandler):
             if exc is not None:
                 free_frames(exc)
         if request.writer.output_size > 0:
-            problem = "the answer has already begun"
+            problem = "response headers already sent"
             raise ConnectionError(problem)
         response = plain(HTTPStatus(status))
         response.force_close()

@@ -186,8 +186,8 @@ class PolicyOptions:
     )
     on_demand_ratio: float = option(
         0.1,
-        "The same for rounds outside the schedule: once their share is used up, this node refuses "
-        "those that other nodes request.",
+        "Share of time for which rounds outside the schedule may occupy the GPUs; when it is used "
+        "up, this node refuses requests for such rounds.",
         minimum=0.0,
         maximum=1.0,
     )

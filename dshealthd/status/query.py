@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dshealthd.http.client import Client
 
 AT_ONCE = 32
-"""Agents queried at the same time, with a thread each, which mostly waits."""
+"""Maximum concurrent queries; each takes a thread, which mostly waits."""
 EXIT = {State.OK: 0, State.WARNING: 1, State.CRITICAL: 2, State.UNKNOWN: 3}
 """Exit status by verdict, as in Nagios plugins."""
 

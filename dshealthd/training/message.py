@@ -273,7 +273,7 @@ def decode(data: bytes) -> Message:
             message = f"{name}: {value} s"
             raise ValueError(message)
     if not scale >= 0.0:
-        message = f"loss scale: {scale}"
+        message = f"loss scale {scale} is not a positive number"
         raise ValueError(message)
     return Message(
         step=step,

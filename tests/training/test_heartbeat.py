@@ -214,7 +214,7 @@ def test_agent_that_comes_and_goes(agents_end: AgentsEnd, tmp_path: Path) -> Non
     successor.close()
 
 
-def test_agent_that_stands_still(agents_end: AgentsEnd) -> None:
+def test_agent_that_is_hung(agents_end: AgentsEnd) -> None:
     """What an agent that looks at nothing for long finds then is the present, and nobody waited for
     it.
     """

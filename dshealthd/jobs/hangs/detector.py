@@ -110,9 +110,7 @@ class HangDetector:
 SHARE = 0.5
 """Share of the silence bound from which a job is suspected."""
 AGAIN_AFTER = 5.0
-"""Seconds after which a lasting suspicion is reported once more, so that between the two answers
-the job makes either more than one step or none.
-"""
+"""Seconds between reports of a lasting suspicion; a running job completes a step in between."""
 
 
 @dataclass(slots=True)

@@ -246,7 +246,7 @@ class RankState:
     """Seconds for which it has been seen to wait there."""
 
     @property
-    def stands_still(self) -> bool:
+    def overdue(self) -> bool:
         """Whether the rank has been silent for longer than is usual."""
         return self.silence > self.bound
 
@@ -316,7 +316,7 @@ def judge(
     """
     living = [rank for rank in ranks if rank.ended is None]
     certain = _certain(ranks, living, now, floor)
-    if not living or not (certain or all(rank.stands_still for rank in living)):
+    if not living or not (certain or all(rank.overdue for rank in living)):
         return None
     done = any(rank.ended is ExitKind.ENDED for rank in ranks)
     # After one rank has finished, another may still have to write results.

@@ -83,7 +83,7 @@ def lags(
     that makes progress, some ranks are always ahead, which means nothing.
     """
     found: dict[tuple[RankLabel, str], int] = {}
-    for communicator in filter(progress.stands_still, status.communicators):
+    for communicator in filter(progress.has_stalled, status.communicators):
         for lag in communicator.behind:
             key = _rank(status, communicator, lag.rank, lag.place, world_size), lag.operation
             found[key] = max(lag.behind, found.get(key, 0))
@@ -148,8 +148,8 @@ class JobProgress:
     def update(self, status: Status, now: float, *, early: bool = False) -> None:
         """Record an answer that was given at `now`, in Unix time.
 
-        An `early` answer, before its interval was over, counts as idle only if none did before:
-        alerts take the number of idle answers as a measure of time.
+        Of `early` answers, before their interval was over, only the first counts as idle: alerts
+        use the count as elapsed time.
         """
         marks = {communicator.name: communicator.marks for communicator in status.communicators}
         changes = {
@@ -164,7 +164,7 @@ class JobProgress:
         elif not (early and self.idle):
             self.idle = (self.idle or 0) + 1
 
-    def stands_still(self, communicator: Communicator) -> bool:
+    def has_stalled(self, communicator: Communicator) -> bool:
         """Return whether a communicator is known not to have changed since the previous answer."""
         return self.moving.get(communicator.name) is False
 

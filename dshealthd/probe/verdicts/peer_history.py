@@ -305,7 +305,7 @@ class PeerHistory:
 
 
 def unanswered(opinions: Iterable[float]) -> bool:
-    """Tell whether all of others' reports on a member are that it does not answer."""
+    """Tell whether every other member reports this one unreachable."""
     return all(value >= HARD for value in opinions)
 
 

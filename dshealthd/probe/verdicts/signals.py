@@ -248,7 +248,7 @@ class PeerSuspicion:
     ill: int = 0
     """Bad rounds with others since the first measurement."""
     hearings: int = 0
-    """Rounds with others requested to learn what they know of the peer."""
+    """Rounds requested to get reports of others on the peer."""
     heard: int = -1
     """The epoch of the last of them."""
     asked: dict[str, int] = field(default_factory=dict)

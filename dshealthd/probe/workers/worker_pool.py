@@ -74,7 +74,7 @@ PARENT_STARTS = counter(
 )
 PARENT_FAILURES = counter(
     "dshealthd_probe_parent_failures_total",
-    "Failures of the probe workers' fork server, to start or later.",
+    "Failures of the probe workers' fork server, at start-up or while running.",
     "reason",
 )
 STUCK = gauge(

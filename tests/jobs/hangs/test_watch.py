@@ -121,12 +121,12 @@ def test_silence(scene: Scene) -> None:
         scene.now += 1.0
         scene.step(0)
         scene.look(0.0)
-    assert (scene.rank(0).silence, scene.rank(0).step, scene.rank(0).stands_still) == (
+    assert (scene.rank(0).silence, scene.rank(0).step, scene.rank(0).overdue) == (
         0.0,
         60,
         False,
     )
-    assert (scene.rank(1).silence, scene.rank(1).bound, scene.rank(1).stands_still) == (
+    assert (scene.rank(1).silence, scene.rank(1).bound, scene.rank(1).overdue) == (
         40.0,
         FLOOR,
         True,
@@ -159,7 +159,7 @@ def test_an_agent_that_stood_still(scene: Scene) -> None:
     """
     scene.look(3600.0)
     assert scene.rank(0).silence <= 3.0
-    assert not scene.rank(0).stands_still
+    assert not scene.rank(0).overdue
 
 
 def test_time_on_cpus(scene: Scene) -> None:
@@ -374,7 +374,7 @@ def test_a_marked_phase(scene: Scene) -> None:
     scene.present[JOB, 0] = identity, message._replace(phase=Phase.EVALUATION, sent=scene.now + 0.5)
     for _ in range(100):
         scene.look()
-    assert (scene.rank(0).phase, scene.rank(0).stands_still, scene.rank(1).stands_still) == (
+    assert (scene.rank(0).phase, scene.rank(0).overdue, scene.rank(1).overdue) == (
         Phase.EVALUATION,
         False,
         True,
