@@ -215,13 +215,13 @@ class Filesystem(Collector):
         """Read the host's mounts from process 1, which the agent's own sandbox does not affect;
         failing that, from the worker.
         """
-        place = self.host.proc("1/mountinfo")
+        path = self.host.proc("1/mountinfo")
         try:
             try:
-                text = read(place, 1 << 24)
+                text = read(path, 1 << 24)
             except OSError:
-                place = self.host.proc("self/mountinfo")
-                text = read(place, 1 << 24)
+                path = self.host.proc("self/mountinfo")
+                text = read(path, 1 << 24)
             if text != self._mountinfo:
                 self._mounts = parse_mountinfo(text)
                 self._mountinfo = text
@@ -229,7 +229,7 @@ class Filesystem(Collector):
         except OSError as error:
             return Fault("mounts", os_reason(error), str(error))
         except ValueError as error:
-            return Fault("mounts", Reason.MALFORMED, f"{place}: {error}")
+            return Fault("mounts", Reason.MALFORMED, f"{path}: {error}")
         return None
 
     def _write_test(self, path: str) -> Iterator[Sample | Fault]:

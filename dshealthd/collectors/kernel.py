@@ -244,12 +244,12 @@ class Kernel(Collector):
             yield BOOTED(booted)
 
     def _cpus(self) -> Iterator[Sample]:
-        place = self.host.sys("devices/system/cpu/online")
-        if (online := _text(place)) is not None:
+        path = self.host.sys("devices/system/cpu/online")
+        if (online := _text(path)) is not None:
             try:
                 yield CPUS(parse_cpus(online))
             except ValueError as error:
-                raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error
+                raise SourceError(Reason.MALFORMED, f"{path}: {error}") from error
 
     def _parameters(self) -> Iterator[Sample]:
         for parameter, value in self._parsed("cmdline", parse_command_line).items():
@@ -277,19 +277,19 @@ def _path(sysctl: str) -> str:
     return f"sys/{sysctl.replace('.', '/')}"
 
 
-def _text(place: str) -> str | None:
+def _text(path: str) -> str | None:
     """Return the text of a kernel setting's file; None if this kernel lacks it."""
     try:
-        return read(place)
+        return read(path)
     except FileNotFoundError:
         return None
 
 
 def _number(host: Host, sysctl: str) -> int | None:
     """Return a numeric kernel setting; None if this kernel lacks it."""
-    place = host.proc(_path(sysctl))
-    text = _text(place)
+    path = host.proc(_path(sysctl))
+    text = _text(path)
     try:
-        return None if text is None else integer(place, text)
+        return None if text is None else integer(path, text)
     except ValueError as error:
         raise SourceError(Reason.MALFORMED, str(error)) from error

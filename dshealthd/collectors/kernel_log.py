@@ -199,8 +199,8 @@ class KernelLog(Collector):
         """Return why the collector is absent if there is no kernel log, as in most containers."""
         if options.journal:  # on a disk that may hang
             return None
-        place = host.device("kmsg")
-        return None if os.path.exists(place) else f"there is no {place}"
+        path = host.device("kmsg")
+        return None if os.path.exists(path) else f"there is no {path}"
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Read new records of the kernel log and yield all counts.

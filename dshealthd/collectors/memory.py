@@ -106,8 +106,8 @@ class HostMemory(Collector):
 
         SourceError, which names the file, if it is malformed.
         """
-        place = self.host.proc(file)
+        path = self.host.proc(file)
         try:
-            return parse(read(place))
+            return parse(read(path))
         except ValueError as error:
-            raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error
+            raise SourceError(Reason.MALFORMED, f"{path}: {error}") from error

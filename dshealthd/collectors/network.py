@@ -157,15 +157,15 @@ class NetworkOptions(CollectorOptions):
         "1m", "How often to read the speed of a link whose carrier has not changed.", minimum="1s"
     )
 
-    def wants(self, name: str, place: str) -> bool:
+    def wants(self, name: str, path: str) -> bool:
         """Return whether to report the network interface whose directory is `place`."""
         if any(fnmatchcase(name, pattern) for pattern in self.exclude):
             return False
         if any(fnmatchcase(name, pattern) for pattern in self.include):
             return True
-        if os.path.lexists(f"{place}/device"):
-            return not os.path.lexists(f"{place}/device/physfn")
-        return os.path.lexists(f"{place}/bonding")
+        if os.path.lexists(f"{path}/device"):
+            return not os.path.lexists(f"{path}/device/physfn")
+        return os.path.lexists(f"{path}/bonding")
 
 
 @dataclass(slots=True)
@@ -215,8 +215,8 @@ class Network(Collector):
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the samples of each network interface; a failing one does not affect the others."""
-        place = self.host.proc("net/dev")
-        lines = parse_net_dev(self._reader(place))
+        path = self.host.proc("net/dev")
+        lines = parse_net_dev(self._reader(path))
         for name in self._interfaces.keys() - lines.keys():
             del self._interfaces[name]
         working, fault = False, None
@@ -239,30 +239,30 @@ class Network(Collector):
         if fault is not None and not working:
             raise SourceError(fault.reason, f"no interface can be read: {fault.detail}")
         if not working:
-            message = f"{place} has no interface with hardware"
+            message = f"{path} has no interface with hardware"
             raise NotAvailable(message)
 
     def _known(self, name: str) -> _Interface | None:
         """Return the cached facts about a network interface; None if it is left out."""
         if name not in self._interfaces:
-            place = self.host.sys(f"{_CLASS}/{name}")
+            path = self.host.sys(f"{_CLASS}/{name}")
             self._interfaces[name] = (
-                _Interface(_info(name, place)) if self.options.wants(name, place) else None
+                _Interface(_info(name, path)) if self.options.wants(name, path) else None
             )
         return self._interfaces[name]
 
     def _interface(self, name: str, interface: _Interface) -> Iterator[Sample | Fault]:
-        place = self.host.sys(f"{_CLASS}/{name}")
+        path = self.host.sys(f"{_CLASS}/{name}")
         yield interface.info
-        state = self._reader(f"{place}/operstate").strip()
+        state = self._reader(f"{path}/operstate").strip()
         if state not in _STATES:
-            message = f"{place}/operstate: {state[:40]!r} is not a known state"
+            message = f"{path}/operstate: {state[:40]!r} is not a known state"
             raise ValueError(message)
         if state != "unknown":
             yield UP(float(state == "up"), name)
         yield STATE(1, name, state)
-        yield MTU(self._number(f"{place}/mtu"), name)
-        changes = self._number(f"{place}/carrier_changes")
+        yield MTU(self._number(f"{path}/mtu"), name)
+        changes = self._number(f"{path}/carrier_changes")
         yield CARRIER_CHANGES(changes, name)
         if state == "up":  # no carrier, no speed: the file answers EINVAL
             yield from self._speed(name, interface, changes)
@@ -283,15 +283,15 @@ class Network(Collector):
         if interface.speed is not None:
             yield SPEED(interface.speed, name)
 
-    def _number(self, place: str) -> int:
-        return integer(place, self._reader(place))
+    def _number(self, path: str) -> int:
+        return integer(path, self._reader(path))
 
 
-def _info(name: str, place: str) -> Sample:
+def _info(name: str, path: str) -> Sample:
     """Return the description of a network interface, from the targets of its links."""
-    device = f"{place}/device"
+    device = f"{path}/device"
     if not os.path.lexists(device):
-        return INFO(1, name, "", "bonding" if os.path.lexists(f"{place}/bonding") else "")
+        return INFO(1, name, "", "bonding" if os.path.lexists(f"{path}/bonding") else "")
     driver = f"{device}/driver"
     return INFO(1, name, _name(device), _name(driver) if os.path.lexists(driver) else "")
 

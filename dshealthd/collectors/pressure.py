@@ -82,9 +82,9 @@ class Pressure(Collector):
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the pressure stall information of each resource."""
         for resource, kinds in _SHOWN.items():
-            place = self.host.proc(f"pressure/{resource}")
+            path = self.host.proc(f"pressure/{resource}")
             try:
-                shares = parse_pressure(read(place))
+                shares = parse_pressure(read(path))
             except FileNotFoundError as error:
                 raise NotAvailable(str(error)) from error
             except OSError as error:
@@ -92,7 +92,7 @@ class Pressure(Collector):
                     raise NotAvailable(_SWITCHED_OFF) from error
                 raise
             except ValueError as error:
-                raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error
+                raise SourceError(Reason.MALFORMED, f"{path}: {error}") from error
             for kind in kinds:
                 if kind in shares:
                     total, ratio = shares[kind]

@@ -50,17 +50,17 @@ class Host:
         return os.path.join(self.rootfs, path.lstrip("/"))
 
 
-def read(place: str, limit: int = 1 << 20) -> str:
+def read(path: str, limit: int = 1 << 20) -> str:
     """Return the text of a small file, at most `limit` bytes; undecodable bytes are replaced.
 
     Raise OSError as `open(2)` and `read(2)` do.
     """
-    return read_bytes(place, limit).decode(errors="replace")
+    return read_bytes(path, limit).decode(errors="replace")
 
 
-def read_bytes(place: str, limit: int = 1 << 20) -> bytes:
+def read_bytes(path: str, limit: int = 1 << 20) -> bytes:
     """Return a small file's content, at most `limit` bytes, in as few system calls as possible."""
-    descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         chunks = []
         while limit > 0:
@@ -74,18 +74,18 @@ def read_bytes(place: str, limit: int = 1 << 20) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def integer(place: str, text: str | bytes, base: int = 10) -> int:
+def integer(path: str, text: str | bytes, base: int = 10) -> int:
     """Return the integer in a kernel file's text; otherwise raise ValueError with its path."""
     try:
         return int(text, base)
     except ValueError as error:
-        message = f"{place}: {text[:40]!r} is not a number"
+        message = f"{path}: {text[:40]!r} is not a number"
         raise ValueError(message) from error
 
 
-def read_int(place: str) -> int:
+def read_int(path: str) -> int:
     """Return the integer in a file, decimal or 0x…. OSError, or ValueError with its path."""
-    return integer(place, read(place).strip(), 0)
+    return integer(path, read(path).strip(), 0)
 
 
 Signature = tuple[int, ...]

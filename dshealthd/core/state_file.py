@@ -21,12 +21,12 @@ MEMORY = 256 << 20
 """Limit on the private memory, in bytes, of a child that touches a disk."""
 
 
-def replace(place: str | os.PathLike[str], content: bytes, *, durable: bool) -> None:
+def replace(path: str | os.PathLike[str], content: bytes, *, durable: bool) -> None:
     """Replace a state file; after an OSError or a kill at any point, the old one is intact.
 
     `durable` waits for the disk, so that the file also survives a reboot: call it in a thread.
     """
-    temporary = f"{os.fspath(place)}.new"
+    temporary = f"{os.fspath(path)}.new"
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)  # left by a write that was killed, or put there by somebody else
@@ -38,50 +38,50 @@ def replace(place: str | os.PathLike[str], content: bytes, *, durable: bool) -> 
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.replace(temporary, place)
+        os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
 
 
-def read(place: str | os.PathLike[str], limit: int) -> bytes:
+def read(path: str | os.PathLike[str], limit: int) -> bytes:
     """Return at most `limit` bytes of a state file; OSError, also for what is not a file."""
     # Opening a FIFO must not wait for its writer.
-    descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "is not a regular file", os.fspath(place))
+            raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
         return file.read(limit)
 
 
-def replace_in_child(place: str, content: bytes, *, durable: bool = False) -> None:
+def replace_in_child(path: str, content: bytes, *, durable: bool = False) -> None:
     """Call `replace` in a child. Raise OSError. Call it in a thread."""
-    _in_child("sync" if durable else "replace", place, content)
+    _in_child("sync" if durable else "replace", path, content)
 
 
-def read_in_child(place: str, limit: int) -> bytes:
+def read_in_child(path: str, limit: int) -> bytes:
     """Return at most `limit` bytes of a state file, or raise OSError. Call it in a thread."""
-    return _in_child("read", place, str(limit).encode())
+    return _in_child("read", path, str(limit).encode())
 
 
-def names_in_child(place: str) -> list[str]:
+def names_in_child(path: str) -> list[str]:
     """Return the names in a state directory, or raise OSError. Call it in a thread."""
-    printed = _in_child("list", place)
+    printed = _in_child("list", path)
     return [os.fsdecode(name) for name in printed.split(b"\0") if name]
 
 
-def set_aside_in_child(place: str) -> None:
+def set_aside_in_child(path: str) -> None:
     """Rename an invalid state file to `*.bad`, or raise OSError. Call it in a thread."""
-    _in_child("aside", place)
+    _in_child("aside", path)
 
 
-def make_directory_in_child(place: str) -> None:
+def make_directory_in_child(path: str) -> None:
     """Create a state directory and its parents, or raise OSError. Call it in a thread."""
-    _in_child("mkdir", place)
+    _in_child("mkdir", path)
 
 
-def _in_child(operation: str, place: str, content: bytes = b"") -> bytes:
+def _in_child(operation: str, path: str, content: bytes = b"") -> bytes:
     """Touch the state's disk in a separate process, and return its output, or raise OSError.
 
     A process that hangs with its disk cannot be killed, even if only one of its threads hangs: the
@@ -92,7 +92,7 @@ def _in_child(operation: str, place: str, content: bytes = b"") -> bytes:
         child = subprocess.Popen(  # noqa: S603 - this very file
             # Without the environment and site-packages: nothing is imported that others can write,
             # and less is loaded.
-            [sys.executable, "-I", "-S", __file__, operation, os.path.abspath(place)],
+            [sys.executable, "-I", "-S", __file__, operation, os.path.abspath(path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -106,32 +106,32 @@ def _in_child(operation: str, place: str, content: bytes = b"") -> bytes:
 
         # Unlike the FileNotFoundError of an interpreter or of /dev/null, it is not mistaken for a
         # state file that does not exist.
-        what = f"the process for {place}"
+        what = f"the process for {path}"
         raise StartError(what, error) from error
     with child:
         printed, _ = child.communicate(content)
     if child.returncode:
         code = child.returncode if child.returncode > 0 else errno.EIO
-        raise OSError(code, os.strerror(code), place)
+        raise OSError(code, os.strerror(code), path)
     return printed
 
 
-def _main(operation: str, place: str) -> int:
+def _main(operation: str, path: str) -> int:
     """Run an operation of `_in_child` on a state file; return 0 or the error number."""
     # Before reading: the file may have any size.
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     content = sys.stdin.buffer.read()
     try:
         if operation == "read":
-            sys.stdout.buffer.write(read(place, int(content)))
+            sys.stdout.buffer.write(read(path, int(content)))
         elif operation == "list":
-            sys.stdout.buffer.write(b"\0".join(map(os.fsencode, os.listdir(place))))
+            sys.stdout.buffer.write(b"\0".join(map(os.fsencode, os.listdir(path))))
         elif operation == "aside":
-            os.replace(place, f"{place}.bad")
+            os.replace(path, f"{path}.bad")
         elif operation == "mkdir":
-            os.makedirs(place, 0o750, exist_ok=True)
+            os.makedirs(path, 0o750, exist_ok=True)
         else:
-            replace(place, content, durable=operation == "sync")
+            replace(path, content, durable=operation == "sync")
     except OSError as error:
         return error.errno or errno.EIO
     return 0
