@@ -45,6 +45,7 @@ PACKAGES = (
     *("base-files", "gcc-14-base"),  # license texts, to which the others refer
 )
 LIBRARY = "usr/lib/dshealthd"
+STANDARD = f"{LIBRARY}/lib/python{VERSION}"
 STUBS = ("libdl.so.2", "libpthread.so.0", "libresolv.so.2", "librt.so.1", "libutil.so.1")
 """Parts of glibc that are loaded from the start. A library of the host, such as NVML or a module of
 NSS, may need one: the host's own would not fit our C library.
@@ -54,7 +55,7 @@ LOADED_LATER = ("libgcc_s.so.1",)
 LEFT_OUT = re.compile(
     r"(__pycache__|config-.*|curses|dbm|ensurepip|idlelib|pydoc_data|site-packages|sqlite3|test"
     r"|turtle.*|unittest|venv|_pyrepl)(/.*)?"
-    r"|sitecustomize\.py|EXTERNALLY-MANAGED|.*\.exe"
+    r"|_py(datetime|decimal|io)\.py|sitecustomize\.py|EXTERNALLY-MANAGED|.*\.exe"
     r"|lib-dynload/(_codecs_|_multibytecodec|_test|_ctypes_test|_xxtest|xx).*"
 )
 """What no agent imports. Extension modules that need a library outside PACKAGES go too."""
@@ -70,6 +71,7 @@ SOURCES = tuple(
     )
 )
 SECONDS = 60
+AR = b"!<arch>\n"
 
 
 class RuntimeBuildError(Exception):
@@ -198,19 +200,23 @@ def download(url: str, digest: str, lock: Path) -> bytes:
 
 def member(deb: Path, kind: str) -> tarfile.TarFile:
     """Return one of the archives in a Debian package, `control` or `data`."""
-    data = deb.read_bytes()
-    place = len("!<arch>\n")
-    while place < len(data):  # ar(5): headers of 60 bytes, contents padded to even sizes
-        name, size = data[place : place + 16].decode().strip(), int(data[place + 48 : place + 58])
-        place += 60
-        if name.rstrip("/") == f"{kind}.tar.xz":
-            content = io.BytesIO(lzma.decompress(data[place : place + size]))
-            archive = tarfile.open(fileobj=content)  # noqa: SIM115 - the caller closes it
+    for header, content in members(deb.read_bytes()):
+        if header[:16].strip().rstrip(b"/") == f"{kind}.tar.xz".encode():
+            archive = tarfile.open(fileobj=io.BytesIO(lzma.decompress(content)))  # noqa: SIM115 - the caller closes it
             archive.extraction_filter = lambda entry, _path: entry  # trusted by its hash
             return archive
-        place += size + size % 2
     message = f"{deb}: no {kind}.tar.xz"
     raise RuntimeBuildError(message)
+
+
+def members(deb: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield header and content of each part of a Debian package: ar(5)."""
+    place = len(AR)
+    while place < len(deb):
+        header = deb[place : place + 60]
+        size = int(header[48:58])
+        yield header, deb[place + 60 : place + 60 + size]
+        place += 60 + size + size % 2  # padded to even sizes
 
 
 def assemble(packages: list[Debian], root: Path) -> None:
@@ -233,7 +239,7 @@ def assemble(packages: list[Debian], root: Path) -> None:
                     (libraries / needed).exists() for needed in needs(file)
                 ):
                     continue
-                copy(file, library / f"lib/python{VERSION}" / place)
+                copy(file, root / STANDARD / place)
         copy(source / f"usr/bin/python{VERSION}", python)
         (loader,) = libraries.glob("ld-linux-*.so.*")
         copy(loader, library / "lib" / loader.name)

@@ -13,7 +13,7 @@ import pytest
 from dshealthd import __version__
 from tests.deploy.conftest import BEFORE, build
 from tests.deploy.machine import LONGEST, booted, require_tools
-from tests.deploy.test_package import CONFIG, FAST, MOST, main_pid
+from tests.deploy.test_package import CONFIG, FAST, MOST, failed, main_pid
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 
+MORE = 1.25
+"""Times a deb's size: nfpm packs it by an xz of its own."""
 OF_DEB, OF_RPM = "/usr/share/zsh/vendor-completions/_dshealthd", "/usr/share/zsh/site-functions"
 
 
@@ -77,7 +79,7 @@ def test_the_same_bytes_twice(rpm: Path, tmp_path: Path) -> None:
     """Two builds of a commit give the same bytes, few enough to be copied to a thousand nodes."""
     again = build(tmp_path, kind="rpm")
     assert rpm.read_bytes() == again.read_bytes()
-    assert rpm.stat().st_size <= MOST
+    assert rpm.stat().st_size <= MOST * MORE
 
 
 def install(machine: Machine, package: Path) -> str:
@@ -119,4 +121,4 @@ def test_install_upgrade_remove(rpm: Path, tmp_path: Path) -> None:
         assert machine.sh("pgrep -f '[d]shealthd run' || true") == ""
         assert machine.sh(f"cat {CONFIG}.rpmsave") == FAST
         assert machine.sh("find /usr -xdev -name '*dshealth*'") == ""
-        assert machine.run("systemctl", "--failed", "--quiet").stdout == ""
+        assert failed(machine) == set()
