@@ -56,11 +56,6 @@ ROUND = (("probe_rounds_total", 1, "pair", "ok"), ("probe_up", 1))
             (("rendezvous_client_sockets", 1, "established"),),
             "1 connection to rendezvous ports, none waiting",
         ),
-        (
-            rendezvous.RENDEZVOUS_CONNECTIONS,
-            (("rendezvous_client_sockets", 1, "syn_sent"),),
-            "1 connection to a rendezvous port without an answer for more than a minute",
-        ),
         (running_jobs.JOB_HANGS, (("job_ranks", 1, "j", "r"),), "1 training job here, none hung"),
         (
             running_jobs.JOB_LOSSES,
