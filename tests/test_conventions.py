@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import os
 import re
@@ -19,7 +20,7 @@ from dshealthd.core.collector import Worker
 from tests.web.certificates import authority
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
 
 SOURCE = Path(dshealthd.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -57,9 +58,17 @@ such as the finding of the node and that of a log.
 """
 
 
+@functools.cache
 def parsed(file: Path) -> ast.Module:
     """Return a module as a tree."""
     return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _trees_are_kept_for_this_file() -> Iterator[None]:
+    """Parse each module once, and leave no hundreds of megabytes to the tests that follow."""
+    yield
+    parsed.cache_clear()
 
 
 def caught(tree: ast.AST) -> set[str]:
