@@ -45,7 +45,7 @@ def _judged(scene: Scene, until: float) -> Iterator[dict[str, str]]:
         history: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         scrapes = next((row for name, _, row in scene.of_nodes[node] if name == "up"), [])
         for step, (_, findings) in enumerate(scene.play(node, until)):
-            missed = scrapes[step : step + 1] == [MISSING]
+            missed = MISSING in scrapes[step : step + 1]
             for sample in (*exported(findings), *scene.derived):
                 if sample.metric.name in told:
                     continue
