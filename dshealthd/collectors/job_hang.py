@@ -173,7 +173,7 @@ def samples(job: str, rank: RankState) -> Iterator[Sample]:
     yield OVERDUE(max(0.0, rank.silence - rank.bound), job, name)
     if rank.phase is not Phase.TRAINING:
         yield PHASE_SECONDS(rank.phase_seconds, job, name)
-    if rank.stands_still and rank.collective:
+    if rank.overdue and rank.collective:
         yield COLLECTIVE(rank.collective_for, job, name, rank.collective)
     if rank.stage is not StepStage.UNKNOWN:
         yield POSITION(rank.step + (rank.stage - StepStage.INPUT) / STAGES, job, name)

@@ -21,7 +21,7 @@ from dshealthd.core.options import Bytes, Duration
 from dshealthd.evidence.bundle import kept
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
-from dshealthd.evidence.service import BUNDLES, BYTES, INFO, KEPT, LAST, Evidence
+from dshealthd.evidence.service import BUNDLES, BYTES, INFO, LAST, Evidence
 from dshealthd.jobs.hangs.hang import UNEXPLAINED, HangClass, Standstill
 from tests.environments import wait_for_environment
 from tests.stopwatch import Stopwatch
@@ -189,7 +189,7 @@ def test_a_restarted_agent_takes_no_second_bundle(tmp_path: Path) -> None:
         await successor.evidence.apply(Config().with_section(OPTIONS))
         await successor.look("slurm-1")
         assert await successor.look("slurm-1", seconds=10) == ["slurm-1"]
-        assert successor.values(KEPT) == {(): 1}
+        assert len(successor.evidence.status()["bundles"]) == 1
         assert successor.values(BYTES) == {}  # not known before the next collection
 
     asyncio.run(scene())
@@ -382,10 +382,10 @@ def test_a_disk_that_hangs_is_unknown_and_not_waited_for(
             await asyncio.sleep(0.01)
         assert not beginning.done()
         await beginning
-        assert node.values(KEPT) == {}
+        assert node.evidence.status()["bundles"] is None
         monkeypatch.undo()
         await node.evidence.apply(Config().with_section(OPTIONS))  # as a reload does
-        assert node.values(KEPT) == {(): 0.0}
+        assert node.evidence.status()["bundles"] == []
         await node.evidence.close()
 
     asyncio.run(scene())
