@@ -43,7 +43,6 @@ def gpu(handle: Any) -> None:
         pynvml.nvmlDeviceGetPowerUsage,
         pynvml.nvmlDeviceGetEnforcedPowerLimit,
         pynvml.nvmlDeviceGetCurrentClocksEventReasons,
-        pynvml.nvmlDeviceGetPerformanceState,
         pynvml.nvmlDeviceGetUtilizationRates,
     ):
         function(handle)

@@ -48,10 +48,10 @@ def merged(
     states: dict[str, list[tuple[str, str]]] = {}
     work: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for node, answer in current:
-        for told in answer["jobs"]:
-            _add(jobs.setdefault(told["job"], _empty(told["job"], "")), node, told)
-            states.setdefault(told["job"], []).append((told["state"], told.get("cause", "")))
-            work.setdefault(told["job"], []).extend((node, one) for one in told.get("work", ()))
+        for entry in answer["jobs"]:
+            _add(jobs.setdefault(entry["job"], _empty(entry["job"], "")), node, entry)
+            states.setdefault(entry["job"], []).append((entry["state"], entry.get("cause", "")))
+            work.setdefault(entry["job"], []).extend((node, one) for one in entry.get("work", ()))
     for name, job in jobs.items():
         job["slowest"] = _slowest(work[name])
         job["state"] = state_of_all(states[name])
@@ -61,12 +61,12 @@ def merged(
             job["steps_per_minute"] = None
     gone: dict[str, dict[str, Any]] = {}
     for node, answer in old:
-        for told in answer["jobs"]:
-            if told["job"] not in jobs:
-                job = gone.setdefault(told["job"], _empty(told["job"], OUT_OF_DATE))
+        for entry in answer["jobs"]:
+            if entry["job"] not in jobs:
+                job = gone.setdefault(entry["job"], _empty(entry["job"], OUT_OF_DATE))
                 job["nodes"].append(node)
-                job["ranks"] += told["ranks"]
-                job["world_size"] = job["world_size"] or told.get("world_size")
+                job["ranks"] += entry["ranks"]
+                job["world_size"] = job["world_size"] or entry.get("world_size")
     jobs |= gone
     return sorted(jobs.values(), key=lambda job: (_turn(job), job["job"]))
 
@@ -103,25 +103,25 @@ def _empty(name: str, state: str) -> dict[str, Any]:
     }
 
 
-def _add(job: dict[str, Any], node: str, told: Mapping[str, Any]) -> None:
+def _add(job: dict[str, Any], node: str, entry: Mapping[str, Any]) -> None:
     """Add one node's part of a job to the fleet's entry for it."""
     job["nodes"].append(node)
-    job["ranks"] += told["ranks"]
-    job["world_size"] = job["world_size"] or told.get("world_size")
-    lowest, highest = told.get("step"), told.get("step_highest")
+    job["ranks"] += entry["ranks"]
+    job["world_size"] = job["world_size"] or entry.get("world_size")
+    lowest, highest = entry.get("step"), entry.get("step_highest")
     if lowest is not None:
         job["step"] = lowest if job["step"] is None else min(job["step"], lowest)
     if highest is not None:
         job["step_highest"] = max(job["step_highest"] or 0, highest)
-    pace = told.get("steps_per_minute")
+    pace = entry.get("steps_per_minute")
     if pace is not None:
         job["steps_per_minute"] = min(job["steps_per_minute"] or pace, pace)
-    if told["loss"] == "not finite" or job["loss"] == "unknown":
-        job["loss"] = told["loss"]
-    cause = told.get("cause")
-    if told["state"] == "paused":
+    if entry["loss"] == "not finite" or job["loss"] == "unknown":
+        job["loss"] = entry["loss"]
+    cause = entry.get("cause")
+    if entry["state"] == "paused":
         job["pause"] = cause
-    for rank in told.get("culprits", ()):
+    for rank in entry.get("culprits", ()):
         job["culprits"].append({"rank": rank, "node": node, "cause": cause})
 
 
@@ -427,9 +427,9 @@ def _node(name: str, leaf: str, answer: MemberAnswer | None, state: str) -> dict
         return node | {"last": answer.state}
     if answer.problem:
         return node | {"problem": answer.problem}
-    told = answer.summary
+    entry = answer.summary
     return node | {
-        name: told[name]
+        name: entry[name]
         for name in ("version", "problems", "unreadable", "findings")
-        if told.get(name)
+        if entry.get(name)
     }
