@@ -158,7 +158,7 @@ class NetworkOptions(CollectorOptions):
     )
 
     def wants(self, name: str, path: str) -> bool:
-        """Return whether to report the network interface whose directory is `place`."""
+        """Return whether to report the network interface whose directory is `path`."""
         if any(fnmatchcase(name, pattern) for pattern in self.exclude):
             return False
         if any(fnmatchcase(name, pattern) for pattern in self.include):

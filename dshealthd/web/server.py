@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import gzip
 import os
 import socket
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
-from aiohttp.web_protocol import RequestHandler, RequestPayloadError
+from aiohttp.web_protocol import RequestPayloadError
 from aiohttp.web_request import BaseRequest
 from aiohttp.web_response import Response
 from aiohttp.web_server import Server as Connections
@@ -40,9 +41,6 @@ from dshealthd.web.page_files import ASSETS, PAGE_HEADERS, page_files
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
-    from aiohttp.abc import AbstractStreamWriter
-    from aiohttp.http_parser import RawRequestMessage
-    from aiohttp.streams import StreamReader
     from aiohttp.web_response import StreamResponse
 
     from dshealthd.config.config import Web
@@ -169,7 +167,15 @@ class Server:
     async def start(self) -> None:
         """Open the web server's socket, or raise ListenError."""
         self._connections = Connections(
-            self._handle, request_factory=self._request, handler_cancellation=True
+            self._handle,
+            request_factory=functools.partial(
+                BaseRequest,
+                loop=asyncio.get_running_loop(),
+                client_max_size=max(
+                    1, self._options.max_body_bytes
+                ),  # to aiohttp, 0 means no limit
+            ),
+            handler_cancellation=True,
         )
         try:
             await self._listener.start(*listen_address(self._options.listen_address))
@@ -212,25 +218,6 @@ class Server:
 
     async def _tls(self) -> Tls | None:
         return None if self._config is None else (await self._config.current()).tls
-
-    def _request(
-        self,
-        message: RawRequestMessage,
-        payload: StreamReader,
-        connection: RequestHandler,
-        writer: AbstractStreamWriter,
-        task: asyncio.Task[None],
-    ) -> BaseRequest:
-        limit = max(1, self._options.max_body_bytes)  # to aiohttp, 0 means no limit
-        return BaseRequest(
-            message,
-            payload,
-            connection,
-            writer,
-            task,
-            asyncio.get_running_loop(),
-            client_max_size=limit,
-        )
 
     def _answered(self, request: BaseRequest, response: StreamResponse) -> None:
         path = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import time
@@ -41,10 +42,6 @@ from dshealthd.probe.peers.protocol import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-    from aiohttp.abc import AbstractStreamWriter
-    from aiohttp.http_parser import RawRequestMessage
-    from aiohttp.streams import StreamReader
-    from aiohttp.web_protocol import RequestHandler
     from aiohttp.web_response import StreamResponse
 
     from dshealthd.core.collector import Sample
@@ -146,7 +143,13 @@ class PeerServer:
             message = "the peer listener needs a key or certificates"
             raise ValueError(message)
         self._connections = Connections(
-            self._handle, request_factory=self._request, handler_cancellation=True
+            self._handle,
+            request_factory=functools.partial(
+                BaseRequest,
+                loop=asyncio.get_running_loop(),
+                client_max_size=MAX_BODY,
+            ),
+            handler_cancellation=True,
         )
         await self._listener.start(*listen_address(self._options.listen_address))
 
@@ -182,24 +185,6 @@ class PeerServer:
     async def _tls(self) -> Tls | None:
         context = (await self._credentials.current()).server
         return None if context is None else Tls(context, frozenset())
-
-    def _request(
-        self,
-        message: RawRequestMessage,
-        payload: StreamReader,
-        connection: RequestHandler,
-        writer: AbstractStreamWriter,
-        task: asyncio.Task[None],
-    ) -> BaseRequest:
-        return BaseRequest(
-            message,
-            payload,
-            connection,
-            writer,
-            task,
-            asyncio.get_running_loop(),
-            client_max_size=MAX_BODY,
-        )
 
     def _answered(self, request: BaseRequest, _response: StreamResponse) -> None:
         if request.method == "UNKNOWN":  # aiohttp's name for data that is not a request
