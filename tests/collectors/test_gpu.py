@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FIXTURES = Path(__file__).parent / "fixtures"
-SERIES = {"h100": 803, "a100": 699, "v100": 691, "b200": 827}
+SERIES = {"h100": 795, "a100": 691, "v100": 683, "b200": 819}
 
 
 @pytest.fixture
