@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from grafana.board import Source
 
 JOB = "cluster, training_job"
+NODE = "cluster, training_job, node, role"
 RANK = "cluster, training_job, node, rank"
 LEGEND = "{{training_job}} {{rank}} {{node}}"
 
@@ -59,9 +60,12 @@ def panels(source: Source) -> list[dashboard.Panel]:
         ),
         graph(
             "Own work against the peers",
-            f"""A rank's step without its wait for other ranks, against ranks of its role; without any, against its own past: the
-            {SERIES} slowest ranks. Dashed: the threshold of the straggler alert.""",
-            (worst(f"max by ({RANK}) (dshealthd:job:work_ratio{{@of_jobs}})", RANK), LEGEND),
+            f"""Of the slowest rank of each node: its step without its wait for other ranks, against ranks of its role; without any, against
+            its own past. The {SERIES} slowest. Dashed: the threshold of the straggler alert.""",
+            (
+                worst(f"max by ({NODE}) (dshealthd:job:work_ratio{{@of_jobs}})", NODE),
+                "{{training_job}} {{node}} {{role}}",
+            ),
             unit="none",
             steps=((None, GREEN), (limits["straggler_ratio"], ORANGE)),
             minimum=None,

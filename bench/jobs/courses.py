@@ -142,7 +142,9 @@ class Judge:
 
     @property
     def is_done(self) -> bool:
-        """Whether all culprits are named."""
+        """Whether all culprits are named: of slow ranks the slowest of each node."""
+        if self._fault.alert == SLOW_ALERT:
+            return {_node(rank) for rank in self.named} == self._nodes
         return bool(self._fault.alert) and set(self.named) == self._ranks
 
 
@@ -183,7 +185,7 @@ class Training:
             if judge.is_done:
                 seconds = time.monotonic() - began
                 if fault.alert == SLOW_ALERT:
-                    ratio = self._server.ratio(self._job.name, ranks[0])
+                    ratio = self._server.ratio(self._job.name, _node(ranks[0]))
                 break
             time.sleep(1.0)
         starved = self._share()

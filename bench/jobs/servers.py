@@ -81,13 +81,26 @@ class Prometheus:
         self._port = port
 
     def firing(self, job: str) -> list[dict[str, str]]:
-        """Return the labels of the firing alerts about a job."""
+        """Return the labels of the firing alerts about a job, with the rank that a page about a
+        slow one names.
+        """
         text = f'ALERTS{{alertstate="firing", training_job="{job}"}}'
-        return [sample["metric"] for sample in self._answer("query", query=text)]
+        alerts = [sample["metric"] for sample in self._answer("query", query=text)]
+        slowest = {
+            (sample["metric"]["node"], sample["metric"].get("role", "")): sample["value"][1]
+            for sample in self._answer(
+                "query", query=f'dshealthd_job_node_slowest_rank{{training_job="{job}"}}'
+            )
+        }
+        for labels in alerts:
+            place = labels.get("node", ""), labels.get("role", "")
+            if labels["alertname"] == "DshealthdRankSlow" and place in slowest:
+                labels["rank"] = slowest[place]
+        return alerts
 
-    def ratio(self, job: str, rank: int) -> float | None:
-        """Return the ratio of a rank's own work to that of its peers."""
-        text = f'dshealthd:job:work_ratio{{training_job="{job}", rank="{rank}"}}'
+    def ratio(self, job: str, node: str) -> float | None:
+        """Return the ratio of the own work of a node's slowest rank to that of its peers."""
+        text = f'max(dshealthd:job:work_ratio{{training_job="{job}", node="{node}"}})'
         samples = self._answer("query", query=text)
         return float(samples[0]["value"][1]) if samples else None
 

@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, gauge
+from dshealthd.jobs.hangs.activity import ThreadState
 from dshealthd.jobs.hangs.hang import HangClass
 from dshealthd.jobs.options import HangOptions
 from dshealthd.jobs.service import Jobs
@@ -71,6 +72,26 @@ POSITION = gauge(
     "training_job",
     "rank",
 )
+SILENT_POSITION = gauge(
+    "dshealthd_job_silent_rank_position",
+    "Progress of the rank in steps, as dshealthd_job_position has it, or the completed steps where "
+    "its stage is unknown (then empty); only while the job stands still on this node, which "
+    "dshealthd_job_hang gives a class. Rules compare it between nodes.",
+    "training_job",
+    "rank",
+    "stage",
+)
+SILENT_OVERDUE = gauge(
+    "dshealthd_job_silent_overdue_seconds",
+    "Time by which the silence of each rank here exceeds the usual, at least; only while the job "
+    "stands still on this node.",
+    "training_job",
+)
+RUNNABLE = gauge(
+    "dshealthd_job_runnable_ranks",
+    "Ranks on this node whose process is not stopped by a signal.",
+    "training_job",
+)
 STATE = gauge(
     "dshealthd_job_rank_state",
     "1 for the state of the main thread of the rank's process; blocked is an uninterruptible wait "
@@ -122,8 +143,18 @@ class JobHang(Collector):
         for job, ranks in detector.jobs.items():
             if any(rank.ended is None for rank in ranks):
                 yield from verdict(job, detector.standstills.get(job))
+                yield RUNNABLE(
+                    sum(
+                        rank.ended is None and rank.state is not ThreadState.STOPPED
+                        for rank in ranks
+                    ),
+                    job,
+                )
         for job, rank in shown(detector.jobs):
             yield from samples(job, rank)
+            if job in detector.standstills and rank.ended is None:
+                stage = "" if rank.stage is StepStage.UNKNOWN else rank.stage.name.lower()
+                yield SILENT_POSITION(position(rank), job, str(rank.rank), stage)
 
 
 def shown(jobs: Mapping[str, Sequence[RankState]]) -> list[tuple[str, RankState]]:
@@ -155,6 +186,7 @@ def verdict(job: str, found: Standstill | None) -> Iterator[Sample]:
         yield HANG(0, job, str(HangClass.NONE))
         return
     yield HANG(found.shown, job, str(found.reason))
+    yield SILENT_OVERDUE(found.overdue, job)
     if math.isfinite(found.hold):
         yield HOLD(found.hold, job)
     for rank, culprit in found.culprits[:MAX_NAMED]:
@@ -176,4 +208,10 @@ def samples(job: str, rank: RankState) -> Iterator[Sample]:
     if rank.overdue and rank.collective:
         yield COLLECTIVE(rank.collective_for, job, name, rank.collective)
     if rank.stage is not StepStage.UNKNOWN:
-        yield POSITION(rank.step + (rank.stage - StepStage.INPUT) / STAGES, job, name)
+        yield POSITION(position(rank), job, name)
+
+
+def position(rank: RankState) -> float:
+    """Return the progress of a rank in steps; whole steps where its stage is unknown."""
+    known = rank.stage is not StepStage.UNKNOWN
+    return rank.step + (rank.stage - StepStage.INPUT) / STAGES * known

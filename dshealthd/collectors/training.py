@@ -5,7 +5,7 @@ Steps, step times, loss and memory of each rank, as the ranks themselves report 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.collector import Collector, Fault, Sample, counter, gauge
 from dshealthd.jobs.environment import launched_by
@@ -16,7 +16,7 @@ from dshealthd.jobs.shares import shared
 from dshealthd.training.message import Phase, StepStage, WaitSource
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from dshealthd.training.message import Message
 
@@ -98,6 +98,38 @@ WORK_SECONDS = gauge(
     "The rest of the step: what the rank did itself. Only ranks of one role are comparable.",
     *WAIT_SECONDS.dimensions,
 )
+NODE_WORK_SECONDS = gauge(
+    "dshealthd_job_node_work_seconds",
+    "dshealthd_job_step_work_seconds of this node's ranks of one role: that of the slowest (slow), "
+    "what a third are below (usual), and what a tenth are below (fast); of two ranks, both are "
+    "that of the faster one.",
+    "training_job",
+    "role",
+    "of",
+)
+NODE_RANKS = gauge(
+    "dshealthd_job_node_role_ranks",
+    "Ranks of this node among which dshealthd_job_node_work_seconds compares.",
+    "training_job",
+    "role",
+)
+SLOWEST = gauge(
+    "dshealthd_job_node_slowest_rank",
+    "The slowest of them, by its number.",
+    "training_job",
+    "role",
+)
+NODE_STEP_SECONDS = gauge(
+    "dshealthd_job_node_step_seconds",
+    "dshealthd_job_step_seconds of the slowest of them.",
+    "training_job",
+    "role",
+)
+NODE_HEARD = gauge(
+    "dshealthd_job_node_heartbeat_timestamp_seconds",
+    "Unix time of the last heartbeat of any rank of the job on this node.",
+    "training_job",
+)
 LOSS_FINITE = gauge(
     "dshealthd_job_loss_finite",
     "1 if the rank's last known loss is finite, 0 if it is NaN or infinite.",
@@ -165,6 +197,11 @@ LEFT_OUT = gauge(
     "Ranks without series because there are more than max_ranks.",
 )
 
+FAST, USUAL = 0.1, 0.33
+"""Shares of a node's ranks that are below what is fast and what is usual there, as in
+`deploy/prometheus/recording.yml`.
+"""
+
 
 class Training(Collector):
     """Exports the heartbeats that the agent's receiver has read.
@@ -189,6 +226,8 @@ class Training(Collector):
         ranks = reception.ranks()
         yield LEFT_OUT(max(0, len(ranks) - self.options.max_ranks))
         infos = set()
+        heard: dict[str, float] = {}
+        works: dict[tuple[str, str], list[Work]] = {}
         for (job, rank), senders in shared(
             ranks.items(),
             self.options.max_ranks,
@@ -207,9 +246,18 @@ class Training(Collector):
             )
             yield PROCESSES(len(senders), job, str(rank))
             if sender.message is not None:
-                yield from samples(sender.message, sender.heard, job, str(rank))
+                message = sender.message
+                yield from samples(message, sender.heard, job, str(rank))
+                heard[job] = max(sender.heard, heard.get(job, 0.0))
+                if message.wait_seconds is not None and message.work_seconds is not None:
+                    work = Work(message.work_seconds, rank, message.mean_seconds)
+                    works.setdefault((job, role(message)), []).append(work)
         for labels in sorted(infos):
             yield INFO(1, *labels)
+        for job, at in heard.items():
+            yield NODE_HEARD(at, job)
+        for of, ranks_of_role in works.items():
+            yield from compared(sorted(ranks_of_role, key=lambda work: work.seconds), *of)
 
 
 def samples(message: Message, heard: float, job: str, rank: str) -> Iterator[Sample]:
@@ -241,6 +289,40 @@ def samples(message: Message, heard: float, job: str, rank: str) -> Iterator[Sam
     if message.memory is not None:
         for kind, size in message.memory._asdict().items():
             yield MEMORY(size, job, rank, kind)
+
+
+class Work(NamedTuple):
+    """What a rank does itself in a step."""
+
+    seconds: float
+    rank: int
+    step_seconds: float | None
+
+
+def compared(ranks: Sequence[Work], job: str, role: str) -> Iterator[Sample]:
+    """Yield what rules compare between nodes: few series, however many ranks a node has.
+
+    `ranks` are those of one role, the fastest first.
+    """
+    slowest = ranks[-1]
+    seconds = [work.seconds for work in ranks]
+    faster = seconds[:-1]
+    others = faster if len(faster) == 1 else seconds  # between two ranks there is nothing usual
+    yield NODE_WORK_SECONDS(quantile(FAST, others), job, role, "fast")
+    yield NODE_WORK_SECONDS(quantile(USUAL, others), job, role, "usual")
+    yield NODE_WORK_SECONDS(slowest.seconds, job, role, "slow")
+    yield NODE_RANKS(len(ranks), job, role)
+    yield SLOWEST(slowest.rank, job, role)
+    if slowest.step_seconds is not None:
+        yield NODE_STEP_SECONDS(slowest.step_seconds, job, role)
+
+
+def quantile(share: float, ordered: Sequence[float]) -> float:
+    """Return a quantile as PromQL does: interpolated between neighbors."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def role(message: Message) -> str:

@@ -176,7 +176,10 @@ def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
     async def run() -> None:
         async with node(tmp_path) as found:
             await found.trained()
-            assert found.look()["hang", "none"] == 0
+            values = found.look()
+            assert values["hang", "none"] == 0
+            assert values["runnable_ranks",] == 2
+            assert not any(name.startswith("silent_") for name, *_ in values)
             found.ranks[1].send_signal(signal.SIGSTOP)
             stopped = time.monotonic()
             for _ in range(20):  # the other makes steps, which is no hang
@@ -187,6 +190,8 @@ def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
             assert values["hang", "process"] == 1
             assert values["hang_culprit_info", "1", "process", "stopped"] == 1
             assert values["rank_state", "1", "stopped"] == 1
+            assert values["runnable_ranks",] == 1
+            assert values["silent_overdue_seconds",] > 0
             silent = {
                 number: values["overdue_seconds", number] + values["step_bound_seconds", number]
                 for number in "01"
@@ -215,6 +220,8 @@ def test_a_rank_without_input(tmp_path: Path) -> None:
             positions = {name[1]: value for name, value in values.items() if name[0] == "position"}
             assert positions["1"] == int(positions["1"])
             assert positions["0"] - int(positions["0"]) > 0.6
+            assert values["silent_rank_position", "0", "backward"] == positions["0"]
+            assert values["silent_rank_position", "1", "input"] == positions["1"]
             assert values["hang", "input"] == 1
             assert values["hang_culprit_info", "1", "input", "input"] == 1
 

@@ -13,7 +13,9 @@ import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from dshealthd.collectors.training import Training, samples
+import pytest
+
+from dshealthd.collectors.training import Training, Work, compared, samples
 from dshealthd.core.collector import Context, Reason
 from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
@@ -30,8 +32,6 @@ from tests.jobs.service import configured, jobs
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from dshealthd.jobs.heartbeats.sender import Sender
 
@@ -87,6 +87,43 @@ def test_everything_that_a_message_says() -> None:
     assert all(
         sample.labels[:2] == ("slurm-1", "7") for sample in samples(message, 99.0, "slurm-1", "7")
     )
+
+
+def test_a_node_compares_its_ranks() -> None:
+    """Rules get few figures of a node, however many ranks it has: the slowest by its number, what is
+    usual and what is fast; of two ranks the faster one is usual, and unknown is left out.
+    """
+
+    def figures(*ranks: Work) -> dict[tuple[str, ...], float]:
+        return {
+            (
+                sample.metric.name.removeprefix("dshealthd_job_node_"),
+                *sample.labels[2:],
+            ): sample.value
+            for sample in compared(sorted(ranks), "slurm-1", "")
+        }
+
+    eight = figures(
+        *(Work(1.0 + 0.01 * rank, 8 + rank, 2.0) for rank in range(7)), Work(3.0, 15, 2.1)
+    )
+    assert eight == pytest.approx(
+        {
+            ("work_seconds", "fast"): 1.007,
+            ("work_seconds", "usual"): 1.0231,
+            ("work_seconds", "slow"): 3.0,
+            ("role_ranks",): 8,
+            ("slowest_rank",): 15,
+            ("step_seconds",): 2.1,
+        }
+    )
+    two = figures(Work(2.0, 1, None), Work(1.0, 0, 4.0))
+    assert two == {
+        ("work_seconds", "fast"): 1.0,
+        ("work_seconds", "usual"): 1.0,
+        ("work_seconds", "slow"): 2.0,
+        ("role_ranks",): 2,
+        ("slowest_rank",): 1,
+    }
 
 
 def test_unknown_is_not_shown() -> None:

@@ -45,6 +45,12 @@ def series(node: int, *, sick: bool) -> list[Series]:
             "job_hang", float(sick), training_job=job, **{"class": "process" if sick else "none"}
         ),
         _steady("nccl_inspector_files", 1, state="stale"),
+        _steady("job_node_role_ranks", RANKS, training_job=job, role=""),
+        _steady("job_node_slowest_rank", RANKS * node, training_job=job, role=""),
+        *(
+            _steady("job_node_work_seconds", 0.7 + 0.1 * sick, training_job=job, role="", of=of)
+            for of in ("fast", "usual", "slow")
+        ),
     ]
     for number in range(RANKS):
         rank = {"training_job": job, "rank": str(RANKS * node + number)}
