@@ -75,7 +75,7 @@ POSITION = gauge(
 SILENT_POSITION = gauge(
     "dshealthd_job_silent_rank_position",
     "Progress of the rank in steps, as dshealthd_job_position has it, or the completed steps where "
-    "its stage is unknown (then empty); only while the job stands still on this node, which "
+    "its stage is unknown (then empty); only while the job is stalled on this node, which "
     "dshealthd_job_hang gives a class. Rules compare it between nodes.",
     "training_job",
     "rank",
@@ -84,7 +84,7 @@ SILENT_POSITION = gauge(
 SILENT_OVERDUE = gauge(
     "dshealthd_job_silent_overdue_seconds",
     "Time by which the silence of each rank here exceeds the usual, at least; only while the job "
-    "stands still on this node.",
+    "is stalled on this node.",
     "training_job",
 )
 RUNNABLE = gauge(
