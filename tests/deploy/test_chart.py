@@ -14,8 +14,9 @@ import pytest
 import yaml
 
 from deploy.kubernetes import chart
+from tests.deploy.machine import LONGEST
 
-pytestmark = pytest.mark.deploy
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 
 HELM = Path(__file__).parents[2] / "build" / "helm" / "bin" / "python"
 SCRIPT = """
