@@ -59,7 +59,7 @@ def test_commands_run_on_arm64(tmp_path: Path) -> None:
     config = "/etc/dshealthd/dshealthd.toml"
     assert emulated(root, "dshealthd", "check-config", "--config.file", config).returncode == 0
     metrics = emulated(root, "dshealthd", "metrics")
-    assert f'dshealthd_build_info{{version="{__version__}"' in metrics.stdout, metrics.stderr
+    assert f',version="{__version__}"}} 1.0\n' in metrics.stdout, metrics.stderr
     doctor = emulated(root, "dshealthd", "doctor")
     assert doctor.returncode in {0, 1, 3}, doctor.stdout + doctor.stderr
     assert "Traceback" not in doctor.stdout + doctor.stderr
