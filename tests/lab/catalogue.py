@@ -103,7 +103,7 @@ FAULTS: dict[str, Fault] = {
     "time-wait": Fault(
         title="the rendezvous ports held by sockets in TIME_WAIT",
         inject=lambda _, node: hardware.time_wait_flood(node),
-        symptom="time-wait",
+        symptom="address-in-use",
         receiver=TICKET,
     ),
     "open-files": Fault(

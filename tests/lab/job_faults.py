@@ -197,6 +197,7 @@ FAULTS: dict[str, JobFault] = {
         symptom="straggler",
         receiver=TICKET,
         rank=2,
+        says=r"\brank 2 on ",
         inject=mishap("slow", 2),
         seconds=420.0,
         over=300.0,
