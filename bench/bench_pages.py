@@ -33,6 +33,8 @@ WAVES = (
     ("node-dead",),
 )
 NODES = max(map(len, WAVES))
+OPEN = ("gpu-lost", "ecc", "nvlink-down", "disk-full")
+"""Faults of the symptoms of all hard ones."""
 PATIENT = {
     "infiniband-down": "down for 30 s",
     "path-hang": "write test once a minute, deadline 5 s, hung for 30 s",
@@ -57,16 +59,17 @@ STAGGER = 10.0
 """The faults of a wave begin within so many seconds: at any phase of scrapes and evaluations."""
 
 
-def rename(lab: Paging, number: int) -> None:
-    """Make each node a cluster that nobody has been told of, and wait until Prometheus knows of it
-    what it needs.
+def rename(lab: Paging, number: int, *, together: bool) -> None:
+    """Make each node, or all `together`, a cluster that nobody has been told of, and wait until
+    Prometheus knows of it what it needs.
 
     What comes to a symptom within a quarter of an hour of its last alert joins that message's
     group, and waits for group_interval.
     """
     entries = json.loads(lab.targets.read_text(encoding="utf-8"))
     for entry in entries:
-        entry["labels"]["cluster"] = f"{entry['labels']['node']}, round {number}"
+        alone = "" if together else f"{entry['labels']['node']}, "
+        entry["labels"]["cluster"] = f"{alone}round {number}"
     new = lab.targets.with_suffix(".new")
     new.write_text(json.dumps(entries), encoding="utf-8")
     new.replace(lab.targets)
@@ -113,22 +116,35 @@ def p95(values: list[float]) -> float:
     )
 
 
-def run(rounds: int, *, as_shipped: bool) -> None:
-    """Print the table of one kind of agents."""
+def run(rounds: int, *, as_shipped: bool, beside: bool) -> None:
+    """Print the table of one kind of agents; with pages of each symptom open `beside`, on other
+    nodes of one cluster.
+    """
     seconds: dict[str, list[float]] = {}
     with (
         tempfile.TemporaryDirectory() as directory,
-        Paging(Path(directory), NODES, gpus=8, as_shipped=as_shipped, training=True) as lab,
+        Paging(
+            Path(directory),
+            NODES + beside * len(OPEN),
+            gpus=8,
+            as_shipped=as_shipped,
+            training=True,
+        ) as lab,
     ):
         if lab.lab.limits:
             print("; ".join(lab.lab.limits))
             return
         lab.until_watched()
         for number in range(rounds):
-            rename(lab, number)
-            nodes = random.sample(lab.lab.nodes, NODES)
-            for turn, names in enumerate(WAVES):
-                wave(lab, names, nodes[turn:] + nodes[:turn], seconds)
+            rename(lab, number, together=beside)
+            nodes = random.sample(lab.lab.nodes, NODES + beside * len(OPEN))
+            with contextlib.ExitStack() as stack:
+                for name, node in zip(OPEN, nodes[NODES:], strict=False):
+                    stack.enter_context(FAULTS[name].inject(lab, node))
+                time.sleep(SETTLE if beside else 0.0)
+                nodes = nodes[:NODES]
+                for turn, names in enumerate(WAVES):
+                    wave(lab, names, nodes[turn:] + nodes[:turn], seconds)
     rows: list[list[object]] = [
         [name, len(found), statistics.median(found), p95(found), max(found), PATIENT.get(name, "")]
         for name, found in seconds.items()
@@ -151,10 +167,15 @@ def main() -> None:
         default="both",
         help="how agents sample (%(default)s)",
     )
+    parser.add_argument(
+        "--open",
+        action="store_true",
+        help="have a page of each hard fault's symptom open, on other nodes of one cluster",
+    )
     options = parser.parse_args()
     for as_shipped in (False, True):
         if options.agents in {"both", "shipped" if as_shipped else "quick"}:
-            run(options.rounds, as_shipped=as_shipped)
+            run(options.rounds, as_shipped=as_shipped, beside=options.open)
 
 
 if __name__ == "__main__":

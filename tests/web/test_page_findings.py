@@ -163,7 +163,7 @@ def test_a_marked_pause_is_said(browser: Browser) -> None:
         assert "bert-large training" not in panel
         assert "15.0" not in panel
         cells = visit.page.locator("section[aria-label='Jobs'] tbody tr").first.locator("td")
-        assert cells.all_inner_texts()[-3:] == ["-"] * 3
+        assert cells.all_inner_texts()[-3:] == ["\u2013"] * 3
         assert visit.page.locator(".verdict.good").count() == 1
         assert visit.complaints == []
         visit.page.close()

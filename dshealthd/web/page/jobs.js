@@ -51,7 +51,7 @@ function one(job) {
       h("td", { class: "num" }, known(rank.step_seconds) ? duration(rank.step_seconds) : unknown()),
       h("td", { class: "num", title: rank.wait_source || null }, seconds(rank.work_seconds)),
       h("td", { class: "num" }, seconds(rank.wait_seconds)),
-      h("td", { class: "num" }, known(rank.work_ratio) ? `${rank.work_ratio.toFixed(2)}\u00d7` : "-"),
+      h("td", { class: "num" }, known(rank.work_ratio) ? `${rank.work_ratio.toFixed(2)}\u00d7` : "\u2013"),
     ),
   );
   return h(
