@@ -140,7 +140,7 @@ def test_port_binds_again_after_sigkill(tmp_path: Path) -> None:
 def test_agent_imports_no_device_library(tmp_path: Path) -> None:
     """Neither the package nor the agent imports torch, deepspeed or pynvml."""
     code = (
-        "import sys, dshealthd.agent.agent, dshealthd.cli.commands\nfrom dshealthd.collection import registry\n"
+        "import sys, dshealthd.agent.agent, dshealthd.cli.commands\nfrom dshealthd.config import registry\n"
         "registry.all_collectors()\n"
         "print(sorted({'torch', 'deepspeed', 'pynvml', 'psutil', 'prometheus_client'} & "
         "set(sys.modules)))"

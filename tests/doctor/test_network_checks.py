@@ -51,18 +51,18 @@ def test_rendezvous_ports_in_time_wait() -> None:
     launches that left them have stopped: `ss -K` takes the place of their 60 s.
     """
     sources = ("tcp", "tcp_limits", "rendezvous")
-    assert outcomes(rendezvous.PORTS, look(*sources)) == ["ok"]
+    assert outcomes(rendezvous.LISTENERS, look(*sources)) == ["ok"]
     with listener("127.0.0.1", PORT) as server:
         leave_time_wait(server, 110, server=True)
-    (found,) = results(rendezvous.PORTS, look(*sources))
-    assert (rendezvous.PORTS.slug, found.outcome.value) == ("time-wait", "warning")
+    (found,) = results(rendezvous.LISTENERS, look(*sources))
+    assert (rendezvous.LISTENERS.slug, found.outcome.value) == ("address-in-use", "warning")
     assert (found.value, found.limit) == ("110", "100")
     assert found.remedy
     subprocess.run(
         ["ss", "-K", "-tn", "state", "time-wait"], check=True, capture_output=True, timeout=60
     )
     if not ss("state", "time-wait"):  # a kernel without INET_DIAG_DESTROY keeps them
-        assert outcomes(rendezvous.PORTS, look(*sources)) == ["ok"]
+        assert outcomes(rendezvous.LISTENERS, look(*sources)) == ["ok"]
 
 
 @pytest.mark.usefixtures("_namespace")
@@ -108,7 +108,7 @@ def test_orphan_on_a_rendezvous_port(tmp_path: Path) -> None:
             assert time.monotonic() < end
             time.sleep(0.1)
         assert (rendezvous.LISTENERS.slug, found.outcome.value) == ("address-in-use", "warning")
-        assert "ss -tlnp" in found.remedy
+        assert "ss -tanp" in found.remedy
     finally:
         prctl(SET_CHILD_SUBREAPER, 0)
         prctl(SET_NAME, name.encode())
