@@ -298,10 +298,10 @@ def test_constraints_keep_to_the_ranges() -> None:
 def test_exposure(drop_in: str | None, limit: float, tmp_path: Path) -> None:
     """The unit stays as hardened as it is, and its settings are spelled as systemd has them."""
     root = tmp_path / "etc/systemd/system"
-    (root / "dshealthd.agent.agent.d").mkdir(parents=True)
+    (root / "dshealthd.service.d").mkdir(parents=True)
     shutil.copy(UNIT, root)
     if drop_in is not None:
-        shutil.copy(UNIT.parent / drop_in, root / "dshealthd.agent.agent.d")
+        shutil.copy(UNIT.parent / drop_in, root / "dshealthd.service.d")
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"--root={tmp_path}"]
     done = subprocess.run(
         [*command, "dshealthd.service"], capture_output=True, text=True, check=False, timeout=60

@@ -133,13 +133,13 @@ class Disk(Collector):
 
         Partitions and devices built on disks (RAID, LVM, loop devices) are left out.
         """
-        path = self.host.proc("diskstats")
+        place = self.host.proc("diskstats")
         try:
-            statistics = parse_diskstats(read(path))
+            statistics = parse_diskstats(read(place))
         except FileNotFoundError as error:
             raise NotAvailable(str(error)) from error
         except ValueError as error:
-            raise SourceError(Reason.MALFORMED, f"{path}: {error}") from error
+            raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error
         # Absent disks are forgotten, so a new disk under an old name is identified again.
         self._identities = {
             name: self._identities[name] if name in self._identities else self._identity(name)
@@ -167,15 +167,15 @@ class Disk(Collector):
         """Return the identity of a local disk; None if the device is not a disk."""
         if name.startswith(_REMOVABLE):
             return None
-        path = self.host.sys(f"block/{name.replace('/', '!')}")
-        if not os.path.isdir(f"{path}/device"):  # a partition, or built on disks
+        place = self.host.sys(f"block/{name.replace('/', '!')}")
+        if not os.path.isdir(f"{place}/device"):  # a partition, or built on disks
             return None
-        return Identity(_text(f"{path}/device/model"), _text(f"{path}/queue/rotational"))
+        return Identity(_text(f"{place}/device/model"), _text(f"{place}/queue/rotational"))
 
 
-def _text(path: str) -> str:
+def _text(place: str) -> str:
     """Return a one-line sysfs attribute of a disk; empty if the kernel has no such file."""
     try:
-        return " ".join(read(path, 128).split())
+        return " ".join(read(place, 128).split())
     except FileNotFoundError:
         return ""

@@ -227,9 +227,9 @@ class NcclInspector(Collector):
 
     def _uuids(self) -> frozenset[str]:
         """Return the UUIDs of this node's GPUs, which Inspector files name; empty if unknown."""
-        path = self.host.proc("driver/nvidia/gpus")
+        place = self.host.proc("driver/nvidia/gpus")
         try:
-            texts = [read(f"{path}/{slot}/information", 4096) for slot in os.listdir(path)]
+            texts = [read(f"{place}/{slot}/information", 4096) for slot in os.listdir(place)]
         except OSError:
             return frozenset()
         return frozenset(match[1] for text in texts if (match := _UUID.search(text)))

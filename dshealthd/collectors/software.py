@@ -370,14 +370,14 @@ class Software(Collector):
 
         From the package (Debian), else from its file name.
         """
-        path = self.host.root("var/lib/dpkg/status")
+        place = self.host.root("var/lib/dpkg/status")
         with contextlib.suppress(FileNotFoundError):
-            status = os.stat(path)
+            status = os.stat(place)
             stamp = signature(status)
             if self._packages is None or self._packages[0] != stamp:
                 self._packages = (
                     stamp,
-                    parse_dpkg_version(read_bytes(path, 64 << 20), "libibverbs1"),
+                    parse_dpkg_version(read_bytes(place, 64 << 20), "libibverbs1"),
                 )
             return self._packages[1]
         for library in ("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu"):

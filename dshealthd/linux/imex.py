@@ -106,7 +106,7 @@ def _pids(host: Host) -> Iterator[int]:
 def _is_daemon(host: Host, pid: int, name: str) -> bool:
     """Return whether a process is a daemon: by name and owner, as users can pick any name."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-        path = host.proc(str(pid))
+        place = host.proc(str(pid))
         # the kernel cuts names at 15 bytes (proc(5), /proc/pid/comm)
-        return read(f"{path}/comm").strip() == name[:15] and os.stat(path).st_uid == 0
+        return read(f"{place}/comm").strip() == name[:15] and os.stat(place).st_uid == 0
     return False

@@ -339,12 +339,12 @@ def tasks(host: Host, pid: int) -> Tasks | None:
 def _groups(host: Host, parts: list[str]) -> Iterator[Tasks]:
     """Yield tasks and limit of each cgroup, the process's own first; the root has no files."""
     for depth in range(len(parts), 0, -1):
-        path = host.sys("/".join(("fs/cgroup", *parts[:depth])))
+        place = host.sys("/".join(("fs/cgroup", *parts[:depth])))
         try:
-            current, limit = read(f"{path}/pids.current"), read(f"{path}/pids.max").strip()
+            current, limit = read(f"{place}/pids.current"), read(f"{place}/pids.max").strip()
         except FileNotFoundError:
             continue
         yield Tasks(
-            integer(f"{path}/pids.current", current.strip()),
-            math.inf if limit == "max" else integer(f"{path}/pids.max", limit),
+            integer(f"{place}/pids.current", current.strip()),
+            math.inf if limit == "max" else integer(f"{place}/pids.max", limit),
         )

@@ -41,7 +41,7 @@ QUERIES = [pytest.param(query, id=query.place) for query in queries()]
 RULE_LABELS = {
     *("alertname", "alertstate", "severity", "symptom", "kind", "part", "peer", "reason"),
     *("model", "software", "environment", "backend", "op", "size"),
-    *("training_job", "rank", "class", "gpu", "domain", "clique"),
+    *("training_job", "rank", "role", "class", "gpu", "domain", "clique"),
 }
 """Of alerts, and of what the shipped rules record."""
 

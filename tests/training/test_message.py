@@ -149,7 +149,7 @@ def test_cut_messages_are_refused(message: Message, length: int) -> None:
         (Message(step=1, sent=1.0, last_seconds=math.inf, mean_seconds=1.0), "step time: inf"),
         (Message(step=1, sent=1.0, communication_seconds=-1.0), "communication: -1"),
         (Message(step=1, sent=1.0, input_seconds=math.nan), "input: nan"),
-        (Message(step=1, sent=1.0, loss_scale=math.nan), "loss scale: nan"),
+        (Message(step=1, sent=1.0, loss_scale=math.nan), "loss scale nan"),
     ],
 )
 def test_impossible_values_are_refused(message: Message, why: str) -> None:

@@ -50,17 +50,17 @@ Answer: TypeAlias = "Identity | UnidentifiedSender"
 
 def identify(host: Host, pid: int, user: int) -> Answer:
     """Return the sender's identity, if it belongs to `user`. Blocks if the process hangs."""
-    path = host.proc(str(pid))
+    place = host.proc(str(pid))
     try:
-        stat = parse_stat(read_bytes(f"{path}/stat", 4096))
-        if parse_real_user(read_bytes(f"{path}/status", 8192)) != user:
+        stat = parse_stat(read_bytes(f"{place}/stat", 4096))
+        if parse_real_user(read_bytes(f"{place}/status", 8192)) != user:
             return UnidentifiedSender.GONE  # the pid was reused
-        environment = parse_environ(read_bytes(f"{path}/environ", ENVIRON_LIMIT))
+        environment = parse_environ(read_bytes(f"{place}/environ", ENVIRON_LIMIT))
         network = namespace(host, pid)
         name = job(environment, _boot(host) + network)
-        confirmed = standing(path, name)[1]
+        confirmed = standing(place, name)[1]
         # Once more: everything read in between belongs to one process only if both ends agree.
-        if parse_stat(read_bytes(f"{path}/stat", 4096)).image != stat.image:
+        if parse_stat(read_bytes(f"{place}/stat", 4096)).image != stat.image:
             return UnidentifiedSender.GONE
     except (FileNotFoundError, ProcessLookupError):
         return UnidentifiedSender.GONE
