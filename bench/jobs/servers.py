@@ -89,7 +89,7 @@ class Prometheus:
         slowest = {
             (sample["metric"]["node"], sample["metric"].get("role", "")): sample["value"][1]
             for sample in self._answer(
-                "query", query=f'dshealthd_job_node_slowest_rank{{training_job="{job}"}}'
+                "query", query=f'dshealthd:job:slowest_rank{{training_job="{job}"}}'
             )
         }
         for labels in alerts:

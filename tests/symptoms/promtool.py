@@ -22,6 +22,7 @@ RULES = [
     ROOT / "deploy/prometheus" / name for name in ("thresholds.yml", "recording.yml", "alerts.yml")
 ]
 FILES = sorted(Path(__file__).parent.glob("*.yml"))
+_RECORD = re.compile(r"dshealthd(?::\w+)+")
 _ALERT = re.compile(r'alertname="(\w+)"')
 _NAME = re.compile(r"\bdshealthd(?::\w+)+|\bDshealthd\w+")
 _UNIT = {"h": 3600, "m": 60, "s": 1, "d": 86400}
@@ -97,9 +98,11 @@ def pruned(file: Path, directory: Path) -> Path:
     whole = "ALERTS{alertname!=" in text
     # An alert that is a page or a ticket is two rules of one name.
     rules: dict[str, str] = {}
+    quoted: dict[str, set[str]] = {}
     for _, rule in rule_groups():
         name = rule.get("record") or rule["alert"]
         rules[name] = f"{rules[name]}\nor\n{rule['expr']}" if name in rules else rule["expr"]
+        quoted[name] = set(_RECORD.findall(rule.get("annotations", {}).get("description", "")))
     waiting = list(rules if whole else wanted & rules.keys())
     needed: set[str] = set()
     while waiting:
@@ -107,6 +110,7 @@ def pruned(file: Path, directory: Path) -> Path:
         needed.add(name)
         expression = rules[name]
         read = {found.metric for found in selectors(expression)} | set(_ALERT.findall(expression))
+        read |= quoted[name]
         anything = "__name__" in expression
         waiting += [other for other in rules if (anything or other in read) and other not in needed]
     names, order = [], []
