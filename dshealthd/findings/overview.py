@@ -7,6 +7,7 @@ import statistics
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.collectors.training import USUAL, quantile
 from dshealthd.findings.hangs import problem, silent
 from dshealthd.jobs.hangs.hang import HangClass
 
@@ -21,8 +22,6 @@ MAX_ROLES = 8
 MAX_RANKS = 64
 """Most ranks listed of a job; no node has more GPUs."""
 PAIR = 2
-USUAL = 0.33
-"""The quantile of ranks of one role that is usual: of two nodes, all ranks of one may be slow."""
 PAUSE = 5.0
 """Seconds from which a marked pause is shown: checkpoints of a moment would make a page flicker."""
 STATES = ("no heartbeats", "training", "paused", "suspended", "stalled", "failed", "hung")
@@ -242,15 +241,7 @@ def usual(seconds: Iterable[float]) -> float:
     what a third are below, as in `dshealthd:job:work_ratio`.
     """
     ordered = sorted(seconds)
-    return quantile(ordered, 0.0 if len(ordered) == PAIR else USUAL)
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return a quantile as Prometheus computes it, between the two nearest values."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return quantile(0.0 if len(ordered) == PAIR else USUAL, ordered)
 
 
 def _chosen(series: Series, metric: str, label: str, id: Mapping[str, str]) -> str | None:
