@@ -58,6 +58,10 @@ def injected(agent: RunningAgent, seen: Path, calls: str, *limits: str) -> Itera
             yield
         finally:
             tracer.terminate()
+            try:
+                tracer.wait(20)
+            except subprocess.TimeoutExpired:  # strace waits for a tracee that is about to end
+                tracer.kill()
     assert "(INJECTED)" in seen.read_text()
 
 

@@ -415,12 +415,14 @@ def _cause(
     stopped = [(rank.rank, Culprit.STOPPED) for rank in living if rank.state is ThreadState.STOPPED]
     if stopped and len(stopped) == len(living) and not gone:
         return HangClass.SUSPENDED, stopped
+    # Not for a moment: a job's processes are suspended one after another, and tools that read
+    # stacks, as evidence does, trace a process as well.
+    held = {rank.rank: rank.state for rank in living if rank.stopped_for > floor}
+    stopped = [(rank, problem) for rank, problem in stopped if rank in held]
     if gone or stopped:
         return HangClass.PROCESS, gone + stopped
-    # Not for a moment: tools that read stacks, as evidence does, trace a process as well.
-    traced = [rank for rank in living if rank.state is ThreadState.TRACED]
-    if held := [rank.rank for rank in traced if rank.stopped_for > floor]:
-        return HangClass.DEBUGGER, [(rank, Culprit.TRACED) for rank in held]
+    if traced := [rank for rank, state in held.items() if state is ThreadState.TRACED]:
+        return HangClass.DEBUGGER, [(rank, Culprit.TRACED) for rank in traced]
     # Not only a minority: all ranks of a node may hang in the same storage at once.
     if saving := [rank.rank for rank in living if rank.phase is Phase.CHECKPOINT]:
         return HangClass.CHECKPOINT, [(rank, Culprit.CHECKPOINT) for rank in saving]

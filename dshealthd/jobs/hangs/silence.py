@@ -146,7 +146,9 @@ class SilenceBaseline:
         return self
 
     def resume(self, at: float, step: int, phase: int) -> None:
-        """Continue with a heartbeat that came while no agent ran; its silence is unknown."""
+        """Continue `at` that time as if with a heartbeat, after a silence that says nothing: no agent
+        ran, or the process was stopped.
+        """
         self.heard, self._step, self._phase = at, step, phase
 
     @property

@@ -263,8 +263,14 @@ class RankWatch:
             found = activity(self._host, *watched.key)
         except (OSError, ValueError):
             found = None
-        watched.state = found.state if found is not None else ThreadState.UNKNOWN
+        before, watched.state = watched.state, found.state if found else ThreadState.UNKNOWN
         if watched.state not in STOPPED:
+            if found and watched.stopped_at is not None:
+                # Unless a tool only read its stack, it has the usual time for its next step.
+                stopped_for = self._clock - watched.stopped_at
+                if before is ThreadState.STOPPED or stopped_for > self._floor:
+                    last = watched.message
+                    watched.baseline.resume(self._clock, last.step, last.phase)
             watched.stopped_at = None
         elif watched.stopped_at is None:
             watched.stopped_at = self._clock

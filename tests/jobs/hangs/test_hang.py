@@ -47,7 +47,11 @@ def ranks(**of_rank_1: object) -> list[RankState]:
 @pytest.mark.parametrize(
     ("rank_1", "reason", "culprit"),
     [
-        ({"state": ThreadState.STOPPED}, HangClass.PROCESS, Culprit.STOPPED),
+        (
+            {"state": ThreadState.STOPPED, "stopped_for": FLOOR + 1},
+            HangClass.PROCESS,
+            Culprit.STOPPED,
+        ),
         ({"ended": ExitKind.KILLED, "state": ThreadState.GONE}, HangClass.PROCESS, Culprit.GONE),
         ({"ended": ExitKind.FAILED, "silence": 1.0}, HangClass.PROCESS, Culprit.GONE),
         ({"phase": Phase.CHECKPOINT}, HangClass.CHECKPOINT, Culprit.CHECKPOINT),
@@ -61,7 +65,12 @@ def ranks(**of_rank_1: object) -> list[RankState]:
         ({"step": 49, "stage": StepStage.UNKNOWN}, HangClass.DESYNC, Culprit.LAGGING),
         # the stopped process is the cause, whatever else it was at
         (
-            {"state": ThreadState.STOPPED, "phase": Phase.CHECKPOINT, "stage": INPUT},
+            {
+                "state": ThreadState.STOPPED,
+                "stopped_for": FLOOR + 1,
+                "phase": Phase.CHECKPOINT,
+                "stage": INPUT,
+            },
             HangClass.PROCESS,
             Culprit.STOPPED,
         ),
@@ -236,6 +245,15 @@ def test_a_suspended_job_is_no_hang() -> None:
     assert found([all_stopped[0], failed, all_stopped[2]]).reason is HangClass.PROCESS
 
 
+def test_a_job_that_is_being_suspended() -> None:
+    """Its processes are stopped one after another: those that have just been are not accused."""
+    paused = [replace(rank, phase=Phase.EVALUATION) for rank in ranks()]
+    one = replace(paused[1], state=ThreadState.STOPPED, stopped_for=1.0)
+    assert found([paused[0], one, paused[2]]).reason is HangClass.WAITING
+    long = replace(one, stopped_for=FLOOR + 1)
+    assert found([paused[0], long, paused[2]]).culprits == ((1, Culprit.STOPPED),)
+
+
 def test_a_kernel_that_waits_is_between_no_steps() -> None:
     """The host may have finished a step whose collective its GPU still waits in."""
     between = [replace(rank, stage=INPUT) for rank in ranks()]
@@ -294,7 +312,7 @@ def test_no_rank_is_named_by_an_incomplete_comparison(
 @pytest.mark.parametrize(
     ("rank_1", "culprit"),
     [
-        ({"state": ThreadState.STOPPED}, Culprit.STOPPED),
+        ({"state": ThreadState.STOPPED, "stopped_for": FLOOR + 1}, Culprit.STOPPED),
         ({"ended": ExitKind.KILLED, "state": ThreadState.GONE}, Culprit.GONE),
         ({"state": ThreadState.BLOCKED}, Culprit.BLOCKED),
         ({"phase": Phase.CHECKPOINT}, Culprit.CHECKPOINT),

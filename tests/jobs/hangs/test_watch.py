@@ -194,15 +194,20 @@ def test_states(scene: Scene) -> None:
 
 
 def test_for_how_long_a_process_is_stopped(scene: Scene) -> None:
-    """A stop is as long as it was seen, and over once the process goes on."""
+    """A stop is as long as it was seen, and over once the process goes on. Its silence begins anew
+    then; that of a process whose stack was only read does not.
+    """
     scene.process(0, "T")
+    scene.process(1, "t")
     for _ in range(10):
         scene.look()
     assert 7.0 <= scene.rank(0).stopped_for <= 10.0
-    assert scene.rank(1).stopped_for == 0.0
     scene.process(0, "S")
+    scene.process(1, "S")
     scene.look()
-    assert scene.rank(0).stopped_for == 0.0
+    assert (scene.rank(0).stopped_for, scene.rank(1).stopped_for) == (0.0, 0.0)
+    assert scene.rank(0).silence == 0.0
+    assert scene.rank(1).silence >= 10.0
 
 
 def test_for_how_long_a_phase_lasts(scene: Scene) -> None:
