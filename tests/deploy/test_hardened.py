@@ -75,19 +75,23 @@ def machine(package: Path, gpus: Simulator) -> Iterator[Machine]:
 
 
 def train(machine: Machine, number: int) -> int:
-    """Start a rank of the user's, of a job of that number, and return its pid."""
+    """Start two ranks of the user's, of a job of that number, and return the pid of rank 0.
+
+    Rank 1 does what is written to `orders-1`.
+    """
     machine.run("systemctl", "stop", "training.service", check=False)
     command = ["systemd-run", "--quiet", "--unit=training", "--uid=alice", "--collect"]
-    command += ["-p", "StandardInput=file:/home/alice/orders"]
-    variables = ("RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1")
-    for variable in (*variables, "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29500"):
-        command.append(f"--setenv={variable}")
-    command += ["--setenv=PYTHONPATH=/home/alice/site", f"--setenv=SLURM_JOB_ID={number}"]
-    machine.sh(
-        "rm -f /home/alice/orders; mkfifo -m 666 /home/alice/orders; "
-        "systemd-run --quiet --collect sh -c 'sleep 3600 >/home/alice/orders'"
-    )
-    machine.run(*command, "python3", "/home/alice/train.py", "/run/dshealthd/heartbeat.sock")
+    variables = ("WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29500")
+    variables += ("PYTHONPATH=/home/alice/site", f"SLURM_JOB_ID={number}")
+    command += [f"--setenv={variable}" for variable in variables]
+    for orders in ("/home/alice/orders-0", "/home/alice/orders-1"):
+        machine.sh(
+            f"rm -f {orders}; mkfifo -m 666 {orders}; "
+            f"systemd-run --quiet --collect sh -c 'sleep 3600 >{orders}'"
+        )
+    rank = "RANK={0} LOCAL_RANK={0} exec python3 train.py /run/dshealthd/heartbeat.sock <orders-{0}"
+    both = f"cd /home/alice; ({rank.format(1)}) & {rank.format(0)}"
+    machine.run(*command, "sh", "-c", both)
     return int(machine.property("MainPID", "training.service"))
 
 
@@ -208,9 +212,12 @@ def steps(machine: Machine, job: str, number: int = 1) -> float:
 
 
 def evidence_of_a_stop(machine: Machine, pid: int) -> tuple[str, ...]:
-    """Stop a rank, wait for a new bundle, and return its summary, stacks and kernel's view."""
+    """Stop a rank that the other then waits for, wait for a new bundle, and return its summary,
+    stacks and kernel's view.
+    """
     before = len(machine.status()["evidence"]["bundles"])
     machine.run("kill", "-STOP", str(pid))
+    machine.sh("echo wait >/home/alice/orders-1")
 
     def bundle() -> str:
         evidence = machine.status()["evidence"]
@@ -238,7 +245,7 @@ def test_training_and_evidence_of_its_hang(machine: Machine) -> None:
 
     summary, stacks, kernel = evidence_of_a_stop(machine, pid)
     assert "rank 0 is stopped" in summary, summary
-    assert "/home/alice/train.py" in stacks, summary
+    assert "train.py" in stacks, summary
     assert "T (stopped)" in kernel
     assert "+0x" not in kernel, "the kernel's stack takes the drop-in for the curious"
     machine.run("kill", "-CONT", str(pid))
