@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockbuster import BlockBuster
 
@@ -28,6 +28,7 @@ from tests.web import certificates
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 
+T = TypeVar("T", bound="Callable[..., Any]")
 KEY, OTHER_KEY = "0123456789abcdef" * 4, "fedcba9876543210" * 4
 PATIENT = 60.0
 """Seconds for what is to succeed, as this machine may have other work; it ends when it is done."""
@@ -254,6 +255,12 @@ def run(scene: Coroutine[Any, Any, None]) -> None:
         asyncio.run(asyncio.wait_for(scene, 200))
     finally:
         guard.deactivate()
+
+
+def may_block(test: T) -> T:
+    """Mark a coroutine test in whose event loop calls may block, as those of a command do."""
+    test.__dict__["may_block"] = True
+    return test
 
 
 def request(

@@ -136,88 +136,74 @@ def hostfile(directory: Path, names: tuple[str, ...]) -> str:
     return str(path)
 
 
-def test_matrix(tmp_path: Path) -> None:
+async def test_matrix(tmp_path: Path) -> None:
     """Every pair of a hostfile is probed once through the agents, each result is printed as it
     arrives, and the matrix shows who is gone.
     """
-
-    async def scene() -> None:
-        async with agents(tmp_path, 3) as (one, two, gone):
-            await until(lambda: all(agent.value("probe_up") for agent in (one, two, gone)))
-            await gone.service.close()
-            told: list[str] = []
-            names = NAMES[:3]
-            document = await pairs.between(
-                config(one, one.name),
-                "test",
-                hostfile(tmp_path, names),
-                Kind.PAIR,
-                ((8, 3),),
-                told.append,
-            )
-            found = {frozenset(entry["members"]): entry for entry in document["rounds"]}
-            assert len(told) == len(found) == 3
-            well = found[frozenset((one.name, two.name))]
-            assert (well["outcome"], well["kind"], well["reason"]) == (
-                Outcome.OK,
-                Kind.LIGHT,
-                "no_python",
-            )
-            assert {
-                found[frozenset((name, gone.name))]["outcome"] for name in (one.name, two.name)
-            } == {Outcome.REFUSED}
-            assert all(
-                gone.name in entry["late"] for pair, entry in found.items() if gone.name in pair
-            )
-            assert document["outcome"] is Outcome.REFUSED
-            text = pairs.show_pairs(document)
-            assert text.count("refused") >= 5
-            assert "   2 127.0.0.22" in text
-            json.dumps(document)
-
-    run(scene())
+    async with agents(tmp_path, 3) as (one, two, gone):
+        await until(lambda: all(agent.value("probe_up") for agent in (one, two, gone)))
+        await gone.service.close()
+        told: list[str] = []
+        names = NAMES[:3]
+        document = await pairs.between(
+            config(one, one.name),
+            "test",
+            hostfile(tmp_path, names),
+            Kind.PAIR,
+            ((8, 3),),
+            told.append,
+        )
+        found = {frozenset(entry["members"]): entry for entry in document["rounds"]}
+        assert len(told) == len(found) == 3
+        well = found[frozenset((one.name, two.name))]
+        assert (well["outcome"], well["kind"], well["reason"]) == (
+            Outcome.OK,
+            Kind.LIGHT,
+            "no_python",
+        )
+        assert {
+            found[frozenset((name, gone.name))]["outcome"] for name in (one.name, two.name)
+        } == {Outcome.REFUSED}
+        assert all(gone.name in entry["late"] for pair, entry in found.items() if gone.name in pair)
+        assert document["outcome"] is Outcome.REFUSED
+        text = pairs.show_pairs(document)
+        assert text.count("refused") >= 5
+        assert "   2 127.0.0.22" in text
+        json.dumps(document)
 
 
-def test_light_and_group_on_demand(tmp_path: Path) -> None:
+async def test_light_and_group_on_demand(tmp_path: Path) -> None:
     """A light matrix touches no GPU and gives no reason for that.
 
     A group is one round of all nodes.
     """
-
-    async def scene() -> None:
-        async with agents(tmp_path, 3) as members:
-            await until(lambda: all(agent.value("probe_up") for agent in members))
-            light = await pairs.between(
-                config(members[0]), "test", None, Kind.LIGHT, (), lambda _: None
-            )
-            assert light["outcome"] is Outcome.OK
-            assert [entry["reason"] for entry in light["rounds"]] == [""] * 3
-            group = await pairs.between(
-                config(members[0]), "test", None, Kind.GROUP, ((8, 3),), lambda _: None
-            )
-            (entry,) = group["rounds"]
-            assert sorted(entry["members"]) == list(NAMES[:3])
-            assert entry["outcome"] is Outcome.OK
-
-    run(scene())
+    async with agents(tmp_path, 3) as members:
+        await until(lambda: all(agent.value("probe_up") for agent in members))
+        light = await pairs.between(
+            config(members[0]), "test", None, Kind.LIGHT, (), lambda _: None
+        )
+        assert light["outcome"] is Outcome.OK
+        assert [entry["reason"] for entry in light["rounds"]] == [""] * 3
+        group = await pairs.between(
+            config(members[0]), "test", None, Kind.GROUP, ((8, 3),), lambda _: None
+        )
+        (entry,) = group["rounds"]
+        assert sorted(entry["members"]) == list(NAMES[:3])
+        assert entry["outcome"] is Outcome.OK
 
 
-def test_no_member(tmp_path: Path) -> None:
+async def test_no_member(tmp_path: Path) -> None:
     """On a machine that is not in the hostfile, the message says so."""
-
-    async def scene() -> None:
-        async with agents(tmp_path, 2) as members:
-            with pytest.raises(ConfigError, match="is not one of the 1 members"):
-                await pairs.between(
-                    config(members[0], NAMES[0]),
-                    "test",
-                    hostfile(tmp_path, (NAMES[1],)),
-                    Kind.PAIR,
-                    (),
-                    print,
-                )
-
-    run(scene())
+    async with agents(tmp_path, 2) as members:
+        with pytest.raises(ConfigError, match="is not one of the 1 members"):
+            await pairs.between(
+                config(members[0], NAMES[0]),
+                "test",
+                hostfile(tmp_path, (NAMES[1],)),
+                Kind.PAIR,
+                (),
+                print,
+            )
 
 
 def test_exit_statuses() -> None:

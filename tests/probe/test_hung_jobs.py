@@ -19,7 +19,7 @@ from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.protocol import PeerError
 from tests.jobs import rank
 from tests.jobs.service import configured, jobs
-from tests.probe.peering import PATIENT, run
+from tests.probe.peering import PATIENT
 from tests.probe.services import NAMES, agents, snapshot, until
 
 if TYPE_CHECKING:
@@ -67,95 +67,79 @@ def led(agent: Agent) -> list[tuple[str, str]]:
     ]
 
 
-def test_the_nodes_of_a_hung_job_meet_at_once(tmp_path: Path) -> None:
+async def test_the_nodes_of_a_hung_job_meet_at_once(tmp_path: Path) -> None:
     """This node meets the others that have the job, and no other member.
 
     It does so by light rounds though the GPUs are idle, and once however often the hang is seen.
     """
-
-    async def scene() -> None:
-        shots = {name: snapshot({"0": 0.0, "1": 0.0}) for name in NAMES[:4]}
-        async with agents(tmp_path, 4, change=unscheduled, shots=shots) as members:
-            await until(lambda: all(agent.value("probe_up") for agent in members))
-            one = members[0]
-            give_job(members[:3], "run-1")
-            for _ in range(3):
-                one.service.see([hang("run-1")])
-            await until(lambda: one.value("probe_hang_rounds_total") == 2)
+    shots = {name: snapshot({"0": 0.0, "1": 0.0}) for name in NAMES[:4]}
+    async with agents(tmp_path, 4, change=unscheduled, shots=shots) as members:
+        await until(lambda: all(agent.value("probe_up") for agent in members))
+        one = members[0]
+        give_job(members[:3], "run-1")
+        for _ in range(3):
             one.service.see([hang("run-1")])
-            await asyncio.sleep(0.2)
-            assert led(one) == [(name, "ok") for name in NAMES[1:3]]
-            for agent in members:
-                assert {found["kind"] for found in agent.rounds} <= {"light"}
-                assert agent.value("probe_skips_total") == 0
-                assert agent.value("probe_gpu_seconds_total") == 0
-                assert agent.suspects == []
+        await until(lambda: one.value("probe_hang_rounds_total") == 2)
+        one.service.see([hang("run-1")])
+        await asyncio.sleep(0.2)
+        assert led(one) == [(name, "ok") for name in NAMES[1:3]]
+        for agent in members:
+            assert {found["kind"] for found in agent.rounds} <= {"light"}
+            assert agent.value("probe_skips_total") == 0
+            assert agent.value("probe_gpu_seconds_total") == 0
+            assert agent.suspects == []
 
-    run(scene())
 
-
-def test_all_nodes_of_a_job_look_at_the_same_time(tmp_path: Path) -> None:
+async def test_all_nodes_of_a_job_look_at_the_same_time(tmp_path: Path) -> None:
     """Each of four nodes meets the other three, although each declines while it leads a round."""
-
-    async def scene() -> None:
-        async with agents(tmp_path, 4, change=unscheduled) as members:
-            await until(lambda: all(agent.value("probe_up") for agent in members))
-            give_job(members, "run-1")
-            for agent in members:
-                agent.service.see([hang("run-1")])
-            await until(
-                lambda: all(
-                    {name for name, outcome in led(agent) if outcome == "ok"}
-                    == set(NAMES[:4]) - {agent.name}
-                    for agent in members
-                )
+    async with agents(tmp_path, 4, change=unscheduled) as members:
+        await until(lambda: all(agent.value("probe_up") for agent in members))
+        give_job(members, "run-1")
+        for agent in members:
+            agent.service.see([hang("run-1")])
+        await until(
+            lambda: all(
+                {name for name, outcome in led(agent) if outcome == "ok"}
+                == set(NAMES[:4]) - {agent.name}
+                for agent in members
             )
+        )
 
-    run(scene())
 
-
-def test_a_node_of_the_job_that_is_out_of_reach_is_met(tmp_path: Path) -> None:
+async def test_a_node_of_the_job_that_is_out_of_reach_is_met(tmp_path: Path) -> None:
     """A node that does not even answer whether it has the job is met too, as the path to it may be
     at fault: the round is refused at both ends, outside the schedule.
     """
-
-    async def scene() -> None:
-        async with agents(tmp_path, 3, change=unscheduled) as members:
-            await until(lambda: all(agent.value("probe_up") for agent in members))
-            one, other, third = members
-            give_job(members, "run-1")
-            cut(one, other.name)
-            cut(other, one.name)
-            for agent in (one, other):
-                agent.service.see([hang("run-1")])
-            await until(lambda: sorted(led(one)) == [(other.name, "refused"), (third.name, "ok")])
-            await until(lambda: sorted(led(other)) == [(one.name, "refused"), (third.name, "ok")])
-
-    run(scene())
+    async with agents(tmp_path, 3, change=unscheduled) as members:
+        await until(lambda: all(agent.value("probe_up") for agent in members))
+        one, other, third = members
+        give_job(members, "run-1")
+        cut(one, other.name)
+        cut(other, one.name)
+        for agent in (one, other):
+            agent.service.see([hang("run-1")])
+        await until(lambda: sorted(led(one)) == [(other.name, "refused"), (third.name, "ok")])
+        await until(lambda: sorted(led(other)) == [(one.name, "refused"), (third.name, "ok")])
 
 
-def test_the_link_between_two_nodes_of_the_job_becomes_a_suspect(tmp_path: Path) -> None:
+async def test_the_link_between_two_nodes_of_the_job_becomes_a_suspect(tmp_path: Path) -> None:
     """The results of a hang's rounds go to the verdicts like those of any other round."""
-
-    async def scene() -> None:
-        async with agents(tmp_path, 4) as members:
-            await until(lambda: all(agent.value("probe_up") for agent in members))
-            one, other = members[:2]
-            give_job(members, "run-1")
-            cut(one, other.name)
-            cut(other, one.name)
-            for agent in members:
-                agent.service.see([hang("run-1")])
-            link = "link", f"{one.name}--{other.name}"
-            await until(
-                lambda: all(
-                    link in {(found["kind"], found["component"]) for found in agent.suspects}
-                    for agent in (one, other)
-                ),
-                150.0,  # some epochs, whose length depends on how busy the machine is
-            )
-
-    run(scene())
+    async with agents(tmp_path, 4) as members:
+        await until(lambda: all(agent.value("probe_up") for agent in members))
+        one, other = members[:2]
+        give_job(members, "run-1")
+        cut(one, other.name)
+        cut(other, one.name)
+        for agent in members:
+            agent.service.see([hang("run-1")])
+        link = "link", f"{one.name}--{other.name}"
+        await until(
+            lambda: all(
+                link in {(found["kind"], found["component"]) for found in agent.suspects}
+                for agent in (one, other)
+            ),
+            150.0,  # some epochs, whose length depends on how busy the machine is
+        )
 
 
 def cut(agent: Agent, peer: str) -> None:

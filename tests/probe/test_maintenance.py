@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.probe.peering import run
 from tests.probe.services import BEGIN, NAMES, PERIOD, agents, set_maintenance, snapshot, until
 
 if TYPE_CHECKING:
@@ -26,64 +25,51 @@ def absent(agent: Agent) -> float:
     return agent.value("probe_members_in_maintenance")
 
 
-def test_a_member_in_maintenance_is_left_out(tmp_path: Path) -> None:
+async def test_a_member_in_maintenance_is_left_out(tmp_path: Path) -> None:
     """Nobody meets or accuses it, even when its agent ends; the others continue in pairs."""
-
-    async def scene() -> None:
-        shot = snapshot()
-        async with agents(tmp_path, 4, shots={NAMES[3]: shot}) as members:
-            *others, last = members
-            await until(lambda: all(agent.rounds for agent in members))
-            set_maintenance(shot, members[0].wall() + 600)
-            await until(lambda: all(absent(agent) == 1 for agent in others))
-            await until(lambda: last.value("probe_skips_total", "maintenance") >= 1)
-            await last.service.close()  # the node reboots
-            ended = others[0].wall()
-            await until(
-                lambda: all(
-                    len([one for one in agent.rounds if one["time"] > ended and one["outcome"]])
-                    >= 6
-                    for agent in others[:2]
-                )
+    shot = snapshot()
+    async with agents(tmp_path, 4, shots={NAMES[3]: shot}) as members:
+        *others, last = members
+        await until(lambda: all(agent.rounds for agent in members))
+        set_maintenance(shot, members[0].wall() + 600)
+        await until(lambda: all(absent(agent) == 1 for agent in others))
+        await until(lambda: last.value("probe_skips_total", "maintenance") >= 1)
+        await last.service.close()  # the node reboots
+        ended = others[0].wall()
+        await until(
+            lambda: all(
+                len([one for one in agent.rounds if one["time"] > ended and one["outcome"]]) >= 6
+                for agent in others[:2]
             )
-            for agent in others:
-                assert agent.suspects == []
-                assert not met(agent, last.name, ended)
-                assert not [
-                    one
-                    for one in agent.rounds
-                    if one["time"] > ended + PERIOD and one["outcome"] in {"refused", "unreachable"}
-                ]
+        )
+        for agent in others:
+            assert agent.suspects == []
+            assert not met(agent, last.name, ended)
+            assert not [
+                one
+                for one in agent.rounds
+                if one["time"] > ended + PERIOD and one["outcome"] in {"refused", "unreachable"}
+            ]
 
-    run(scene())
 
-
-def test_it_takes_part_again(tmp_path: Path) -> None:
+async def test_it_takes_part_again(tmp_path: Path) -> None:
     """When its maintenance ends, it announces that to the others and has rounds with them again."""
-
-    async def scene() -> None:
-        shot = snapshot()
-        set_maintenance(shot, BEGIN + 600)
-        async with agents(tmp_path, 2, shots={NAMES[1]: shot}) as (one, other):
-            await until(lambda: absent(one) == 1)
-            assert not one.suspects
-            set_maintenance(shot, 0)
-            over = one.wall()
-            await until(lambda: absent(one) == 0)
-            await until(lambda: met(one, other.name, over))
-
-    run(scene())
+    shot = snapshot()
+    set_maintenance(shot, BEGIN + 600)
+    async with agents(tmp_path, 2, shots={NAMES[1]: shot}) as (one, other):
+        await until(lambda: absent(one) == 1)
+        assert not one.suspects
+        set_maintenance(shot, 0)
+        over = one.wall()
+        await until(lambda: absent(one) == 0)
+        await until(lambda: met(one, other.name, over))
 
 
-def test_who_leads_a_round_is_in_none(tmp_path: Path) -> None:
+async def test_who_leads_a_round_is_in_none(tmp_path: Path) -> None:
     """An outdated announcement, as from an agent that has restarted, lapses with its next call."""
-
-    async def scene() -> None:
-        async with agents(tmp_path, 2) as (one, other):
-            await until(lambda: one.rounds and other.rounds)
-            one.service._absences.hear(other.name, one.wall() + 600)
-            said = one.wall()
-            await until(lambda: met(one, other.name, said))
-            assert absent(one) == 0
-
-    run(scene())
+    async with agents(tmp_path, 2) as (one, other):
+        await until(lambda: one.rounds and other.rounds)
+        one.service._absences.hear(other.name, one.wall() + 600)
+        said = one.wall()
+        await until(lambda: met(one, other.name, said))
+        assert absent(one) == 0

@@ -18,7 +18,7 @@ from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.policy import DUTY, SAVED
 from dshealthd.probe.rounds.active_round import Decline
 from dshealthd.probe.rounds.plan import ON_DEMAND, WARM_UP, RoundPlan, new_round
-from tests.probe.peering import PATIENT, run
+from tests.probe.peering import PATIENT
 from tests.probe.services import NAMES, agents, snapshot, until
 
 if TYPE_CHECKING:
@@ -98,81 +98,69 @@ def gpu_seconds(observation: Observation) -> float:
     return timing.seconds * (repetitions + WARM_UP + 1)
 
 
-def test_receiver_keeps_to_its_share_of_gpu_time(tmp_path: Path) -> None:
+async def test_receiver_keeps_to_its_share_of_gpu_time(tmp_path: Path) -> None:
     """Rounds run until the share for what others ask is used up; from then on they are light ones.
 
     Its share for the schedule is untouched, and so are its own confirmations.
     """
-
-    async def scene() -> None:
-        policy = PolicyOptions(on_demand_per_minute=10_000)
-        begin = time.monotonic()
-        async with idle(tmp_path, policy) as members:
-            receiver = members[1]
-            orderer, victim = await begun(members)
-            found = [await order(orderer, receiver.name, EXPENSIVE) for _ in range(30)]
-            assert {each.outcome for each in found} == {Outcome.OK}
-            ran = [each for each in found if each.kind is Kind.PAIR]
-            light = [each for each in found if each.kind is Kind.LIGHT]
-            assert ran
-            assert len(light) >= len(ran)
-            assert {each.reason for each in light} == {DUTY}
-            one = max(gpu_seconds(each) for each in ran)
-            await until(lambda: receiver.value("probe_rounds_total") >= len(found))
-            used = receiver.value("probe_gpu_seconds_total")
-            elapsed = time.monotonic() - begin
-            assert used == pytest.approx(sum(map(gpu_seconds, ran)), rel=0.01)
-            assert used <= policy.on_demand_ratio * (SAVED + elapsed) + one
-            assert victim.node.obstacle(scheduled=True) == ""
-            assert victim.node.obstacle(scheduled=False) == ""
-
-    run(scene())
+    policy = PolicyOptions(on_demand_per_minute=10_000)
+    begin = time.monotonic()
+    async with idle(tmp_path, policy) as members:
+        receiver = members[1]
+        orderer, victim = await begun(members)
+        found = [await order(orderer, receiver.name, EXPENSIVE) for _ in range(30)]
+        assert {each.outcome for each in found} == {Outcome.OK}
+        ran = [each for each in found if each.kind is Kind.PAIR]
+        light = [each for each in found if each.kind is Kind.LIGHT]
+        assert ran
+        assert len(light) >= len(ran)
+        assert {each.reason for each in light} == {DUTY}
+        one = max(gpu_seconds(each) for each in ran)
+        await until(lambda: receiver.value("probe_rounds_total") >= len(found))
+        used = receiver.value("probe_gpu_seconds_total")
+        elapsed = time.monotonic() - begin
+        assert used == pytest.approx(sum(map(gpu_seconds, ran)), rel=0.01)
+        assert used <= policy.on_demand_ratio * (SAVED + elapsed) + one
+        assert victim.node.obstacle(scheduled=True) == ""
+        assert victim.node.obstacle(scheduled=False) == ""
 
 
-def test_receiver_limits_the_rounds_of_a_minute(tmp_path: Path) -> None:
+async def test_receiver_limits_the_rounds_of_a_minute(tmp_path: Path) -> None:
     """However cheap the rounds are: from the limit on they are declined, and none runs."""
-
-    async def scene() -> None:
-        policy = PolicyOptions(on_demand_per_minute=5)
-        async with idle(tmp_path, policy) as members:
-            receiver = members[1]
-            orderer, victim = await begun(members)
-            found = [await order(orderer, receiver.name, CHEAP) for _ in range(8)]
-            assert [each.outcome for each in found] == [Outcome.OK] * 5 + [Outcome.DECLINED] * 3
-            assert {each.reason for each in found[5:]} == {LIMITED}
-            assert receiver.value("probe_rounds_total", "pair", "ok") <= 5
-            assert victim.node.obstacle(scheduled=True) == ""
-            assert victim.node.obstacle(scheduled=False) == ""
-
-    run(scene())
+    policy = PolicyOptions(on_demand_per_minute=5)
+    async with idle(tmp_path, policy) as members:
+        receiver = members[1]
+        orderer, victim = await begun(members)
+        found = [await order(orderer, receiver.name, CHEAP) for _ in range(8)]
+        assert [each.outcome for each in found] == [Outcome.OK] * 5 + [Outcome.DECLINED] * 3
+        assert {each.reason for each in found[5:]} == {LIMITED}
+        assert receiver.value("probe_rounds_total", "pair", "ok") <= 5
+        assert victim.node.obstacle(scheduled=True) == ""
+        assert victim.node.obstacle(scheduled=False) == ""
 
 
-def test_receiver_charges_rounds_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_receiver_charges_rounds_that_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A member that hangs in each round it orders holds the receiver's GPU for a share alone.
 
     Such a round has no timings, so that its whole duration counts.
     """
     monkeypatch.setattr(policy_module, "FRUITLESS_SAVED", 60.0)
-
-    async def scene() -> None:
-        policy = PolicyOptions(on_demand_per_minute=10_000)
-        async with idle(tmp_path, policy, "hung") as members:
-            receiver = members[1]
-            orderer, victim = await begun(members)
-            begin = time.monotonic()
-            hung = 0
-            while (
-                found := await order(orderer, receiver.name, (*CHEAP, *CHEAP))
-            ).kind is Kind.PAIR:
-                assert found.outcome is Outcome.HUNG
-                hung += 1
-                assert hung < 10
-            assert hung
-            assert (found.kind, found.outcome, found.reason) == (Kind.LIGHT, Outcome.OK, DUTY)
-            spent = policy_module.FRUITLESS_RATIO * policy_module.FRUITLESS_SAVED
-            used = receiver.value("probe_gpu_seconds_total")
-            assert spent < used < time.monotonic() - begin
-            assert victim.node.obstacle(scheduled=True) == ""
-            assert victim.node.obstacle(scheduled=False) == ""
-
-    run(scene())
+    policy = PolicyOptions(on_demand_per_minute=10_000)
+    async with idle(tmp_path, policy, "hung") as members:
+        receiver = members[1]
+        orderer, victim = await begun(members)
+        begin = time.monotonic()
+        hung = 0
+        while (found := await order(orderer, receiver.name, (*CHEAP, *CHEAP))).kind is Kind.PAIR:
+            assert found.outcome is Outcome.HUNG
+            hung += 1
+            assert hung < 10
+        assert hung
+        assert (found.kind, found.outcome, found.reason) == (Kind.LIGHT, Outcome.OK, DUTY)
+        spent = policy_module.FRUITLESS_RATIO * policy_module.FRUITLESS_SAVED
+        used = receiver.value("probe_gpu_seconds_total")
+        assert spent < used < time.monotonic() - begin
+        assert victim.node.obstacle(scheduled=True) == ""
+        assert victim.node.obstacle(scheduled=False) == ""

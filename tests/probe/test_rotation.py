@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dshealthd.cli import main as cli
-from tests.probe.peering import run
 from tests.probe.services import NAMES, agents, until
 from tests.web import certificates
 
@@ -74,32 +73,28 @@ def require_no_failure(members: list[Agent]) -> None:
         assert agent.value("probe_peer_credentials_last_reload_successful") == 1
 
 
-def test_key(tmp_path: Path) -> None:
+async def test_key(tmp_path: Path) -> None:
     """`keys rotate` three times, with each file on one node seconds before the other: no round
     fails.
 
     After that nobody accepts the first key.
     """
     keys = [tmp_path / name / "key" for name in NAMES[:PAIR]]
-
-    async def scene() -> None:
-        async with agents(tmp_path, PAIR) as members:
-            first = keys[0].read_bytes()
-            rotate = ["keys", "rotate", "--file", str(keys[0])]
-            await until(lambda: all(good(agent) for agent in members))
-            for _ in range(3):
-                async with changing(members, members[0]):
-                    assert await asyncio.to_thread(cli.main, rotate) == 0
-                async with changing(members, members[1]):
-                    put(keys[0], keys[1])
-            require_no_failure(members)
-            assert keys[0].read_bytes() == keys[1].read_bytes()
-            assert first.strip() not in keys[0].read_bytes()
-
-    run(scene())
+    async with agents(tmp_path, PAIR) as members:
+        first = keys[0].read_bytes()
+        rotate = ["keys", "rotate", "--file", str(keys[0])]
+        await until(lambda: all(good(agent) for agent in members))
+        for _ in range(3):
+            async with changing(members, members[0]):
+                assert await asyncio.to_thread(cli.main, rotate) == 0
+            async with changing(members, members[1]):
+                put(keys[0], keys[1])
+        require_no_failure(members)
+        assert keys[0].read_bytes() == keys[1].read_bytes()
+        assert first.strip() not in keys[0].read_bytes()
 
 
-def test_certificates_and_their_authority(tmp_path: Path) -> None:
+async def test_certificates_and_their_authority(tmp_path: Path) -> None:
     """Certificates of one authority are replaced by those of its successor: no round fails.
 
     Node by node, the successor is trusted, then signs, then the old authority is removed.
@@ -129,20 +124,17 @@ def test_certificates_and_their_authority(tmp_path: Path) -> None:
         )
         return replace(options, peer=peer)
 
-    async def scene() -> None:
-        # Their certificates are valid from now on.
-        async with agents(tmp_path, PAIR, change=change, begin=time.time()) as members:
-            await until(lambda: all(good(agent) for agent in members))
-            for step in ("trust", "sign", "forget"):
-                for agent in members:
-                    state = tmp_path / agent.name
-                    async with changing(members, agent):
-                        if step == "sign":
-                            put(issued / f"{agent.name}-new.pem", state / "node.pem")
-                            put(issued / f"{agent.name}-new.key", state / "node.key")
-                        else:
-                            source = "both.pem" if step == "trust" else "new.pem"
-                            put(issued / source, state / "ca.pem")
-            require_no_failure(members)
-
-    run(scene())
+    # Their certificates are valid from now on.
+    async with agents(tmp_path, PAIR, change=change, begin=time.time()) as members:
+        await until(lambda: all(good(agent) for agent in members))
+        for step in ("trust", "sign", "forget"):
+            for agent in members:
+                state = tmp_path / agent.name
+                async with changing(members, agent):
+                    if step == "sign":
+                        put(issued / f"{agent.name}-new.pem", state / "node.pem")
+                        put(issued / f"{agent.name}-new.key", state / "node.key")
+                    else:
+                        source = "both.pem" if step == "trust" else "new.pem"
+                        put(issued / source, state / "ca.pem")
+        require_no_failure(members)

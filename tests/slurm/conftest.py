@@ -3,7 +3,9 @@
 import pytest
 
 from dshealthd.slurm import agent, controller
+from tests.probe.conftest import pytest_pyfunc_call
 
+__all__ = ["patient", "pytest_pyfunc_call"]
 PATIENT = 30.0
 
 

@@ -23,7 +23,7 @@ from dshealthd.slurm.check import REACH_AGAIN, CheckReport, NodeCheck, NodeCheck
 from dshealthd.slurm.controller import ControllerError
 from dshealthd.slurm.options import SlurmOptions
 from tests.netns import listener
-from tests.probe.peering import PATIENT
+from tests.probe.peering import PATIENT, may_block
 from tests.probe.services import NAMES, agents, until
 from tests.slurm.cluster import Cluster, node
 from tests.stopwatch import Stopwatch
@@ -49,31 +49,28 @@ def asking(agent: Agent) -> Config:
     return loaded.with_section(agent.service.options)
 
 
-def test_eight_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@may_block
+async def test_eight_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of eight nodes hears from the seven others within seconds; one of them dead is named."""
-
-    async def scene() -> None:
-        async with agents(tmp_path, 8) as members:
-            await until(lambda: all(agent.value("probe_up") for agent in members))
-            watch = Stopwatch()
-            found = await asyncio.gather(
-                *(
-                    asyncio.to_thread(allocation.look, asking(agent), agent.name, ALL)
-                    for agent in members
-                )
-            )
-            print(f"8 nodes: {watch.seconds():.2f} s")
-            assert watch.seconds() < 10
-            assert found == [Reach(7, {}, 0)] * 8
-            await members[3].service.close()
-            found = [await asyncio.to_thread(allocation.look, asking(members[0]), NAMES[0], ALL)]
-            assert found == [Reach(7, {NAMES[3]: "refused"}, 0)]
-            assert not found[0].fault
-            assert str(found[0]) == f"6 of 7 nodes of the job answered; {NAMES[3]} refused"
-
     monkeypatch.setattr(allocation, "DEADLINE", PATIENT)
     monkeypatch.setattr(allocation, "ROUND", PATIENT)
-    asyncio.run(scene())
+    async with agents(tmp_path, 8) as members:
+        await until(lambda: all(agent.value("probe_up") for agent in members))
+        watch = Stopwatch()
+        found = await asyncio.gather(
+            *(
+                asyncio.to_thread(allocation.look, asking(agent), agent.name, ALL)
+                for agent in members
+            )
+        )
+        print(f"8 nodes: {watch.seconds():.2f} s")
+        assert watch.seconds() < 10
+        assert found == [Reach(7, {}, 0)] * 8
+        await members[3].service.close()
+        found = [await asyncio.to_thread(allocation.look, asking(members[0]), NAMES[0], ALL)]
+        assert found == [Reach(7, {NAMES[3]: "refused"}, 0)]
+        assert not found[0].fault
+        assert str(found[0]) == f"6 of 7 nodes of the job answered; {NAMES[3]} refused"
 
 
 @contextlib.asynccontextmanager
@@ -99,34 +96,28 @@ def looks(config: Config, number: int) -> list[Reach]:
     return [allocation.look(config, NAMES[0], ALL) for _ in range(number)]
 
 
-def test_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@may_block
+async def test_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node none of whose packets arrives knows within two looks, in less than ten seconds."""
-
-    async def scene() -> None:
-        async with among_listeners(tmp_path, full=True) as loaded:
-            watch = Stopwatch()
-            found = await asyncio.to_thread(looks, loaded, 2)
-            assert watch.seconds() + REACH_AGAIN < 10
-            assert found == [Reach(7, dict.fromkeys(NAMES[1:], "connect_timeout"), 7)] * 2
-            assert found[0].fault == CUT_OFF
-
     monkeypatch.setattr(starvation, "LAG", PATIENT)  # not what this is about
-    asyncio.run(scene())
+    async with among_listeners(tmp_path, full=True) as loaded:
+        watch = Stopwatch()
+        found = await asyncio.to_thread(looks, loaded, 2)
+        assert watch.seconds() + REACH_AGAIN < 10
+        assert found == [Reach(7, dict.fromkeys(NAMES[1:], "connect_timeout"), 7)] * 2
+        assert found[0].fault == CUT_OFF
 
 
-def test_hung_agents_are_no_fault_of_this_node(
+@may_block
+async def test_hung_agents_are_no_fault_of_this_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Agents that are hung on all other nodes are named: their kernels acknowledge what is sent."""
-
-    async def scene() -> None:
-        async with among_listeners(tmp_path, full=False) as loaded:
-            (found,) = await asyncio.to_thread(looks, loaded, 1)
-            assert found == Reach(7, dict.fromkeys(NAMES[1:], "no_answer"), 0)
-            assert not found.fault
-
     monkeypatch.setattr(starvation, "LAG", PATIENT)
-    asyncio.run(scene())
+    async with among_listeners(tmp_path, full=False) as loaded:
+        (found,) = await asyncio.to_thread(looks, loaded, 1)
+        assert found == Reach(7, dict.fromkeys(NAMES[1:], "no_answer"), 0)
+        assert not found.fault
 
 
 TIMEOUT = PeerError(Outcome.HUNG, "no_answer")
@@ -151,7 +142,8 @@ REFUSED = PeerError(Outcome.REFUSED, "refused")
         ([None, REFUSED], ("refused", False)),
     ],
 )
-def test_what_a_round_tells(
+@may_block
+async def test_what_a_round_tells(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     answers: list[PeerError | None],
@@ -171,19 +163,17 @@ def test_what_a_round_tells(
                 raise answer
             return dict(body)
 
-    async def scene() -> None:
-        async with agents(tmp_path, 2) as (first, second):
-            found = await asyncio.to_thread(allocation.look, asking(first), first.name, ALL)
-            problems = {second.name: expected[0]} if expected[0] else {}
-            assert found == Reach(1, problems, int(expected[1]))
-            assert not left
-
     monkeypatch.setattr(allocation, "PeerClient", Scripted)
     monkeypatch.setattr(starvation, "LAG", PATIENT)
-    asyncio.run(scene())
+    async with agents(tmp_path, 2) as (first, second):
+        found = await asyncio.to_thread(allocation.look, asking(first), first.name, ALL)
+        problems = {second.name: expected[0]} if expected[0] else {}
+        assert found == Reach(1, problems, int(expected[1]))
+        assert not left
 
 
-def test_a_round_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@may_block
+async def test_a_round_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node whose every answer takes nearly as long as it may costs no more than one round."""
 
     class Slow(PeerClient):
@@ -194,18 +184,16 @@ def test_a_round_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             await asyncio.get_running_loop().create_future()
             raise AssertionError(arguments)
 
-    async def scene() -> None:
-        async with agents(tmp_path, 2) as (first, second):
-            found = await asyncio.to_thread(allocation.look, asking(first), first.name, ALL)
-            assert found == Reach(1, {second.name: "slow"}, 0)
-
     monkeypatch.setattr(allocation, "PeerClient", Slow)
     monkeypatch.setattr(allocation, "ROUND", 0.2)
     monkeypatch.setattr(starvation, "LAG", PATIENT)
-    asyncio.run(scene())
+    async with agents(tmp_path, 2) as (first, second):
+        found = await asyncio.to_thread(allocation.look, asking(first), first.name, ALL)
+        assert found == Reach(1, {second.name: "slow"}, 0)
 
 
-def test_a_node_without_a_cpu_blames_nobody(
+@may_block
+async def test_a_node_without_a_cpu_blames_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who gets no CPU while it waits does not know whether it is cut off, and is not drained."""
@@ -221,14 +209,11 @@ def test_a_node_without_a_cpu_blames_nobody(
                 asyncio.get_running_loop().call_soon(time.sleep, pauses[0])
             return await super().call(*arguments)
 
-    async def scene() -> None:
-        async with among_listeners(tmp_path, full=True) as loaded:
-            monkeypatch.setattr(starvation, "LAG", AS_SHIPPED)
-            with pytest.raises(NotAsked, match=r"too busy to tell .* no CPU for \d+\.\d s"):
-                await asyncio.to_thread(allocation.look, loaded, NAMES[0], ALL)
-
     monkeypatch.setattr(allocation, "PeerClient", Starved)
-    asyncio.run(scene())
+    async with among_listeners(tmp_path, full=True) as loaded:
+        monkeypatch.setattr(starvation, "LAG", AS_SHIPPED)
+        with pytest.raises(NotAsked, match=r"too busy to tell .* no CPU for \d+\.\d s"):
+            await asyncio.to_thread(allocation.look, loaded, NAMES[0], ALL)
 
 
 def test_who_is_asked() -> None:

@@ -63,64 +63,53 @@ def key(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("size", [0, 4, MAX_PAYLOAD])
-def test_call_and_answer(key: Path, size: int) -> None:
+async def test_call_and_answer(key: Path, size: int) -> None:
     """A call brings the handler's answer, bytes as bytes, over one connection that is kept."""
-
-    async def scene() -> None:
-        async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
-            for _ in range(5):
-                answer = await client.call(
-                    "b", "echo", {"clock": 1.5, "payload": b"\xff" * size}, PATIENT
-                )
-                assert answer["payload"] == b"\xff" * size
-            assert metric(client, "client_connections_opened_total") == 1
-            assert metric(client, "calls_total", "echo", "ok") == 5
-            assert node.metric("requests_total", "echo", "ok") == 5
-
-    run(scene())
+    async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
+        for _ in range(5):
+            answer = await client.call(
+                "b", "echo", {"clock": 1.5, "payload": b"\xff" * size}, PATIENT
+            )
+            assert answer["payload"] == b"\xff" * size
+        assert metric(client, "client_connections_opened_total") == 1
+        assert metric(client, "calls_total", "echo", "ok") == 5
+        assert node.metric("requests_total", "echo", "ok") == 5
 
 
-def test_handler_gets_sender_and_values(key: Path) -> None:
+async def test_handler_gets_sender_and_values(key: Path) -> None:
     """A handler is given the name that was proved and values of the declared types."""
+    seen = []
 
-    async def scene() -> None:
-        seen = []
+    async def handler(sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        seen.append((sender, body))
+        return {"number": 7}
 
-        async def handler(sender: str, body: dict[str, Any]) -> dict[str, Any]:
-            seen.append((sender, body))
-            return {"number": 7}
-
-        async with (
-            listening(keyed(key), handlers={"store": handler}) as node,
-            calling(keyed(key), node.port) as client,
-        ):
-            message = {"round": "r1", "op": "add", "key": "k", "amount": 7, "timeout": 1.0}
-            assert await client.call("b", "store", message, PATIENT) == {"number": 7}
-        assert seen == [("a", message)]
-
-    run(scene())
+    async with (
+        listening(keyed(key), handlers={"store": handler}) as node,
+        calling(keyed(key), node.port) as client,
+    ):
+        message = {"round": "r1", "op": "add", "key": "k", "amount": 7, "timeout": 1.0}
+        assert await client.call("b", "store", message, PATIENT) == {"number": 7}
+    assert seen == [("a", message)]
 
 
-def test_refusal_of_a_handler_is_told(key: Path) -> None:
+async def test_refusal_of_a_handler_is_told(key: Path) -> None:
     """A handler's refusal reaches the caller as a decline with its reason, and is counted on both
     sides.
     """
 
-    async def scene() -> None:
-        async def handler(_sender: str, _body: dict[str, Any]) -> dict[str, Any]:
-            raise Refusal(BUSY)
+    async def handler(_sender: str, _body: dict[str, Any]) -> dict[str, Any]:
+        raise Refusal(BUSY)
 
-        async with (
-            listening(keyed(key), handlers={"echo": handler}) as node,
-            calling(keyed(key), node.port) as client,
-        ):
-            await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "busy_gpu")
-            await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "busy_gpu")
-            assert metric(client, "client_connections_opened_total") == 1
-            assert metric(client, "calls_total", "echo", "declined") == 2
-            assert node.metric("requests_total", "echo", "declined") == 2
-
-    run(scene())
+    async with (
+        listening(keyed(key), handlers={"echo": handler}) as node,
+        calling(keyed(key), node.port) as client,
+    ):
+        await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "busy_gpu")
+        await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "busy_gpu")
+        assert metric(client, "client_connections_opened_total") == 1
+        assert metric(client, "calls_total", "echo", "declined") == 2
+        assert node.metric("requests_total", "echo", "declined") == 2
 
 
 def test_defect_of_a_handler_is_not_told(key: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -163,172 +152,145 @@ async def fails(call: Any, outcome: Outcome, reason: str) -> None:
     assert (caught.value.outcome, caught.value.reason) == (outcome, reason)
 
 
-def test_wrong_key(key: Path, tmp_path: Path) -> None:
+async def test_wrong_key(key: Path, tmp_path: Path) -> None:
     """Another key is refused without a word about it, counted, and unauthorized for the caller."""
-
-    async def scene() -> None:
-        other = keyed(secret(tmp_path, "other", OTHER_KEY))
-        async with listening(keyed(key)) as node, calling(other, node.port) as client:
-            await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
-            assert node.refused("key") == 1
-            assert metric(client, "calls_total", "echo", "unauthorized") == 1
-            async with connected(node) as raw:
-                claim = signed(await raw.nonce(), BODY, OTHER_KEY)
-                head, text = await raw.ask(request(claim, BODY))
-                assert (head.status, text) == UNAUTHORIZED
-                assert set(head.headers) <= {
-                    "content-type",
-                    "content-length",
-                    "date",
-                    "server",
-                    "connection",
-                }
-                assert await raw.closed()
-
-    run(scene())
+    other = keyed(secret(tmp_path, "other", OTHER_KEY))
+    async with listening(keyed(key)) as node, calling(other, node.port) as client:
+        await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
+        assert node.refused("key") == 1
+        assert metric(client, "calls_total", "echo", "unauthorized") == 1
+        async with connected(node) as raw:
+            claim = signed(await raw.nonce(), BODY, OTHER_KEY)
+            head, text = await raw.ask(request(claim, BODY))
+            assert (head.status, text) == UNAUTHORIZED
+            assert set(head.headers) <= {
+                "content-type",
+                "content-length",
+                "date",
+                "server",
+                "connection",
+            }
+            assert await raw.closed()
 
 
-def test_server_that_does_not_know_the_key(key: Path) -> None:
+async def test_server_that_does_not_know_the_key(key: Path) -> None:
     """What answers without the key is not believed, however good its answer looks."""
 
-    async def scene() -> None:
-        async def impostor(requests: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
-            async for _ in requests:
-                answer = b'{"clock":1.5,"payload":"cGluZw=="}'
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n" % len(answer))
-                writer.write(f"{ANSWER}: {'0' * 64} {'1' * 64}\r\n\r\n".encode() + answer)
+    async def impostor(requests: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
+        async for _ in requests:
+            answer = b'{"clock":1.5,"payload":"cGluZw=="}'
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n" % len(answer))
+            writer.write(f"{ANSWER}: {'0' * 64} {'1' * 64}\r\n\r\n".encode() + answer)
 
-        async with impersonating(impostor) as port, calling(keyed(key), port) as client:
-            await fails(
-                client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "answer_not_signed"
-            )
-
-    run(scene())
+    async with impersonating(impostor) as port, calling(keyed(key), port) as client:
+        await fails(
+            client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "answer_not_signed"
+        )
 
 
-def test_answer_of_an_earlier_request_is_not_believed(key: Path) -> None:
+async def test_answer_of_an_earlier_request_is_not_believed(key: Path) -> None:
     """A recorded answer does not pass as the answer to a later request, although nonce and message
     are the same.
     """
+    recorded: list[bytes] = []
+    async with listening(keyed(key)) as node:
 
-    async def scene() -> None:
-        recorded: list[bytes] = []
-        async with listening(keyed(key)) as node:
+        async def between(requests: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
+            async with connected(node) as onward:
+                async for request in requests:
+                    if len(recorded) < 2:  # a nonce, then a call
+                        recorded.append(await onward.relay(request))
+                    writer.write(recorded[-1])
 
-            async def between(requests: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
-                async with connected(node) as onward:
-                    async for request in requests:
-                        if len(recorded) < 2:  # a nonce, then a call
-                            recorded.append(await onward.relay(request))
-                        writer.write(recorded[-1])
-
-            async with impersonating(between) as port, calling(keyed(key), port) as client:
-                assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
-                await fails(
-                    client.call("b", "echo", PING, PATIENT),
-                    Outcome.UNAUTHORIZED,
-                    "answer_not_signed",
-                )
-
-    run(scene())
+        async with impersonating(between) as port, calling(keyed(key), port) as client:
+            assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
+            await fails(
+                client.call("b", "echo", PING, PATIENT),
+                Outcome.UNAUTHORIZED,
+                "answer_not_signed",
+            )
 
 
-def test_replayed_request(key: Path) -> None:
+async def test_replayed_request(key: Path) -> None:
     """The same bytes a second time are refused as a stranger's are, on the same connection and on
     another one.
     """
-
-    async def scene() -> None:
-        async with (
-            listening(keyed(key)) as node,
-            connected(node) as first,
-            connected(node) as second,
-        ):
-            bytes_ = request(signed(await first.nonce(), BODY), BODY)
-            head, _ = await first.ask(bytes_)
-            assert head.status == 200
-            for raw in (first, second):
-                head, text = await raw.ask(bytes_)
-                assert (head.status, text) == UNAUTHORIZED
-                assert await raw.closed()
-            assert node.refused("replayed") == 2
-            assert node.metric("requests_total", "echo", "ok") == 1
-
-    run(scene())
+    async with (
+        listening(keyed(key)) as node,
+        connected(node) as first,
+        connected(node) as second,
+    ):
+        bytes_ = request(signed(await first.nonce(), BODY), BODY)
+        head, _ = await first.ask(bytes_)
+        assert head.status == 200
+        for raw in (first, second):
+            head, text = await raw.ask(bytes_)
+            assert (head.status, text) == UNAUTHORIZED
+            assert await raw.closed()
+        assert node.refused("replayed") == 2
+        assert node.metric("requests_total", "echo", "ok") == 1
 
 
-def test_tampered_request(key: Path) -> None:
+async def test_tampered_request(key: Path) -> None:
     """A change of body, path, sender, receiver, nonce or challenge makes the signature void."""
-
-    async def scene() -> None:
-        async with listening(keyed(key), handlers={"echo": echo, "status": echo}) as node:
-            for change in ("body", "path", "sender", "receiver", "nonce", "challenge", "mac"):
-                async with connected(node) as raw:
-                    claim = signed(await raw.nonce(), BODY)
-                    values = {
-                        "sender": "c",
-                        "receiver": "c",
-                        "nonce": await raw.nonce(),
-                        "challenge": "d" * 32,
-                        "mac": "0" * 64,
-                    }
-                    fields = {name: getattr(claim, name) for name in RequestClaim.__slots__}
-                    if change in values:
-                        fields[change] = values[change]
-                    tampered = RequestClaim(**fields)
-                    body = BODY.replace(b"1.5", b"1.6") if change == "body" else BODY
-                    head, text = await raw.ask(
-                        request(tampered, body, "/peer/v1/status" if change == "path" else ECHO)
-                    )
-                    assert (head.status, text) == UNAUTHORIZED, change
-            assert node.refused("key") == 7
-
-    run(scene())
+    async with listening(keyed(key), handlers={"echo": echo, "status": echo}) as node:
+        for change in ("body", "path", "sender", "receiver", "nonce", "challenge", "mac"):
+            async with connected(node) as raw:
+                claim = signed(await raw.nonce(), BODY)
+                values = {
+                    "sender": "c",
+                    "receiver": "c",
+                    "nonce": await raw.nonce(),
+                    "challenge": "d" * 32,
+                    "mac": "0" * 64,
+                }
+                fields = {name: getattr(claim, name) for name in RequestClaim.__slots__}
+                if change in values:
+                    fields[change] = values[change]
+                tampered = RequestClaim(**fields)
+                body = BODY.replace(b"1.5", b"1.6") if change == "body" else BODY
+                head, text = await raw.ask(
+                    request(tampered, body, "/peer/v1/status" if change == "path" else ECHO)
+                )
+                assert (head.status, text) == UNAUTHORIZED, change
+        assert node.refused("key") == 7
 
 
-def test_nonce_is_of_one_sender_and_ages(key: Path) -> None:
+async def test_nonce_is_of_one_sender_and_ages(key: Path) -> None:
     """A nonce that was given to another sender, is older than 10 s, or comes from an earlier run is
     stale; a new one is with the answer.
     """
-
-    async def scene() -> None:
-        clock = Time()
-        async with listening(keyed(key), monotonic=clock) as node, listening(keyed(key)) as earlier:
-            async with connected(earlier) as raw:
-                strange = await raw.nonce()
-            for sender, age, nonce in (("c", 0.0, ""), ("a", 10.1, ""), ("a", 0.0, strange)):
-                async with connected(node) as raw:
-                    given = nonce or await raw.nonce("a")
-                    clock.now += age
-                    head, text = await raw.ask(request(signed(given, BODY, sender=sender), BODY))
-                    assert (head.status, text) == (401, b'{"refusal": "stale_nonce"}')
-                    parsed = parse_answer(head.headers[ANSWER.lower()])
-                    assert parsed is not None
-                    head, _ = await raw.ask(request(signed(parsed[0], BODY, sender=sender), BODY))
-                    assert head.status == 200
-            assert node.refused("stale_nonce") == 3
-
-    run(scene())
+    clock = Time()
+    async with listening(keyed(key), monotonic=clock) as node, listening(keyed(key)) as earlier:
+        async with connected(earlier) as raw:
+            strange = await raw.nonce()
+        for sender, age, nonce in (("c", 0.0, ""), ("a", 10.1, ""), ("a", 0.0, strange)):
+            async with connected(node) as raw:
+                given = nonce or await raw.nonce("a")
+                clock.now += age
+                head, text = await raw.ask(request(signed(given, BODY, sender=sender), BODY))
+                assert (head.status, text) == (401, b'{"refusal": "stale_nonce"}')
+                parsed = parse_answer(head.headers[ANSWER.lower()])
+                assert parsed is not None
+                head, _ = await raw.ask(request(signed(parsed[0], BODY, sender=sender), BODY))
+                assert head.status == 200
+        assert node.refused("stale_nonce") == 3
 
 
-def test_client_gets_over_a_stale_nonce(key: Path) -> None:
+async def test_client_gets_over_a_stale_nonce(key: Path) -> None:
     """A client whose nonce has become too old for the receiver uses the new one that it is told,
     within the same call.
     """
-
-    async def scene() -> None:
-        clock = Time()
-        async with (
-            listening(keyed(key), monotonic=clock) as node,
-            calling(keyed(key), node.port) as client,
-        ):
-            await client.call("b", "echo", PING, PATIENT)
-            clock.now += 60
-            await client.call("b", "echo", PING, PATIENT)
-            assert node.refused("stale_nonce") == 1
-            assert metric(client, "client_connections_opened_total") == 1
-
-    run(scene())
+    clock = Time()
+    async with (
+        listening(keyed(key), monotonic=clock) as node,
+        calling(keyed(key), node.port) as client,
+    ):
+        await client.call("b", "echo", PING, PATIENT)
+        clock.now += 60
+        await client.call("b", "echo", PING, PATIENT)
+        assert node.refused("stale_nonce") == 1
+        assert metric(client, "client_connections_opened_total") == 1
 
 
 @pytest.mark.parametrize(
@@ -339,36 +301,30 @@ def test_client_gets_over_a_stale_nonce(key: Path) -> None:
         ("b", "b", Outcome.UNAUTHORIZED, "own_name"),
     ],
 )
-def test_wrong_names(key: Path, sender: str, receiver: str, outcome: Outcome, reason: str) -> None:
+async def test_wrong_names(
+    key: Path, sender: str, receiver: str, outcome: Outcome, reason: str
+) -> None:
     """A node with the key that calls another one than it means, is no member, or has the receiver's
     own name is told so.
     """
-
-    async def scene() -> None:
-        async with (
-            listening(keyed(key)) as node,
-            calling(keyed(key), node.port, me=sender) as client,
-        ):
-            await fails(client.call(receiver, "echo", PING, PATIENT), outcome, reason)
-            assert node.refused(reason) == 1
-
-    run(scene())
+    async with (
+        listening(keyed(key)) as node,
+        calling(keyed(key), node.port, me=sender) as client,
+    ):
+        await fails(client.call(receiver, "echo", PING, PATIENT), outcome, reason)
+        assert node.refused(reason) == 1
 
 
-def test_membership_is_asked_each_time(key: Path) -> None:
+async def test_membership_is_asked_each_time(key: Path) -> None:
     """A node that is no member any more is refused on the connection that it has."""
-
-    async def scene() -> None:
-        members = [Nodes("a", "b")]
-        async with (
-            listening(keyed(key), members=lambda: members[0]) as node,
-            calling(keyed(key), node.port) as client,
-        ):
-            await client.call("b", "echo", PING, PATIENT)
-            members[0] = Nodes("b", "c")
-            await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "not_a_member")
-
-    run(scene())
+    members = [Nodes("a", "b")]
+    async with (
+        listening(keyed(key), members=lambda: members[0]) as node,
+        calling(keyed(key), node.port) as client,
+    ):
+        await client.call("b", "echo", PING, PATIENT)
+        members[0] = Nodes("b", "c")
+        await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "not_a_member")
 
 
 HEAD = f"POST {ECHO} HTTP/1.1\r\nHost: b\r\n"
@@ -389,67 +345,49 @@ SMUGGLED = {
 
 
 @pytest.mark.parametrize("extra", SMUGGLED.values(), ids=SMUGGLED)
-def test_smuggled_requests(key: Path, extra: str) -> None:
+async def test_smuggled_requests(key: Path, extra: str) -> None:
     """A request whose body could be read in two ways, or has to be unpacked, gets one refusal, and
     what follows it is no request.
     """
-
-    async def scene() -> None:
-        async with listening(keyed(key)) as node:
-            smuggled = request(RequestClaim("a", "b"), b"", "/peer/v1/nonce")
-            claim = signed("0" * 64, b"abcd")
-            answer = await node.raw(
-                f"{HEAD}Authorization: {claim}\r\n{extra}\r\nabcd".encode() + smuggled
-            )
-            assert answer.startswith((b"HTTP/1.0 400 ", b"HTTP/1.1 400 "))
-            assert answer.count(b"HTTP/1.") == 1
-            assert node.refused("malformed") == 1
-            assert node.metric("connections") == 0
-
-    run(scene())
+    async with listening(keyed(key)) as node:
+        smuggled = request(RequestClaim("a", "b"), b"", "/peer/v1/nonce")
+        claim = signed("0" * 64, b"abcd")
+        answer = await node.raw(
+            f"{HEAD}Authorization: {claim}\r\n{extra}\r\nabcd".encode() + smuggled
+        )
+        assert answer.startswith((b"HTTP/1.0 400 ", b"HTTP/1.1 400 "))
+        assert answer.count(b"HTTP/1.") == 1
+        assert node.refused("malformed") == 1
+        assert node.metric("connections") == 0
 
 
-def test_zip_bomb_is_not_unpacked(key: Path) -> None:
+async def test_zip_bomb_is_not_unpacked(key: Path) -> None:
     """A compressed body is refused before it is read, however it is signed."""
-
-    async def scene() -> None:
-        bomb = gzip.compress(b"0" * 20_000_000)
-        async with listening(keyed(key)) as node, connected(node) as raw:
-            claim = signed(await raw.nonce(), bomb)
-            head, text = await raw.ask(request(claim, bomb, extra="Content-Encoding: gzip\r\n"))
-            assert (head.status, text) == (400, b'{"refusal": "malformed"}')
-
-    run(scene())
+    bomb = gzip.compress(b"0" * 20_000_000)
+    async with listening(keyed(key)) as node, connected(node) as raw:
+        claim = signed(await raw.nonce(), bomb)
+        head, text = await raw.ask(request(claim, bomb, extra="Content-Encoding: gzip\r\n"))
+        assert (head.status, text) == (400, b'{"refusal": "malformed"}')
 
 
 @pytest.mark.parametrize("length", [MAX_BODY + 1, 10**7, 10**30])
-def test_oversized_body(key: Path, length: int) -> None:
+async def test_oversized_body(key: Path, length: int) -> None:
     """A body beyond 64 KiB is refused by its announced length; nobody waits for it."""
-
-    async def scene() -> None:
-        async with listening(keyed(key)) as node:
-            claim = signed("0" * 64, b"")
-            answer = await node.raw(
-                request(claim, b"x" * 100, extra=f"Content-Length: {length}\r\n")
-            )
-            assert answer.startswith((b"HTTP/1.1 413 ", b"HTTP/1.0 400 "))
-            assert node.refused("too_large") + node.refused("malformed") == 1
-
-    run(scene())
+    async with listening(keyed(key)) as node:
+        claim = signed("0" * 64, b"")
+        answer = await node.raw(request(claim, b"x" * 100, extra=f"Content-Length: {length}\r\n"))
+        assert answer.startswith((b"HTTP/1.1 413 ", b"HTTP/1.0 400 "))
+        assert node.refused("too_large") + node.refused("malformed") == 1
 
 
-def test_oversized_message_is_not_sent(key: Path) -> None:
+async def test_oversized_message_is_not_sent(key: Path) -> None:
     """A message that is larger than its declaration is an error of the caller, not of the peer."""
-
-    async def scene() -> None:
-        async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
-            with pytest.raises(SchemaError):
-                await client.call(
-                    "b", "echo", {"clock": 1.5, "payload": b"x" * (MAX_PAYLOAD + 1)}, PATIENT
-                )
-            assert metric(client, "client_connections_opened_total") == 0
-
-    run(scene())
+    async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
+        with pytest.raises(SchemaError):
+            await client.call(
+                "b", "echo", {"clock": 1.5, "payload": b"x" * (MAX_PAYLOAD + 1)}, PATIENT
+            )
+        assert metric(client, "client_connections_opened_total") == 0
 
 
 MALFORMED = {
@@ -470,23 +408,19 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
-def test_malformed_message(key: Path, body: bytes) -> None:
+async def test_malformed_message(key: Path, body: bytes) -> None:
     """A signed message that is not what its method takes never reaches the handler.
 
     Its sender is told, and may go on.
     """
-
-    async def scene() -> None:
-        async with listening(keyed(key)) as node, connected(node) as raw:
-            head, text = await raw.ask(request(signed(await raw.nonce(), body), body))
-            assert (head.status, text) == (400, b'{"refusal": "malformed"}')
-            parsed = parse_answer(head.headers[ANSWER.lower()])
-            assert parsed is not None
-            head, _ = await raw.ask(request(signed(parsed[0], BODY), BODY))
-            assert head.status == 200
-            assert node.refused("malformed") == 1
-
-    run(scene())
+    async with listening(keyed(key)) as node, connected(node) as raw:
+        head, text = await raw.ask(request(signed(await raw.nonce(), body), body))
+        assert (head.status, text) == (400, b'{"refusal": "malformed"}')
+        parsed = parse_answer(head.headers[ANSWER.lower()])
+        assert parsed is not None
+        head, _ = await raw.ask(request(signed(parsed[0], BODY), BODY))
+        assert head.status == 200
+        assert node.refused("malformed") == 1
 
 
 @pytest.mark.parametrize(
@@ -500,18 +434,14 @@ def test_malformed_message(key: Path, body: bytes) -> None:
         ("POST", f"{ECHO}?a"),
     ],
 )
-def test_unknown_methods_and_paths(key: Path, method: str, path: str) -> None:
+async def test_unknown_methods_and_paths(key: Path, method: str, path: str) -> None:
     """Only the methods that are served have a path."""
-
-    async def scene() -> None:
-        async with listening(keyed(key)) as node, connected(node) as raw:
-            head, text = await raw.ask(
-                request(signed(await raw.nonce(), BODY, path=path), BODY, path, method)
-            )
-            assert (head.status, text) == (404, b'{"refusal": "unknown_method"}')
-            assert node.refused("unknown_method") == 1
-
-    run(scene())
+    async with listening(keyed(key)) as node, connected(node) as raw:
+        head, text = await raw.ask(
+            request(signed(await raw.nonce(), BODY, path=path), BODY, path, method)
+        )
+        assert (head.status, text) == (404, b'{"refusal": "unknown_method"}')
+        assert node.refused("unknown_method") == 1
 
 
 @pytest.mark.parametrize(
@@ -525,124 +455,98 @@ def test_unknown_methods_and_paths(key: Path, method: str, path: str) -> None:
         "dshealthd1 a b - - XYZ",
     ],
 )
-def test_no_credentials(key: Path, header: str) -> None:
+async def test_no_credentials(key: Path, header: str) -> None:
     """A request without a claim that can be read is refused before its body."""
-
-    async def scene() -> None:
-        async with listening(keyed(key)) as node:
-            extra = f"Authorization: {header}\r\nContent-Length: 60000\r\n"
-            answer = await node.raw(request(None, b"", extra=extra))
-            assert answer.startswith(b"HTTP/1.1 403 ")
-            assert answer.endswith(UNAUTHORIZED[1])
-            assert node.refused("no_credentials") == 1
-
-    run(scene())
+    async with listening(keyed(key)) as node:
+        extra = f"Authorization: {header}\r\nContent-Length: 60000\r\n"
+        answer = await node.raw(request(None, b"", extra=extra))
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        assert answer.endswith(UNAUTHORIZED[1])
+        assert node.refused("no_credentials") == 1
 
 
-def test_nonces_are_not_handed_out_for_ever(key: Path) -> None:
+async def test_nonces_are_not_handed_out_for_ever(key: Path) -> None:
     """A connection that asks for nonces and proves nothing ends after a few."""
-
-    async def scene() -> None:
-        async with listening(keyed(key)) as node, connected(node) as raw:
-            for _ in range(2):
-                await raw.nonce()
-            head, _ = await raw.ask(request(RequestClaim("a", "b"), b"", "/peer/v1/nonce"))
-            assert head.status == 400
-            assert await raw.closed()
-
-    run(scene())
+    async with listening(keyed(key)) as node, connected(node) as raw:
+        for _ in range(2):
+            await raw.nonce()
+        head, _ = await raw.ask(request(RequestClaim("a", "b"), b"", "/peer/v1/nonce"))
+        assert head.status == 400
+        assert await raw.closed()
 
 
-def test_rotation_of_the_key(tmp_path: Path) -> None:
+async def test_rotation_of_the_key(tmp_path: Path) -> None:
     """With a second key in the file both are accepted, whichever side signs with which.
 
     Without it, it is refused again.
     """
-
-    async def scene() -> None:
-        both, new = secret(tmp_path, "both", KEY, OTHER_KEY), secret(tmp_path, "new", OTHER_KEY)
-        async with listening(keyed(both)) as node, calling(keyed(new), node.port) as client:
-            assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
-        async with (
-            listening(keyed(both)) as node,
-            calling(keyed(secret(tmp_path, "old", KEY)), node.port) as client,
-        ):
-            assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
-        async with listening(keyed(new)) as node, calling(keyed(both), node.port) as client:
-            await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
-
-    run(scene())
+    both, new = secret(tmp_path, "both", KEY, OTHER_KEY), secret(tmp_path, "new", OTHER_KEY)
+    async with listening(keyed(both)) as node, calling(keyed(new), node.port) as client:
+        assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
+    async with (
+        listening(keyed(both)) as node,
+        calling(keyed(secret(tmp_path, "old", KEY)), node.port) as client,
+    ):
+        assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
+    async with listening(keyed(new)) as node, calling(keyed(both), node.port) as client:
+        await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
 
 
-def test_rate_limit(key: Path) -> None:
+async def test_rate_limit(key: Path) -> None:
     """A sender beyond its rate is declined with the reason and served again later.
 
     Another sender is not concerned.
     """
-
-    async def scene() -> None:
-        clock = Time()
-        options = keyed(key, calls_per_second=2.0, burst=3)
-        async with (
-            listening(options, monotonic=clock) as node,
-            calling(keyed(key), node.port) as client,
-            calling(keyed(key), node.port, me="c") as other,
-        ):
-            for _ in range(3):
-                await client.call("b", "echo", PING, PATIENT)
-            await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "rate_limited")
-            await other.call("b", "echo", PING, PATIENT)
-            clock.now += 0.5
+    clock = Time()
+    options = keyed(key, calls_per_second=2.0, burst=3)
+    async with (
+        listening(options, monotonic=clock) as node,
+        calling(keyed(key), node.port) as client,
+        calling(keyed(key), node.port, me="c") as other,
+    ):
+        for _ in range(3):
             await client.call("b", "echo", PING, PATIENT)
-            await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "rate_limited")
-            assert node.refused("rate_limited") == 2
+        await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "rate_limited")
+        await other.call("b", "echo", PING, PATIENT)
+        clock.now += 0.5
+        await client.call("b", "echo", PING, PATIENT)
+        await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "rate_limited")
+        assert node.refused("rate_limited") == 2
 
-    run(scene())
 
-
-def test_calls_at_once_are_bounded(key: Path) -> None:
+async def test_calls_at_once_are_bounded(key: Path) -> None:
     """Many calls to one peer at once share a few connections.
 
     Those that do not get their turn in time say so.
     """
+    release = asyncio.Event()
+    held: list[str] = []
 
-    async def scene() -> None:
-        release = asyncio.Event()
-        held: list[str] = []
+    async def slow(sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        held.append(sender)
+        await release.wait()
+        return await echo("a", body)
 
-        async def slow(sender: str, body: dict[str, Any]) -> dict[str, Any]:
-            held.append(sender)
-            await release.wait()
-            return await echo("a", body)
-
-        async with (
-            listening(keyed(key), handlers={"echo": slow}) as node,
-            calling(keyed(key), node.port) as client,
-        ):
-            waiting = [
-                asyncio.create_task(client.call("b", "echo", PING, PATIENT)) for _ in range(4)
-            ]
-            await eventually(lambda: len(held) == 4)
-            await fails(client.call("b", "echo", PING, 0.1), Outcome.FAILED, "too_many_calls")
-            release.set()
-            await asyncio.gather(*waiting)
-            assert metric(client, "client_connections_opened_total") == 4
-            assert not client._turns
-
-    run(scene())
+    async with (
+        listening(keyed(key), handlers={"echo": slow}) as node,
+        calling(keyed(key), node.port) as client,
+    ):
+        waiting = [asyncio.create_task(client.call("b", "echo", PING, PATIENT)) for _ in range(4)]
+        await eventually(lambda: len(held) == 4)
+        await fails(client.call("b", "echo", PING, 0.1), Outcome.FAILED, "too_many_calls")
+        release.set()
+        await asyncio.gather(*waiting)
+        assert metric(client, "client_connections_opened_total") == 4
+        assert not client._turns
 
 
 OFF_BY_DEFAULT = PeerOptions()
 
 
-def test_off_until_configured() -> None:
+async def test_off_until_configured() -> None:
     """Without a listen address nothing is listened on."""
-
-    async def scene() -> None:
-        async with listening(OFF_BY_DEFAULT) as node:
-            assert not node.server._listener._sockets
-
-    run(scene())
+    async with listening(OFF_BY_DEFAULT) as node:
+        assert not node.server._listener._sockets
 
 
 @pytest.mark.parametrize(
@@ -678,14 +582,10 @@ def test_options_that_cannot_be(table: dict[str, Any], error: str) -> None:
     assert errors == [error]
 
 
-def test_node_type_is_complete() -> None:
+async def test_node_type_is_complete() -> None:
     """What a listener counts is there from the start, at zero, so that its first increase is seen."""
-
-    async def scene() -> None:
-        async with listening(OFF_BY_DEFAULT) as node:
-            assert isinstance(node, Node)
-            names = {(sample.metric.name, sample.labels) for sample in node.server.samples()}
-            assert ("dshealthd_probe_peer_requests_refused_total", ("key",)) in names
-            assert ("dshealthd_probe_peer_connections_refused_total", ("replaced",)) in names
-
-    run(scene())
+    async with listening(OFF_BY_DEFAULT) as node:
+        assert isinstance(node, Node)
+        names = {(sample.metric.name, sample.labels) for sample in node.server.samples()}
+        assert ("dshealthd_probe_peer_requests_refused_total", ("key",)) in names
+        assert ("dshealthd_probe_peer_connections_refused_total", ("replaced",)) in names

@@ -189,18 +189,14 @@ async def looked(credentials: Credentials, clock: Time) -> Any:
 
 
 @pytest.mark.usefixtures("patient")
-def test_changed_key_is_read(tmp_path: Path) -> None:
+async def test_changed_key_is_read(tmp_path: Path) -> None:
     """A file that changes is read once it stays as it is; between two looks it is left alone."""
-
-    async def scene() -> None:
-        path, clock = secret(tmp_path, "key", KEY), Time()
-        credentials = Credentials(keyed(path), clock)
-        secret(tmp_path, "key", OTHER_KEY, KEY)
-        assert (await credentials.current()).keys == (KEY.encode(),)
-        assert (await looked(credentials, clock)).keys == (OTHER_KEY.encode(), KEY.encode())
-        assert metric(credentials, "credentials_last_reload_successful") == 1
-
-    run(scene())
+    path, clock = secret(tmp_path, "key", KEY), Time()
+    credentials = Credentials(keyed(path), clock)
+    secret(tmp_path, "key", OTHER_KEY, KEY)
+    assert (await credentials.current()).keys == (KEY.encode(),)
+    assert (await looked(credentials, clock)).keys == (OTHER_KEY.encode(), KEY.encode())
+    assert metric(credentials, "credentials_last_reload_successful") == 1
 
 
 @pytest.mark.usefixtures("patient")
@@ -242,7 +238,7 @@ def test_half_written_key_is_not_used(
 
 
 @pytest.mark.usefixtures("patient")
-def test_key_that_is_being_written_is_waited_for(
+async def test_key_that_is_being_written_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that changes while it is looked at is read later.
@@ -255,21 +251,18 @@ def test_key_that_is_being_written_is_waited_for(
         looks.append(found := host.signatures(files))
         return found
 
-    async def scene() -> None:
-        path, clock = secret(tmp_path, "key", KEY), Time()
-        credentials = Credentials(keyed(path), clock)
-        secret(tmp_path, "key", OTHER_KEY[:40])
-        monkeypatch.setattr(module, "signatures", signatures)
-        looking = asyncio.create_task(looked(credentials, clock))
-        await eventually(lambda: bool(looks))
-        secret(tmp_path, "key", OTHER_KEY)
-        assert (await looking).keys == (KEY.encode(),)
-        assert (await looked(credentials, clock)).keys == (OTHER_KEY.encode(),)
-
-    run(scene())
+    path, clock = secret(tmp_path, "key", KEY), Time()
+    credentials = Credentials(keyed(path), clock)
+    secret(tmp_path, "key", OTHER_KEY[:40])
+    monkeypatch.setattr(module, "signatures", signatures)
+    looking = asyncio.create_task(looked(credentials, clock))
+    await eventually(lambda: bool(looks))
+    secret(tmp_path, "key", OTHER_KEY)
+    assert (await looking).keys == (KEY.encode(),)
+    assert (await looked(credentials, clock)).keys == (OTHER_KEY.encode(),)
 
 
-def test_file_system_that_hangs_is_waited_for_once(
+async def test_file_system_that_hangs_is_waited_for_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a look at the files hangs, the first call waits for it a moment, later ones do not.
@@ -282,118 +275,101 @@ def test_file_system_that_hangs_is_waited_for_once(
         hanging.wait(PATIENT)
         return host.signatures(files)
 
-    async def scene() -> None:
-        path, clock = secret(tmp_path, "key", KEY), Time()
-        credentials = Credentials(keyed(path), clock)
-        secret(tmp_path, "key", OTHER_KEY)
-        monkeypatch.setattr(module, "signatures", signatures)
-        watch = Stopwatch()
-        first = time.monotonic()
+    path, clock = secret(tmp_path, "key", KEY), Time()
+    credentials = Credentials(keyed(path), clock)
+    secret(tmp_path, "key", OTHER_KEY)
+    monkeypatch.setattr(module, "signatures", signatures)
+    watch = Stopwatch()
+    first = time.monotonic()
+    assert (await looked(credentials, clock)).keys == (KEY.encode(),)
+    assert time.monotonic() - first >= module.CHECK_PATIENCE
+    for _ in range(20):
         assert (await looked(credentials, clock)).keys == (KEY.encode(),)
-        assert time.monotonic() - first >= module.CHECK_PATIENCE
-        for _ in range(20):
-            assert (await looked(credentials, clock)).keys == (KEY.encode(),)
-        assert watch.seconds() < 3 * module.CHECK_PATIENCE
-        hanging.set()
-        await eventually(lambda: credentials.secrets.keys == (OTHER_KEY.encode(),))
-
-    run(scene())
+    assert watch.seconds() < 3 * module.CHECK_PATIENCE
+    hanging.set()
+    await eventually(lambda: credentials.secrets.keys == (OTHER_KEY.encode(),))
 
 
 @pytest.mark.usefixtures("patient")
-def test_rotation_without_a_gap(tmp_path: Path) -> None:
+async def test_rotation_without_a_gap(tmp_path: Path) -> None:
     """While the key of two running nodes is changed step by step, no call fails.
 
     The old key ends on kept connections too.
     """
-
-    async def scene() -> None:
-        mine, theirs = secret(tmp_path, "mine", KEY), secret(tmp_path, "theirs", KEY)
-        one, two = Time(), Time()
-        ours, others = Credentials(keyed(mine), one), Credentials(keyed(theirs), two)
-        async with (
-            listening(keyed(theirs), credentials=others) as node,
-            calling(keyed(mine), node.port, credentials=ours) as client,
-        ):
-            for step in ((KEY, OTHER_KEY), (OTHER_KEY, KEY), (OTHER_KEY,)):
-                for path in (theirs, mine):
-                    secret(tmp_path, path.name, *step)
-                    one.now += 2
-                    two.now += 2
-                    assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
-            secret(tmp_path, "theirs", KEY)
-            two.now += 2
-            await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
-
-    run(scene())
+    mine, theirs = secret(tmp_path, "mine", KEY), secret(tmp_path, "theirs", KEY)
+    one, two = Time(), Time()
+    ours, others = Credentials(keyed(mine), one), Credentials(keyed(theirs), two)
+    async with (
+        listening(keyed(theirs), credentials=others) as node,
+        calling(keyed(mine), node.port, credentials=ours) as client,
+    ):
+        for step in ((KEY, OTHER_KEY), (OTHER_KEY, KEY), (OTHER_KEY,)):
+            for path in (theirs, mine):
+                secret(tmp_path, path.name, *step)
+                one.now += 2
+                two.now += 2
+                assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
+        secret(tmp_path, "theirs", KEY)
+        two.now += 2
+        await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
 
 
 @pytest.mark.usefixtures("patient")
-def test_changed_certificate_is_shown(issued: Path, tmp_path: Path) -> None:
+async def test_changed_certificate_is_shown(issued: Path, tmp_path: Path) -> None:
     """A certificate that is renewed serves the next connection.
 
     A half-written one leaves the old one in force.
     """
-
-    async def scene() -> None:
-        for name in (
-            "ca.pem",
-            "a.pem",
-            "a.key",
-            "b-expired.pem",
-            "b-expired.key",
-            "b.pem",
-            "b.key",
-        ):
-            shutil.copy(issued / name, tmp_path / name)
-        clock = Time()
-        options = tls(tmp_path, "b-expired")
-        credentials = Credentials(options, clock)
-        async with (
-            listening(options, credentials=credentials) as node,
-            calling(tls(tmp_path, "a"), node.port) as client,
-        ):
-            await fails(
-                client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "certificate_expired"
-            )
-            shutil.copy(tmp_path / "b.pem", tmp_path / "b-expired.pem")
-            clock.now += 2
-            await fails(
-                client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "certificate_expired"
-            )
-            assert metric(credentials, "credentials_last_reload_successful") == 0
-            shutil.copy(tmp_path / "b.key", tmp_path / "b-expired.key")
-            clock.now += 2
-            assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
-            assert metric(credentials, "credentials_last_reload_successful") == 1
-
-    run(scene())
+    for name in (
+        "ca.pem",
+        "a.pem",
+        "a.key",
+        "b-expired.pem",
+        "b-expired.key",
+        "b.pem",
+        "b.key",
+    ):
+        shutil.copy(issued / name, tmp_path / name)
+    clock = Time()
+    options = tls(tmp_path, "b-expired")
+    credentials = Credentials(options, clock)
+    async with (
+        listening(options, credentials=credentials) as node,
+        calling(tls(tmp_path, "a"), node.port) as client,
+    ):
+        await fails(
+            client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "certificate_expired"
+        )
+        shutil.copy(tmp_path / "b.pem", tmp_path / "b-expired.pem")
+        clock.now += 2
+        await fails(
+            client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "certificate_expired"
+        )
+        assert metric(credentials, "credentials_last_reload_successful") == 0
+        shutil.copy(tmp_path / "b.key", tmp_path / "b-expired.key")
+        clock.now += 2
+        assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
+        assert metric(credentials, "credentials_last_reload_successful") == 1
 
 
 @pytest.mark.usefixtures("patient")
-def test_switch_turns_calls_off_and_on(tmp_path: Path) -> None:
+async def test_switch_turns_calls_off_and_on(tmp_path: Path) -> None:
     """While the file of the switch exists, calls are declined; strangers are told nothing of it."""
-
-    async def scene() -> None:
-        clock, switch = Time(), tmp_path / "off"
-        options = keyed(secret(tmp_path, "key", KEY), off_file=switch)
-        credentials = Credentials(options, clock)
-        async with (
-            listening(options, credentials=credentials) as node,
-            calling(options, node.port) as client,
-        ):
-            await client.call("b", "echo", PING, PATIENT)
-            switch.touch()
-            clock.now += 2
-            await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "switched_off")
-            other = keyed(secret(tmp_path, "other", OTHER_KEY))
-            async with calling(other, node.port) as stranger:
-                await fails(
-                    stranger.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected"
-                )
-            switch.unlink()
-            clock.now += 2
-            await client.call("b", "echo", PING, PATIENT)
-            assert node.refused("switched_off") == 1
-
-    run(scene())
+    clock, switch = Time(), tmp_path / "off"
+    options = keyed(secret(tmp_path, "key", KEY), off_file=switch)
+    credentials = Credentials(options, clock)
+    async with (
+        listening(options, credentials=credentials) as node,
+        calling(options, node.port) as client,
+    ):
+        await client.call("b", "echo", PING, PATIENT)
+        switch.touch()
+        clock.now += 2
+        await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "switched_off")
+        other = keyed(secret(tmp_path, "other", OTHER_KEY))
+        async with calling(other, node.port) as stranger:
+            await fails(stranger.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
+        switch.unlink()
+        clock.now += 2
+        await client.call("b", "echo", PING, PATIENT)
+        assert node.refused("switched_off") == 1

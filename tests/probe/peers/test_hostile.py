@@ -32,7 +32,6 @@ from tests.probe.peering import (
     make_certificates,
     metric,
     request,
-    run,
     secret,
     signed,
     tls,
@@ -122,31 +121,27 @@ def test_flood_of_connections_takes_nothing_from_nodes(
     )  # the others had left the queue of the kernel before they were looked at
 
 
-def test_stranger_makes_room(key: Path) -> None:
+async def test_stranger_makes_room(key: Path) -> None:
     """When the listener is full, the connection that has proved nothing for the longest gives way;
     one that has proved itself does not.
     """
-
-    async def scene() -> None:
-        async with (
-            listening(keyed(key, max_connections=3)) as node,
-            calling(keyed(key), node.port) as client,
-            connected(node) as first,
-            connected(node) as second,
-        ):
-            await client.call("b", "echo", PING, PATIENT)
-            assert node.metric("connections") == 3
-            async with connected(node) as third:
-                assert await first.closed()
-                await third.nonce()
-                async with connected(node) as fourth:
-                    assert await second.closed()
-                    await fourth.nonce()
-                    await client.call("b", "echo", PING, PATIENT)
-            assert metric(client, "client_connections_opened_total") == 1
-            assert node.metric("connections_refused_total", "replaced") == 2
-
-    run(scene())
+    async with (
+        listening(keyed(key, max_connections=3)) as node,
+        calling(keyed(key), node.port) as client,
+        connected(node) as first,
+        connected(node) as second,
+    ):
+        await client.call("b", "echo", PING, PATIENT)
+        assert node.metric("connections") == 3
+        async with connected(node) as third:
+            assert await first.closed()
+            await third.nonce()
+            async with connected(node) as fourth:
+                assert await second.closed()
+                await fourth.nonce()
+                await client.call("b", "echo", PING, PATIENT)
+        assert metric(client, "client_connections_opened_total") == 1
+        assert node.metric("connections_refused_total", "replaced") == 2
 
 
 class HeldCredentials(Credentials):
@@ -163,104 +158,86 @@ class HeldCredentials(Credentials):
         return await super().current()
 
 
-def test_strangers_make_room_while_credentials_are_read(tmp_path: Path) -> None:
+async def test_strangers_make_room_while_credentials_are_read(tmp_path: Path) -> None:
     """Strangers who come while a new connection's certificates are looked at give way themselves,
     not a node in its handshake.
     """
     make_certificates(tmp_path)
     theirs = tls(tmp_path, "b", max_connections=4)
+    credentials = HeldCredentials(theirs)
+    async with (
+        listening(theirs, credentials=credentials) as node,
+        calling(tls(tmp_path, "a"), node.port) as client,
+    ):
+        await client.call("b", "echo", PING, PATIENT)
+        client.forget("b")
+        await eventually(lambda: node.metric("connections") == 0)
+        with contextlib.ExitStack() as strangers:
+            early = asyncio.create_task(client.call("b", "echo", PING, PATIENT))
+            await eventually(lambda: node.metric("connections") == 1)
+            credentials.answers.clear()
+            for number in range(1, 9):
+                source = (f"127.0.1.{number}", 0)
+                strangers.enter_context(
+                    socket.create_connection(("127.0.0.1", node.port), PATIENT, source)
+                )
+                await asyncio.sleep(0.01)
+            credentials.answers.set()
+            assert (await early)["payload"] == b"ping"
+        assert node.metric("connections_refused_total", "replaced") == 5
 
-    async def scene() -> None:
-        credentials = HeldCredentials(theirs)
-        async with (
-            listening(theirs, credentials=credentials) as node,
-            calling(tls(tmp_path, "a"), node.port) as client,
-        ):
-            await client.call("b", "echo", PING, PATIENT)
-            client.forget("b")
-            await eventually(lambda: node.metric("connections") == 0)
+
+async def test_strangers_who_come_at_once_make_room_themselves(key: Path) -> None:
+    """Of strangers who come in one turn of the loop each takes the place of the one before, not of
+    a node that has connected and not asked yet.
+    """
+    async with (
+        listening(keyed(key, max_connections=3)) as node,
+        calling(keyed(key), node.port) as client,
+    ):
+        await client.call("b", "echo", PING, PATIENT)
+        async with connected(node) as early:
+            await eventually(lambda: node.metric("connections") == 2)
             with contextlib.ExitStack() as strangers:
-                early = asyncio.create_task(client.call("b", "echo", PING, PATIENT))
-                await eventually(lambda: node.metric("connections") == 1)
-                credentials.answers.clear()
                 for number in range(1, 9):
                     source = (f"127.0.1.{number}", 0)
                     strangers.enter_context(
                         socket.create_connection(("127.0.0.1", node.port), PATIENT, source)
                     )
-                    await asyncio.sleep(0.01)
-                credentials.answers.set()
-                assert (await early)["payload"] == b"ping"
-            assert node.metric("connections_refused_total", "replaced") == 5
-
-    run(scene())
+                await eventually(lambda: node.metric("connections_refused_total", "replaced") == 7)
+                assert await early.nonce()
 
 
-def test_strangers_who_come_at_once_make_room_themselves(key: Path) -> None:
-    """Of strangers who come in one turn of the loop each takes the place of the one before, not of
-    a node that has connected and not asked yet.
-    """
-
-    async def scene() -> None:
-        async with (
-            listening(keyed(key, max_connections=3)) as node,
-            calling(keyed(key), node.port) as client,
-        ):
-            await client.call("b", "echo", PING, PATIENT)
-            async with connected(node) as early:
-                await eventually(lambda: node.metric("connections") == 2)
-                with contextlib.ExitStack() as strangers:
-                    for number in range(1, 9):
-                        source = (f"127.0.1.{number}", 0)
-                        strangers.enter_context(
-                            socket.create_connection(("127.0.0.1", node.port), PATIENT, source)
-                        )
-                    await eventually(
-                        lambda: node.metric("connections_refused_total", "replaced") == 7
-                    )
-                    assert await early.nonce()
-
-    run(scene())
-
-
-def test_stranger_makes_room_for_its_own_address(key: Path) -> None:
+async def test_stranger_makes_room_for_its_own_address(key: Path) -> None:
     """A program on a node that fills its address's share does not keep the node's own agent out."""
-
-    async def scene() -> None:
-        async with (
-            listening(keyed(key, max_connections_per_address=2)) as node,
-            connected(node) as first,
-            connected(node) as second,
-        ):
-            await first.nonce()
-            await second.nonce()
-            async with calling(keyed(key), node.port) as client:
-                await client.call("b", "echo", PING, PATIENT)
-            assert node.metric("connections_refused_total", "replaced") == 1
-            assert node.metric("connections_refused_total", "connections_of_address") == 0
-
-    run(scene())
+    async with (
+        listening(keyed(key, max_connections_per_address=2)) as node,
+        connected(node) as first,
+        connected(node) as second,
+    ):
+        await first.nonce()
+        await second.nonce()
+        async with calling(keyed(key), node.port) as client:
+            await client.call("b", "echo", PING, PATIENT)
+        assert node.metric("connections_refused_total", "replaced") == 1
+        assert node.metric("connections_refused_total", "connections_of_address") == 0
 
 
-def test_full_of_nodes(key: Path) -> None:
+async def test_full_of_nodes(key: Path) -> None:
     """Where all places are taken by nodes that proved themselves, a further connection is closed
     and counted.
     """
-
-    async def scene() -> None:
-        async with (
-            listening(keyed(key, max_connections=2)) as node,
-            calling(keyed(key), node.port) as one,
-            calling(keyed(key), node.port, me="c") as other,
-        ):
-            await one.call("b", "echo", PING, PATIENT)
-            await other.call("b", "echo", PING, PATIENT)
-            with contextlib.suppress(ConnectionError):
-                assert await node.raw(b"") == b""
-            assert node.metric("connections_refused_total", "connections") == 1
-            await one.call("b", "echo", PING, PATIENT)
-
-    run(scene())
+    async with (
+        listening(keyed(key, max_connections=2)) as node,
+        calling(keyed(key), node.port) as one,
+        calling(keyed(key), node.port, me="c") as other,
+    ):
+        await one.call("b", "echo", PING, PATIENT)
+        await other.call("b", "echo", PING, PATIENT)
+        with contextlib.suppress(ConnectionError):
+            assert await node.raw(b"") == b""
+        assert node.metric("connections_refused_total", "connections") == 1
+        await one.call("b", "echo", PING, PATIENT)
 
 
 @pytest.mark.parametrize(
@@ -268,95 +245,73 @@ def test_full_of_nodes(key: Path) -> None:
     [b"", b"POST /", request(RequestClaim("a", "b"), b"")[:-2]],
     ids=["nothing", "no line", "no end"],
 )
-def test_slow_headers(key: Path, start: bytes) -> None:
+async def test_slow_headers(key: Path, start: bytes) -> None:
     """Headers that trickle in end in time, whatever goes on to come."""
+    async with listening(keyed(key, header_timeout=0.3)) as node:
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
 
-    async def scene() -> None:
-        async with listening(keyed(key, header_timeout=0.3)) as node:
-            reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+        async def drip() -> None:
+            writer.write(start)
+            while start:
+                await asyncio.sleep(0.05)
+                writer.write(b"X")
 
-            async def drip() -> None:
-                writer.write(start)
-                while start:
-                    await asyncio.sleep(0.05)
-                    writer.write(b"X")
-
-            task = asyncio.create_task(drip())
-            watch = Stopwatch()
-            await until_closed(reader, PATIENT)
-            assert watch.seconds() < 1.0
-            task.cancel()
-            writer.transport.abort()
-            await eventually(
-                lambda: node.metric("connections_refused_total", "header_timeout") == 1
-            )
-
-    run(scene())
+        task = asyncio.create_task(drip())
+        watch = Stopwatch()
+        await until_closed(reader, PATIENT)
+        assert watch.seconds() < 1.0
+        task.cancel()
+        writer.transport.abort()
+        await eventually(lambda: node.metric("connections_refused_total", "header_timeout") == 1)
 
 
-def test_slow_body(key: Path) -> None:
+async def test_slow_body(key: Path) -> None:
     """A body that trickles in is given up in time."""
-
-    async def scene() -> None:
-        async with listening(keyed(key, header_timeout=0.3)) as node:
-            watch = Stopwatch()
-            answer = await node.raw(request(signed("0" * 64, BODY), BODY)[:-5])
-            assert answer.startswith(b"HTTP/1.1 408 ")
-            assert watch.seconds() < 1.0
-            assert node.refused("slow_body") == 1
-
-    run(scene())
+    async with listening(keyed(key, header_timeout=0.3)) as node:
+        watch = Stopwatch()
+        answer = await node.raw(request(signed("0" * 64, BODY), BODY)[:-5])
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert watch.seconds() < 1.0
+        assert node.refused("slow_body") == 1
 
 
-def test_stranger_is_not_kept_idle(key: Path) -> None:
+async def test_stranger_is_not_kept_idle(key: Path) -> None:
     """A connection that asked for a nonce and then says nothing is closed like one that never said
     anything.
     """
-
-    async def scene() -> None:
-        async with listening(keyed(key, header_timeout=1.0)) as node, connected(node) as raw:
-            await raw.nonce()
-            watch = Stopwatch()
-            assert await raw.closed()
-            assert watch.seconds() < 2.2
-            await eventually(lambda: node.metric("connections") == 0)
-
-    run(scene())
+    async with listening(keyed(key, header_timeout=1.0)) as node, connected(node) as raw:
+        await raw.nonce()
+        watch = Stopwatch()
+        assert await raw.closed()
+        assert watch.seconds() < 2.2
+        await eventually(lambda: node.metric("connections") == 0)
 
 
-def test_strangers_do_not_make_memory_grow(key: Path) -> None:
+async def test_strangers_do_not_make_memory_grow(key: Path) -> None:
     """Nonces for any number of senders, and refused calls of theirs, leave nothing behind."""
-
-    async def scene() -> None:
-        async with listening(keyed(key)) as node:
-            for number in range(100):
-                async with connected(node) as raw:
-                    for again in range(MAX_UNPROVED - 1):
-                        await raw.nonce(f"stranger-{number}-{again}")
-                    await raw.ask(
-                        request(signed("0" * 64, BODY, key="x" * 32, sender=f"s-{number}"), BODY)
-                    )
-            assert not node.server._guard._nonces._senders
-            assert not node.server._gate.strangers or len(node.server._gate.strangers) <= 8
-            assert not node.server._requests
-
-    run(scene())
+    async with listening(keyed(key)) as node:
+        for number in range(100):
+            async with connected(node) as raw:
+                for again in range(MAX_UNPROVED - 1):
+                    await raw.nonce(f"stranger-{number}-{again}")
+                await raw.ask(
+                    request(signed("0" * 64, BODY, key="x" * 32, sender=f"s-{number}"), BODY)
+                )
+        assert not node.server._guard._nonces._senders
+        assert not node.server._gate.strangers or len(node.server._gate.strangers) <= 8
+        assert not node.server._requests
 
 
-def test_answers_that_nobody_reads(key: Path) -> None:
+async def test_answers_that_nobody_reads(key: Path) -> None:
     """A node that asks and reads nothing does not keep its connection for ever."""
-
-    async def scene() -> None:
-        async with listening(keyed(key, header_timeout=0.1)) as node:
-            raw_socket = socket.socket()
-            raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-            raw_socket.settimeout(0)
-            await asyncio.get_running_loop().sock_connect(raw_socket, ("127.0.0.1", node.port))
-            many = request(RequestClaim("a", "b"), b"x" * MAX_BODY, ECHO) * 40
-            with contextlib.suppress(ConnectionError, TimeoutError):
-                async with asyncio.timeout(PATIENT):
-                    await asyncio.get_running_loop().sock_sendall(raw_socket, many)
-            raw_socket.close()
-            await eventually(lambda: node.metric("connections") == 0)
-
-    run(scene())
+    async with listening(keyed(key, header_timeout=0.1)) as node:
+        raw_socket = socket.socket()
+        raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        raw_socket.settimeout(0)
+        await asyncio.get_running_loop().sock_connect(raw_socket, ("127.0.0.1", node.port))
+        many = request(RequestClaim("a", "b"), b"x" * MAX_BODY, ECHO) * 40
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(PATIENT):
+                await asyncio.get_running_loop().sock_sendall(raw_socket, many)
+        raw_socket.close()
+        await eventually(lambda: node.metric("connections") == 0)

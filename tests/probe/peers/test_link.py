@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.link import BadAnswer, parse_head
 from dshealthd.probe.peers.protocol import RequestClaim, parse_answer, request_mac
-from tests.probe.peering import KEY, PATIENT, PING, calling, impersonating, keyed, run, secret
+from tests.probe.peering import KEY, PATIENT, PING, calling, impersonating, keyed, secret
 from tests.probe.peers.test_calls import fails
 
 if TYPE_CHECKING:
@@ -101,19 +101,16 @@ def test_no_two_claims_have_one_mac(one: list[str], other: list[str]) -> None:
     ],
     ids=["garbage", "chunked", "more", "endless"],
 )
-def test_servers_that_are_no_peers(tmp_path: Path, answer: bytes) -> None:
+async def test_servers_that_are_no_peers(tmp_path: Path, answer: bytes) -> None:
     """Whatever a server sends, the call ends at once as failed, and its connection with it."""
 
-    async def scene() -> None:
-        async def other(requests: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
-            async for _ in requests:
-                writer.write(answer)
+    async def other(requests: AsyncIterator[bytes], writer: asyncio.StreamWriter) -> None:
+        async for _ in requests:
+            writer.write(answer)
 
-        async with (
-            impersonating(other) as port,
-            calling(keyed(secret(tmp_path, "key", KEY)), port) as client,
-        ):
-            await fails(client.call("b", "echo", PING, PATIENT), Outcome.FAILED, "bad_answer")
-            assert len(client._pool) == 0
-
-    run(scene())
+    async with (
+        impersonating(other) as port,
+        calling(keyed(secret(tmp_path, "key", KEY)), port) as client,
+    ):
+        await fails(client.call("b", "echo", PING, PATIENT), Outcome.FAILED, "bad_answer")
+        assert len(client._pool) == 0

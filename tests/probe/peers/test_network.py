@@ -51,39 +51,31 @@ def key(tmp_path: Path) -> Path:
     return secret(tmp_path, "key", KEY)
 
 
-def test_nobody_listens(key: Path) -> None:
+async def test_nobody_listens(key: Path) -> None:
     """A closed port is refused, at once."""
-
-    async def scene() -> None:
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))
-            async with calling(keyed(key), nobody.getsockname()[1]) as client:
-                await fails(client.call("b", "echo", PING, PATIENT), Outcome.REFUSED, "refused")
-
-    run(scene())
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        async with calling(keyed(key), nobody.getsockname()[1]) as client:
+            await fails(client.call("b", "echo", PING, PATIENT), Outcome.REFUSED, "refused")
 
 
-def test_listener_that_restarts(key: Path) -> None:
+async def test_listener_that_restarts(key: Path) -> None:
     """A kept connection whose listener has ended is not used again.
 
     The next call is as if it were the first.
     """
-
-    async def scene() -> None:
-        async with listening(keyed(key)) as node:
-            port = node.port
-            async with calling(keyed(key), port) as client:
-                await client.call("b", "echo", PING, PATIENT)
-                await node.server.close()
-                await fails(client.call("b", "echo", PING, PATIENT), Outcome.REFUSED, "refused")
-        async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
+    async with listening(keyed(key)) as node:
+        port = node.port
+        async with calling(keyed(key), port) as client:
             await client.call("b", "echo", PING, PATIENT)
-            assert metric(client, "client_connections") == 1
+            await node.server.close()
+            await fails(client.call("b", "echo", PING, PATIENT), Outcome.REFUSED, "refused")
+    async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
+        await client.call("b", "echo", PING, PATIENT)
+        assert metric(client, "client_connections") == 1
 
-    run(scene())
 
-
-def test_silent_name_server(key: Path) -> None:
+async def test_silent_name_server(key: Path) -> None:
     """A name server that is silent, within the deadline, or that fails says nothing of the node; a
     name that does not exist makes it unreachable, at once.
     """
@@ -99,21 +91,18 @@ def test_silent_name_server(key: Path) -> None:
     def failing(*_arguments: object, **_named: object) -> list[object]:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
-    async def scene() -> None:
-        cases = (
-            (never, 0.2, Outcome.INCONCLUSIVE, "name_timeout"),
-            (unknown, PATIENT, Outcome.UNREACHABLE, "name_unknown"),
-            (failing, PATIENT, Outcome.INCONCLUSIVE, "name_server"),
-        )
-        for look_up, deadline, outcome, reason in cases:
-            async with calling(keyed(key), 1, host="node-b", resolver=Resolver(look_up)) as client:
-                watch = Stopwatch()
-                await fails(client.call("b", "echo", PING, deadline), outcome, reason)
-                assert watch.seconds() < 0.8
-        assert not released.is_set()
-        released.set()
-
-    run(scene())
+    cases = (
+        (never, 0.2, Outcome.INCONCLUSIVE, "name_timeout"),
+        (unknown, PATIENT, Outcome.UNREACHABLE, "name_unknown"),
+        (failing, PATIENT, Outcome.INCONCLUSIVE, "name_server"),
+    )
+    for look_up, deadline, outcome, reason in cases:
+        async with calling(keyed(key), 1, host="node-b", resolver=Resolver(look_up)) as client:
+            watch = Stopwatch()
+            await fails(client.call("b", "echo", PING, deadline), outcome, reason)
+            assert watch.seconds() < 0.8
+    assert not released.is_set()
+    released.set()
 
 
 def test_stopped_listener_hangs(key: Path) -> None:
@@ -217,20 +206,14 @@ def test_no_route(key: Path) -> None:
         run(scene())
 
 
-def test_calls_come_from_the_listen_address(key: Path) -> None:
+async def test_calls_come_from_the_listen_address(key: Path) -> None:
     """A node calls from the address that it listens on, which is the one that others know it by."""
-
-    async def scene() -> None:
-        async with (
-            listening(keyed(key)) as node,
-            calling(
-                type(keyed(key))(listen_address="127.0.0.9:0", key_file=key), node.port
-            ) as client,
-        ):
-            await client.call("b", "echo", PING, PATIENT)
-            assert set(node.server._gate._open) == {"127.0.0.9"}
-
-    run(scene())
+    async with (
+        listening(keyed(key)) as node,
+        calling(type(keyed(key))(listen_address="127.0.0.9:0", key_file=key), node.port) as client,
+    ):
+        await client.call("b", "echo", PING, PATIENT)
+        assert set(node.server._gate._open) == {"127.0.0.9"}
 
 
 def test_clocks_that_differ(key: Path) -> None:
@@ -259,54 +242,46 @@ def test_clocks_that_differ(key: Path) -> None:
         run(scene())
 
 
-def test_connections_do_not_pile_up(key: Path) -> None:
+async def test_connections_do_not_pile_up(key: Path) -> None:
     """One connection is kept for each peer in use, a bounded number in all, and none for those that
     are forgotten.
     """
+    names = [f"node-{number}" for number in range(40)]
 
-    async def scene() -> None:
-        names = [f"node-{number}" for number in range(40)]
-
-        async with (
-            listening(keyed(key, max_connections=64, max_connections_per_address=64)) as node,
-            calling(keyed(key), node.port) as client,
-        ):
-            # all are node b, which says that it is not who is meant, on a connection that is kept
-            for name in names:
-                await fails(
-                    client.call(name, "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "wrong_receiver"
-                )
-            assert metric(client, "client_connections") == 16
-            await eventually(lambda: node.metric("connections") == 16)
-            client.forget(names[-1])
-            assert metric(client, "client_connections") == 15
-
-    run(scene())
+    async with (
+        listening(keyed(key, max_connections=64, max_connections_per_address=64)) as node,
+        calling(keyed(key), node.port) as client,
+    ):
+        # all are node b, which says that it is not who is meant, on a connection that is kept
+        for name in names:
+            await fails(
+                client.call(name, "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "wrong_receiver"
+            )
+        assert metric(client, "client_connections") == 16
+        await eventually(lambda: node.metric("connections") == 16)
+        client.forget(names[-1])
+        assert metric(client, "client_connections") == 15
 
 
-def test_cancelled_call(key: Path) -> None:
+async def test_cancelled_call(key: Path) -> None:
     """A call that is given up leaves no connection with an answer to come."""
+    asked = asyncio.Event()
 
-    async def scene() -> None:
-        asked = asyncio.Event()
+    async def never(_sender: str, _body: dict[str, object]) -> dict[str, object]:
+        asked.set()
+        await asyncio.Event().wait()
+        return {}
 
-        async def never(_sender: str, _body: dict[str, object]) -> dict[str, object]:
-            asked.set()
-            await asyncio.Event().wait()
-            return {}
-
-        async with (
-            listening(keyed(key), handlers={"echo": never}) as node,
-            calling(keyed(key), node.port) as client,
-        ):
-            call = asyncio.create_task(client.call("b", "echo", PING, PATIENT))
-            await asked.wait()
-            assert node.metric("connections") == 1
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            await eventually(lambda: node.metric("connections") == 0)
-            assert metric(client, "client_connections") == 0
-            assert not client._turns
-
-    run(scene())
+    async with (
+        listening(keyed(key), handlers={"echo": never}) as node,
+        calling(keyed(key), node.port) as client,
+    ):
+        call = asyncio.create_task(client.call("b", "echo", PING, PATIENT))
+        await asked.wait()
+        assert node.metric("connections") == 1
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await eventually(lambda: node.metric("connections") == 0)
+        assert metric(client, "client_connections") == 0
+        assert not client._turns

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dshealthd.probe.peers.resolver import LookupFailed, Resolver, UnknownName
-from tests.probe.peering import PATIENT, Time, eventually, run
+from tests.probe.peering import PATIENT, Time, eventually
 from tests.stopwatch import Stopwatch
 
 
@@ -38,101 +38,81 @@ class Names:
         return [entry, entry, (socket.AF_INET6, type, 6, "", ("2001:db8::1", 0, 0, 0))]
 
 
-def test_addresses_are_remembered() -> None:
+async def test_addresses_are_remembered() -> None:
     """A name is looked up once a minute, also when many ask at once.
 
     All its addresses are given, each once.
     """
-
-    async def scene() -> None:
-        names, clock = Names(), Time()
-        resolver = Resolver(names, clock)
-        found = await asyncio.gather(*(resolver.addresses("node-1") for _ in range(5)))
-        assert found == [((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))] * 5
-        clock.now += 59
-        await resolver.addresses("node-1")
-        assert names.asked == ["node-1"]
-        names.address = "192.0.2.2"
-        clock.now += 2
-        assert (await resolver.addresses("node-1"))[0] == (socket.AF_INET, "192.0.2.2")
-
-    run(scene())
+    names, clock = Names(), Time()
+    resolver = Resolver(names, clock)
+    found = await asyncio.gather(*(resolver.addresses("node-1") for _ in range(5)))
+    assert found == [((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))] * 5
+    clock.now += 59
+    await resolver.addresses("node-1")
+    assert names.asked == ["node-1"]
+    names.address = "192.0.2.2"
+    clock.now += 2
+    assert (await resolver.addresses("node-1"))[0] == (socket.AF_INET, "192.0.2.2")
 
 
-def test_addresses_are_not_looked_up() -> None:
+async def test_addresses_are_not_looked_up() -> None:
     """What is an address already needs no name server."""
-
-    async def scene() -> None:
-        names = Names()
-        resolver = Resolver(names)
-        assert await resolver.addresses("192.0.2.7") == ((socket.AF_INET, "192.0.2.7"),)
-        assert await resolver.addresses("2001:db8::7") == ((socket.AF_INET6, "2001:db8::7"),)
-        assert names.asked == []
-
-    run(scene())
+    names = Names()
+    resolver = Resolver(names)
+    assert await resolver.addresses("192.0.2.7") == ((socket.AF_INET, "192.0.2.7"),)
+    assert await resolver.addresses("2001:db8::7") == ((socket.AF_INET6, "2001:db8::7"),)
+    assert names.asked == []
 
 
-def test_unknown_name() -> None:
+async def test_unknown_name() -> None:
     """A name that does not exist is an error at once, and not asked for again for a few seconds."""
-
-    async def scene() -> None:
-        names, clock = Names(), Time()
-        resolver = Resolver(names, clock)
-        for _ in range(3):
-            with pytest.raises(UnknownName):
-                await resolver.addresses("unknown")
-        assert names.asked == ["unknown"]
-        clock.now += 6
+    names, clock = Names(), Time()
+    resolver = Resolver(names, clock)
+    for _ in range(3):
         with pytest.raises(UnknownName):
             await resolver.addresses("unknown")
-        assert names.asked == ["unknown"] * 2
+    assert names.asked == ["unknown"]
+    clock.now += 6
+    with pytest.raises(UnknownName):
+        await resolver.addresses("unknown")
+    assert names.asked == ["unknown"] * 2
 
-    run(scene())
 
-
-def test_name_server_that_fails() -> None:
+async def test_name_server_that_fails() -> None:
     """Where no name server can tell, the name is not called unknown, also while it is remembered."""
-
-    async def scene() -> None:
-        names, clock = Names(), Time()
-        resolver = Resolver(names, clock)
-        for _ in range(2):
-            with pytest.raises(LookupFailed) as caught:
-                await resolver.addresses("temporary")
-            assert not isinstance(caught.value, UnknownName)
-        assert names.asked == ["temporary"]
-
-    run(scene())
+    names, clock = Names(), Time()
+    resolver = Resolver(names, clock)
+    for _ in range(2):
+        with pytest.raises(LookupFailed) as caught:
+            await resolver.addresses("temporary")
+        assert not isinstance(caught.value, UnknownName)
+    assert names.asked == ["temporary"]
 
 
-def test_silent_name_servers() -> None:
+async def test_silent_name_servers() -> None:
     """While name servers are silent, known names keep their old addresses and unknown ones wait.
 
     Threads are few, and all recovers.
     """
-
-    async def scene() -> None:
-        names, clock = Names(), Time()
-        resolver = Resolver(names, clock)
-        await resolver.addresses("known")
-        clock.now += 100
-        names.silent.clear()
-        threads = threading.active_count()
-        watch = Stopwatch()
-        assert (await resolver.addresses("known"))[0] == (socket.AF_INET, "192.0.2.1")
-        assert watch.seconds() < 1.0
-        for number in range(50):
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(resolver.addresses(f"node-{number}"), 0.01)
-        assert threading.active_count() - threads <= 4
-        names.silent.set()
-        assert (await asyncio.wait_for(resolver.addresses("node-49"), PATIENT))[0] == (
-            socket.AF_INET,
-            "192.0.2.1",
-        )
-        await eventually(lambda: len(names.asked) == 52)
-
-    run(scene())
+    names, clock = Names(), Time()
+    resolver = Resolver(names, clock)
+    await resolver.addresses("known")
+    clock.now += 100
+    names.silent.clear()
+    threads = threading.active_count()
+    watch = Stopwatch()
+    assert (await resolver.addresses("known"))[0] == (socket.AF_INET, "192.0.2.1")
+    assert watch.seconds() < 1.0
+    for number in range(50):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(resolver.addresses(f"node-{number}"), 0.01)
+    assert threading.active_count() - threads <= 4
+    names.silent.set()
+    assert (await asyncio.wait_for(resolver.addresses("node-49"), PATIENT))[0] == (
+        socket.AF_INET,
+        "192.0.2.1",
+    )
+    await eventually(lambda: len(names.asked) == 52)
 
 
 def test_look_up_that_hangs_does_not_hold_the_process_up() -> None:

@@ -20,6 +20,7 @@ from tests.probe.peering import (
     eventually,
     keyed,
     listening,
+    may_block,
     request,
     secret,
 )
@@ -37,25 +38,22 @@ def key(tmp_path: Path) -> Path:
     return secret(tmp_path, "key", KEY)
 
 
-def test_headers_that_came_while_the_agent_was_stopped_are_read(
+@may_block
+async def test_headers_that_came_while_the_agent_was_stopped_are_read(
     key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connection is not closed for slow headers."""
-
-    async def scene() -> None:
-        suspension, loop = Suspension(monkeypatch), asyncio.get_running_loop()
-        async with listening(keyed(key, header_timeout=HEADER_TIMEOUT)) as node:
-            with socket.socket() as raw:
-                raw.settimeout(0)
-                await loop.sock_connect(raw, ("127.0.0.1", node.port))
-                await eventually(lambda: node.metric("connections") == 1)
-                await turns()
-                raw.send(request(RequestClaim("a", "b"), b"", "/peer/v1/nonce"))
-                suspension.resume(HEADER_TIMEOUT + 1.0)
-                assert (await loop.sock_recv(raw, 12)) == b"HTTP/1.1 200"
-            assert node.metric("connections_refused_total", "header_timeout") == 0
-
-    asyncio.run(scene())
+    suspension, loop = Suspension(monkeypatch), asyncio.get_running_loop()
+    async with listening(keyed(key, header_timeout=HEADER_TIMEOUT)) as node:
+        with socket.socket() as raw:
+            raw.settimeout(0)
+            await loop.sock_connect(raw, ("127.0.0.1", node.port))
+            await eventually(lambda: node.metric("connections") == 1)
+            await turns()
+            raw.send(request(RequestClaim("a", "b"), b"", "/peer/v1/nonce"))
+            suspension.resume(HEADER_TIMEOUT + 1.0)
+            assert (await loop.sock_recv(raw, 12)) == b"HTTP/1.1 200"
+        assert node.metric("connections_refused_total", "header_timeout") == 0
 
 
 def guard_of(**attributes: Any) -> Guard:
@@ -87,73 +85,64 @@ class Answering:
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_a_body_that_came_while_the_agent_was_stopped_is_read(
+@may_block
+async def test_a_body_that_came_while_the_agent_was_stopped_is_read(
     monkeypatch: pytest.MonkeyPatch, *, arrives: bool
 ) -> None:
     """Its sender is not said to be slow; one whose body does not come is."""
-
-    async def scene() -> None:
-        suspension, body = Suspension(monkeypatch), Answering()
-        reading = asyncio.ensure_future(guard_of()._read(body))  # type: ignore[arg-type]
-        await turns()
-        if arrives:
-            body.there.set()
-        else:
-            monkeypatch.setattr(timing, "MOMENT", 0.0)
-        suspension.resume(HEADER_TIMEOUT + 1.0)
-        if arrives:
-            assert await reading == b"body"
-        else:
-            with pytest.raises(RequestRejected) as raised:
-                await reading
-            assert raised.value.reason is Rejection.SLOW
-
-    asyncio.run(scene())
+    suspension, body = Suspension(monkeypatch), Answering()
+    reading = asyncio.ensure_future(guard_of()._read(body))  # type: ignore[arg-type]
+    await turns()
+    if arrives:
+        body.there.set()
+    else:
+        monkeypatch.setattr(timing, "MOMENT", 0.0)
+    suspension.resume(HEADER_TIMEOUT + 1.0)
+    if arrives:
+        assert await reading == b"body"
+    else:
+        with pytest.raises(RequestRejected) as raised:
+            await reading
+        assert raised.value.reason is Rejection.SLOW
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_a_name_that_was_looked_up_while_the_agent_was_stopped_is_known(
+@may_block
+async def test_a_name_that_was_looked_up_while_the_agent_was_stopped_is_known(
     monkeypatch: pytest.MonkeyPatch, *, arrives: bool
 ) -> None:
     """A member is not refused for its address; one whose name is not answered for is."""
-
-    async def scene() -> None:
-        suspension, names = Suspension(monkeypatch), Answering()
-        looking = asyncio.ensure_future(guard_of()._is_at(names, "a", "192.0.2.7"))  # type: ignore[arg-type]
-        await turns()
-        if arrives:
-            names.there.set()
-        else:
-            monkeypatch.setattr(timing, "MOMENT", 0.0)
-        suspension.resume(HEADER_TIMEOUT + 1.0)
-        assert await looking is arrives
-
-    asyncio.run(scene())
+    suspension, names = Suspension(monkeypatch), Answering()
+    looking = asyncio.ensure_future(guard_of()._is_at(names, "a", "192.0.2.7"))  # type: ignore[arg-type]
+    await turns()
+    if arrives:
+        names.there.set()
+    else:
+        monkeypatch.setattr(timing, "MOMENT", 0.0)
+    suspension.resume(HEADER_TIMEOUT + 1.0)
+    assert await looking is arrives
 
 
-def test_a_handler_that_was_done_while_the_agent_was_stopped_is_done(
+@may_block
+async def test_a_handler_that_was_done_while_the_agent_was_stopped_is_done(
     key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The caller gets its answer."""
+    suspension, entered, done = Suspension(monkeypatch), asyncio.Event(), asyncio.Event()
 
-    async def scene() -> None:
-        suspension, entered, done = Suspension(monkeypatch), asyncio.Event(), asyncio.Event()
+    async def echo(_sender: str, body: dict[str, Any]) -> dict[str, Any]:
+        entered.set()
+        await done.wait()
+        await asyncio.sleep(0)
+        return body
 
-        async def echo(_sender: str, body: dict[str, Any]) -> dict[str, Any]:
-            entered.set()
-            await done.wait()
-            await asyncio.sleep(0)
-            return body
-
-        async with (
-            listening(keyed(key, header_timeout=HEADER_TIMEOUT), handlers={"echo": echo}) as node,
-            calling(keyed(key), node.port) as client,
-        ):
-            call = asyncio.ensure_future(client.call("b", "echo", PING, HEADER_TIMEOUT))
-            await entered.wait()
-            await turns()
-            done.set()
-            suspension.resume(HANDLER_TIMEOUT + 1.0)
-            assert (await call)["payload"] == PING["payload"]
-
-    asyncio.run(scene())
+    async with (
+        listening(keyed(key, header_timeout=HEADER_TIMEOUT), handlers={"echo": echo}) as node,
+        calling(keyed(key), node.port) as client,
+    ):
+        call = asyncio.ensure_future(client.call("b", "echo", PING, HEADER_TIMEOUT))
+        await entered.wait()
+        await turns()
+        done.set()
+        suspension.resume(HANDLER_TIMEOUT + 1.0)
+        assert (await call)["payload"] == PING["payload"]

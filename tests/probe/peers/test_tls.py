@@ -30,7 +30,6 @@ from tests.probe.peering import (
     make_certificates,
     metric,
     request,
-    run,
     secret,
     tls,
     until_closed,
@@ -51,37 +50,29 @@ def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_call_with_certificates(issued: Path) -> None:
+async def test_call_with_certificates(issued: Path) -> None:
     """Nodes with each other's certificates talk, with one handshake for many calls and no nonces."""
-
-    async def scene() -> None:
-        async with (
-            listening(tls(issued, "b")) as node,
-            calling(tls(issued, "a"), node.port) as client,
-        ):
-            for _ in range(3):
-                assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
-            assert metric(client, "client_connections_opened_total") == 1
-            assert node.metric("requests_total", "echo", "ok") == 3
-
-    run(scene())
-
-
-def test_certificates_named_by_uri(issued: Path) -> None:
-    """A node's name may be in a URI, as SPIFFE has it."""
-
-    async def scene() -> None:
-        options = [
-            PeerOptions(**{**vars(tls(issued, name)), "tls_name": "spiffe://example/{node}"})
-            for name in ("a", "b")
-        ]
-        async with listening(options[1]) as node, calling(options[0], node.port) as client:
+    async with (
+        listening(tls(issued, "b")) as node,
+        calling(tls(issued, "a"), node.port) as client,
+    ):
+        for _ in range(3):
             assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
-            await fails(
-                client.call("c", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "wrong_certificate"
-            )
+        assert metric(client, "client_connections_opened_total") == 1
+        assert node.metric("requests_total", "echo", "ok") == 3
 
-    run(scene())
+
+async def test_certificates_named_by_uri(issued: Path) -> None:
+    """A node's name may be in a URI, as SPIFFE has it."""
+    options = [
+        PeerOptions(**{**vars(tls(issued, name)), "tls_name": "spiffe://example/{node}"})
+        for name in ("a", "b")
+    ]
+    async with listening(options[1]) as node, calling(options[0], node.port) as client:
+        assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
+        await fails(
+            client.call("c", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "wrong_certificate"
+        )
 
 
 @pytest.mark.parametrize(
@@ -99,180 +90,143 @@ def test_certificates_named_by_uri(issued: Path) -> None:
         ("b", "a-early", "own_certificate_not_yet_valid", "tls_handshake"),
     ],
 )
-def test_wrong_certificates(
+async def test_wrong_certificates(
     issued: Path, server: str, client: str, reason: str, counted: str | None
 ) -> None:
     """A certificate of another node, of another authority, or not valid now ends the call on
     whichever side it is wrong, and says which.
     """
-
-    async def scene() -> None:
-        async with (
-            listening(tls(issued, server)) as node,
-            calling(tls(issued, client), node.port) as caller,
-        ):
-            for _ in range(3):
-                await fails(caller.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, reason)
-            if counted == "certificate":
-                assert node.refused("certificate") == 3
-            elif counted is not None:
-                await eventually(lambda: node.metric("connections_refused_total", counted) == 3)
-            await eventually(lambda: node.metric("connections") == 0)
-
-    run(scene())
+    async with (
+        listening(tls(issued, server)) as node,
+        calling(tls(issued, client), node.port) as caller,
+    ):
+        for _ in range(3):
+            await fails(caller.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, reason)
+        if counted == "certificate":
+            assert node.refused("certificate") == 3
+        elif counted is not None:
+            await eventually(lambda: node.metric("connections_refused_total", counted) == 3)
+        await eventually(lambda: node.metric("connections") == 0)
 
 
 @pytest.mark.parametrize(
     ("server", "client"), [("b-stranger", "a"), ("b", "a-expired"), ("c", "a")]
 )
-def test_nothing_is_left_of_failed_handshakes(issued: Path, server: str, client: str) -> None:
+async def test_nothing_is_left_of_failed_handshakes(issued: Path, server: str, client: str) -> None:
     """Neither the caller nor the member called keeps their 200 KiB until cycles are searched for."""
-
-    async def scene() -> None:
-        async with (
-            listening(tls(issued, server)) as node,
-            calling(tls(issued, client), node.port) as caller,
-        ):
-            with without_search(SSLProtocol, Link, Connection) as gone:
-                for _ in range(3):
-                    with contextlib.suppress(PeerError):
-                        await caller.call("b", "echo", PING, PATIENT)
-                await eventually(gone)
-
-    run(scene())
+    async with (
+        listening(tls(issued, server)) as node,
+        calling(tls(issued, client), node.port) as caller,
+    ):
+        with without_search(SSLProtocol, Link, Connection) as gone:
+            for _ in range(3):
+                with contextlib.suppress(PeerError):
+                    await caller.call("b", "echo", PING, PATIENT)
+            await eventually(gone)
 
 
-def test_other_authorities(issued: Path, tmp_path: Path) -> None:
+async def test_other_authorities(issued: Path, tmp_path: Path) -> None:
     """Where only the receiver finds fault with a certificate, by its authorities or its clock, the
     caller knows that it is that.
     """
-
-    async def scene() -> None:
-        both = tmp_path / "both.pem"
-        both.write_text(
-            (issued / "ca.pem").read_text(encoding="ascii")
-            + (issued / "other.pem").read_text(encoding="ascii"),
-            encoding="ascii",
+    both = tmp_path / "both.pem"
+    both.write_text(
+        (issued / "ca.pem").read_text(encoding="ascii")
+        + (issued / "other.pem").read_text(encoding="ascii"),
+        encoding="ascii",
+    )
+    options = PeerOptions(**{**vars(tls(issued, "a-stranger")), "tls_ca_file": both})
+    async with listening(tls(issued, "b")) as node, calling(options, node.port) as client:
+        await fails(
+            client.call("b", "echo", PING, PATIENT),
+            Outcome.UNAUTHORIZED,
+            "closed_after_handshake",
         )
-        options = PeerOptions(**{**vars(tls(issued, "a-stranger")), "tls_ca_file": both})
-        async with listening(tls(issued, "b")) as node, calling(options, node.port) as client:
-            await fails(
-                client.call("b", "echo", PING, PATIENT),
-                Outcome.UNAUTHORIZED,
-                "closed_after_handshake",
-            )
-
-    run(scene())
 
 
-def test_tls_1_2_client(issued: Path) -> None:
+async def test_tls_1_2_client(issued: Path) -> None:
     """A client that cannot do TLS 1.3 is refused in the handshake, although its certificate is
     good.
     """
-
-    async def scene() -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.load_verify_locations(issued / "ca.pem")
-        context.load_cert_chain(issued / "a.pem", issued / "a.key")
-        context.maximum_version = ssl.TLSVersion.TLSv1_2
-        async with listening(tls(issued, "b")) as node:
-            with pytest.raises((ssl.SSLError, ConnectionError)):
-                await asyncio.open_connection("127.0.0.1", node.port, ssl=context)
-            await eventually(lambda: node.metric("connections_refused_total", "tls_handshake") == 1)
-
-    run(scene())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(issued / "ca.pem")
+    context.load_cert_chain(issued / "a.pem", issued / "a.key")
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    async with listening(tls(issued, "b")) as node:
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.open_connection("127.0.0.1", node.port, ssl=context)
+        await eventually(lambda: node.metric("connections_refused_total", "tls_handshake") == 1)
 
 
-def test_no_certificate(issued: Path) -> None:
+async def test_no_certificate(issued: Path) -> None:
     """A client without a certificate gets no answer to anything."""
-
-    async def scene() -> None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        context.load_verify_locations(issued / "ca.pem")
-        async with listening(tls(issued, "b")) as node:
-            reader, writer = await asyncio.open_connection("127.0.0.1", node.port, ssl=context)
-            writer.write(request(RequestClaim("a", "b"), BODY))
-            assert await until_closed(reader, PATIENT) == b""
-            writer.transport.abort()
-            await eventually(lambda: node.metric("connections_refused_total", "tls_handshake") == 1)
-
-    run(scene())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.load_verify_locations(issued / "ca.pem")
+    async with listening(tls(issued, "b")) as node:
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.port, ssl=context)
+        writer.write(request(RequestClaim("a", "b"), BODY))
+        assert await until_closed(reader, PATIENT) == b""
+        writer.transport.abort()
+        await eventually(lambda: node.metric("connections_refused_total", "tls_handshake") == 1)
 
 
-def test_client_that_speaks_no_tls(issued: Path, tmp_path: Path) -> None:
+async def test_client_that_speaks_no_tls(issued: Path, tmp_path: Path) -> None:
     """A client with a key and no certificate is refused in the handshake.
 
     One with a certificate finds a listener that has no TLS.
     """
-
-    async def scene() -> None:
-        plain = PeerOptions(listen_address="127.0.0.1:0", key_file=secret(tmp_path, "key", KEY))
-        async with listening(tls(issued, "b")) as node, calling(plain, node.port) as client:
-            with pytest.raises(Exception, match=r"closed|reset|bad_answer"):
-                await client.call("b", "echo", PING, PATIENT)
-        async with listening(plain) as node, calling(tls(issued, "a"), node.port) as client:
-            await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "tls")
-
-    run(scene())
+    plain = PeerOptions(listen_address="127.0.0.1:0", key_file=secret(tmp_path, "key", KEY))
+    async with listening(tls(issued, "b")) as node, calling(plain, node.port) as client:
+        with pytest.raises(Exception, match=r"closed|reset|bad_answer"):
+            await client.call("b", "echo", PING, PATIENT)
+    async with listening(plain) as node, calling(tls(issued, "a"), node.port) as client:
+        await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "tls")
 
 
-def test_key_and_certificate(issued: Path, tmp_path: Path) -> None:
+async def test_key_and_certificate(issued: Path, tmp_path: Path) -> None:
     """Where both are configured both are asked for."""
 
-    async def scene() -> None:
-        def both(name: str, key: str) -> PeerOptions:
-            return PeerOptions(
-                **{
-                    **vars(tls(issued, name)),
-                    "key_file": secret(tmp_path, f"key-{name}-{key[0]}", key),
-                }
-            )
+    def both(name: str, key: str) -> PeerOptions:
+        return PeerOptions(
+            **{
+                **vars(tls(issued, name)),
+                "key_file": secret(tmp_path, f"key-{name}-{key[0]}", key),
+            }
+        )
 
-        async with listening(both("b", KEY)) as node:
-            async with calling(both("a", KEY), node.port) as client:
-                assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
-            async with calling(both("a", OTHER_KEY), node.port) as client:
-                await fails(
-                    client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected"
-                )
-            async with calling(both("c", KEY), node.port) as client:
-                await fails(
-                    client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected"
-                )
-            async with calling(tls(issued, "a"), node.port) as client:
-                await fails(
-                    client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected"
-                )
-            assert (node.refused("key"), node.refused("certificate")) == (2, 1)
-
-    run(scene())
+    async with listening(both("b", KEY)) as node:
+        async with calling(both("a", KEY), node.port) as client:
+            assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
+        async with calling(both("a", OTHER_KEY), node.port) as client:
+            await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
+        async with calling(both("c", KEY), node.port) as client:
+            await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
+        async with calling(tls(issued, "a"), node.port) as client:
+            await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
+        assert (node.refused("key"), node.refused("certificate")) == (2, 1)
 
 
-def test_handshake_that_stalls(issued: Path) -> None:
+async def test_handshake_that_stalls(issued: Path) -> None:
     """A client that does not go on with the handshake is closed in time and counted.
 
     A server that does not is a hang and no refusal.
     """
+    async with listening(tls(issued, "b", header_timeout=0.3)) as node:
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+        writer.write(b"\x16\x03\x01")
+        watch = Stopwatch()
+        assert await until_closed(reader, PATIENT) == b""
+        assert watch.seconds() < 1.0
+        writer.transport.abort()
+        await eventually(lambda: node.metric("connections_refused_total", "tls_handshake") == 1)
 
-    async def scene() -> None:
-        async with listening(tls(issued, "b", header_timeout=0.3)) as node:
-            reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
-            writer.write(b"\x16\x03\x01")
-            watch = Stopwatch()
-            assert await until_closed(reader, PATIENT) == b""
-            assert watch.seconds() < 1.0
-            writer.transport.abort()
-            await eventually(lambda: node.metric("connections_refused_total", "tls_handshake") == 1)
+    async def silent(_requests: AsyncIterator[bytes], _writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
 
-        async def silent(_requests: AsyncIterator[bytes], _writer: asyncio.StreamWriter) -> None:
-            await asyncio.Event().wait()
-
-        async with impersonating(silent) as port, calling(tls(issued, "a"), port) as client:
-            await fails(client.call("b", "echo", PING, 1.0), Outcome.HUNG, "tls_handshake")
-
-    run(scene())
+    async with impersonating(silent) as port, calling(tls(issued, "a"), port) as client:
+        await fails(client.call("b", "echo", PING, 1.0), Outcome.HUNG, "tls_handshake")
 
 
 def test_only_names_count() -> None:
@@ -293,7 +247,7 @@ def test_only_names_count() -> None:
     assert certificate_names({}) == set()
 
 
-def test_call_that_is_given_up_as_the_handshake_ends(
+async def test_call_that_is_given_up_as_the_handshake_ends(
     issued: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The socket stays its transport's: no other connection gets its number while that reads it.
@@ -310,29 +264,26 @@ def test_call_that_is_given_up_as_the_handshake_ends(
             super().connection_made(transport)
             calls[-1].cancel()
 
-    async def scene() -> None:
-        loop = asyncio.get_running_loop()
-        async with (
-            listening(tls(issued, "b")) as node,
-            calling(tls(issued, "a"), node.port) as client,
-        ):
-            others: list[socket.socket] = []
-            for _ in range(5):
-                calls.append(asyncio.create_task(client.call("b", "echo", PING, PATIENT)))
-                with pytest.raises(asyncio.CancelledError):
-                    await calls[-1]
-                other = socket.socket()
-                others.append(other)
-                other.settimeout(0)
-                await loop.sock_connect(other, ("127.0.0.1", node.port))
-            for other in others:
-                other.close()
-
     monkeypatch.setattr(pool, "Link", Late)
-    run(scene())
+    loop = asyncio.get_running_loop()
+    async with (
+        listening(tls(issued, "b")) as node,
+        calling(tls(issued, "a"), node.port) as client,
+    ):
+        others: list[socket.socket] = []
+        for _ in range(5):
+            calls.append(asyncio.create_task(client.call("b", "echo", PING, PATIENT)))
+            with pytest.raises(asyncio.CancelledError):
+                await calls[-1]
+            other = socket.socket()
+            others.append(other)
+            other.settimeout(0)
+            await loop.sock_connect(other, ("127.0.0.1", node.port))
+        for other in others:
+            other.close()
 
 
-def test_lost_link_is_not_used_again(issued: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lost_link_is_not_used_again(issued: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asyncio's TLS tells a link that it is lost a turn of the loop later.
 
     A call of that very turn takes another one; it failed with a TypeError.
@@ -354,17 +305,14 @@ def test_lost_link_is_not_used_again(issued: Path, monkeypatch: pytest.MonkeyPat
         if is_link:
             usable.append(made[0].usable())
 
-    async def scene() -> None:
-        async with (
-            listening(tls(issued, "b")) as node,
-            calling(tls(issued, "a"), node.port) as client,
-        ):
-            await client.call("b", "echo", PING, PATIENT)
-            monkeypatch.setattr(SSLProtocol, "connection_lost", lost_and_asked)
-            gate = node.server._gate
-            gate.evict(gate._longest_idle("127.0.0.1"))  # with a reset
-            await eventually(lambda: bool(usable))
-            assert usable == [False]
-
     monkeypatch.setattr(pool, "Link", Known)
-    run(scene())
+    async with (
+        listening(tls(issued, "b")) as node,
+        calling(tls(issued, "a"), node.port) as client,
+    ):
+        await client.call("b", "echo", PING, PATIENT)
+        monkeypatch.setattr(SSLProtocol, "connection_lost", lost_and_asked)
+        gate = node.server._gate
+        gate.evict(gate._longest_idle("127.0.0.1"))  # with a reset
+        await eventually(lambda: bool(usable))
+        assert usable == [False]

@@ -20,57 +20,49 @@ if TYPE_CHECKING:
 SECONDS = 0.05
 
 
-def test_a_share_that_came_while_the_root_was_stopped_has_come() -> None:
+async def test_a_share_that_came_while_the_root_was_stopped_has_come() -> None:
     """The root finds the share and the end of its patience in the same turn of the loop."""
+    active: Any = SimpleNamespace(shares={}, arrived=asyncio.Event())
 
-    async def scene() -> None:
-        active: Any = SimpleNamespace(shares={}, arrived=asyncio.Event())
+    loop = asyncio.get_running_loop()
 
-        loop = asyncio.get_running_loop()
+    def arrive() -> None:
+        active.shares["b"] = object()
+        active.arrived.set()
 
-        def arrive() -> None:
-            active.shares["b"] = object()
-            active.arrived.set()
+    def stop() -> None:
+        loop.call_soon(arrive)
+        time.sleep(2 * SECONDS)
 
-        def stop() -> None:
-            loop.call_soon(arrive)
-            time.sleep(2 * SECONDS)
-
-        loop.call_soon(stop)
-        assert await Leader._wait_for_shares(active, ["b"], SECONDS) == []
-        assert await Leader._wait_for_shares(active, ["b", "c"], SECONDS) == ["c"]
-
-    asyncio.run(scene())
+    loop.call_soon(stop)
+    assert await Leader._wait_for_shares(active, ["b"], SECONDS) == []
+    assert await Leader._wait_for_shares(active, ["b", "c"], SECONDS) == ["c"]
 
 
-def test_a_light_round_whose_end_was_told_while_the_member_was_stopped(
+async def test_a_light_round_whose_end_was_told_while_the_member_was_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The root has told its members: it is not silent."""
     monkeypatch.setattr(member, "LIGHT_ROUND", SECONDS)
+    told = asyncio.get_running_loop().create_future()
+    plan = SimpleNamespace(root="a")
+    plan.light = lambda: plan
+    active: Any = SimpleNamespace(plan=plan, told=told)
+    context: Any = SimpleNamespace()
+    concluded: Any = object()
 
-    async def scene() -> None:
-        told = asyncio.get_running_loop().create_future()
-        plan = SimpleNamespace(root="a")
-        plan.light = lambda: plan
-        active: Any = SimpleNamespace(plan=plan, told=told)
-        context: Any = SimpleNamespace()
-        concluded: Any = object()
+    async def conclude(_active: Any) -> Any:
+        return concluded
 
-        async def conclude(_active: Any) -> Any:
-            return concluded
+    one = Participant(context)
+    monkeypatch.setattr(one, "_conclude", conclude)
 
-        one = Participant(context)
-        monkeypatch.setattr(one, "_conclude", conclude)
+    def stop() -> None:
+        told.set_result(None)
+        time.sleep(2 * SECONDS)
 
-        def stop() -> None:
-            told.set_result(None)
-            time.sleep(2 * SECONDS)
-
-        asyncio.get_running_loop().call_soon(stop)
-        assert await one.await_light(active) is concluded
-
-    asyncio.run(scene())
+    asyncio.get_running_loop().call_soon(stop)
+    assert await one.await_light(active) is concluded
 
 
 def test_shares_that_are_read_only_after_the_deadline_have_come(

@@ -11,7 +11,6 @@ from dshealthd.probe.observation import Kind, Observation, Outcome, Stage
 from dshealthd.probe.rounds import member
 from dshealthd.probe.rounds.plan import RoundPlan
 from tests.probe.company import NAMES, Companion, all_have, company
-from tests.probe.peering import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,213 +52,171 @@ async def seen(companions: list[Companion], *, light: bool = False) -> list[Obse
 @BOTH_CREDENTIALS
 @pytest.mark.parametrize("outcome", [Outcome.HUNG, Outcome.CORRUPTED, Outcome.FAILED])
 @pytest.mark.parametrize("count", [2, 3])
-def test_root_blames_a_healthy_member(
+async def test_root_blames_a_healthy_member(
     tmp_path: Path,
     outcome: Outcome,
     count: int,
     mutual_tls: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
     """The workers of all went through: what the root says instead counts for nothing."""
-
-    async def scene() -> None:
-        async with company(tmp_path, count, mutual_tls=mutual_tls) as companions:
-            false = saying(outcome=outcome, stage=Stage.SIZES, late=(NAMES[1],), reason="deadline")
-            lie(companions[0], "conclusion", false)
-            for observation in await seen(companions):
-                assert (observation.outcome, observation.late) == (Outcome.OK, ())
-                assert observation.timings
-
-    run(scene())
+    async with company(tmp_path, count, mutual_tls=mutual_tls) as companions:
+        false = saying(outcome=outcome, stage=Stage.SIZES, late=(NAMES[1],), reason="deadline")
+        lie(companions[0], "conclusion", false)
+        for observation in await seen(companions):
+            assert (observation.outcome, observation.late) == (Outcome.OK, ())
+            assert observation.timings
 
 
-def test_member_that_is_slow_to_take_a_share_disputes_nothing(tmp_path: Path) -> None:
+async def test_member_that_is_slow_to_take_a_share_disputes_nothing(tmp_path: Path) -> None:
     """Who has all shares stays in the round until the others have its own."""
+    async with company(tmp_path, 3, silent=True) as companions:
+        _, quick, slow = companions
+        call = quick.client.call
 
-    async def scene() -> None:
-        async with company(tmp_path, 3, silent=True) as companions:
-            _, quick, slow = companions
-            call = quick.client.call
+        async def slowly(
+            peer: str, method: str, body: Mapping[str, Any], deadline: float
+        ) -> dict[str, Any]:
+            if (peer, method) == (slow.name, "result"):
+                await asyncio.sleep(member.STRAGGLERS / 2)
+            return await call(peer, method, body, deadline)
 
-            async def slowly(
-                peer: str, method: str, body: Mapping[str, Any], deadline: float
-            ) -> dict[str, Any]:
-                if (peer, method) == (slow.name, "result"):
-                    await asyncio.sleep(member.STRAGGLERS / 2)
-                return await call(peer, method, body, deadline)
-
-            quick.client.call = slowly  # type: ignore[method-assign]
-            for observation in await seen(companions):
-                assert (observation.outcome, observation.reason) == (Outcome.OK, "")
-                assert dict(observation.scores) == dict.fromkeys(NAMES[:3], 1.0)
-
-    run(scene())
+        quick.client.call = slowly  # type: ignore[method-assign]
+        for observation in await seen(companions):
+            assert (observation.outcome, observation.reason) == (Outcome.OK, "")
+            assert dict(observation.scores) == dict.fromkeys(NAMES[:3], 1.0)
 
 
-def test_third_member_was_never_invited(tmp_path: Path) -> None:
+async def test_third_member_was_never_invited(tmp_path: Path) -> None:
     """A round of three, of which only two know, blames neither the victim nor the third."""
-
-    async def scene() -> None:
-        async with company(tmp_path, 3, silent=True) as (liar, victim, third):
-            lie(liar, "invite", lambda peer, body: None if peer == third.name else body)
-            false = saying(outcome=Outcome.HUNG, stage=Stage.SIZES, late=(victim.name,))
-            lie(liar, "conclusion", false)
-            liar.fake.deadline, victim.fake.deadline = 1.0, 0.5
-            await liar.rounds.lead(liar.plan(victim.name, third.name))
-            await all_have([victim])
-            assert not third.reports
-            assert victim.observation.outcome is Outcome.INCONCLUSIVE
-            assert victim.observation.reason == "disputed"
-            assert victim.observation.late == ()
-
-    run(scene())
+    async with company(tmp_path, 3, silent=True) as (liar, victim, third):
+        lie(liar, "invite", lambda peer, body: None if peer == third.name else body)
+        false = saying(outcome=Outcome.HUNG, stage=Stage.SIZES, late=(victim.name,))
+        lie(liar, "conclusion", false)
+        liar.fake.deadline, victim.fake.deadline = 1.0, 0.5
+        await liar.rounds.lead(liar.plan(victim.name, third.name))
+        await all_have([victim])
+        assert not third.reports
+        assert victim.observation.outcome is Outcome.INCONCLUSIVE
+        assert victim.observation.reason == "disputed"
+        assert victim.observation.late == ()
 
 
 @BOTH_CREDENTIALS
 @pytest.mark.parametrize("light", [False, True])
-def test_root_says_that_a_member_is_gone(
+async def test_root_says_that_a_member_is_gone(
     tmp_path: Path,
     light: bool,  # noqa: FBT001 - a parameter of the test
     mutual_tls: bool,  # noqa: FBT001 - a parameter of the test
 ) -> None:
     """Who answers others is not absent, whatever the root says; the others have called it."""
-
-    async def scene() -> None:
-        async with company(tmp_path, 3, mutual_tls=mutual_tls) as companions:
-            false = saying(
-                outcome=Outcome.UNREACHABLE,
-                stage=Stage.INVITE,
-                late=(NAMES[2],),
-                reason="connect_timeout",
-            )
-            lie(companions[0], "conclusion", false)
-            observation, _ = await seen(companions, light=light)
-            assert (observation.outcome, observation.late) == (Outcome.INCONCLUSIVE, ())
-
-    run(scene())
+    async with company(tmp_path, 3, mutual_tls=mutual_tls) as companions:
+        false = saying(
+            outcome=Outcome.UNREACHABLE,
+            stage=Stage.INVITE,
+            late=(NAMES[2],),
+            reason="connect_timeout",
+        )
+        lie(companions[0], "conclusion", false)
+        observation, _ = await seen(companions, light=light)
+        assert (observation.outcome, observation.late) == (Outcome.INCONCLUSIVE, ())
 
 
-def test_absent_member_is_absent_for_all(tmp_path: Path) -> None:
+async def test_absent_member_is_absent_for_all(tmp_path: Path) -> None:
     """Where the root could not reach a member, the others find that themselves."""
-
-    async def scene() -> None:
-        async with company(tmp_path, 3) as (root, member, absent):
-            await absent.server.close()
-            await root.rounds.lead(root.plan(member.name, absent.name))
-            await all_have([member])
-            for companion in (root, member):
-                assert companion.observation.outcome is Outcome.REFUSED
-                assert companion.observation.late == (absent.name,)
-
-    run(scene())
+    async with company(tmp_path, 3) as (root, member, absent):
+        await absent.server.close()
+        await root.rounds.lead(root.plan(member.name, absent.name))
+        await all_have([member])
+        for companion in (root, member):
+            assert companion.observation.outcome is Outcome.REFUSED
+            assert companion.observation.late == (absent.name,)
 
 
-def test_nobody_speaks_for_others(tmp_path: Path) -> None:
+async def test_nobody_speaks_for_others(tmp_path: Path) -> None:
     """Scores that the root or a member gives for another node are left out."""
-
-    async def scene() -> None:
-        async with company(tmp_path, 3) as companions:
-            said = [{"component": name, "score": 1000.0} for name in NAMES[:3]]
-            lie(companions[0], "conclusion", saying(scores=said))
-            observation, _ = await seen(companions)
-            assert dict(observation.scores) == {NAMES[0]: 1000.0, NAMES[1]: 1.0, NAMES[2]: 1.0}
-
-    run(scene())
+    async with company(tmp_path, 3) as companions:
+        said = [{"component": name, "score": 1000.0} for name in NAMES[:3]]
+        lie(companions[0], "conclusion", saying(scores=said))
+        observation, _ = await seen(companions)
+        assert dict(observation.scores) == {NAMES[0]: 1000.0, NAMES[1]: 1.0, NAMES[2]: 1.0}
 
 
-def test_one_that_came_further_makes_nobody_late(tmp_path: Path) -> None:
+async def test_one_that_came_further_makes_nobody_late(tmp_path: Path) -> None:
     """In a round that hangs, one member alone says that it came further than the others."""
-
-    async def scene() -> None:
-        async with company(tmp_path, 3) as companions:
-            for companion in companions:
-                companion.fake.outcome, companion.fake.reason = Outcome.HUNG, "deadline"
-                companion.fake.stage, companion.fake.counters = Stage.SIZES, (5, 4)
-            companions[0].fake.stage, companions[0].fake.counters = Stage.VERIFY, (900, 900)
-            for observation in await seen(companions):
-                assert (observation.outcome, observation.late) == (Outcome.HUNG, ())
-
-    run(scene())
+    async with company(tmp_path, 3) as companions:
+        for companion in companions:
+            companion.fake.outcome, companion.fake.reason = Outcome.HUNG, "deadline"
+            companion.fake.stage, companion.fake.counters = Stage.SIZES, (5, 4)
+        companions[0].fake.stage, companions[0].fake.counters = Stage.VERIFY, (900, 900)
+        for observation in await seen(companions):
+            assert (observation.outcome, observation.late) == (Outcome.HUNG, ())
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-8])
-def test_times_that_cannot_be_speak_against_the_teller(tmp_path: Path, seconds: float) -> None:
+async def test_times_that_cannot_be_speak_against_the_teller(
+    tmp_path: Path, seconds: float
+) -> None:
     """A member that tells times below what any transport can do is what is wrong with a round."""
-
-    async def scene() -> None:
-        async with company(tmp_path, 2) as (liar, member):
-            times = [
-                {
-                    "op": "all_reduce",
-                    "size": 8,
-                    "seconds": seconds,
-                    "bus_bandwidth": 1.0,
-                    "part": "",
-                }
-            ]
-            lie(liar, "conclusion", saying(timings=times))
-            (observation,) = await seen([liar, member])
-            assert (observation.outcome, observation.late, observation.reason) == (
-                Outcome.FAILED,
-                (liar.name,),
-                "implausible",
-            )
-
-    run(scene())
+    async with company(tmp_path, 2) as (liar, member):
+        times = [
+            {
+                "op": "all_reduce",
+                "size": 8,
+                "seconds": seconds,
+                "bus_bandwidth": 1.0,
+                "part": "",
+            }
+        ]
+        lie(liar, "conclusion", saying(timings=times))
+        (observation,) = await seen([liar, member])
+        assert (observation.outcome, observation.late, observation.reason) == (
+            Outcome.FAILED,
+            (liar.name,),
+            "implausible",
+        )
 
 
-def test_only_what_this_node_has_timed_counts(tmp_path: Path) -> None:
+async def test_only_what_this_node_has_timed_counts(tmp_path: Path) -> None:
     """Operations, sizes and parts that another member makes up are nothing to this node."""
-
-    async def scene() -> None:
-        async with company(tmp_path, 2) as (liar, member):
-            times = [
-                {
-                    "op": "all_reduce",
-                    "size": 8 + number,
-                    "seconds": 1.0,
-                    "bus_bandwidth": 1.0,
-                    "part": f"mine{number}",
-                }
-                for number in range(100)
-            ]
-            lie(liar, "conclusion", saying(timings=times))
-            (observation,) = await seen([liar, member])
-            assert observation.outcome is Outcome.OK
-            assert {(t.size, t.part) for t in observation.timings} == {(8, ""), (4096, "")}
-
-    run(scene())
+    async with company(tmp_path, 2) as (liar, member):
+        times = [
+            {
+                "op": "all_reduce",
+                "size": 8 + number,
+                "seconds": 1.0,
+                "bus_bandwidth": 1.0,
+                "part": f"mine{number}",
+            }
+            for number in range(100)
+        ]
+        lie(liar, "conclusion", saying(timings=times))
+        (observation,) = await seen([liar, member])
+        assert observation.outcome is Outcome.OK
+        assert {(t.size, t.part) for t in observation.timings} == {(8, ""), (4096, "")}
 
 
-def test_echo_times_of_others_are_not_taken_over(tmp_path: Path) -> None:
+async def test_echo_times_of_others_are_not_taken_over(tmp_path: Path) -> None:
     """Who led a light round has measured it; the other end learns nothing from what it says."""
-
-    async def scene() -> None:
-        async with company(tmp_path, 2) as (liar, member):
-            times = [{"op": "echo", "size": 0, "seconds": 2e-6, "bus_bandwidth": 0.0, "part": ""}]
-            lie(liar, "conclusion", saying(timings=times))
-            (observation,) = await seen([liar, member], light=True)
-            assert (observation.kind, observation.timings) == (Kind.LIGHT, ())
-
-    run(scene())
+    async with company(tmp_path, 2) as (liar, member):
+        times = [{"op": "echo", "size": 0, "seconds": 2e-6, "bus_bandwidth": 0.0, "part": ""}]
+        lie(liar, "conclusion", saying(timings=times))
+        (observation,) = await seen([liar, member], light=True)
+        assert (observation.kind, observation.timings) == (Kind.LIGHT, ())
 
 
-def test_earlier_protocol_is_declined(tmp_path: Path) -> None:
+async def test_earlier_protocol_is_declined(tmp_path: Path) -> None:
     """An agent of an earlier protocol is another version, and not to blame for anything."""
-
-    async def scene() -> None:
-        async with company(tmp_path, 2) as (root, member):
-            version = RoundPlan(
-                round="x",
-                epoch=0,
-                kind=Kind.PAIR,
-                backend=root.plan(member.name).backend,
-                members=NAMES[:2],
-                digest="",
-            ).version
-            lie(root, "invite", saying(version=version.partition("/")[0]))
-            report = await root.rounds.lead(root.plan(member.name))
-            assert report is not None
-            assert report.observation.outcome is Outcome.DECLINED
-            assert report.observation.reason == "version_differs"
-
-    run(scene())
+    async with company(tmp_path, 2) as (root, member):
+        version = RoundPlan(
+            round="x",
+            epoch=0,
+            kind=Kind.PAIR,
+            backend=root.plan(member.name).backend,
+            members=NAMES[:2],
+            digest="",
+        ).version
+        lie(root, "invite", saying(version=version.partition("/")[0]))
+        report = await root.rounds.lead(root.plan(member.name))
+        assert report is not None
+        assert report.observation.outcome is Outcome.DECLINED
+        assert report.observation.reason == "version_differs"

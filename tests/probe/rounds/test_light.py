@@ -12,7 +12,6 @@ from dshealthd.probe.metrics import UNTIMED_ROUNDS, RoundMetrics
 from dshealthd.probe.observation import Kind, Outcome
 from dshealthd.probe.rounds import light
 from tests.probe.company import EPOCH, NAMES, all_have, company, same
-from tests.probe.peering import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -172,49 +171,41 @@ def test_kernel_that_does_not_tell() -> None:
 
 
 @pytest.mark.parametrize("starved", [0, 1, None])
-def test_round_without_a_cpu(tmp_path: Path, starved: int | None) -> None:
+async def test_round_without_a_cpu(tmp_path: Path, starved: int | None) -> None:
     """A light round of which an end always waits for a CPU goes well, without a time to learn or to
     judge, and is counted; the root's as much as the member's.
     """
     ticks = itertools.count()
-
-    async def scene() -> None:
-        async with company(
-            tmp_path,
-            2,
-            workers=lambda _: None,
-            waited=lambda name: (
-                float(next(ticks)) if starved is not None and name == NAMES[starved] else 0.0
-            ),
-        ) as companions:
-            root, member = companions
-            report = await root.rounds.lead(root.plan(member.name).light())
-            await all_have(companions)
-            observation = same(companions)
-            assert (observation.kind, observation.outcome) == (Kind.LIGHT, Outcome.OK)
-            assert report is not None
-            assert len(report.observation.timings) == (2 if starved is None else 0)
-            assert set(report.offsets) == {member.name}
-            for companion in companions:
-                metrics = RoundMetrics()
-                metrics.add(companion.reports[0], companion.name)
-                untimed = [s.value for s in metrics.samples(()) if s.metric is UNTIMED_ROUNDS]
-                assert untimed == [float(starved is not None and companion is root)]
-
-    run(scene())
+    async with company(
+        tmp_path,
+        2,
+        workers=lambda _: None,
+        waited=lambda name: (
+            float(next(ticks)) if starved is not None and name == NAMES[starved] else 0.0
+        ),
+    ) as companions:
+        root, member = companions
+        report = await root.rounds.lead(root.plan(member.name).light())
+        await all_have(companions)
+        observation = same(companions)
+        assert (observation.kind, observation.outcome) == (Kind.LIGHT, Outcome.OK)
+        assert report is not None
+        assert len(report.observation.timings) == (2 if starved is None else 0)
+        assert set(report.offsets) == {member.name}
+        for companion in companions:
+            metrics = RoundMetrics()
+            metrics.add(companion.reports[0], companion.name)
+            untimed = [s.value for s in metrics.samples(()) if s.metric is UNTIMED_ROUNDS]
+            assert untimed == [float(starved is not None and companion is root)]
 
 
-def test_only_the_root_is_told(tmp_path: Path) -> None:
+async def test_only_the_root_is_told(tmp_path: Path) -> None:
     """An agent tells its waits to the root of a round that it is in: one of another release, which
     asks for the clock alone, would refuse the field.
     """
-
-    async def scene() -> None:
-        async with company(tmp_path, 2, workers=lambda _: None, waited=lambda _: 7.0) as (one, two):
-            ping = {"clock": 1.0, "payload": b""}
-            assert "waited" not in await one.client.call(two.name, "echo", ping, 60.0)
-            plan = one.plan(two.name, epoch=EPOCH).light()
-            await one.client.call(two.name, "invite", {**plan.invitation(), "scores": ()}, 60.0)
-            assert (await one.client.call(two.name, "echo", ping, 60.0))["waited"] == 7.0
-
-    run(scene())
+    async with company(tmp_path, 2, workers=lambda _: None, waited=lambda _: 7.0) as (one, two):
+        ping = {"clock": 1.0, "payload": b""}
+        assert "waited" not in await one.client.call(two.name, "echo", ping, 60.0)
+        plan = one.plan(two.name, epoch=EPOCH).light()
+        await one.client.call(two.name, "invite", {**plan.invitation(), "scores": ()}, 60.0)
+        assert (await one.client.call(two.name, "echo", ping, 60.0))["waited"] == 7.0

@@ -26,7 +26,7 @@ from dshealthd.probe.rounds import leader
 from dshealthd.probe.rounds.plan import ON_DEMAND
 from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests.probe.company import EPOCH, NAMES, Companion, FakeWorkers, all_have, company, same
-from tests.probe.peering import OTHER_KEY, PATIENT, eventually, run
+from tests.probe.peering import OTHER_KEY, PATIENT, eventually, may_block
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -52,94 +52,78 @@ async def led(companion: Companion, *others: Companion, epoch: int = EPOCH) -> R
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_healthy(tmp_path: Path, count: int) -> None:
+async def test_healthy(tmp_path: Path, count: int) -> None:
     """All members meet in the root's store, run once, and have the same observation with the same
     timings and scores.
     """
-
-    async def scene() -> None:
-        async with company(tmp_path, count) as companions:
-            companions[1].fake.seconds = 0.002
-            await led(companions[0], *companions[1:])
-            await all_have(companions)
-            observation = same(companions)
-            assert (observation.outcome, observation.stage, observation.late) == (
-                Outcome.OK,
-                Stage.DONE,
-                (),
-            )
-            assert observation.kind is (Kind.PAIR if count == 2 else Kind.GROUP)
-            assert [(timing.size, timing.seconds) for timing in observation.timings] == [
-                (8, 0.002),
-                (4096, 0.002),
-            ]
-            assert sorted(companions[1].observation.scores) == [
-                (companion.name, 1.0) for companion in companions
-            ]
-            assert [companion.fake.runs for companion in companions] == [1] * count
-
-    run(scene())
+    async with company(tmp_path, count) as companions:
+        companions[1].fake.seconds = 0.002
+        await led(companions[0], *companions[1:])
+        await all_have(companions)
+        observation = same(companions)
+        assert (observation.outcome, observation.stage, observation.late) == (
+            Outcome.OK,
+            Stage.DONE,
+            (),
+        )
+        assert observation.kind is (Kind.PAIR if count == 2 else Kind.GROUP)
+        assert [(timing.size, timing.seconds) for timing in observation.timings] == [
+            (8, 0.002),
+            (4096, 0.002),
+        ]
+        assert sorted(companions[1].observation.scores) == [
+            (companion.name, 1.0) for companion in companions
+        ]
+        assert [companion.fake.runs for companion in companions] == [1] * count
 
 
-def test_busy_member_makes_the_round_light(tmp_path: Path) -> None:
+async def test_busy_member_makes_the_round_light(tmp_path: Path) -> None:
     """A member whose GPUs are busy declines, no worker starts, and the echoes between the agents
     take the round's place at both ends.
     """
-
-    async def scene() -> None:
-        async with company(tmp_path, 2) as (root, member):
-            member.node.reason = "busy_gpu"
-            report = await led(root, member)
-            await all_have([root, member])
-            observation = same([root, member])
-            assert (observation.kind, observation.backend, observation.outcome) == (
-                Kind.LIGHT,
-                "agent",
-                Outcome.OK,
-            )
-            assert observation.reason == "busy_gpu"
-            assert [timing.op for timing in observation.timings] == ["echo", "echo"]
-            trip = observation.timings[0].seconds
-            assert 0 < trip < report.seconds
-            assert observation.timings[1].bus_bandwidth > 0
-            assert abs(report.offsets[member.name]) <= trip / 2
-            assert abs(report.offsets[member.name] + member.reports[0].offsets[root.name]) < 1e-9
-            assert root.fake.runs == member.fake.runs == 0
-
-    run(scene())
+    async with company(tmp_path, 2) as (root, member):
+        member.node.reason = "busy_gpu"
+        report = await led(root, member)
+        await all_have([root, member])
+        observation = same([root, member])
+        assert (observation.kind, observation.backend, observation.outcome) == (
+            Kind.LIGHT,
+            "agent",
+            Outcome.OK,
+        )
+        assert observation.reason == "busy_gpu"
+        assert [timing.op for timing in observation.timings] == ["echo", "echo"]
+        trip = observation.timings[0].seconds
+        assert 0 < trip < report.seconds
+        assert observation.timings[1].bus_bandwidth > 0
+        assert abs(report.offsets[member.name]) <= trip / 2
+        assert abs(report.offsets[member.name] + member.reports[0].offsets[root.name]) < 1e-9
+        assert root.fake.runs == member.fake.runs == 0
 
 
-def test_light_round_by_the_root(tmp_path: Path) -> None:
+async def test_light_round_by_the_root(tmp_path: Path) -> None:
     """A root that may not use its own GPUs has a light round, whose reason both ends know.
 
     Nobody's workers are needed.
     """
-
-    async def scene() -> None:
-        async with company(tmp_path, 3, workers=lambda _: None) as companions:
-            root, *members = companions
-            plan = root.plan(*(member.name for member in members)).light()
-            report = await root.rounds.lead(plan, "closed_window")
-            await all_have(companions)
-            assert report is not None
-            assert set(report.offsets) == {member.name for member in members}
-            assert same(companions).reason == "closed_window"
-
-    run(scene())
+    async with company(tmp_path, 3, workers=lambda _: None) as companions:
+        root, *members = companions
+        plan = root.plan(*(member.name for member in members)).light()
+        report = await root.rounds.lead(plan, "closed_window")
+        await all_have(companions)
+        assert report is not None
+        assert set(report.offsets) == {member.name for member in members}
+        assert same(companions).reason == "closed_window"
 
 
-def test_gpu_round_is_declined_without_workers(tmp_path: Path) -> None:
+async def test_gpu_round_is_declined_without_workers(tmp_path: Path) -> None:
     """A member without an interpreter for workers says so, and takes part in a light round."""
-
-    async def scene() -> None:
-        async with company(
-            tmp_path, 2, workers=lambda name: None if name == NAMES[1] else FakeWorkers()
-        ) as (root, member):
-            await led(root, member)
-            await all_have([root, member])
-            assert same([root, member]).reason == "no_python"
-
-    run(scene())
+    async with company(
+        tmp_path, 2, workers=lambda name: None if name == NAMES[1] else FakeWorkers()
+    ) as (root, member):
+        await led(root, member)
+        await all_have([root, member])
+        assert same([root, member]).reason == "no_python"
 
 
 def different_members(root: Companion, member: Companion) -> None:
@@ -167,66 +151,54 @@ def other_version(root: Companion, member: Companion) -> None:
         (other_version, "version_differs"),
     ],
 )
-def test_disagreement(
+async def test_disagreement(
     tmp_path: Path, difference: Callable[[Companion, Companion], None], reason: str
 ) -> None:
     """Nodes that are set up differently decline each other's rounds at once with what differs.
 
     The echoes tell the clocks' offset.
     """
-
-    async def scene() -> None:
-        async with company(tmp_path, 3) as (root, member, _):
-            difference(root, member)
-            watch = Stopwatch()
-            report = await led(root, member)
-            assert watch.seconds() < 3
-            observation = report.observation
-            assert (observation.outcome, observation.reason, observation.late) == (
-                Outcome.DECLINED,
-                reason,
-                (member.name,),
-            )
-            assert observation.timings
-            assert report.offsets[member.name] == pytest.approx(
-                member.node.clock_off, abs=observation.timings[0].seconds / 2
-            )
-            assert root.fake.runs == member.fake.runs == 0
-
-    run(scene())
+    async with company(tmp_path, 3) as (root, member, _):
+        difference(root, member)
+        watch = Stopwatch()
+        report = await led(root, member)
+        assert watch.seconds() < 3
+        observation = report.observation
+        assert (observation.outcome, observation.reason, observation.late) == (
+            Outcome.DECLINED,
+            reason,
+            (member.name,),
+        )
+        assert observation.timings
+        assert report.offsets[member.name] == pytest.approx(
+            member.node.clock_off, abs=observation.timings[0].seconds / 2
+        )
+        assert root.fake.runs == member.fake.runs == 0
 
 
-def test_clock_does_not_matter_on_demand(tmp_path: Path) -> None:
+async def test_clock_does_not_matter_on_demand(tmp_path: Path) -> None:
     """A round that no schedule asked for needs no agreement on the time."""
-
-    async def scene() -> None:
-        async with company(tmp_path, 2) as (root, member):
-            member.node.clock_off = 288.0
-            assert (await led(root, member, epoch=ON_DEMAND)).observation.outcome is Outcome.OK
-
-    run(scene())
+    async with company(tmp_path, 2) as (root, member):
+        member.node.clock_off = 288.0
+        assert (await led(root, member, epoch=ON_DEMAND)).observation.outcome is Outcome.OK
 
 
-def test_absent_member(tmp_path: Path) -> None:
+async def test_absent_member(tmp_path: Path) -> None:
     """A member whose agent is gone ends the round at its invitation, named and told from one that
     is only slow.
     """
-
-    async def scene() -> None:
-        async with company(tmp_path, 2) as (root, member):
-            await member.server.close()
-            observation = (await led(root, member)).observation
-            assert (observation.outcome, observation.stage, observation.late) == (
-                Outcome.REFUSED,
-                Stage.INVITE,
-                (member.name,),
-            )
-            assert root.fake.runs == 0
-
-    run(scene())
+    async with company(tmp_path, 2) as (root, member):
+        await member.server.close()
+        observation = (await led(root, member)).observation
+        assert (observation.outcome, observation.stage, observation.late) == (
+            Outcome.REFUSED,
+            Stage.INVITE,
+            (member.name,),
+        )
+        assert root.fake.runs == 0
 
 
-def test_name_server_that_does_not_answer(tmp_path: Path) -> None:
+async def test_name_server_that_does_not_answer(tmp_path: Path) -> None:
     """A member whose address no name server could tell is not named: the round is inconclusive.
     One that has really gone is, beside it.
     """
@@ -234,256 +206,217 @@ def test_name_server_that_does_not_answer(tmp_path: Path) -> None:
     def fails(*_arguments: object, **_named: object) -> list[object]:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
-    async def scene() -> None:
-        for count, outcome in ((2, Outcome.INCONCLUSIVE), (3, Outcome.REFUSED)):
-            async with company(tmp_path, count) as companions:
-                root, member, *others = companions
-                names = root.client._pool
-                names._addresses = functools.partial(
-                    lambda known, lost, peer: (
-                        "node.invalid" if peer == lost else known(peer)[0],
-                        known(peer)[1],
-                    ),
-                    names._addresses,
-                    member.name,
-                )
-                names._resolver = Resolver(fails)
-                for other in others:
-                    await other.server.close()
-                observation = (await led(root, *companions[1:])).observation
-                assert (observation.outcome, observation.stage, observation.late) == (
-                    outcome,
-                    Stage.INVITE,
-                    tuple(other.name for other in others),
-                )
-
-    run(scene())
+    for count, outcome in ((2, Outcome.INCONCLUSIVE), (3, Outcome.REFUSED)):
+        async with company(tmp_path, count) as companions:
+            root, member, *others = companions
+            names = root.client._pool
+            names._addresses = functools.partial(
+                lambda known, lost, peer: (
+                    "node.invalid" if peer == lost else known(peer)[0],
+                    known(peer)[1],
+                ),
+                names._addresses,
+                member.name,
+            )
+            names._resolver = Resolver(fails)
+            for other in others:
+                await other.server.close()
+            observation = (await led(root, *companions[1:])).observation
+            assert (observation.outcome, observation.stage, observation.late) == (
+                outcome,
+                Stage.INVITE,
+                tuple(other.name for other in others),
+            )
 
 
-def test_wrong_key(tmp_path: Path) -> None:
+async def test_wrong_key(tmp_path: Path) -> None:
     """A member with another key is unauthorized, whoever of the two asks."""
-
-    async def scene() -> None:
-        async with company(tmp_path, 2, keys={NAMES[1]: OTHER_KEY}) as (root, member):
-            assert (await led(root, member)).observation.outcome is Outcome.UNAUTHORIZED
-            assert (await led(member, root)).observation.outcome is Outcome.UNAUTHORIZED
-            assert root.fake.runs == member.fake.runs == 0
-
-    run(scene())
+    async with company(tmp_path, 2, keys={NAMES[1]: OTHER_KEY}) as (root, member):
+        assert (await led(root, member)).observation.outcome is Outcome.UNAUTHORIZED
+        assert (await led(member, root)).observation.outcome is Outcome.UNAUTHORIZED
+        assert root.fake.runs == member.fake.runs == 0
 
 
-def test_both_start_at_once(tmp_path: Path) -> None:
+async def test_both_start_at_once(tmp_path: Path) -> None:
     """Of two members that start the same round at once, the later one in the root order joins the
     other's: one test, one observation.
     """
-
-    async def scene() -> None:
-        async with company(tmp_path, 2) as (one, two):
-            for turn in range(5):
-                epoch = EPOCH - turn % 2
-                found = await asyncio.gather(
-                    one.rounds.lead(one.plan(two.name, epoch=epoch)),
-                    two.rounds.lead(two.plan(one.name, epoch=epoch)),
-                )
-                first = root_order((one.name, two.name), epoch)[0]
-                assert [report is not None and report.led for report in found] == [
-                    one.name == first,
-                    two.name == first,
-                ]
-                assert same([one, two]).members[0] == first
-                assert one.fake.runs == two.fake.runs == turn + 1
-                one.reports.clear()
-                two.reports.clear()
-
-    run(scene())
+    async with company(tmp_path, 2) as (one, two):
+        for turn in range(5):
+            epoch = EPOCH - turn % 2
+            found = await asyncio.gather(
+                one.rounds.lead(one.plan(two.name, epoch=epoch)),
+                two.rounds.lead(two.plan(one.name, epoch=epoch)),
+            )
+            first = root_order((one.name, two.name), epoch)[0]
+            assert [report is not None and report.led for report in found] == [
+                one.name == first,
+                two.name == first,
+            ]
+            assert same([one, two]).members[0] == first
+            assert one.fake.runs == two.fake.runs == turn + 1
+            one.reports.clear()
+            two.reports.clear()
 
 
 @pytest.mark.parametrize("extra", [0, 1])
-def test_extra_round_crosses_a_scheduled_one(tmp_path: Path, extra: int) -> None:
+async def test_extra_round_crosses_a_scheduled_one(tmp_path: Path, extra: int) -> None:
     """Of an extra round and the schedule's, which two members start with each other at once, that
     of the schedule is run, whoever would come first in the order of each.
 
     Both used to give way where the orders differed, and then waited for each other for a minute.
     """
-
-    async def scene() -> None:
-        async with company(tmp_path, 2) as companions:
-            one, two = companions[extra], companions[1 - extra]
-            for epoch in range(EPOCH - 1, EPOCH + 2):
-                found = await asyncio.gather(
-                    one.rounds.lead(one.plan(two.name, epoch=ON_DEMAND)),
-                    two.rounds.lead(two.plan(one.name, epoch=epoch)),
-                )
-                assert [report is not None and report.led for report in found] == [False, True]
-                observation = same([one, two])
-                assert (observation.epoch, observation.outcome) == (epoch, Outcome.OK)
-                one.reports.clear()
-                two.reports.clear()
-
-    run(scene())
+    async with company(tmp_path, 2) as companions:
+        one, two = companions[extra], companions[1 - extra]
+        for epoch in range(EPOCH - 1, EPOCH + 2):
+            found = await asyncio.gather(
+                one.rounds.lead(one.plan(two.name, epoch=ON_DEMAND)),
+                two.rounds.lead(two.plan(one.name, epoch=epoch)),
+            )
+            assert [report is not None and report.led for report in found] == [False, True]
+            observation = same([one, two])
+            assert (observation.epoch, observation.outcome) == (epoch, Outcome.OK)
+            one.reports.clear()
+            two.reports.clear()
 
 
-def test_invitations_that_cross(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_invitations_that_cross(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is refused by a member that has begun the same round waits for its invitation, and joins."""
+    async with company(tmp_path, 2) as companions:
+        first, second = sorted(
+            companions, key=lambda one: root_order(NAMES[:2], EPOCH).index(one.name)
+        )
+        calls = {one.name: one.client.call for one in companions}
+        refused = asyncio.Event()
+        declined: list[tuple[str, str]] = []
 
-    async def scene() -> None:
-        async with company(tmp_path, 2) as companions:
-            first, second = sorted(
-                companions, key=lambda one: root_order(NAMES[:2], EPOCH).index(one.name)
-            )
-            calls = {one.name: one.client.call for one in companions}
-            refused = asyncio.Event()
-            declined: list[tuple[str, str]] = []
+        async def slowly(
+            peer: str, method: str, body: Mapping[str, Any], deadline: float
+        ) -> dict[str, Any]:
+            if method == "invite":
+                await refused.wait()
+            return await calls[first.name](peer, method, body, deadline)
 
-            async def slowly(
-                peer: str, method: str, body: Mapping[str, Any], deadline: float
-            ) -> dict[str, Any]:
-                if method == "invite":
-                    await refused.wait()
-                return await calls[first.name](peer, method, body, deadline)
+        async def early(
+            peer: str, method: str, body: Mapping[str, Any], deadline: float
+        ) -> dict[str, Any]:
+            try:
+                return await calls[second.name](peer, method, body, deadline)
+            except PeerError as error:
+                declined.append((method, error.reason))
+                raise
+            finally:
+                refused.set()
 
-            async def early(
-                peer: str, method: str, body: Mapping[str, Any], deadline: float
-            ) -> dict[str, Any]:
-                try:
-                    return await calls[second.name](peer, method, body, deadline)
-                except PeerError as error:
-                    declined.append((method, error.reason))
-                    raise
-                finally:
-                    refused.set()
-
-            first.client.call = slowly  # type: ignore[method-assign]
-            second.client.call = early  # type: ignore[method-assign]
-            monkeypatch.setattr(leader, "CROSSING", PATIENT)
-            leading = [
-                one.rounds.lead(one.plan(other.name))
-                for one, other in ((first, second), (second, first))
-            ]
-            reports = await asyncio.gather(*leading)
-            assert declined == [("invite", "already_testing")]
-            assert [
-                report is not None and (report.led, report.observation.outcome)
-                for report in reports
-            ] == [
-                (True, Outcome.OK),
-                (False, Outcome.OK),
-            ]
-            assert same([first, second]).members[0] == first.name
-
-    run(scene())
+        first.client.call = slowly  # type: ignore[method-assign]
+        second.client.call = early  # type: ignore[method-assign]
+        monkeypatch.setattr(leader, "CROSSING", PATIENT)
+        leading = [
+            one.rounds.lead(one.plan(other.name))
+            for one, other in ((first, second), (second, first))
+        ]
+        reports = await asyncio.gather(*leading)
+        assert declined == [("invite", "already_testing")]
+        assert [
+            report is not None and (report.led, report.observation.outcome) for report in reports
+        ] == [
+            (True, Outcome.OK),
+            (False, Outcome.OK),
+        ]
+        assert same([first, second]).members[0] == first.name
 
 
-def test_one_test_at_a_time(tmp_path: Path) -> None:
+async def test_one_test_at_a_time(tmp_path: Path) -> None:
     """A node that is in a round declines another one, and does not lead one either."""
-
-    async def scene() -> None:
-        async with company(tmp_path, 3) as (one, two, three):
-            two.fake.silent = True
-            first = asyncio.create_task(one.rounds.lead(one.plan(two.name)))
-            await eventually(lambda: one.fake.runs > 0)
-            observation = (await led(three, one)).observation
-            assert (observation.outcome, observation.reason) == (
-                Outcome.DECLINED,
-                "already_testing",
-            )
-            assert await one.rounds.lead(one.plan(three.name)) is None
-            first.cancel()
-            await asyncio.gather(first, return_exceptions=True)
-
-    run(scene())
+    async with company(tmp_path, 3) as (one, two, three):
+        two.fake.silent = True
+        first = asyncio.create_task(one.rounds.lead(one.plan(two.name)))
+        await eventually(lambda: one.fake.runs > 0)
+        observation = (await led(three, one)).observation
+        assert (observation.outcome, observation.reason) == (
+            Outcome.DECLINED,
+            "already_testing",
+        )
+        assert await one.rounds.lead(one.plan(three.name)) is None
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
 
 
 @pytest.mark.parametrize("blocked", [0.0, 0.8])
-def test_an_agent_without_a_cpu_accuses_nobody(tmp_path: Path, *, blocked: float) -> None:
+@may_block
+async def test_an_agent_without_a_cpu_accuses_nobody(tmp_path: Path, *, blocked: float) -> None:
     """A member that looks silent to a root whose loop was blocked in the round is not named; one
     that is silent to a root that ran is.
     """
-
-    async def scene() -> None:
-        async with company(tmp_path, 2, silent=True) as (root, member):
-            member.fake.silent = True
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(starvation, "LAG", blocked / 2 or PATIENT)
-                patch.setattr(leader, "SHARE", 1.0)
-                task = asyncio.create_task(led(root, member))
-                await eventually(lambda: member.fake.runs > 0)
-                asyncio.get_running_loop().call_soon(time.sleep, blocked)
-                observation = (await task).observation
-            assert (observation.outcome, observation.late, observation.reason) == (
-                (Outcome.INCONCLUSIVE, (), "starved")
-                if blocked
-                else (Outcome.HUNG, (member.name,), "silent")
-            )
-            metrics = RoundMetrics()
-            metrics.add(root.reports[0], root.name)
-            counts = {sample.metric: sample.value for sample in metrics.samples(())}
-            assert counts[STARVED_ROUNDS] == bool(blocked)
-
-    asyncio.run(asyncio.wait_for(scene(), 200))
+    async with company(tmp_path, 2, silent=True) as (root, member):
+        member.fake.silent = True
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(starvation, "LAG", blocked / 2 or PATIENT)
+            patch.setattr(leader, "SHARE", 1.0)
+            task = asyncio.create_task(led(root, member))
+            await eventually(lambda: member.fake.runs > 0)
+            asyncio.get_running_loop().call_soon(time.sleep, blocked)
+            observation = (await task).observation
+        assert (observation.outcome, observation.late, observation.reason) == (
+            (Outcome.INCONCLUSIVE, (), "starved")
+            if blocked
+            else (Outcome.HUNG, (member.name,), "silent")
+        )
+        metrics = RoundMetrics()
+        metrics.add(root.reports[0], root.name)
+        counts = {sample.metric: sample.value for sample in metrics.samples(())}
+        assert counts[STARVED_ROUNDS] == bool(blocked)
 
 
-def test_agent_dies_in_rendezvous(tmp_path: Path) -> None:
+async def test_agent_dies_in_rendezvous(tmp_path: Path) -> None:
     """A member whose agent dies before its worker has met the others is named as the one that is
     gone, with the stage it came to.
     """
-
-    async def scene() -> None:
-        async with company(tmp_path, 2) as (root, member):
-            task = asyncio.create_task(led(root, member))
-            member.fake.absent = True
-            await eventually(lambda: root.fake.runs > 0)
-            await member.close()
-            observation = (await task).observation
-            assert (observation.outcome, observation.stage, observation.late) == (
-                Outcome.REFUSED,
-                Stage.STORE,
-                (member.name,),
-            )
-
-    run(scene())
+    async with company(tmp_path, 2) as (root, member):
+        task = asyncio.create_task(led(root, member))
+        member.fake.absent = True
+        await eventually(lambda: root.fake.runs > 0)
+        await member.close()
+        observation = (await task).observation
+        assert (observation.outcome, observation.stage, observation.late) == (
+            Outcome.REFUSED,
+            Stage.STORE,
+            (member.name,),
+        )
 
 
-def test_agent_dies_in_a_collective(tmp_path: Path) -> None:
+async def test_agent_dies_in_a_collective(tmp_path: Path) -> None:
     """A member whose agent dies when the workers have met is named within seconds.
 
     The round does not wait for its own workers.
     """
-
-    async def scene() -> None:
-        async with company(tmp_path, 2) as (root, member):
-            root.fake.silent = member.fake.silent = True
-            task = asyncio.create_task(led(root, member))
-            await eventually(lambda: root.fake.runs > 0 and member.fake.runs > 0)
-            await member.close()
-            watch = Stopwatch()
-            observation = (await task).observation
-            assert watch.seconds() < leader.FIRST + PRESENCE + 1
-            assert (observation.outcome, observation.stage, observation.late) == (
-                Outcome.REFUSED,
-                Stage.STORE,
-                (member.name,),
-            )
-
-    run(scene())
+    async with company(tmp_path, 2) as (root, member):
+        root.fake.silent = member.fake.silent = True
+        task = asyncio.create_task(led(root, member))
+        await eventually(lambda: root.fake.runs > 0 and member.fake.runs > 0)
+        await member.close()
+        watch = Stopwatch()
+        observation = (await task).observation
+        assert watch.seconds() < leader.FIRST + PRESENCE + 1
+        assert (observation.outcome, observation.stage, observation.late) == (
+            Outcome.REFUSED,
+            Stage.STORE,
+            (member.name,),
+        )
 
 
-def test_root_dies(tmp_path: Path) -> None:
+async def test_root_dies(tmp_path: Path) -> None:
     """A member whose root is gone when the results are due says so of the root by itself."""
-
-    async def scene() -> None:
-        async with company(tmp_path, 2) as (root, member):
-            root.fake.silent = True
-            task = asyncio.create_task(root.rounds.lead(root.plan(member.name)))
-            await eventually(lambda: member.fake.runs > 0)
-            await root.server.close()  # first: the kernel of a dead agent's node refuses at once
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await all_have([member])
-            observation = member.observation
-            assert (observation.outcome, observation.late) == (Outcome.REFUSED, (root.name,))
-
-    run(scene())
+    async with company(tmp_path, 2) as (root, member):
+        root.fake.silent = True
+        task = asyncio.create_task(root.rounds.lead(root.plan(member.name)))
+        await eventually(lambda: member.fake.runs > 0)
+        await root.server.close()  # first: the kernel of a dead agent's node refuses at once
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await all_have([member])
+        observation = member.observation
+        assert (observation.outcome, observation.late) == (Outcome.REFUSED, (root.name,))
 
 
 CASES = {
@@ -526,121 +459,105 @@ CASES = {
 
 
 @pytest.mark.parametrize(("mine", "theirs", "expected"), CASES.values(), ids=CASES.keys())
-def test_what_workers_say(tmp_path: Path, mine: str, theirs: str, expected: str) -> None:
+async def test_what_workers_say(tmp_path: Path, mine: str, theirs: str, expected: str) -> None:
     """The results of both nodes' workers make one outcome, which names who had not come as far, or
     whose own doing it was.
     """
-
-    async def scene() -> None:
-        async with company(tmp_path, 2) as (root, member):
-            for companion, result in ((root, mine), (member, theirs)):
-                ended, stage, slug, entered = result.split()
-                companion.fake.outcome, companion.fake.stage, companion.fake.reason = (
-                    Outcome(ended),
-                    Stage(stage),
-                    slug.strip("-"),
-                )
-                companion.fake.counters = int(entered), int(entered)
-            await led(root, member)
-            await all_have([root, member])
-            observation = same([root, member])
-            outcome, late, reason = expected.split()
-            assert (observation.outcome, observation.reason) == (Outcome(outcome), reason)
-            assert observation.late == ((member.name,) if late == "them" else ())
-
-    run(scene())
+    async with company(tmp_path, 2) as (root, member):
+        for companion, result in ((root, mine), (member, theirs)):
+            ended, stage, slug, entered = result.split()
+            companion.fake.outcome, companion.fake.stage, companion.fake.reason = (
+                Outcome(ended),
+                Stage(stage),
+                slug.strip("-"),
+            )
+            companion.fake.counters = int(entered), int(entered)
+        await led(root, member)
+        await all_have([root, member])
+        observation = same([root, member])
+        outcome, late, reason = expected.split()
+        assert (observation.outcome, observation.reason) == (Outcome(outcome), reason)
+        assert observation.late == ((member.name,) if late == "them" else ())
 
 
-def test_silent_member(tmp_path: Path) -> None:
+async def test_silent_member(tmp_path: Path) -> None:
     """A member whose agent answers but whose workers never end is late, and the round does not wait
     for it without end.
     """
-
-    async def scene() -> None:
-        async with company(tmp_path, 2, silent=True) as (root, member):
-            member.fake.silent = True
-            watch = Stopwatch()
-            observation = (await led(root, member)).observation
-            assert watch.seconds() < leader.SHARE + 4
-            assert (observation.outcome, observation.late, observation.reason) == (
-                Outcome.HUNG,
-                (member.name,),
-                "silent",
-            )
-
-    run(scene())
+    async with company(tmp_path, 2, silent=True) as (root, member):
+        member.fake.silent = True
+        watch = Stopwatch()
+        observation = (await led(root, member)).observation
+        assert watch.seconds() < leader.SHARE + 4
+        assert (observation.outcome, observation.late, observation.reason) == (
+            Outcome.HUNG,
+            (member.name,),
+            "silent",
+        )
 
 
 @pytest.mark.parametrize("guilty", [0, 1], ids=["root", "member"])
-def test_who_waits_for_the_guilty_is_not_late(tmp_path: Path, guilty: int) -> None:
+async def test_who_waits_for_the_guilty_is_not_late(tmp_path: Path, guilty: int) -> None:
     """A worker was killed: the round ends at once with its node's name, although the others'
     workers would wait for long.
     """
-
-    async def scene() -> None:
-        async with company(tmp_path, 2) as companions:
-            root, member = companions
-            companions[guilty].fake.outcome, companions[guilty].fake.reason = (
-                Outcome.FAILED,
-                "killed",
-            )
-            companions[guilty].fake.stage = Stage.INIT
-            companions[1 - guilty].fake.silent = True
-            watch = Stopwatch()
-            await led(root, member)
-            await all_have(companions)
-            assert watch.seconds() < 4
-            observation = same(companions)
-            assert (observation.outcome, observation.reason, observation.late) == (
-                Outcome.FAILED,
-                "killed",
-                (companions[guilty].name,),
-            )
-
-    run(scene())
+    async with company(tmp_path, 2) as companions:
+        root, member = companions
+        companions[guilty].fake.outcome, companions[guilty].fake.reason = (
+            Outcome.FAILED,
+            "killed",
+        )
+        companions[guilty].fake.stage = Stage.INIT
+        companions[1 - guilty].fake.silent = True
+        watch = Stopwatch()
+        await led(root, member)
+        await all_have(companions)
+        assert watch.seconds() < 4
+        observation = same(companions)
+        assert (observation.outcome, observation.reason, observation.late) == (
+            Outcome.FAILED,
+            "killed",
+            (companions[guilty].name,),
+        )
 
 
-def test_messages_of_strangers(tmp_path: Path) -> None:
+async def test_messages_of_strangers(tmp_path: Path) -> None:
     """Results, conclusions and store operations of another round, or of a node that is not in the
     round, are refused and change nothing.
     """
-
-    async def scene() -> None:
-        async with company(tmp_path, 3) as (root, member, stranger):
-            root.fake.silent = True
-            plan = root.plan(member.name)
-            task = asyncio.create_task(root.rounds.lead(plan))
-            await eventually(lambda: root.fake.runs > 0)
-            bodies: dict[str, dict[str, object]] = {
-                "store": {
-                    "round": plan.round,
-                    "op": "set",
-                    "key": "x",
-                    "value": b"1",
-                    "timeout": 1.0,
-                },
-                "result": {"round": plan.round, "ranks": (), "timings": ()},
-                "conclusion": {
-                    "round": plan.round,
-                    "kind": Kind.PAIR,
-                    "outcome": Outcome.OK,
-                    "stage": Stage.DONE,
-                    "timings": (),
-                    "late": (),
-                    "reason": "",
-                    "ranks": (),
-                    "scores": (),
-                },
-            }
-            for method, body in bodies.items():
-                with pytest.raises(PeerError, match="unknown_round"):
-                    await stranger.client.call(root.name, method, body, PATIENT)
-            with pytest.raises(PeerError, match="malformed"):
-                await member.client.call(root.name, "result", bodies["result"], PATIENT)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    run(scene())
+    async with company(tmp_path, 3) as (root, member, stranger):
+        root.fake.silent = True
+        plan = root.plan(member.name)
+        task = asyncio.create_task(root.rounds.lead(plan))
+        await eventually(lambda: root.fake.runs > 0)
+        bodies: dict[str, dict[str, object]] = {
+            "store": {
+                "round": plan.round,
+                "op": "set",
+                "key": "x",
+                "value": b"1",
+                "timeout": 1.0,
+            },
+            "result": {"round": plan.round, "ranks": (), "timings": ()},
+            "conclusion": {
+                "round": plan.round,
+                "kind": Kind.PAIR,
+                "outcome": Outcome.OK,
+                "stage": Stage.DONE,
+                "timings": (),
+                "late": (),
+                "reason": "",
+                "ranks": (),
+                "scores": (),
+            },
+        }
+        for method, body in bodies.items():
+            with pytest.raises(PeerError, match="unknown_round"):
+                await stranger.client.call(root.name, method, body, PATIENT)
+        with pytest.raises(PeerError, match="malformed"):
+            await member.client.call(root.name, "result", bodies["result"], PATIENT)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 class Sabotaged:
@@ -670,32 +587,28 @@ class Sabotaged:
         ("stage:store:kill", Outcome.FAILED, True),
     ],
 )
-def test_real_workers(tmp_path: Path, plan: str, outcome: Outcome, late: bool) -> None:  # noqa: FBT001 - a parameter of the test
+@may_block
+async def test_real_workers(tmp_path: Path, plan: str, outcome: Outcome, late: bool) -> None:  # noqa: FBT001 - a parameter of the test
     """Real workers on gloo, which meet through the agents.
 
     A healthy round, and one whose worker is killed or stopped on one node.
     """
-
-    async def scene() -> None:
-        deadline = 3.0 if plan == "stage:sizes:stop" else PATIENT
-        workers = {NAMES[0]: Sabotaged("", deadline), NAMES[1]: Sabotaged(plan, deadline)}
-        async with company(tmp_path, 2, workers=workers.__getitem__) as (root, member):
-            assert await asyncio.gather(
-                *(one.worker_pool.prepare(150.0) for one in workers.values())
-            ) == ["", ""]
-            try:
-                await led(root, member)
-                await all_have([root, member])
-            finally:
-                await asyncio.gather(*(one.worker_pool.close() for one in workers.values()))
-            observation = same([root, member])
-            assert observation.outcome is outcome, observation
-            assert observation.late == ((member.name,) if late else ())
-            if outcome is Outcome.OK:
-                assert [timing.size for timing in observation.timings] == [8, 4096]
-                assert all(
-                    timing.seconds > 0 and timing.bus_bandwidth > 0
-                    for timing in observation.timings
-                )
-
-    asyncio.run(asyncio.wait_for(scene(), 250))
+    deadline = 3.0 if plan == "stage:sizes:stop" else PATIENT
+    workers = {NAMES[0]: Sabotaged("", deadline), NAMES[1]: Sabotaged(plan, deadline)}
+    async with company(tmp_path, 2, workers=workers.__getitem__) as (root, member):
+        assert await asyncio.gather(
+            *(one.worker_pool.prepare(150.0) for one in workers.values())
+        ) == ["", ""]
+        try:
+            await led(root, member)
+            await all_have([root, member])
+        finally:
+            await asyncio.gather(*(one.worker_pool.close() for one in workers.values()))
+        observation = same([root, member])
+        assert observation.outcome is outcome, observation
+        assert observation.late == ((member.name,) if late else ())
+        if outcome is Outcome.OK:
+            assert [timing.size for timing in observation.timings] == [8, 4096]
+            assert all(
+                timing.seconds > 0 and timing.bus_bandwidth > 0 for timing in observation.timings
+            )

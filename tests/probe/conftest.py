@@ -1,0 +1,30 @@
+"""Tests of probes may be coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.probe.peering import run
+
+if TYPE_CHECKING:
+    from _pytest.python import Function
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: Function) -> bool | None:
+    """Run a test that is a coroutine; a blocking call in its event loop is an error, unless it
+    `may_block`.
+    """
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    scene = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    if hasattr(pyfuncitem.obj, "may_block"):
+        asyncio.run(scene)
+    else:
+        run(scene)
+    return True
