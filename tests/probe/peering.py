@@ -15,18 +15,28 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pytest
 from blockbuster import BlockBuster
 
 from dshealthd.core.options import Duration
 from dshealthd.probe.options import PeerOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.link import Head, parse_head
-from dshealthd.probe.peers.protocol import ABSENT, ANSWER, RequestClaim, parse_answer, request_mac
+from dshealthd.probe.peers.protocol import (
+    ABSENT,
+    ANSWER,
+    PeerError,
+    RequestClaim,
+    parse_answer,
+    request_mac,
+)
 from dshealthd.probe.peers.server import PeerServer
 from tests.web import certificates
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+
+    from dshealthd.probe.observation import Outcome
 
 T = TypeVar("T", bound="Callable[..., Any]")
 KEY, OTHER_KEY = "0123456789abcdef" * 4, "fedcba9876543210" * 4
@@ -255,6 +265,29 @@ def run(scene: Coroutine[Any, Any, None]) -> None:
         asyncio.run(asyncio.wait_for(scene, 200))
     finally:
         guard.deactivate()
+
+
+@contextlib.asynccontextmanager
+async def talking(
+    options: PeerOptions, caller: PeerOptions | None = None, **given: Any
+) -> AsyncIterator[tuple[Node, PeerClient]]:
+    """Run a listener and a client of it, with the same options unless the `caller` has others."""
+    async with listening(options, **given) as node, calling(caller or options, node.port) as client:
+        yield node, client
+
+
+async def ping(client: PeerClient, deadline: float = PATIENT) -> dict[str, Any]:
+    """Return the listener's answer, which must have what it was sent."""
+    answer = await client.call("b", "echo", PING, deadline)
+    assert answer["payload"] == PING["payload"]
+    return answer
+
+
+async def fails(call: Awaitable[object], outcome: Outcome, reason: str) -> None:
+    """Await a call that must end so."""
+    with pytest.raises(PeerError) as caught:
+        await call
+    assert (caught.value.outcome, caught.value.reason) == (outcome, reason)
 
 
 def may_block(test: T) -> T:

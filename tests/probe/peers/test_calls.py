@@ -18,7 +18,6 @@ from dshealthd.probe.peers.messages import MAX_PAYLOAD
 from dshealthd.probe.peers.protocol import (
     ANSWER,
     MAX_BODY,
-    PeerError,
     Refusal,
     RequestClaim,
     parse_answer,
@@ -36,14 +35,17 @@ from tests.probe.peering import (
     connected,
     echo,
     eventually,
+    fails,
     impersonating,
     keyed,
     listening,
     metric,
+    ping,
     request,
     run,
     secret,
     signed,
+    talking,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ def key(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("size", [0, 4, MAX_PAYLOAD])
 async def test_call_and_answer(key: Path, size: int) -> None:
     """A call brings the handler's answer, bytes as bytes, over one connection that is kept."""
-    async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
+    async with talking(keyed(key)) as (node, client):
         for _ in range(5):
             answer = await client.call(
                 "b", "echo", {"clock": 1.5, "payload": b"\xff" * size}, PATIENT
@@ -84,10 +86,7 @@ async def test_handler_gets_sender_and_values(key: Path) -> None:
         seen.append((sender, body))
         return {"number": 7}
 
-    async with (
-        listening(keyed(key), handlers={"store": handler}) as node,
-        calling(keyed(key), node.port) as client,
-    ):
+    async with talking(keyed(key), handlers={"store": handler}) as (_, client):
         message = {"round": "r1", "op": "add", "key": "k", "amount": 7, "timeout": 1.0}
         assert await client.call("b", "store", message, PATIENT) == {"number": 7}
     assert seen == [("a", message)]
@@ -101,12 +100,9 @@ async def test_refusal_of_a_handler_is_told(key: Path) -> None:
     async def handler(_sender: str, _body: dict[str, Any]) -> dict[str, Any]:
         raise Refusal(BUSY)
 
-    async with (
-        listening(keyed(key), handlers={"echo": handler}) as node,
-        calling(keyed(key), node.port) as client,
-    ):
-        await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "busy_gpu")
-        await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "busy_gpu")
+    async with talking(keyed(key), handlers={"echo": handler}) as (node, client):
+        await fails(ping(client), Outcome.DECLINED, "busy_gpu")
+        await fails(ping(client), Outcome.DECLINED, "busy_gpu")
         assert metric(client, "client_connections_opened_total") == 1
         assert metric(client, "calls_total", "echo", "declined") == 2
         assert node.metric("requests_total", "echo", "declined") == 2
@@ -124,10 +120,7 @@ def test_defect_of_a_handler_is_not_told(key: Path, caplog: pytest.LogCaptureFix
                 raise KeyError(DEFECT)
             return await echo("a", body)
 
-        async with (
-            listening(keyed(key), handlers={"echo": handler}) as node,
-            calling(keyed(key), node.port) as client,
-        ):
+        async with talking(keyed(key), handlers={"echo": handler}) as (node, client):
             await fails(
                 client.call("b", "echo", {**PING, "clock": 0.0}, PATIENT),
                 Outcome.FAILED,
@@ -137,7 +130,7 @@ def test_defect_of_a_handler_is_not_told(key: Path, caplog: pytest.LogCaptureFix
                 body = BODY.replace(b"1.5", b"0.0")
                 head, text = await raw.ask(request(signed(await raw.nonce(), body), body))
                 assert (head.status, text) == (500, b"Internal Server Error\n")
-            assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
+            await ping(client)
 
     with caplog.at_level(logging.ERROR):
         run(scene())
@@ -145,18 +138,11 @@ def test_defect_of_a_handler_is_not_told(key: Path, caplog: pytest.LogCaptureFix
     caplog.clear()
 
 
-async def fails(call: Any, outcome: Outcome, reason: str) -> None:
-    """Await a call that must end so."""
-    with pytest.raises(PeerError) as caught:
-        await call
-    assert (caught.value.outcome, caught.value.reason) == (outcome, reason)
-
-
 async def test_wrong_key(key: Path, tmp_path: Path) -> None:
     """Another key is refused without a word about it, counted, and unauthorized for the caller."""
     other = keyed(secret(tmp_path, "other", OTHER_KEY))
-    async with listening(keyed(key)) as node, calling(other, node.port) as client:
-        await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
+    async with talking(keyed(key), other) as (node, client):
+        await fails(ping(client), Outcome.UNAUTHORIZED, "rejected")
         assert node.refused("key") == 1
         assert metric(client, "calls_total", "echo", "unauthorized") == 1
         async with connected(node) as raw:
@@ -183,9 +169,7 @@ async def test_server_that_does_not_know_the_key(key: Path) -> None:
             writer.write(f"{ANSWER}: {'0' * 64} {'1' * 64}\r\n\r\n".encode() + answer)
 
     async with impersonating(impostor) as port, calling(keyed(key), port) as client:
-        await fails(
-            client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "answer_not_signed"
-        )
+        await fails(ping(client), Outcome.UNAUTHORIZED, "answer_not_signed")
 
 
 async def test_answer_of_an_earlier_request_is_not_believed(key: Path) -> None:
@@ -203,9 +187,9 @@ async def test_answer_of_an_earlier_request_is_not_believed(key: Path) -> None:
                     writer.write(recorded[-1])
 
         async with impersonating(between) as port, calling(keyed(key), port) as client:
-            assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
+            await ping(client)
             await fails(
-                client.call("b", "echo", PING, PATIENT),
+                ping(client),
                 Outcome.UNAUTHORIZED,
                 "answer_not_signed",
             )
@@ -282,13 +266,10 @@ async def test_client_gets_over_a_stale_nonce(key: Path) -> None:
     within the same call.
     """
     clock = Time()
-    async with (
-        listening(keyed(key), monotonic=clock) as node,
-        calling(keyed(key), node.port) as client,
-    ):
-        await client.call("b", "echo", PING, PATIENT)
+    async with talking(keyed(key), monotonic=clock) as (node, client):
+        await ping(client)
         clock.now += 60
-        await client.call("b", "echo", PING, PATIENT)
+        await ping(client)
         assert node.refused("stale_nonce") == 1
         assert metric(client, "client_connections_opened_total") == 1
 
@@ -318,13 +299,10 @@ async def test_wrong_names(
 async def test_membership_is_asked_each_time(key: Path) -> None:
     """A node that is no member any more is refused on the connection that it has."""
     members = [Nodes("a", "b")]
-    async with (
-        listening(keyed(key), members=lambda: members[0]) as node,
-        calling(keyed(key), node.port) as client,
-    ):
-        await client.call("b", "echo", PING, PATIENT)
+    async with talking(keyed(key), members=lambda: members[0]) as (_, client):
+        await ping(client)
         members[0] = Nodes("b", "c")
-        await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "not_a_member")
+        await fails(ping(client), Outcome.DECLINED, "not_a_member")
 
 
 HEAD = f"POST {ECHO} HTTP/1.1\r\nHost: b\r\n"
@@ -382,7 +360,7 @@ async def test_oversized_body(key: Path, length: int) -> None:
 
 async def test_oversized_message_is_not_sent(key: Path) -> None:
     """A message that is larger than its declaration is an error of the caller, not of the peer."""
-    async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
+    async with talking(keyed(key)) as (_, client):
         with pytest.raises(SchemaError):
             await client.call(
                 "b", "echo", {"clock": 1.5, "payload": b"x" * (MAX_PAYLOAD + 1)}, PATIENT
@@ -481,15 +459,12 @@ async def test_rotation_of_the_key(tmp_path: Path) -> None:
     Without it, it is refused again.
     """
     both, new = secret(tmp_path, "both", KEY, OTHER_KEY), secret(tmp_path, "new", OTHER_KEY)
-    async with listening(keyed(both)) as node, calling(keyed(new), node.port) as client:
-        assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
-    async with (
-        listening(keyed(both)) as node,
-        calling(keyed(secret(tmp_path, "old", KEY)), node.port) as client,
-    ):
-        assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
-    async with listening(keyed(new)) as node, calling(keyed(both), node.port) as client:
-        await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
+    async with talking(keyed(both), keyed(new)) as (node, client):
+        await ping(client)
+    async with talking(keyed(both), keyed(secret(tmp_path, "old", KEY))) as (node, client):
+        await ping(client)
+    async with talking(keyed(new), keyed(both)) as (_, client):
+        await fails(ping(client), Outcome.UNAUTHORIZED, "rejected")
 
 
 async def test_rate_limit(key: Path) -> None:
@@ -505,12 +480,12 @@ async def test_rate_limit(key: Path) -> None:
         calling(keyed(key), node.port, me="c") as other,
     ):
         for _ in range(3):
-            await client.call("b", "echo", PING, PATIENT)
-        await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "rate_limited")
-        await other.call("b", "echo", PING, PATIENT)
+            await ping(client)
+        await fails(ping(client), Outcome.DECLINED, "rate_limited")
+        await ping(other)
         clock.now += 0.5
-        await client.call("b", "echo", PING, PATIENT)
-        await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "rate_limited")
+        await ping(client)
+        await fails(ping(client), Outcome.DECLINED, "rate_limited")
         assert node.refused("rate_limited") == 2
 
 
@@ -527,13 +502,10 @@ async def test_calls_at_once_are_bounded(key: Path) -> None:
         await release.wait()
         return await echo("a", body)
 
-    async with (
-        listening(keyed(key), handlers={"echo": slow}) as node,
-        calling(keyed(key), node.port) as client,
-    ):
-        waiting = [asyncio.create_task(client.call("b", "echo", PING, PATIENT)) for _ in range(4)]
+    async with talking(keyed(key), handlers={"echo": slow}) as (_, client):
+        waiting = [asyncio.create_task(ping(client)) for _ in range(4)]
         await eventually(lambda: len(held) == 4)
-        await fails(client.call("b", "echo", PING, 0.1), Outcome.FAILED, "too_many_calls")
+        await fails(ping(client, 0.1), Outcome.FAILED, "too_many_calls")
         release.set()
         await asyncio.gather(*waiting)
         assert metric(client, "client_connections_opened_total") == 4

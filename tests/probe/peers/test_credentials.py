@@ -24,19 +24,20 @@ from tests.probe.peering import (
     KEY,
     OTHER_KEY,
     PATIENT,
-    PING,
     Time,
     calling,
     eventually,
+    fails,
     keyed,
     listening,
     make_certificates,
     metric,
+    ping,
     run,
     secret,
+    talking,
     tls,
 )
-from tests.probe.peers.test_calls import fails
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -308,10 +309,10 @@ async def test_rotation_without_a_gap(tmp_path: Path) -> None:
                 secret(tmp_path, path.name, *step)
                 one.now += 2
                 two.now += 2
-                assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
+                await ping(client)
         secret(tmp_path, "theirs", KEY)
         two.now += 2
-        await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
+        await fails(ping(client), Outcome.UNAUTHORIZED, "rejected")
 
 
 @pytest.mark.usefixtures("patient")
@@ -333,22 +334,15 @@ async def test_changed_certificate_is_shown(issued: Path, tmp_path: Path) -> Non
     clock = Time()
     options = tls(tmp_path, "b-expired")
     credentials = Credentials(options, clock)
-    async with (
-        listening(options, credentials=credentials) as node,
-        calling(tls(tmp_path, "a"), node.port) as client,
-    ):
-        await fails(
-            client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "certificate_expired"
-        )
+    async with talking(options, tls(tmp_path, "a"), credentials=credentials) as (_, client):
+        await fails(ping(client), Outcome.UNAUTHORIZED, "certificate_expired")
         shutil.copy(tmp_path / "b.pem", tmp_path / "b-expired.pem")
         clock.now += 2
-        await fails(
-            client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "certificate_expired"
-        )
+        await fails(ping(client), Outcome.UNAUTHORIZED, "certificate_expired")
         assert metric(credentials, "credentials_last_reload_successful") == 0
         shutil.copy(tmp_path / "b.key", tmp_path / "b-expired.key")
         clock.now += 2
-        assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
+        await ping(client)
         assert metric(credentials, "credentials_last_reload_successful") == 1
 
 
@@ -358,18 +352,15 @@ async def test_switch_turns_calls_off_and_on(tmp_path: Path) -> None:
     clock, switch = Time(), tmp_path / "off"
     options = keyed(secret(tmp_path, "key", KEY), off_file=switch)
     credentials = Credentials(options, clock)
-    async with (
-        listening(options, credentials=credentials) as node,
-        calling(options, node.port) as client,
-    ):
-        await client.call("b", "echo", PING, PATIENT)
+    async with talking(options, credentials=credentials) as (node, client):
+        await ping(client)
         switch.touch()
         clock.now += 2
-        await fails(client.call("b", "echo", PING, PATIENT), Outcome.DECLINED, "switched_off")
+        await fails(ping(client), Outcome.DECLINED, "switched_off")
         other = keyed(secret(tmp_path, "other", OTHER_KEY))
         async with calling(other, node.port) as stranger:
-            await fails(stranger.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
+            await fails(ping(stranger), Outcome.UNAUTHORIZED, "rejected")
         switch.unlink()
         clock.now += 2
-        await client.call("b", "echo", PING, PATIENT)
+        await ping(client)
         assert node.refused("switched_off") == 1

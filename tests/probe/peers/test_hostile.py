@@ -22,7 +22,6 @@ from tests.probe.peering import (
     ECHO,
     KEY,
     PATIENT,
-    PING,
     calling,
     connected,
     eventually,
@@ -31,9 +30,11 @@ from tests.probe.peering import (
     listening,
     make_certificates,
     metric,
+    ping,
     request,
     secret,
     signed,
+    talking,
     tls,
     until_closed,
 )
@@ -84,7 +85,7 @@ def test_flood_of_connections_takes_nothing_from_nodes(
 
         async def scene() -> None:
             async with calling(ours, port) as client, calling(ours, port) as newcomer:
-                await client.call("b", "echo", PING, PATIENT)
+                await ping(client)
                 with flooding(port, sources) as tried:
                     await talk(client, newcomer, tried)
                 assert metric(client, "client_connections_opened_total") == 1
@@ -93,12 +94,12 @@ def test_flood_of_connections_takes_nothing_from_nodes(
             end = time.monotonic() + 200
             while (len(made) < 50 or tried() < count) and time.monotonic() < end:
                 watch = Stopwatch(pid)
-                assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
+                await ping(client)
                 kept.append(watch.seconds())
                 watch = Stopwatch(pid)
                 newcomer.forget("b")
                 try:
-                    await newcomer.call("b", "echo", PING, PATIENT)
+                    await ping(newcomer)
                     made.append(watch.seconds())
                 except PeerError as error:
                     failed.append(str(error))
@@ -131,7 +132,7 @@ async def test_stranger_makes_room(key: Path) -> None:
         connected(node) as first,
         connected(node) as second,
     ):
-        await client.call("b", "echo", PING, PATIENT)
+        await ping(client)
         assert node.metric("connections") == 3
         async with connected(node) as third:
             assert await first.closed()
@@ -139,7 +140,7 @@ async def test_stranger_makes_room(key: Path) -> None:
             async with connected(node) as fourth:
                 assert await second.closed()
                 await fourth.nonce()
-                await client.call("b", "echo", PING, PATIENT)
+                await ping(client)
         assert metric(client, "client_connections_opened_total") == 1
         assert node.metric("connections_refused_total", "replaced") == 2
 
@@ -165,15 +166,12 @@ async def test_strangers_make_room_while_credentials_are_read(tmp_path: Path) ->
     make_certificates(tmp_path)
     theirs = tls(tmp_path, "b", max_connections=4)
     credentials = HeldCredentials(theirs)
-    async with (
-        listening(theirs, credentials=credentials) as node,
-        calling(tls(tmp_path, "a"), node.port) as client,
-    ):
-        await client.call("b", "echo", PING, PATIENT)
+    async with talking(theirs, tls(tmp_path, "a"), credentials=credentials) as (node, client):
+        await ping(client)
         client.forget("b")
         await eventually(lambda: node.metric("connections") == 0)
         with contextlib.ExitStack() as strangers:
-            early = asyncio.create_task(client.call("b", "echo", PING, PATIENT))
+            early = asyncio.create_task(ping(client))
             await eventually(lambda: node.metric("connections") == 1)
             credentials.answers.clear()
             for number in range(1, 9):
@@ -191,11 +189,8 @@ async def test_strangers_who_come_at_once_make_room_themselves(key: Path) -> Non
     """Of strangers who come in one turn of the loop each takes the place of the one before, not of
     a node that has connected and not asked yet.
     """
-    async with (
-        listening(keyed(key, max_connections=3)) as node,
-        calling(keyed(key), node.port) as client,
-    ):
-        await client.call("b", "echo", PING, PATIENT)
+    async with talking(keyed(key, max_connections=3), keyed(key)) as (node, client):
+        await ping(client)
         async with connected(node) as early:
             await eventually(lambda: node.metric("connections") == 2)
             with contextlib.ExitStack() as strangers:
@@ -218,7 +213,7 @@ async def test_stranger_makes_room_for_its_own_address(key: Path) -> None:
         await first.nonce()
         await second.nonce()
         async with calling(keyed(key), node.port) as client:
-            await client.call("b", "echo", PING, PATIENT)
+            await ping(client)
         assert node.metric("connections_refused_total", "replaced") == 1
         assert node.metric("connections_refused_total", "connections_of_address") == 0
 
@@ -232,12 +227,12 @@ async def test_full_of_nodes(key: Path) -> None:
         calling(keyed(key), node.port) as one,
         calling(keyed(key), node.port, me="c") as other,
     ):
-        await one.call("b", "echo", PING, PATIENT)
-        await other.call("b", "echo", PING, PATIENT)
+        await ping(one)
+        await ping(other)
         with contextlib.suppress(ConnectionError):
             assert await node.raw(b"") == b""
         assert node.metric("connections_refused_total", "connections") == 1
-        await one.call("b", "echo", PING, PATIENT)
+        await ping(one)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.link import BadAnswer, parse_head
 from dshealthd.probe.peers.protocol import RequestClaim, parse_answer, request_mac
-from tests.probe.peering import KEY, PATIENT, PING, calling, impersonating, keyed, secret
-from tests.probe.peers.test_calls import fails
+from tests.probe.peering import KEY, calling, fails, impersonating, keyed, ping, secret
 
 if TYPE_CHECKING:
     import asyncio
@@ -112,5 +111,5 @@ async def test_servers_that_are_no_peers(tmp_path: Path, answer: bytes) -> None:
         impersonating(other) as port,
         calling(keyed(secret(tmp_path, "key", KEY)), port) as client,
     ):
-        await fails(client.call("b", "echo", PING, PATIENT), Outcome.FAILED, "bad_answer")
+        await fails(ping(client), Outcome.FAILED, "bad_answer")
         assert len(client._pool) == 0

@@ -27,14 +27,16 @@ from tests.probe.peering import (
     PING,
     calling,
     eventually,
+    fails,
     keyed,
     listener_process,
     listening,
     metric,
+    ping,
     run,
     secret,
+    talking,
 )
-from tests.probe.peers.test_calls import fails
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ async def test_nobody_listens(key: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         async with calling(keyed(key), nobody.getsockname()[1]) as client:
-            await fails(client.call("b", "echo", PING, PATIENT), Outcome.REFUSED, "refused")
+            await fails(ping(client), Outcome.REFUSED, "refused")
 
 
 async def test_listener_that_restarts(key: Path) -> None:
@@ -67,11 +69,11 @@ async def test_listener_that_restarts(key: Path) -> None:
     async with listening(keyed(key)) as node:
         port = node.port
         async with calling(keyed(key), port) as client:
-            await client.call("b", "echo", PING, PATIENT)
+            await ping(client)
             await node.server.close()
-            await fails(client.call("b", "echo", PING, PATIENT), Outcome.REFUSED, "refused")
-    async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
-        await client.call("b", "echo", PING, PATIENT)
+            await fails(ping(client), Outcome.REFUSED, "refused")
+    async with talking(keyed(key)) as (node, client):
+        await ping(client)
         assert metric(client, "client_connections") == 1
 
 
@@ -99,7 +101,7 @@ async def test_silent_name_server(key: Path) -> None:
     for look_up, deadline, outcome, reason in cases:
         async with calling(keyed(key), 1, host="node-b", resolver=Resolver(look_up)) as client:
             watch = Stopwatch()
-            await fails(client.call("b", "echo", PING, deadline), outcome, reason)
+            await fails(ping(client, deadline), outcome, reason)
             assert watch.seconds() < 0.8
     assert not released.is_set()
     released.set()
@@ -114,18 +116,16 @@ def test_stopped_listener_hangs(key: Path) -> None:
 
         async def scene() -> None:
             async with calling(keyed(key), port) as client:
-                await client.call("b", "echo", PING, PATIENT)
+                await ping(client)
                 os.kill(pid, signal.SIGSTOP)
                 try:
                     await fails(
-                        client.call("b", "echo", PING, 1.5), Outcome.HUNG, "no_answer"
+                        ping(client, 1.5), Outcome.HUNG, "no_answer"
                     )  # on a kept connection
-                    await fails(
-                        client.call("b", "echo", PING, 1.5), Outcome.HUNG, "no_answer"
-                    )  # on a new one
+                    await fails(ping(client, 1.5), Outcome.HUNG, "no_answer")  # on a new one
                 finally:
                     os.kill(pid, signal.SIGCONT)
-                await client.call("b", "echo", PING, PATIENT)
+                await ping(client)
 
         run(scene())
 
@@ -174,21 +174,21 @@ def test_firewalls(
             assert await done.wait() == 0
 
         async def scene() -> None:
-            async with listening(keyed(key)) as node, calling(keyed(key), node.port) as client:
-                await client.call("b", "echo", PING, PATIENT)
+            async with talking(keyed(key)) as (node, client):
+                await ping(client)
                 await nft(table, f"add rule inet test in {rule.format(port=node.port)}")
                 watch = Stopwatch()
                 for outcome, reason in (kept, new):
                     deadline = 1.0 if reason in NO_ANSWER else PATIENT
                     with pytest.raises(PeerError) as caught:
-                        await client.call("b", "echo", PING, deadline)
+                        await ping(client, deadline)
                     assert caught.value.outcome is outcome
                     # A late acknowledgment of the call before ends a kept connection by itself.
                     told = {reason, "refused"} if reason == "reset" else {reason}
                     assert caught.value.reason in told
                 assert watch.seconds() < 3.0
                 await nft("delete table inet test")
-                assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
+                await ping(client)
 
         run(scene())
 
@@ -199,20 +199,17 @@ def test_no_route(key: Path) -> None:
 
         async def scene() -> None:
             async with calling(keyed(key), 1, host="192.0.2.1") as client:
-                await fails(
-                    client.call("b", "echo", PING, PATIENT), Outcome.UNREACHABLE, "no_route"
-                )
+                await fails(ping(client), Outcome.UNREACHABLE, "no_route")
 
         run(scene())
 
 
 async def test_calls_come_from_the_listen_address(key: Path) -> None:
     """A node calls from the address that it listens on, which is the one that others know it by."""
-    async with (
-        listening(keyed(key)) as node,
-        calling(type(keyed(key))(listen_address="127.0.0.9:0", key_file=key), node.port) as client,
-    ):
-        await client.call("b", "echo", PING, PATIENT)
+    async with talking(
+        keyed(key), type(keyed(key))(listen_address="127.0.0.9:0", key_file=key)
+    ) as (node, client):
+        await ping(client)
         assert set(node.server._gate._open) == {"127.0.0.9"}
 
 
@@ -235,9 +232,9 @@ def test_clocks_that_differ(key: Path) -> None:
 
         async def scene() -> None:
             async with calling(keyed(key), port) as client:
-                answer = await client.call("b", "echo", PING, PATIENT)
+                answer = await ping(client)
                 assert abs(answer["clock"] - time.time()) > 250
-                assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
+                await ping(client)
 
         run(scene())
 
@@ -248,10 +245,9 @@ async def test_connections_do_not_pile_up(key: Path) -> None:
     """
     names = [f"node-{number}" for number in range(40)]
 
-    async with (
-        listening(keyed(key, max_connections=64, max_connections_per_address=64)) as node,
-        calling(keyed(key), node.port) as client,
-    ):
+    async with talking(
+        keyed(key, max_connections=64, max_connections_per_address=64), keyed(key)
+    ) as (node, client):
         # all are node b, which says that it is not who is meant, on a connection that is kept
         for name in names:
             await fails(
@@ -272,11 +268,8 @@ async def test_cancelled_call(key: Path) -> None:
         await asyncio.Event().wait()
         return {}
 
-    async with (
-        listening(keyed(key), handlers={"echo": never}) as node,
-        calling(keyed(key), node.port) as client,
-    ):
-        call = asyncio.create_task(client.call("b", "echo", PING, PATIENT))
+    async with talking(keyed(key), handlers={"echo": never}) as (node, client):
+        call = asyncio.create_task(ping(client))
         await asked.wait()
         assert node.metric("connections") == 1
         call.cancel()

@@ -16,13 +16,14 @@ from dshealthd.probe.peers.server import HANDLER_TIMEOUT
 from tests.probe.peering import (
     KEY,
     PING,
-    calling,
     eventually,
     keyed,
     listening,
     may_block,
+    ping,
     request,
     secret,
+    talking,
 )
 from tests.suspension import Suspension, turns
 
@@ -136,11 +137,10 @@ async def test_a_handler_that_was_done_while_the_agent_was_stopped_is_done(
         await asyncio.sleep(0)
         return body
 
-    async with (
-        listening(keyed(key, header_timeout=HEADER_TIMEOUT), handlers={"echo": echo}) as node,
-        calling(keyed(key), node.port) as client,
-    ):
-        call = asyncio.ensure_future(client.call("b", "echo", PING, HEADER_TIMEOUT))
+    async with talking(
+        keyed(key, header_timeout=HEADER_TIMEOUT), keyed(key), handlers={"echo": echo}
+    ) as (_, client):
+        call = asyncio.ensure_future(ping(client, HEADER_TIMEOUT))
         await entered.wait()
         await turns()
         done.set()

@@ -25,16 +25,19 @@ from tests.probe.peering import (
     PING,
     calling,
     eventually,
+    fails,
     impersonating,
     listening,
     make_certificates,
     metric,
+    ping,
     request,
     secret,
+    talking,
     tls,
     until_closed,
 )
-from tests.probe.peers.test_calls import BODY, fails
+from tests.probe.peers.test_calls import BODY
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -52,12 +55,9 @@ def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def test_call_with_certificates(issued: Path) -> None:
     """Nodes with each other's certificates talk, with one handshake for many calls and no nonces."""
-    async with (
-        listening(tls(issued, "b")) as node,
-        calling(tls(issued, "a"), node.port) as client,
-    ):
+    async with talking(tls(issued, "b"), tls(issued, "a")) as (node, client):
         for _ in range(3):
-            assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
+            await ping(client)
         assert metric(client, "client_connections_opened_total") == 1
         assert node.metric("requests_total", "echo", "ok") == 3
 
@@ -68,8 +68,8 @@ async def test_certificates_named_by_uri(issued: Path) -> None:
         PeerOptions(**{**vars(tls(issued, name)), "tls_name": "spiffe://example/{node}"})
         for name in ("a", "b")
     ]
-    async with listening(options[1]) as node, calling(options[0], node.port) as client:
-        assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
+    async with talking(options[1], options[0]) as (_, client):
+        await ping(client)
         await fails(
             client.call("c", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "wrong_certificate"
         )
@@ -96,12 +96,9 @@ async def test_wrong_certificates(
     """A certificate of another node, of another authority, or not valid now ends the call on
     whichever side it is wrong, and says which.
     """
-    async with (
-        listening(tls(issued, server)) as node,
-        calling(tls(issued, client), node.port) as caller,
-    ):
+    async with talking(tls(issued, server), tls(issued, client)) as (node, caller):
         for _ in range(3):
-            await fails(caller.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, reason)
+            await fails(ping(caller), Outcome.UNAUTHORIZED, reason)
         if counted == "certificate":
             assert node.refused("certificate") == 3
         elif counted is not None:
@@ -114,14 +111,11 @@ async def test_wrong_certificates(
 )
 async def test_nothing_is_left_of_failed_handshakes(issued: Path, server: str, client: str) -> None:
     """Neither the caller nor the member called keeps their 200 KiB until cycles are searched for."""
-    async with (
-        listening(tls(issued, server)) as node,
-        calling(tls(issued, client), node.port) as caller,
-    ):
+    async with talking(tls(issued, server), tls(issued, client)) as (_, caller):
         with without_search(SSLProtocol, Link, Connection) as gone:
             for _ in range(3):
                 with contextlib.suppress(PeerError):
-                    await caller.call("b", "echo", PING, PATIENT)
+                    await ping(caller)
             await eventually(gone)
 
 
@@ -136,9 +130,9 @@ async def test_other_authorities(issued: Path, tmp_path: Path) -> None:
         encoding="ascii",
     )
     options = PeerOptions(**{**vars(tls(issued, "a-stranger")), "tls_ca_file": both})
-    async with listening(tls(issued, "b")) as node, calling(options, node.port) as client:
+    async with talking(tls(issued, "b"), options) as (_, client):
         await fails(
-            client.call("b", "echo", PING, PATIENT),
+            ping(client),
             Outcome.UNAUTHORIZED,
             "closed_after_handshake",
         )
@@ -178,11 +172,11 @@ async def test_client_that_speaks_no_tls(issued: Path, tmp_path: Path) -> None:
     One with a certificate finds a listener that has no TLS.
     """
     plain = PeerOptions(listen_address="127.0.0.1:0", key_file=secret(tmp_path, "key", KEY))
-    async with listening(tls(issued, "b")) as node, calling(plain, node.port) as client:
+    async with talking(tls(issued, "b"), plain) as (node, client):
         with pytest.raises(Exception, match=r"closed|reset|bad_answer"):
-            await client.call("b", "echo", PING, PATIENT)
-    async with listening(plain) as node, calling(tls(issued, "a"), node.port) as client:
-        await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "tls")
+            await ping(client)
+    async with talking(plain, tls(issued, "a")) as (_, client):
+        await fails(ping(client), Outcome.UNAUTHORIZED, "tls")
 
 
 async def test_key_and_certificate(issued: Path, tmp_path: Path) -> None:
@@ -198,13 +192,13 @@ async def test_key_and_certificate(issued: Path, tmp_path: Path) -> None:
 
     async with listening(both("b", KEY)) as node:
         async with calling(both("a", KEY), node.port) as client:
-            assert (await client.call("b", "echo", PING, PATIENT))["payload"] == b"ping"
+            await ping(client)
         async with calling(both("a", OTHER_KEY), node.port) as client:
-            await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
+            await fails(ping(client), Outcome.UNAUTHORIZED, "rejected")
         async with calling(both("c", KEY), node.port) as client:
-            await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
+            await fails(ping(client), Outcome.UNAUTHORIZED, "rejected")
         async with calling(tls(issued, "a"), node.port) as client:
-            await fails(client.call("b", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "rejected")
+            await fails(ping(client), Outcome.UNAUTHORIZED, "rejected")
         assert (node.refused("key"), node.refused("certificate")) == (2, 1)
 
 
@@ -226,7 +220,7 @@ async def test_handshake_that_stalls(issued: Path) -> None:
         await asyncio.Event().wait()
 
     async with impersonating(silent) as port, calling(tls(issued, "a"), port) as client:
-        await fails(client.call("b", "echo", PING, 1.0), Outcome.HUNG, "tls_handshake")
+        await fails(ping(client, 1.0), Outcome.HUNG, "tls_handshake")
 
 
 def test_only_names_count() -> None:
@@ -266,13 +260,10 @@ async def test_call_that_is_given_up_as_the_handshake_ends(
 
     monkeypatch.setattr(pool, "Link", Late)
     loop = asyncio.get_running_loop()
-    async with (
-        listening(tls(issued, "b")) as node,
-        calling(tls(issued, "a"), node.port) as client,
-    ):
+    async with talking(tls(issued, "b"), tls(issued, "a")) as (node, client):
         others: list[socket.socket] = []
         for _ in range(5):
-            calls.append(asyncio.create_task(client.call("b", "echo", PING, PATIENT)))
+            calls.append(asyncio.create_task(ping(client)))
             with pytest.raises(asyncio.CancelledError):
                 await calls[-1]
             other = socket.socket()
@@ -306,11 +297,8 @@ async def test_lost_link_is_not_used_again(issued: Path, monkeypatch: pytest.Mon
             usable.append(made[0].usable())
 
     monkeypatch.setattr(pool, "Link", Known)
-    async with (
-        listening(tls(issued, "b")) as node,
-        calling(tls(issued, "a"), node.port) as client,
-    ):
-        await client.call("b", "echo", PING, PATIENT)
+    async with talking(tls(issued, "b"), tls(issued, "a")) as (node, client):
+        await ping(client)
         monkeypatch.setattr(SSLProtocol, "connection_lost", lost_and_asked)
         gate = node.server._gate
         gate.evict(gate._longest_idle("127.0.0.1"))  # with a reset
