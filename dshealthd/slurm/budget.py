@@ -19,7 +19,7 @@ from dshealthd.slurm.controller import ControllerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dshealthd.slurm.controller import Slurm, SlurmNode
+    from dshealthd.slurm.controller import Controller, SlurmNode
 
 HOUR, DAY = 3600.0, 86_400.0
 _LEAST_A_DAY = 2
@@ -91,7 +91,7 @@ def claims(nodes: Iterable[SlurmNode], wall: float) -> list[DrainClaim]:
 
 
 def drain(
-    controller: Slurm,
+    controller: Controller,
     name: str,
     reason: str,
     ratio: float,
@@ -131,12 +131,12 @@ def drain(
     return ""
 
 
-def _claim(controller: Slurm, me: SlurmNode, ticket: int, wall: float) -> None:
+def _claim(controller: Controller, me: SlurmNode, ticket: int, wall: float) -> None:
     controller.note(me, f"claim ticket={ticket} time={wall:.0f}")
 
 
 def _settled(
-    controller: Slurm, wall: Callable[[], float], sleep: Callable[[float], object]
+    controller: Controller, wall: Callable[[], float], sleep: Callable[[float], object]
 ) -> dict[str, SlurmNode]:
     """Return the nodes once none is about to take a ticket. Raises ControllerError if that takes
     too long.
@@ -155,7 +155,7 @@ def _settled(
         waited += _POLL
 
 
-def _over(controller: Slurm, me: SlurmNode, reason: str, allowed: Allowance) -> str:
+def _over(controller: Controller, me: SlurmNode, reason: str, allowed: Allowance) -> str:
     """Leave a note on the node that the budget is spent, and return what it says."""
     note = f"not drained, budget of {allowed.budget} is spent: {reason.partition(': ')[2]}"
     if me.note != note:

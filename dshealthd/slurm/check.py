@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from dshealthd.slurm.agent import AgentVerdict
     from dshealthd.slurm.allocation import Reach
-    from dshealthd.slurm.controller import Slurm
+    from dshealthd.slurm.controller import Controller
     from dshealthd.slurm.options import SlurmOptions
 
 LOOK_AGAIN = 6.0
@@ -70,7 +70,7 @@ class NodeCheck:
         options: SlurmOptions,
         node: str,
         ask: Callable[[], AgentVerdict],
-        slurm: Slurm,
+        slurm: Controller,
         streaks: Streaks,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:

@@ -12,48 +12,17 @@ import signal
 import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_SUFFIXES = {
-    "*": "not_responding",
-    "~": "powered_down",
-    "#": "powering_up",
-    "!": "power_down",
-    "%": "powering_down",
-    "$": "maint",
-    "@": "reboot_requested",
-    "^": "reboot_issued",
-    "-": "planned",
-}
-_WORDS = {
-    "alloc": ("allocated",),
-    "comp": ("completing",),
-    "drain": ("idle", "drain"),
-    "drained": ("idle", "drain"),
-    "draining": ("allocated", "drain"),
-    "drng": ("allocated", "drain"),
-    "failg": ("allocated", "fail"),
-    "failing": ("allocated", "fail"),
-    "futr": ("future",),
-    "inval": ("invalid",),
-    "mix": ("mixed",),
-    "plnd": ("planned",),
-    "pow_dn": ("powering_down",),
-    "pow_up": ("powering_up",),
-    "powered_down": ("powered_down",),
-    "resv": ("reserved",),
-    "unk": ("unknown",),
-}
-_WORKING = frozenset(("idle", "allocated", "mixed", "completing", "reserved", "planned"))
+_WORKING = frozenset(("idle", "allocated", "mixed"))
 _HARMLESS = frozenset(
     (
         *("completing", "reserved", "planned", "cloud", "dynamic_norm", "dynamic_future"),
-        # A node that has just been resumed is `*` until the controller has heard from it.
-        "not_responding",
+        "not_responding",  # has just been resumed, and the controller has not heard from it yet
     )
 )
 """Flags of a node that takes jobs, or soon will."""
@@ -67,17 +36,9 @@ class NodeState(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> NodeState:
-        """Parse Slurm's state in any form; an unknown word becomes a base or a flag unchanged."""
-        text = text.strip().lower()
-        flags = set()
-        while text and text[-1] in _SUFFIXES:
-            flags.add(_SUFFIXES[text[-1]])
-            text = text[:-1]
-        # sinfo appends a `+` when it merges lines of several states.
-        words = [word for word in text.split("+") if word]
-        if len(words) == 1:
-            words = list(_WORDS.get(words[0], words))
-        return cls(words[0] if words else "unknown", frozenset({*words[1:], *flags}))
+        """Parse sinfo's `StateComplete`, such as `idle+drain+not_responding`."""
+        base, *flags = text.lower().split("+")
+        return cls(base or "unknown", frozenset(flags))
 
     @property
     def drained(self) -> bool:
@@ -103,22 +64,6 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm
 _FIELDS = ("NodeList", "StateComplete", "Timestamp", "Reason", "Comment")
 _NONE = frozenset(("", "none", "(null)", "n/a"))
 _SECTION = re.compile(r" ?\[dshealthd: ([^\]]*)\]")
-
-
-class Slurm(Protocol):
-    """The methods of a `Controller` that a check uses."""
-
-    def nodes(self) -> dict[str, SlurmNode]:
-        """Return all nodes known to slurmctld."""
-
-    def drain(self, node: SlurmNode, reason: str) -> None:
-        """Drain a node."""
-
-    def undrain(self, node: SlurmNode) -> None:
-        """Undrain a node."""
-
-    def note(self, node: SlurmNode, note: str) -> None:
-        """Replace our note on a node."""
 
 
 class ControllerError(Exception):

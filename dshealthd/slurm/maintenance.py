@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dshealthd.collectors.maintenance import FILES, LIMIT, MAX_REASON, Maintenance, parse
 from dshealthd.core import state_file
@@ -16,7 +16,7 @@ from dshealthd.core import state_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.slurm.controller import SlurmNode
+    from dshealthd.slurm.controller import Controller
 
 COUNTS = 86400.0
 """Seconds for which maintenance lasts after the last query to Slurm: a drained node that is
@@ -32,14 +32,7 @@ _OF_FAULTS = re.compile(
 _UNPRINTABLE = re.compile(r"[^ -~]+")
 
 
-class NodeSource(Protocol):
-    """The method of `controller.Controller` that is used here."""
-
-    def node(self, name: str) -> SlurmNode | None:
-        """Return one node as Slurm has it, for its maintenance; None if Slurm does not have it."""
-
-
-def keep(directory: Path, slurm: NodeSource, name: str, now: float) -> None:
+def keep(directory: Path, slurm: Controller, name: str, now: float) -> None:
     """Write the file with Slurm's current maintenance, or remove it.
 
     `now` is the Unix time in seconds. Raises ControllerError or OSError, and then changes nothing.
@@ -47,7 +40,7 @@ def keep(directory: Path, slurm: NodeSource, name: str, now: float) -> None:
     node = slurm.node(name)
     place = directory / FILES["slurm"]
     drained = node is not None and node.state.drained and not _OF_FAULTS.match(node.reason)
-    if node is None or node.ours or not (drained or "maint" in node.state.flags):
+    if node is None or node.ours or not (drained or "maintenance" in node.state.flags):
         place.unlink(missing_ok=True)
         return
     text = node.reason or ("drained" if drained else "MAINT reservation")

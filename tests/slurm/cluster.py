@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dshealthd.slurm.controller import ControllerError, NodeState, SlurmNode
+from dshealthd.slurm.controller import Controller, ControllerError, NodeState, SlurmNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,10 +21,11 @@ def node(
     return SlurmNode(name, NodeState.parse(state), reason, since, values["comment"], values["note"])
 
 
-class Cluster:
+class Cluster(Controller):
     """The controller; `before` is called before each request, and may raise."""
 
     def __init__(self, *nodes: SlurmNode, before: Callable[[], object] = lambda: None) -> None:
+        super().__init__()
         self.table = {entry.name: entry for entry in nodes}
         self.before = before
         self.calls: list[tuple[str, ...]] = []

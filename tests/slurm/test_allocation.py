@@ -326,7 +326,7 @@ def test_everything_else_drains_nobody() -> None:
 
 def test_budget_holds() -> None:
     """A switch that fails cuts off a rack: the budget bounds that as everything else."""
-    cluster = Cluster(node("n1"), node("n2", "drained", "dshealthd: node-cut-off", 4e9))
+    cluster = Cluster(node("n1"), node("n2", "idle+drain", "dshealthd: node-cut-off", 4e9))
     outcome, _ = prolog(cluster, GONE, GONE)
     assert outcome.result is NodeCheckResult.BAD
     assert "budget of 1" in cluster.table["n1"].note

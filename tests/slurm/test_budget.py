@@ -121,8 +121,8 @@ def test_size() -> None:
 def test_an_hour_later() -> None:
     """What was drained more than an hour ago does not count, nor what an administrator drained."""
     cluster = Cluster(
-        node("n1", "drained", REASON, NOW - 3601),
-        node("n2", "drained", "bad cable", NOW - 10),
+        node("n1", "idle+drain", REASON, NOW - 3601),
+        node("n2", "idle+drain", "bad cable", NOW - 10),
         node("n3", "idle"),
         node("n4", "idle"),
     )

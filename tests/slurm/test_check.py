@@ -101,12 +101,12 @@ def test_silent_agent_drains_nobody() -> None:
 def test_reasons_of_others_stay() -> None:
     """Whatever an administrator, Slurm or another tool has set stays, drained or not."""
     for state, reason in (
-        ("drained", "bad cable"),
+        ("idle+drain", "bad cable"),
         ("idle+drain", "Prolog error"),
-        ("down*", "Not responding"),
-        ("idle$", ""),
-        ("idle@", ""),
-        ("idle#", ""),
+        ("down+not_responding", "Not responding"),
+        ("idle+maintenance", ""),
+        ("idle+reboot_requested", ""),
+        ("idle+powering_up", ""),
         ("idle", "kept in mind"),
     ):
         node_ = Node(node("n1", state, reason), node("n2"))
@@ -116,7 +116,7 @@ def test_reasons_of_others_stay() -> None:
 
 def test_ours_is_not_set_again() -> None:
     """A drain of ours is left alone, so that its hour does not begin anew."""
-    node_ = Node(node("n1", "drained", REASON, NOW - 100), node("n2"))
+    node_ = Node(node("n1", "idle+drain", REASON, NOW - 100), node("n2"))
     assert times(4, lambda: node_.check(BAD))[-1] is NodeCheckResult.DRAINED
     assert not node_.cluster.changes()
 
@@ -132,9 +132,11 @@ def test_prolog_looks_again() -> None:
 
 def test_prolog_over_budget_lets_the_job_start() -> None:
     """A prolog that fails drains by itself, so that without budget it does not fail."""
-    node_ = Node(node("n1"), node("n2", "drained", REASON, NOW - 100))
+    node_ = Node(node("n1"), node("n2", "idle+drain", REASON, NOW - 100))
     node_.cluster.now = NOW
-    fresh = node("n2", "drained", REASON, 4e9)  # not before the real clock, which `NodeCheck` uses
+    fresh = node(
+        "n2", "idle+drain", REASON, 4e9
+    )  # not before the real clock, which `NodeCheck` uses
     node_.cluster.table["n2"] = fresh
     assert node_.check(BAD, prolog=True) is NodeCheckResult.BAD
     assert node_.cluster.table["n1"].state.working
@@ -143,7 +145,7 @@ def test_prolog_over_budget_lets_the_job_start() -> None:
 
 def test_note_goes_when_the_node_is_well() -> None:
     """What we wrote into the comment is taken back, and nothing is asked of Slurm after that."""
-    node_ = Node(node("n1"), node("n2", "drained", REASON, 4e9))
+    node_ = Node(node("n1"), node("n2", "idle+drain", REASON, 4e9))
     times(2, lambda: node_.check(BAD))
     assert node_.cluster.table["n1"].note
     node_.check(CLEAN)
@@ -155,7 +157,7 @@ def test_note_goes_when_the_node_is_well() -> None:
 
 def test_undrains_ours_alone_and_only_where_told() -> None:
     """After ten clean checks in a row, a drain of ours is taken back; off by default."""
-    ours, theirs = node("n1", "drained", REASON, NOW), node("n1", "drained", "bad cable", NOW)
+    ours, theirs = node("n1", "idle+drain", REASON, NOW), node("n1", "idle+drain", "bad cable", NOW)
     for entry, undrain, expected in ((ours, False, 0), (theirs, True, 0), (ours, True, 1)):
         node_ = Node(entry, node("n2"), undrain=undrain)
         times(9, lambda node_=node_: node_.check(CLEAN))  # type: ignore[misc] # bound here

@@ -11,7 +11,7 @@ from dshealthd.cli import main as cli
 from dshealthd.collectors.maintenance import FILES, MAX_REASON, parse
 from dshealthd.findings.finding import Verdict
 from dshealthd.slurm.agent import judge
-from dshealthd.slurm.controller import ControllerError
+from dshealthd.slurm.controller import Controller, ControllerError
 from dshealthd.slurm.maintenance import COUNTS, keep
 from dshealthd.slurm.options import DRAIN_FOR
 from tests.findings.player import scene
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from dshealthd.slurm.controller import SlurmNode
 
 
-class Slurm:
+class Slurm(Controller):
     """A controller that knows one node."""
 
     def __init__(self, known: SlurmNode | None) -> None:
+        super().__init__()
         self.known = known
 
     def node(self, name: str) -> SlurmNode | None:
@@ -42,7 +43,7 @@ class Slurm:
     [
         ("idle+drain", "PSU exchange", "PSU exchange"),
         ("allocated+drain", "", "drained"),
-        ("idle+maint", "", "MAINT reservation"),
+        ("idle+maintenance", "", "MAINT reservation"),
         ("down+drain", "new\tBIOS", "new?BIOS"),
         ("idle+drain", "x" * 200, "x" * MAX_REASON),
         ("idle+drain", "dshealthd: gpu-lost gpu=3", None),  # broken, and told

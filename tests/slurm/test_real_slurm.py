@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd.collectors.maintenance import FILES
 from dshealthd.slurm.controller import Controller
+from dshealthd.slurm.maintenance import keep
 from tests.deploy.slurm import SlurmCluster, require
 from tests.lab.lab import Lab
 
@@ -52,3 +55,16 @@ def test_text_of_an_operator_on_a_node(slurm: SlurmCluster) -> None:
         slurm.lab.services.inside(lambda: Controller(conf_file=slurm.conf).node(node))
         == (found[node])
     )
+
+
+def test_a_reservation_for_maintenance_is_maintenance(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """A node in a reservation of type MAINT is in maintenance, by the words of a real sinfo."""
+    node = slurm.lab.nodes[0].name
+    when = ("StartTime=now", "Duration=60", "Users=root", "Flags=MAINT")
+    slurm.command("scontrol", "create", "reservation", *when, f"Nodes={node}")
+    controller = Controller(conf_file=slurm.conf)
+    slurm.wait(
+        lambda: "RESERVED" in slurm.command("scontrol", "show", "node", node), 60, "it is reserved"
+    )
+    slurm.lab.services.inside(lambda: keep(tmp_path, controller, node, time.time()))
+    assert (tmp_path / FILES["slurm"]).exists()
