@@ -78,7 +78,7 @@ def serve(members: tuple[str, ...], key: Path, ready: Event) -> None:
             options = PeerOptions(
                 listen_address=f"{name}:{PORT}", key_file=key, off_file=None, check_addresses=False
             )
-            await PeerServer(options, name, lambda: known, {"summary": answer}).start()
+            await PeerServer(options, name, lambda: known.names, {"summary": answer}).start()
         ready.set()
         await asyncio.Event().wait()
 

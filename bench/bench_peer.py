@@ -118,7 +118,7 @@ async def serve(directory: Path, kind: str) -> None:
         await ended.wait()
         server.close()
         return
-    peer = PeerServer(options(directory, kind, "b"), "b", lambda: Members, {"echo": echo})
+    peer = PeerServer(options(directory, kind, "b"), "b", lambda: Members.names, {"echo": echo})
     await peer.start()
     print(peer.port, flush=True)
     await ended.wait()

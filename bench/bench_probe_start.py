@@ -20,7 +20,9 @@ from pathlib import Path
 from bench.processes import median, table
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.workers import worker
-from dshealthd.probe.workers.worker_pool import LocalStore, RankSpec, WorkerJob, WorkerPool
+from dshealthd.probe.workers.job import RankSpec, WorkerJob
+from dshealthd.probe.workers.store import LocalStore
+from dshealthd.probe.workers.worker_pool import WorkerPool
 
 AFRESH = """
 import importlib.util, sys
@@ -70,6 +72,7 @@ async def measure(worker_pool: WorkerPool, world: int, rounds: int) -> Measured:
         address="127.0.0.1",
         steps=((8, 10),),
         warm_up=1,
+        deadlines=dict.fromkeys(Stage, 60.0),
     )
     result = Measured()
     for number in range(rounds + 1):

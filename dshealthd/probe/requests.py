@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
 from dshealthd.probe.members.absences import MAINTENANCE
@@ -14,7 +14,7 @@ from dshealthd.probe.rounds.conclusion import timing_fields
 from dshealthd.probe.rounds.plan import ON_DEMAND, PAIR
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from dshealthd.probe.members.absences import Absences
     from dshealthd.probe.members.local_membership import LocalMembership
@@ -27,19 +27,6 @@ MAX_LISTED = 64
 """Maximum members or suspects listed in an answer or the status."""
 
 
-class Lead(Protocol):
-    """A function that leads a round."""
-
-    async def __call__(
-        self,
-        epoch: int,
-        members: tuple[str, ...],
-        kind: Kind | None = None,
-        steps: tuple[tuple[int, int], ...] | None = None,
-    ) -> RoundReport | None:
-        """Return the report of the round; None if this node is in another one."""
-
-
 class PeerRequests:
     """The handlers of other members' calls, by method."""
 
@@ -50,12 +37,12 @@ class PeerRequests:
         node: ThisNode,
         detector: Detector,
         rounds: Rounds,
-        lead: Lead,
+        lead: Callable[..., Awaitable[RoundReport | None]],
         *,
         summary: Callable[[], dict[str, Any]],
         status_page: Callable[[int], dict[str, Any]],
     ) -> None:
-        """`summary` and `status_page` are those of `ProbeState`."""
+        """`summary` and `status_page` are those of `ProbeState`, `lead` is of `SlotRunner`."""
         self._me = local_membership.me
         self._local_membership = local_membership
         self._absences = absences

@@ -49,7 +49,6 @@ from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.verdicts.baseline import Baselines
 from dshealthd.probe.verdicts.confirmation import Confirmations
 from dshealthd.probe.verdicts.detector import Detector
-from dshealthd.probe.workers.job import DeviceSteps
 from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
 
@@ -202,7 +201,7 @@ class SlotRunner:
         self.server = PeerServer(
             options.peer,
             self._me,
-            lambda: self._local_membership.membership,
+            lambda: self._local_membership.membership.names,
             requests.handlers(),
             credentials=credentials,
             monotonic=self._monotonic,
@@ -505,9 +504,7 @@ class SlotRunner:
             self._metrics.skip(reason)
         else:
             steps = steps_at(0, 1)
-            work = local_job(
-                gpus, steps, device_steps=DeviceSteps() if gpus else None, deadlines=DEADLINES
-            )
+            work = local_job(gpus, steps, DEADLINES)
             results = await self._worker_pool.run(work, LocalStore(), lambda _rank, _stage: None)
             self._metrics.take_checksums(results)
             findings = combine(plan, self._me, {self._me: MemberResult(tuple(results))}, {})

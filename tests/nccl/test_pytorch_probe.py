@@ -17,13 +17,9 @@ import pytest
 
 from dshealthd.core.timing import Backoff
 from dshealthd.probe.observation import Kind, Outcome, Stage
-from dshealthd.probe.workers.worker_pool import (
-    LocalStore,
-    RankResult,
-    RankSpec,
-    WorkerJob,
-    WorkerPool,
-)
+from dshealthd.probe.workers.job import RankResult, RankSpec, WorkerJob
+from dshealthd.probe.workers.store import LocalStore
+from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests.nccl.job import loopback
 from tests.nccl.pytorch import training
 

@@ -169,7 +169,7 @@ class Companion:
             wall=self.wall,
             waited=waited,
         )
-        self.server = PeerServer(options, name, self.node.membership, self.rounds.handlers())
+        self.server = PeerServer(options, name, lambda: self.node.names, self.rounds.handlers())
         self._ports = ports
 
     def wall(self) -> float:

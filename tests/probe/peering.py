@@ -46,13 +46,6 @@ ECHO = "/peer/v1/echo"
 CHALLENGE = "c" * 32
 
 
-class Nodes:
-    """A membership."""
-
-    def __init__(self, *names: str) -> None:
-        self.names = names
-
-
 class Time:
     """A clock that stands still unless it is told otherwise."""
 
@@ -230,7 +223,7 @@ def metric(source: Any, name: str, *labels: str) -> float:
 async def listening(options: PeerOptions, me: str = "b", **given: Any) -> AsyncIterator[Node]:
     """Run a listener."""
     members, handlers = (
-        given.pop("members", lambda: Nodes("a", "b", "c")),
+        given.pop("members", lambda: ("a", "b", "c")),
         given.pop("handlers", {"echo": echo}),
     )
     server = PeerServer(options, me, members, handlers, **given)

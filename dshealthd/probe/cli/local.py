@@ -19,7 +19,6 @@ from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
 from dshealthd.probe.rounds.plan import ON_DEMAND, PAIR, RoundPlan, local_job, new_round
-from dshealthd.probe.workers.job import DeviceSteps
 from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
 
@@ -78,9 +77,7 @@ async def local(
                 f"{plural(gpus, 'GPU is', 'GPUs are')} not probed, only two processes over loopback"
             )
             gpus = 0
-        job = local_job(
-            gpus, steps, device_steps=DeviceSteps() if gpus else None, deadlines=DEADLINES
-        )
+        job = local_job(gpus, steps, DEADLINES)
         results = await worker_pool.run(
             job, LocalStore(), StageReporter(len(job.rank_specs), len(steps), tell)
         )

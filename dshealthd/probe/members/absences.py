@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot
-    from dshealthd.probe.rounds.remote_store import Peers
+    from dshealthd.probe.peers.client import PeerClient
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class Absences:
         """Yield the number of absent members."""
         yield ABSENT(float(sum(map(self.absent, list(self._ends)))))
 
-    async def keep_telling(self, peers: Peers, others: Callable[[], Iterable[str]]) -> None:
+    async def keep_telling(self, peers: PeerClient, others: Callable[[], Iterable[str]]) -> None:
         """Announce this node's maintenance and its end to the other members, until cancelled."""
         failed: dict[str, int] = {}
         told = 0.0
@@ -116,7 +116,9 @@ class Absences:
                     failed[name] = failed.get(name, 0) + 1
             await asyncio.sleep(LOOK)
 
-    async def _tell(self, peers: Peers, name: str, end: float, places: asyncio.Semaphore) -> bool:
+    async def _tell(
+        self, peers: PeerClient, name: str, end: float, places: asyncio.Semaphore
+    ) -> bool:
         async with places:
             try:
                 await peers.call(name, "absent", {"end": end}, TELLING)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
@@ -40,14 +40,6 @@ if TYPE_CHECKING:
     from dshealthd.probe.peers.resolver import Resolver
 
 
-class Members(Protocol):
-    """What the listener needs of the membership."""
-
-    @property
-    def names(self) -> Collection[str]:
-        """The names of the nodes that may call."""
-
-
 class RequestRejected(Exception):
     """The current request is refused."""
 
@@ -77,12 +69,12 @@ class Guard:
         self,
         options: PeerOptions,
         me: str,
-        members: Callable[[], Members],
+        members: Callable[[], Collection[str]],
         credentials: Credentials,
         monotonic: Callable[[], float],
         resolver: Resolver | None = None,
     ) -> None:
-        """Let the `members` call the node `me`; `resolver` is for checks of their addresses."""
+        """Let those that `members` names call the node `me`; `resolver` checks their addresses."""
         self._options = options
         self._me = me
         self._members = members
@@ -162,7 +154,7 @@ class Guard:
             raise RequestRejected(Rejection.RECEIVER)
         if claim.sender == self._me:
             raise RequestRejected(Rejection.SELF)
-        if claim.sender not in self._members().names:
+        if claim.sender not in self._members():
             raise RequestRejected(Rejection.SENDER)
         if not self._nonces.admit(claim.sender):
             raise RequestRejected(Rejection.RATE)

@@ -25,7 +25,7 @@ from dshealthd.http.tls import Tls
 from dshealthd.probe.peers import protocol
 from dshealthd.probe.peers.connection import PeerConnection, PeerGate
 from dshealthd.probe.peers.credentials import Credentials
-from dshealthd.probe.peers.guard import Call, Guard, Members, RequestRejected
+from dshealthd.probe.peers.guard import Call, Guard, RequestRejected
 from dshealthd.probe.peers.messages import METHODS, Method
 from dshealthd.probe.peers.protocol import (
     ANSWER,
@@ -40,7 +40,7 @@ from dshealthd.probe.peers.protocol import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 
     from aiohttp.web_response import StreamResponse
 
@@ -99,7 +99,7 @@ class PeerServer:
         self,
         options: PeerOptions,
         me: str,
-        members: Callable[[], Members],
+        members: Callable[[], Collection[str]],
         handlers: Mapping[str, Handler],
         *,
         credentials: Credentials | None = None,

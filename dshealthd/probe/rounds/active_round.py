@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.linux.starvation import LoopLag
+from dshealthd.probe.node import ThisNode
 from dshealthd.probe.observation import Observation, Stage
+from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.protocol import PeerError, Rejection
 from dshealthd.probe.rounds.conclusion import MemberResult, Scores
 from dshealthd.probe.rounds.plan import RoundPlan, job
-from dshealthd.probe.rounds.remote_store import Peers
 from dshealthd.probe.workers.store import LocalStore
+from dshealthd.probe.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from dshealthd.probe.members.membership import Membership
-    from dshealthd.probe.workers.job import RankResult, WorkerJob
+    from dshealthd.probe.workers.job import RankResult
     from dshealthd.probe.workers.store import StoreHandler
 
 
@@ -51,43 +50,6 @@ WHOLE = frozenset(
     }
 )
 """Reasons to decline any round; a round declined for another reason may still be a light one."""
-
-
-class Workers(Protocol):
-    """This node's processes that run collectives."""
-
-    async def run(
-        self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
-    ) -> list[RankResult]:
-        """Run this node's ranks of the round and return their results; end them if cancelled."""
-
-
-class LocalNode(Protocol):
-    """What a round needs to know about the node that it runs on."""
-
-    name: str
-    address: str
-    """Numeric address for the workers."""
-    interface: str
-
-    @property
-    def adapters(self) -> Sequence[str]:
-        """The network adapter closest to each GPU, for an active round; may be empty."""
-
-    def membership(self) -> Membership:
-        """Return this node's current view of the members, for an active round."""
-
-    def epoch(self) -> int:
-        """Return the epoch number by this node's clock, for an active round."""
-
-    def gpus(self) -> int:
-        """Return how many of this node's GPUs the ranks of a round can use."""
-
-    def objection(self, plan: RoundPlan) -> str:
-        """Return a slug for why workers may not run this plan now; empty if they may."""
-
-    def scores(self) -> Scores:
-        """Return the scores of this node that an active round sends to peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +112,12 @@ class ActiveRound:
 class RoundContext:
     """What a node uses to lead rounds and take part in them."""
 
-    node: LocalNode
-    peers: Peers
-    workers: Workers | None
+    node: ThisNode
+    peers: PeerClient
+    workers: WorkerPool | None
     monotonic: Callable[[], float]
     wall: Callable[[], float]
     waited: Callable[[], float | None]
-    progress: Callable[[int, Stage], None]
 
     async def ask(
         self, name: str, method: str, body: Mapping[str, Any], deadline: float
@@ -172,9 +133,8 @@ class RoundContext:
         node = self.node
         assert self.workers is not None  # noqa: S101 - a node without workers is never ready
 
-        def progress(rank: int, stage: Stage) -> None:
+        def progress(_rank: int, stage: Stage) -> None:
             active.stage = stage
-            self.progress(rank, stage)
 
         work = job(
             active.plan,

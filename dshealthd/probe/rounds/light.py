@@ -17,7 +17,7 @@ from dshealthd.probe.peers.protocol import PeerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dshealthd.probe.rounds.remote_store import Peers
+    from dshealthd.probe.peers.client import PeerClient
 
 OP = "echo"
 ECHOES = 2
@@ -101,7 +101,7 @@ class _Echo:
 
 
 async def measure(
-    peers: Peers,
+    peers: PeerClient,
     peer: str,
     monotonic: Callable[[], float],
     wall: Callable[[], float],
@@ -171,7 +171,7 @@ def _times(echoes: Sequence[_Echo], payload: bytes) -> Iterator[tuple[float, flo
 
 
 async def echo(
-    peers: Peers, peer: str, payload: bytes, sent_at: float, deadline: float
+    peers: PeerClient, peer: str, payload: bytes, sent_at: float, deadline: float
 ) -> dict[str, Any]:
     """Exchange one echo of a light round and return the answer. Raises PeerError.
 

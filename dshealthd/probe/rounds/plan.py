@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
@@ -40,6 +40,10 @@ DEADLINES: Mapping[Stage, float] = {
 """Seconds that a worker may stay in a stage."""
 
 
+Steps = tuple[tuple[int, int], ...]
+"""All-reduces: bytes and repetitions of each."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPlan:
     """One round."""
@@ -53,8 +57,7 @@ class RoundPlan:
     """Root first; ranks follow this order."""
     digest: str
     """Digest of the membership as the root sees it."""
-    steps: tuple[tuple[int, int], ...] = ()
-    """All-reduces: bytes and repetitions of each."""
+    steps: Steps = ()
     ranks: int = 1
     """Ranks of each node; with NCCL they use the GPUs from the first on."""
     version: str = SPEAKS
@@ -79,39 +82,15 @@ class RoundPlan:
 
     def invitation(self) -> dict[str, Any]:
         """Return the message with the plan that invites a member."""
-        return {
-            "round": self.round,
-            "epoch": self.epoch,
-            "kind": self.kind,
-            "backend": self.backend,
-            "members": self.members,
-            "digest": self.digest,
-            "steps": [
-                {"size": size, "repetitions": repetitions} for size, repetitions in self.steps
-            ],
-            "ranks": self.ranks,
-            "version": self.version,
-        }
+        steps = [{"size": size, "repetitions": repetitions} for size, repetitions in self.steps]
+        return {**asdict(self), "steps": steps}
 
     @classmethod
     def invited(cls, body: Mapping[str, Any]) -> RoundPlan:
         """Return the plan of an invitation."""
-        fields = {
-            name: body[name]
-            for name in (
-                "round",
-                "epoch",
-                "kind",
-                "backend",
-                "members",
-                "digest",
-                "ranks",
-                "version",
-            )
-        }
-        return cls(
-            steps=tuple((step["size"], step["repetitions"]) for step in body["steps"]), **fields
-        )
+        steps = tuple((step["size"], step["repetitions"]) for step in body["steps"])
+        names = {field.name for field in fields(cls)} - {"steps"}
+        return cls(steps=steps, **{name: body[name] for name in names})
 
     def gpu_seconds(self, timings: Sequence[Timing]) -> float:
         """Return how long these timings' operations kept each GPU busy, in seconds, including the
@@ -126,10 +105,6 @@ class RoundPlan:
 def new_round() -> str:
     """Return a unique name for a round's plan."""
     return secrets.token_hex(8)
-
-
-Steps = tuple[tuple[int, int], ...]
-"""All-reduces: bytes and repetitions of each."""
 
 
 def steps_at(
@@ -174,27 +149,22 @@ def job(
     plan: RoundPlan, me: str, *, address: str, interface: str, adapters: Sequence[str] = ()
 ) -> WorkerJob:
     """Return one member's job in a planned round between nodes."""
-    place = plan.members.index(me)
-    rails = plan.kind is Kind.RAIL
+    number = plan.members.index(me)
     rank_specs = []
     for gpu in range(plan.ranks):
         device = f"cuda:{gpu}" if plan.backend is Backend.NCCL else "cpu"
-        adapter = adapters[gpu] if gpu < len(adapters) else ""
-        rail = (
-            {"group": f"rail{gpu}", "group_rank": place, "group_size": len(plan.members)}
-            if rails
-            else {}
-        )
-        part = (adapter or str(gpu)) if rails else ""
-        rank_specs.append(
-            RankSpec(
-                rank=place * plan.ranks + gpu,
-                device=device,
-                part=part,
-                adapter=adapter if rails else "",
-                **rail,  # type: ignore[arg-type] # each of its own type
+        spec = RankSpec(rank=number * plan.ranks + gpu, device=device)
+        if plan.kind is Kind.RAIL:
+            adapter = adapters[gpu] if gpu < len(adapters) else ""
+            spec = replace(
+                spec,
+                part=adapter or str(gpu),
+                adapter=adapter,
+                group=f"rail{gpu}",
+                group_rank=number,
+                group_size=len(plan.members),
             )
-        )
+        rank_specs.append(spec)
     return WorkerJob(
         kind=plan.kind,
         backend=plan.backend,
@@ -208,13 +178,7 @@ def job(
     )
 
 
-def local_job(
-    gpus: int,
-    steps: tuple[tuple[int, int], ...],
-    *,
-    device_steps: DeviceSteps | None,
-    deadlines: Mapping[Stage, float],
-) -> WorkerJob:
+def local_job(gpus: int, steps: Steps, deadlines: Mapping[Stage, float]) -> WorkerJob:
     """Return the job of a round among this node's own GPUs, or two CPU processes without GPUs."""
     rank_specs = tuple(
         RankSpec(
@@ -230,6 +194,6 @@ def local_job(
         address="127.0.0.1",
         steps=steps,
         warm_up=WARM_UP,
-        device_steps=device_steps,
+        device_steps=DeviceSteps() if gpus else None,
         deadlines=deadlines,
     )

@@ -5,7 +5,7 @@ Every operation is a call to that node's agent.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.protocol import PeerError, Refusal
@@ -13,6 +13,8 @@ from dshealthd.probe.workers.store import LocalStore, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from dshealthd.probe.peers.client import PeerClient
 
 TURN = 4.0
 """Seconds that one call waits for a key; a longer wait takes several calls."""
@@ -22,19 +24,12 @@ TIMED_OUT = "timeout"
 NOT_DONE = "store"
 
 
-class Peers(Protocol):
-    """The other agents."""
-
-    async def call(
-        self, peer: str, method: str, body: Mapping[str, Any], deadline: float
-    ) -> dict[str, Any]:
-        """Return a peer's answer about a store within `deadline` seconds. Raises PeerError."""
-
-
 class RemoteStore:
     """A store as its members see it; a `StoreHandler`."""
 
-    def __init__(self, peers: Peers, root: str, round: str, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, peers: PeerClient, root: str, round: str, monotonic: Callable[[], float]
+    ) -> None:
         """Forward to the agent of `root`."""
         self._peers = peers
         self._root = root

@@ -25,10 +25,10 @@ from dshealthd.probe.rounds.plan import ON_DEMAND, SPEAKS, RoundPlan
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
 
-    from dshealthd.probe.observation import Stage
-    from dshealthd.probe.rounds.active_round import LocalNode, Workers
+    from dshealthd.probe.node import ThisNode
+    from dshealthd.probe.peers.client import PeerClient
     from dshealthd.probe.rounds.conclusion import RoundResult
-    from dshealthd.probe.rounds.remote_store import Peers
+    from dshealthd.probe.workers.worker_pool import WorkerPool
 
     Handler = Callable[[str, dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
 
@@ -43,28 +43,23 @@ class Rounds:
 
     def __init__(
         self,
-        node: LocalNode,
-        peers: Peers,
-        workers: Workers | None,
+        node: ThisNode,
+        peers: PeerClient,
+        workers: WorkerPool | None,
         done: Callable[[RoundReport], None],
         *,
         monotonic: Callable[[], float],
         wall: Callable[[], float],
         waited: Callable[[], float | None],
-        progress: Callable[[int, Stage], None] = lambda _rank, _stage: None,
     ) -> None:
         """Call `done` once at the end of each round that this node leads or takes part in.
 
         Without `workers` all rounds are light. `waited` returns the seconds for which this agent
         has waited for a CPU.
         """
-        self._node = node
-        self._workers = workers
-        self._done = done
-        self._monotonic = monotonic
-        self._wall = wall
-        self._waited = waited
-        context = RoundContext(node, peers, workers, monotonic, wall, waited, progress)
+        self._node, self._workers, self._done = node, workers, done
+        self._monotonic, self._wall, self._waited = monotonic, wall, waited
+        context = RoundContext(node, peers, workers, monotonic, wall, waited)
         self._leader = Leader(context)
         self._member = Participant(context)
         self._current: ActiveRound | None = None

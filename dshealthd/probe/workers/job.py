@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.probe.observation import Kind, Outcome, Stage, Timing
@@ -21,18 +21,6 @@ They are cheap, and the first to show bad cables and busy switches.
 """
 BANDWIDTH = ((64 << 20, 5),)
 """A large all-reduce, run now and then."""
-DEADLINES: dict[Stage, float] = {
-    Stage.IMPORT: 60.0,
-    Stage.STORE: 5.0,
-    Stage.INIT: 15.0,
-    Stage.WARM_UP: 10.0,
-    Stage.SIZES: 10.0,
-    Stage.VERIFY: 10.0,
-}
-"""Seconds that a worker may stay in a stage; `sizes` restarts for every size.
-
-The import happens in the fork server, from a cold disk.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,12 +71,13 @@ class WorkerJob:
     """This node's own numeric address: gloo listens there and nowhere else."""
     interface: str = "lo"
     """The interface that has the address, for NCCL's bootstrap."""
-    steps: tuple[tuple[int, int], ...] = LATENCY
+    steps: tuple[tuple[int, int], ...]
     """All-reduces: bytes and repetitions of each."""
     warm_up: int = 2
     """Untimed repetitions of each size before the timed ones."""
     device_steps: DeviceSteps | None = None
-    deadlines: Mapping[Stage, float] = field(default_factory=lambda: DEADLINES)
+    deadlines: Mapping[Stage, float]
+    """Seconds that a worker may stay in a stage; `sizes` restarts for every size."""
 
 
 OWN = frozenset(

@@ -29,38 +29,15 @@ from dshealthd.probe.workers.fork_server import (
     ForkServerError,
     StatusPage,
 )
-from dshealthd.probe.workers.job import (
-    BANDWIDTH,
-    DEADLINES,
-    LATENCY,
-    DeviceSteps,
-    RankResult,
-    RankSpec,
-    WorkerJob,
-    late,
-)
+from dshealthd.probe.workers.job import RankResult
 from dshealthd.probe.workers.session import NodeWorkers, WorkerSession
-from dshealthd.probe.workers.store import LocalStore, StoreError, StoreHandler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from dshealthd.core.collector import Sample
-
-__all__ = [
-    "BANDWIDTH",
-    "DEADLINES",
-    "LATENCY",
-    "DeviceSteps",
-    "LocalStore",
-    "RankResult",
-    "RankSpec",
-    "StoreError",
-    "StoreHandler",
-    "WorkerJob",
-    "WorkerPool",
-    "late",
-]
+    from dshealthd.probe.workers.job import RankSpec, WorkerJob
+    from dshealthd.probe.workers.store import StoreHandler
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,6 @@ from tests.probe.peering import (
     PATIENT,
     PING,
     Node,
-    Nodes,
     Time,
     calling,
     connected,
@@ -298,10 +297,10 @@ async def test_wrong_names(
 
 async def test_membership_is_asked_each_time(key: Path) -> None:
     """A node that is no member any more is refused on the connection that it has."""
-    members = [Nodes("a", "b")]
+    members = [("a", "b")]
     async with talking(keyed(key), members=lambda: members[0]) as (_, client):
         await ping(client)
-        members[0] = Nodes("b", "c")
+        members[0] = ("b", "c")
         await fails(ping(client), Outcome.DECLINED, "not_a_member")
 
 
@@ -459,9 +458,9 @@ async def test_rotation_of_the_key(tmp_path: Path) -> None:
     Without it, it is refused again.
     """
     both, new = secret(tmp_path, "both", KEY, OTHER_KEY), secret(tmp_path, "new", OTHER_KEY)
-    async with talking(keyed(both), keyed(new)) as (node, client):
+    async with talking(keyed(both), keyed(new)) as (_, client):
         await ping(client)
-    async with talking(keyed(both), keyed(secret(tmp_path, "old", KEY))) as (node, client):
+    async with talking(keyed(both), keyed(secret(tmp_path, "old", KEY))) as (_, client):
         await ping(client)
     async with talking(keyed(new), keyed(both)) as (_, client):
         await fails(ping(client), Outcome.UNAUTHORIZED, "rejected")

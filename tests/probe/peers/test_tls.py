@@ -172,7 +172,7 @@ async def test_client_that_speaks_no_tls(issued: Path, tmp_path: Path) -> None:
     One with a certificate finds a listener that has no TLS.
     """
     plain = PeerOptions(listen_address="127.0.0.1:0", key_file=secret(tmp_path, "key", KEY))
-    async with talking(tls(issued, "b"), plain) as (node, client):
+    async with talking(tls(issued, "b"), plain) as (_, client):
         with pytest.raises(Exception, match=r"closed|reset|bad_answer"):
             await ping(client)
     async with talking(plain, tls(issued, "a")) as (_, client):

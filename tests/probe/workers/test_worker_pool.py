@@ -31,15 +31,9 @@ from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
 from dshealthd.probe.rounds.plan import RoundPlan
 from dshealthd.probe.workers import fork_server, session
-from dshealthd.probe.workers.worker_pool import (
-    DeviceSteps,
-    LocalStore,
-    RankResult,
-    RankSpec,
-    WorkerJob,
-    WorkerPool,
-    late,
-)
+from dshealthd.probe.workers.job import DeviceSteps, RankResult, RankSpec, WorkerJob, late
+from dshealthd.probe.workers.store import LocalStore
+from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests import frozen
 from tests.stopwatch import Stopwatch
 
@@ -724,7 +718,8 @@ def test_agent_dies(tmp_path: Path) -> None:
     script = tmp_path / "agent.py"
     script.write_text(
         "import asyncio, sys, time\n"
-        "from dshealthd.probe.workers.worker_pool import LocalStore, WorkerPool\n"
+        "from dshealthd.probe.workers.store import LocalStore\n"
+        "from dshealthd.probe.workers.worker_pool import WorkerPool\n"
         "from tests.probe.workers.test_worker_pool import job\n"
         f"nursery = WorkerPool(sys.executable, 60.0, time.monotonic, program={SABOTEUR!r})\n"
         "progress = lambda rank, stage: print(nursery.parent_pid, stage, flush=True)\n"
