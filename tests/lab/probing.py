@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dshealthd.probe.members.schedule import epoch_at, group_of, root_order
+from dshealthd.probe.members.schedule import Timetable, epoch_at, root_order
 from tests.lab import Lab
 from tests.lab.node import toml
 
@@ -323,7 +323,7 @@ def until_both_lead(lab: Probing, one: Node, two: Node) -> None:
         meetings = [
             epoch
             for epoch in range(begin, begin + 2 * len(names))
-            if set(group_of(one.name, names, no_leaves, epoch)) == pair
+            if set(Timetable(names, no_leaves).group_of(one.name, epoch)) == pair
         ]
         leaders = {root_order(pair, epoch)[0] for epoch in meetings[:2]}
         # The first meeting is an epoch later than needed: a fault may begin one too late.

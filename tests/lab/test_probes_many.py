@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.probe.members.schedule import groups
+from dshealthd.probe.members.schedule import Timetable
 from tests.lab.probing import Probing, begun, history, namespaced, suspects
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def test_eight_nodes(tmp_path: Path) -> None:
                 ):
                     met[entry["epoch"], tuple(sorted(entry["members"]))] += 1
         promised = {
-            (epoch, group) for epoch in range(begin, end) for group in groups(names, {}, epoch)
+            (epoch, group)
+            for epoch in range(begin, end)
+            for group in Timetable(names, {}).groups(epoch)
         }
         missed = {
             (epoch, group): [

@@ -6,9 +6,9 @@ is of the second.
 
 While the members stay the same, the schedule guarantees (extra pairs aside):
 
-- Two members of one leaf meet at least once in any `Timetable.inside` epochs of the first kind, and
+- Two members of one leaf meet at least once in any `Cell.inside` epochs of the first kind, and
   no two of a leaf meet again before all of it have met.
-- Two members of different leaves meet exactly once in any `Timetable.across` epochs of the second
+- Two members of different leaves meet exactly once in any `Cell.across` epochs of the second
   kind.
 - So any two members meet within `Timetable.cycle` epochs.
 
@@ -84,16 +84,6 @@ class Timetable:
         self._dealt: dict[int, dict[int, tuple[int, ...]]] = {}
         """The cell of each unit, by era."""
         self._made: dict[tuple[int, ...], Cell] = {}
-
-    @property
-    def inside(self) -> int:
-        """Epochs of the first kind until all of a leaf that share a cell have met; 0 for none."""
-        return max(self._cell(units).inside for units in self._cells(0).values())
-
-    @property
-    def across(self) -> int:
-        """The same for epochs of the second kind and members of different leaves of a cell."""
-        return max(self._cell(units).across for units in self._cells(0).values())
 
     @property
     def cycle(self) -> int:
@@ -258,23 +248,6 @@ def _packed(lines: Sequence[Sequence[int]], width: int) -> list[tuple[int, ...]]
     return [tuple(sorted(cell)) for cell in cells]
 
 
-def groups(
-    names: Iterable[str], leaves: Mapping[str, str], epoch: int, size: int = PAIR
-) -> tuple[tuple[str, ...], ...]:
-    """Return all groups of an epoch; see Timetable. The order of `names` does not matter."""
-    return Timetable(names, leaves, size).groups(epoch)
-
-
-def group_of(
-    me: str, names: Iterable[str], leaves: Mapping[str, str], epoch: int, size: int = PAIR
-) -> tuple[str, ...]:
-    """Return the group of one member in an epoch, () if it rests.
-
-    Keeping a Timetable is cheaper than calling this repeatedly.
-    """
-    return Timetable(names, leaves, size).group_of(me, epoch)
-
-
 def root_order(group: Iterable[str], epoch: int) -> tuple[str, ...]:
     """Return a group in the order in which its members lead in this epoch.
 
@@ -296,14 +269,7 @@ def root_order(group: Iterable[str], epoch: int) -> tuple[str, ...]:
 
 
 def epoch_at(unix_seconds: float, period: float) -> int:
-    """Return the number of the epoch that contains a moment.
-
-    Epochs are `period` seconds long, counted from 1970. Raises ValueError if `period` is not above
-    0.
-    """
-    if not period > 0:
-        message = f"an epoch lasts longer than 0 s, not {period}"
-        raise ValueError(message)
+    """Return the number of the epoch, `period` seconds long and counted from 1970, of a moment."""
     return int(unix_seconds // period)
 
 

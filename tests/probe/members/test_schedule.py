@@ -16,12 +16,11 @@ from dshealthd.probe.members.schedule import (
     ERA,
     FEW,
     MEMBERS,
+    Cell,
     Timetable,
     coprime_modulus,
     design,
     epoch_at,
-    group_of,
-    groups,
     root_order,
     rounds,
 )
@@ -45,7 +44,7 @@ def cluster(layout: list[int]) -> dict[str, str]:
     }
 
 
-def met(timetable: Timetable, epochs: Iterable[int]) -> Counter[tuple[str, ...]]:
+def met(timetable: Cell | Timetable, epochs: Iterable[int]) -> Counter[tuple[str, ...]]:
     """Count how often any two members are in one group in these epochs."""
     return Counter(
         pair
@@ -112,7 +111,7 @@ def test_nobody_is_in_two_groups(layout: list[int], size: int, epoch: int) -> No
     With pairs, one member of an odd number rests.
     """
     leaves = cluster(layout)
-    made = groups(leaves, leaves, epoch, size)
+    made = Timetable(leaves, leaves, size).groups(epoch)
     members = [name for group in made for name in group]
     assert len(members) == len(set(members))
     assert set(members) <= set(leaves)
@@ -133,13 +132,14 @@ def test_all_agents_compute_the_same(
     which it read the members.
     """
     leaves = cluster(layout)
-    made = {name: group for group in groups(leaves, leaves, epoch, size) for name in group}
+    made = {
+        name: group for group in Timetable(leaves, leaves, size).groups(epoch) for name in group
+    }
     for me in leaves:
         order = list(leaves)
         shuffler.shuffle(order)
-        assert group_of(
-            me, order, {name: leaves[name] for name in reversed(order)}, epoch, size
-        ) == made.get(me, ())
+        known = {name: leaves[name] for name in reversed(order)}
+        assert Timetable(order, known, size).group_of(me, epoch) == made.get(me, ())
 
 
 @settings(deadline=None)  # some examples are many epochs long
@@ -161,7 +161,7 @@ def test_no_pair_repeats_until_all_have_met(number: int, count: int, start: int)
     Each pair meets once in its cycle, in an epoch of its kind.
     """
     leaves = cluster([2 * count] * (2 * (number // 2)))
-    timetable = Timetable(leaves, leaves)
+    timetable = Cell(leaves, leaves, 2)
     even = [2 * epoch for epoch in range(start, start + timetable.inside)]
     odd = [2 * epoch + 1 for epoch in range(start, start + timetable.across)]
     inside = met(timetable, even)
@@ -181,7 +181,7 @@ def test_even_epochs_stay_inside_leaves(layout: list[int], half: int) -> None:
         return
     crossing = [
         group
-        for group in groups(leaves, leaves, 2 * half)
+        for group in Timetable(leaves, leaves).groups(2 * half)
         if len({leaves[name] for name in group}) > 1
     ]
     assert len(crossing) == sum(count % 2 for count in layout) // 2
@@ -195,7 +195,7 @@ def test_odd_epochs_cross_leaves(layout: list[int], size: int, half: int) -> Non
     leaves = cluster(layout)
     if len(layout) < 2 or len(layout) * max(layout) > 2 * sum(layout):
         return
-    for group in groups(leaves, leaves, 2 * half + 1, size):
+    for group in Timetable(leaves, leaves, size).groups(2 * half + 1):
         assert len(group) == 2 or len({leaves[name] for name in group}) == len(group)
 
 
@@ -217,7 +217,7 @@ def test_survivors_pair_up(layout: list[int], data: st.DataObject, size: int, ep
     """Of any two or more survivors, at most one has no partner."""
     leaves = cluster(layout)
     survivors = data.draw(st.lists(st.sampled_from(sorted(leaves)), min_size=1, unique=True))
-    busy = [name for group in groups(survivors, leaves, epoch, size) for name in group]
+    busy = [name for group in Timetable(survivors, leaves, size).groups(epoch) for name in group]
     assert len(survivors) - len(busy) <= 1
     assert set(busy) <= set(survivors)
 
@@ -239,7 +239,7 @@ def test_inside_counts_the_leaf_that_takes_longest() -> None:
     meet only in pairs.
     """
     leaves = cluster([8, 9])
-    timetable = Timetable(leaves, leaves, 3)
+    timetable = Cell(leaves, leaves, 3)
     assert timetable.inside == 7
     seen = met(timetable, range(0, 14, 2))
     assert all(
@@ -251,9 +251,8 @@ def test_inside_counts_the_leaf_that_takes_longest() -> None:
 
 def test_one_member_rests() -> None:
     """A single member has no group, and no members make no groups."""
-    assert groups(["a"], {}, 3) == ()
-    assert group_of("a", ["a"], {}, 3) == ()
-    assert groups([], {}, 3) == ()
+    assert Timetable(["a"], {}).groups(3) == Timetable(["a"], {}).group_of("a", 3) == ()
+    assert Timetable([], {}).groups(3) == ()
 
 
 def test_who_is_no_member_is_told_so() -> None:
@@ -262,9 +261,9 @@ def test_who_is_no_member_is_told_so() -> None:
     A group size of one is an error too.
     """
     with pytest.raises(ValueError, match=r"^x is not a member$"):
-        group_of("x", ["a", "b"], {}, 0)
+        Timetable(["a", "b"], {}).group_of("x", 0)
     with pytest.raises(ValueError, match=r"^a group has at least 2 members, not 1$"):
-        groups(["a", "b"], {}, 0, 1)
+        Timetable(["a", "b"], {}, 1)
 
 
 def test_a_skewed_topology_takes_no_longer_than_meeting_everybody() -> None:
@@ -280,7 +279,8 @@ def test_a_skewed_topology_takes_no_longer_than_meeting_everybody() -> None:
 def test_schedule_is_the_same_in_every_version() -> None:
     """Agents of different versions meet, so the schedule of given members never changes."""
     leaves = cluster([3, 4])
-    assert [groups(leaves, leaves, epoch) for epoch in (0, 1, 1_000_004)] == [
+    timetable = Timetable(leaves, leaves)
+    assert [timetable.groups(epoch) for epoch in (0, 1, 1_000_004)] == [
         (("gpu0-001", "gpu0-002"), ("gpu1-000", "gpu1-003"), ("gpu1-001", "gpu1-002")),
         (("gpu0-000", "gpu1-000"), ("gpu0-001", "gpu1-001"), ("gpu0-002", "gpu1-002")),
         (("gpu0-000", "gpu0-001"), ("gpu1-000", "gpu1-001"), ("gpu1-002", "gpu1-003")),
@@ -430,16 +430,9 @@ def test_epoch_at(seconds: float, period: float, epoch: int) -> None:
     assert epoch_at(seconds, period) == epoch
 
 
-@pytest.mark.parametrize("period", [0, -1, math.nan])
-def test_no_epoch(period: float) -> None:
-    """A period that is not above 0 is an error."""
-    with pytest.raises(ValueError, match="an epoch lasts longer than 0 s"):
-        epoch_at(1.0, period)
-
-
 @given(LAYOUTS, SIZES, st.integers(-1000, -1))
 def test_a_clock_before_1970(layout: list[int], size: int, epoch: int) -> None:
     """A negative epoch, from a clock that is far off, is scheduled like any other."""
     leaves = cluster(layout)
-    made = groups(leaves, leaves, epoch, size)
+    made = Timetable(leaves, leaves, size).groups(epoch)
     assert len(leaves) - sum(map(len, made)) <= 1
