@@ -11,7 +11,7 @@ import asyncio
 import json
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dshealthd.core.options import ConfigError
 from dshealthd.probe.cli import report
@@ -64,7 +64,7 @@ def probe(
             )
         document = asyncio.run(between(loaded, source, hostfile, Kind(kind or "pair"), steps, say))
         text = show_pairs
-    print(_json(document) if as_json else text(document), flush=True)
+    print(json.dumps(document, indent=2) if as_json else text(document), flush=True)
     return report.EXIT[Outcome(document["outcome"])]
 
 
@@ -92,7 +92,3 @@ def parse_steps(
     return tuple(
         (number, repetitions or (REPETITIONS if number <= SMALL else FEW)) for number in found
     )
-
-
-def _json(document: dict[str, Any]) -> str:
-    return json.dumps(document, indent=2)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from dshealthd.config.config import Config
     from dshealthd.core.host import Host
-    from dshealthd.probe.workers.job import RankResult
 
 DEADLINES = {
     Stage.IMPORT: 120.0,
@@ -83,18 +82,16 @@ async def local(
         )
     finally:
         await worker_pool.close()
-    backend = Backend(job.backend)
     plan = RoundPlan(
         round=new_round(),
         epoch=ON_DEMAND,
         kind=Kind.LOCAL,
-        backend=backend,
+        backend=Backend(job.backend),
         members=(hostname(),),
         digest="",
         ranks=len(results),
     )
     found = combine(plan, plan.root, {plan.root: MemberResult(tuple(results))}, {})
-    collectives = slowest_timings(found)
     return {
         "kind": Kind.LOCAL,
         "backend": job.backend,
@@ -106,13 +103,17 @@ async def local(
         "stage": found.stage,
         "reason": found.reason,
         "units": report.UNITS,
-        "timings": [report.fields(timing) for timing in collectives],
+        "timings": [report.fields(timing) for timing in slowest_timings(found)],
         "checksums": [
             {"gpu": one.part, "library": one.checksum.library, "checksum": one.checksum.number}
             for one in results
             if one.checksum is not None
         ],
-        "failures": [failure(result) for result in results if result.outcome is not Outcome.OK],
+        "failures": [
+            {name: getattr(one, name) for name in ("rank", "outcome", "stage", "reason", "detail")}
+            for one in results
+            if one.outcome is not Outcome.OK
+        ],
     }
 
 
@@ -138,17 +139,6 @@ def checksums(entries: list[dict[str, Any]]) -> list[str]:
         "# checksums of matrix products differ: a GPU computes wrongly, unless its library differs",
         *("# gpu {gpu}: {checksum:08x}, {library}".format(**entry) for entry in entries),
     ]
-
-
-def failure(result: RankResult) -> dict[str, Any]:
-    """Return the entry of one failed rank for the local probe's document."""
-    return {
-        "rank": result.rank,
-        "outcome": result.outcome,
-        "stage": result.stage,
-        "reason": result.reason,
-        "detail": result.detail,
-    }
 
 
 class StageReporter:
@@ -180,7 +170,7 @@ def show_local(document: dict[str, Any]) -> str:
             "works but says nothing about GPUs or links"
         )
     if document["timings"]:
-        lines.append(report.table([report.timing_of(entry) for entry in document["timings"]]))
+        lines.append(report.table(document["timings"]))
         lines.append(report.sums(Outcome(document["outcome"])))
     lines += checksums(document["checksums"])
     rank = "# rank {rank}: {outcome} at {stage}: {reason}: {detail}"

@@ -176,7 +176,7 @@ def show_pairs(document: dict[str, Any]) -> str:
         lines.append(report.matrix(document["members"], cells, what))
     for entry in document["rounds"]:
         if document["kind"] is Kind.GROUP and entry["timings"]:
-            lines.append(report.table([report.timing_of(timing) for timing in entry["timings"]]))
+            lines.append(report.table(entry["timings"]))
         if entry["outcome"] != Outcome.OK or entry["reason"] or document["kind"] is Kind.GROUP:
             lines.append(f"# {_line(entry)}")
     lines.append(f"# outcome: {document['outcome']}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.observation import Op, Outcome
-from dshealthd.probe.rounds.conclusion import timings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -45,13 +44,6 @@ UNITS: Mapping[str, str] = {
     "busbw": "bytes/s",
 }
 """Units of the numbers in `fields`; tables use GB/s like nccl-tests."""
-REDUCTIONS = frozenset({Op.ALL_REDUCE})
-"""Operations that reduce: their rows show an element type and a sum, and count in the average."""
-
-
-def algorithm_bandwidth(timing: Timing) -> float:
-    """Return the payload bytes per second, nccl-tests' algorithm bandwidth."""
-    return timing.size / timing.seconds
 
 
 def fields(timing: Timing) -> dict[str, Any]:
@@ -62,29 +54,32 @@ def fields(timing: Timing) -> dict[str, Any]:
         "size": timing.size,
         "count": timing.size // ELEMENT,
         "seconds": timing.seconds,
-        "algbw": algorithm_bandwidth(timing),
+        "algbw": timing.size / timing.seconds,
         "busbw": timing.bus_bandwidth,
     }
 
 
-def table(timings: Iterable[Timing]) -> str:
-    """Return the report's table of timings with nccl-tests' columns and units.
+def table(entries: Iterable[Mapping[str, Any]]) -> str:
+    """Return the report's table of entries made by `fields`, with nccl-tests' columns and units.
 
     Times are in microseconds, bandwidths in 10^9 bytes per second.
     """
-    rows = list(timings)
     lines = [
         f"# {'op':<16}{'part':>6}{'size':>13}{'count':>13}{'type':>7}{'redop':>7}{'time':>12}{'algbw':>10}{'busbw':>10}",
         f"# {'':<16}{'':>6}{'(B)':>13}{'(elements)':>13}{'':>7}{'':>7}{'(us)':>12}{'(GB/s)':>10}{'(GB/s)':>10}",
     ]
-    for t in rows:
-        kind, reduction = ("float", "sum") if t.op in REDUCTIONS else ("-", "-")
+    reduced = []
+    for entry in entries:
+        bus = entry["busbw"] / 1e9
+        kind, reduction = "-", "-"
+        if entry["op"] == Op.ALL_REDUCE:  # has an element type and a sum, and counts in the average
+            kind, reduction = "float", "sum"
+            reduced.append(bus)
         lines.append(
-            f"  {t.op:<16}{t.part or '-':>6}{t.size:>13}{t.size // ELEMENT:>13}{kind:>7}"
-            f"{reduction:>7}{t.seconds * 1e6:>12.2f}{algorithm_bandwidth(t) / 1e9:>10.3f}"
-            f"{t.bus_bandwidth / 1e9:>10.3f}"
+            f"  {entry['op']:<16}{entry['part'] or '-':>6}{entry['size']:>13}{entry['count']:>13}"
+            f"{kind:>7}{reduction:>7}{entry['seconds'] * 1e6:>12.2f}"
+            f"{entry['algbw'] / 1e9:>10.3f}{bus:>10.3f}"
         )
-    reduced = [t.bus_bandwidth / 1e9 for t in rows if t.op in REDUCTIONS]
     if reduced:
         lines.append(f"# Avg bus bandwidth    : {sum(reduced) / len(reduced):.3f} GB/s")
     return "\n".join(lines)
@@ -118,14 +113,3 @@ def matrix(names: Sequence[str], cells: Mapping[frozenset[str], str], what: str)
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
     """Return the worst of several outcomes, which is the report's; `ok` if there are none."""
     return min(outcomes, key=WORST.index, default=Outcome.OK)
-
-
-def timing_of(entry: Mapping[str, Any]) -> Timing:
-    """Return the timing in an entry made by `fields`."""
-    (timing,) = timings_of(
-        [
-            {name: entry[name] for name in ("op", "size", "seconds", "part")}
-            | {"bus_bandwidth": entry["busbw"]}
-        ]
-    )
-    return timing

@@ -6,7 +6,7 @@ believed about another. If all are honest, all reach the same conclusion.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.linux.starvation import STARVED
@@ -233,16 +233,7 @@ def merge(ranks: Iterable[RankResult]) -> tuple[Timing, ...]:
 
 def timing_fields(timings: Iterable[Timing]) -> list[dict[str, Any]]:
     """Return the timings of a conclusion in the peer API's form."""
-    return [
-        {
-            "op": t.op,
-            "size": t.size,
-            "seconds": t.seconds,
-            "bus_bandwidth": t.bus_bandwidth,
-            "part": t.part,
-        }
-        for t in timings
-    ]
+    return [asdict(timing) for timing in timings]
 
 
 def timings_of(fields: Iterable[Mapping[str, Any]]) -> tuple[Timing, ...]:
