@@ -10,10 +10,11 @@ from dshealthd.probe.members.schedule import epoch_at
 from dshealthd.probe.rounds.plan import ON_DEMAND, RoundPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from dshealthd.probe.members.local_membership import LocalMembership
     from dshealthd.probe.members.membership import Membership
+    from dshealthd.probe.options import ProbeOptions
     from dshealthd.probe.policy import GpuOccupancy, Policy
     from dshealthd.probe.rounds.conclusion import Scores
     from dshealthd.probe.verdicts.detector import Detector
@@ -29,37 +30,30 @@ PREPARATION = 60.0
 
 
 class ThisNode:
-    """The implementation of `round.Node`."""
+    """This node, with its GPUs and its workers."""
 
     def __init__(
         self,
+        options: ProbeOptions,
         local_membership: LocalMembership,
         policy: Policy,
         gpus: GpuOccupancy,
         worker_pool: WorkerPool | None,
         detector: Detector,
         *,
-        address: str,
-        interface: str,
-        adapters: Sequence[str],
-        period: float,
-        extra_per_minute: int,
+        address: tuple[str, str],
         monotonic: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
+        """`address` is this node's numeric address for the workers, and its interface."""
         self.name = local_membership.me
-        self.address, self.interface, self.adapters = address, interface, adapters
-        self._local_membership, self._policy, self._gpus, self._worker_pool, self._detector = (
-            local_membership,
-            policy,
-            gpus,
-            worker_pool,
-            detector,
-        )
-        self._period = period
-        self._extra_per_minute = extra_per_minute
+        self.address, self.interface = address
+        self.adapters = options.worker.adapters
+        self._options, self._local_membership, self._policy = options, local_membership, policy
+        self._gpus, self._worker_pool, self._detector = gpus, worker_pool, detector
         self._monotonic, self._wall = monotonic, wall
         self._extra: deque[float] = deque()
+        """When the last on-demand rounds of others began."""
         self._preparing: asyncio.Task[str] | None = None
         self._trouble = ""
 
@@ -69,7 +63,7 @@ class ThisNode:
 
     def epoch(self) -> int:
         """Return the current epoch number by this node's clock."""
-        return epoch_at(self._wall(), self._period)
+        return epoch_at(self._wall(), self._options.period)
 
     def gpus(self) -> int:
         """Return the number of GPUs that this node has for a round."""
@@ -91,7 +85,7 @@ class ThisNode:
         now = self._monotonic()
         while self._extra and now - self._extra[0] > 60.0:  # noqa: PLR2004 - a minute
             self._extra.popleft()
-        if len(self._extra) >= self._extra_per_minute:
+        if len(self._extra) >= self._options.policy.on_demand_per_minute:
             return LIMITED
         self._extra.append(now)
         return ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dshealthd import __version__
 from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.observation import Kind
 from dshealthd.probe.peers.messages import Backend
@@ -59,7 +58,6 @@ class PeerRequests:
             **self._rounds,
             "invite": self._invited,
             "absent": self._absences.answer,
-            "status": self._status,
             "summary": self._summarize,
             "document": self._document,
             "lead": self._asked,
@@ -68,7 +66,7 @@ class PeerRequests:
     async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
         """Take part in another node's round; in maintenance, only in one on demand."""
         if body["epoch"] != ON_DEMAND:
-            self._absences.hear(sender, 0.0)  # a leader of scheduled rounds is not in maintenance
+            self._absences.record(sender, 0.0)  # a leader of scheduled rounds is not in maintenance
             if self._absences.own_end():
                 raise Refusal(MAINTENANCE)
         return await self._rounds["invite"](sender, body)
@@ -97,17 +95,6 @@ class PeerRequests:
             },
             "backend": Backend(found.backend),
             "timings": timing_fields(found.timings),
-        }
-
-    async def _status(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "version": __version__,
-            "epoch": self._node.epoch(),
-            "digest": self._local_membership.membership.digest,
-            "suspects": [
-                {"part": suspect.part, "component": suspect.component, "reason": suspect.reason}
-                for suspect in self._detector.suspects()[:MAX_LISTED]
-            ],
         }
 
     async def _summarize(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:

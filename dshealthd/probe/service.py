@@ -255,7 +255,7 @@ class ProbeService:
 
     async def _set_up(self) -> SlotRunner:
         """Read the probes' members, secrets and baselines; open the listener. Raises Setup."""
-        await self._local_membership.look(again=True)
+        await self._local_membership.refresh(again=True)
         if not self._local_membership.known:
             raise Setup("\n".join(self._local_membership.errors))
         options = self.options

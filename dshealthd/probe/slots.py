@@ -127,18 +127,10 @@ class SlotRunner:
         options = probe_state.options
         self.credentials = credentials
         self.baselines = baselines
-        self._options, self._local_membership, self._gpus, self._policy = (
-            options,
-            probe_state.local_membership,
-            probe_state.gpus,
-            probe_state.policy,
-        )
-        self._metrics, self._worker_pool, self._again, self._save = (
-            probe_state.metrics,
-            probe_state.worker_pool,
-            probe_state.again,
-            probe_state.save,
-        )
+        self._options, self._local_membership = options, probe_state.local_membership
+        self._gpus, self._policy = probe_state.gpus, probe_state.policy
+        self._metrics, self._worker_pool = probe_state.metrics, probe_state.worker_pool
+        self._again, self._save = probe_state.again, probe_state.save
         self._monotonic, self._wall = probe_state.monotonic, probe_state.wall
         self._absences, self._hung_jobs = probe_state.absences, probe_state.hung_jobs
         self.confirmations = Confirmations(
@@ -148,23 +140,20 @@ class SlotRunner:
         membership = self._local_membership.membership
         self.detector = Detector(
             self._me,
-            _leaves(self._local_membership),
+            membership.leaves,
             baselines,
             options.verdict,
             self._wall,
             options.group_size,
         )
         self.node = ThisNode(
+            options,
             self._local_membership,
             self._policy,
             self._gpus,
             self._worker_pool,
             self.detector,
-            address=address[0],
-            interface=address[1],
-            adapters=options.worker.adapters,
-            period=options.period,
-            extra_per_minute=options.policy.on_demand_per_minute,
+            address=address,
             monotonic=self._monotonic,
             wall=self._wall,
         )
@@ -238,7 +227,7 @@ class SlotRunner:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.confirmations.work(), name="confirmations")
                 tasks.create_task(
-                    self._absences.keep_telling(self.client, self._others), name="absences"
+                    self._absences.keep_announcing(self.client, self._others), name="absences"
                 )
                 tasks.create_task(self._hung_jobs.work(self._neighborhood()), name="hung jobs")
                 await self._epochs(tasks)
@@ -256,30 +245,30 @@ class SlotRunner:
                     await self._again.wait()
             if self._again.is_set():
                 self._again.clear()
-                await self._look(again=True)  # not within the timeout, which would cancel it
+                await self._refresh_members(again=True)  # not within the timeout, which would cancel it
             # Read from the clock, not counted up: after a suspend or a clock step the missed epochs
             # are skipped, as the peers are already past them.
             epoch = epoch_at(self._wall(), period)
             if epoch != last:
                 last = epoch
-                await self._look()
+                await self._refresh_members()
                 # Not awaited: the search for a substitute may last into the next epoch, which must
                 # start on time.
                 tasks.create_task(self._epoch(epoch), name=f"epoch {epoch}")
 
-    async def _look(self, *, again: bool = False) -> None:
+    async def _refresh_members(self, *, again: bool = False) -> None:
         """Apply a new list of members, if there is one.
 
         Raises Renamed if it gives this node another name.
         """
-        if await self._local_membership.look(again=again):
+        if await self._local_membership.refresh(again=again):
             if self._local_membership.me != self._me:
                 raise Renamed
-            names = self._local_membership.membership.names
-            for name in set(self._names) - set(names):
+            membership = self._local_membership.membership
+            for name in set(self._names) - set(membership.names):
                 self.client.forget(name)
-            self._names = names
-            self.detector.take_members(_leaves(self._local_membership))
+            self._names = names = membership.names
+            self.detector.take_members(membership.leaves)
             self._metrics.forget(names)
             self._absences.forget(names)
 
@@ -343,11 +332,11 @@ class SlotRunner:
             await self._save(self.baselines)
 
     async def _in_group(self, epoch: int, group: Sequence[str]) -> None:
-        place = root_order(group, epoch).index(self._me)
+        order = root_order(group, epoch)
         begin = (
             epoch * self._options.period
             + jitter(epoch, group, self._options.period)
-            + min(TAKE_OVER, self._options.period / 5) * place
+            + min(TAKE_OVER, self._options.period / 5) * order.index(self._me)
         )
         await asyncio.sleep(max(0.0, begin - self._wall()))
         if self.rounds.joined(epoch, group) or any(
@@ -359,11 +348,7 @@ class SlotRunner:
             return
         members = (
             self._me,
-            *(
-                name
-                for name in root_order(group, epoch)
-                if name != self._me and not self._absences.absent(name)
-            ),
+            *(name for name in order if name != self._me and not self._absences.absent(name)),
         )
         if len(members) < PAIR:
             self._metrics.skip(MAINTENANCE)
@@ -400,7 +385,7 @@ class SlotRunner:
             if name not in group and not self._absences.absent(name)
         ]
         # Both ends of a pair rank it alike, so that among many survivors two choose each other.
-        others.sort(key=lambda name: _affinity(epoch, self._me, name))
+        others.sort(key=lambda name: _spread(f"{epoch}/{'/'.join(sorted((self._me, name)))}"))
         for _ in range(TRIES):
             for name in [
                 name for name in others if epoch - self._gone.get(name, -GONE_FOR) >= GONE_FOR
@@ -557,19 +542,12 @@ def jitter(epoch: int, group: Iterable[str], period: float) -> float:
 
     All its members compute the same value, and groups need not agree with each other.
     """
-    digest = hashlib.blake2b(f"{epoch}/{'/'.join(sorted(group))}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "big") / 2**32 * min(JITTER, period / 5)
+    return _spread(f"{epoch}/{'/'.join(sorted(group))}") / 2**32 * min(JITTER, period / 5)
 
 
-def _affinity(epoch: int, one: str, other: str) -> bytes:
-    """Return the sort key by which two members choose each other, the same from both sides."""
-    return hashlib.blake2b(
-        f"{epoch}/{'/'.join(sorted((one, other)))}".encode(), digest_size=8
-    ).digest()
-
-
-def _spread(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "big")
+def _spread(text: str) -> int:
+    """Return a number below 2^32 that is the same on every node."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 
 
 def _kind(epoch: int, members: int, gpus: int) -> Kind:
@@ -580,13 +558,6 @@ def _kind(epoch: int, members: int, gpus: int) -> Kind:
     if members > PAIR:
         return Kind.GROUP
     return Kind.RAIL if gpus > 1 and epoch // 2 % 2 else Kind.PAIR
-
-
-def _leaves(local_membership: LocalMembership) -> dict[str, str]:
-    return {
-        name: local_membership.membership.leaves.get(name, "")
-        for name in local_membership.membership.names
-    }
 
 
 def _words(observation: Observation) -> str:

@@ -234,12 +234,12 @@ def kept(directory: Path, patience: float) -> Iterator[Streaks]:
     lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         _lock(lock, patience)
-        place = directory / "streaks.json"
-        streaks = _read(place)
+        path = directory / "streaks.json"
+        streaks = _read(path)
         yield streaks
         content = {"bad": streaks.bad, "clean": streaks.clean, "noted": streaks.noted}
         # Not durable: findings from before a reboot confirm nothing.
-        state_file.replace(place, json.dumps(content).encode(), durable=False)
+        state_file.replace(path, json.dumps(content).encode(), durable=False)
     finally:
         os.close(lock)
 
@@ -258,10 +258,10 @@ def _lock(descriptor: int, patience: float) -> None:
             return
 
 
-def _read(place: Path) -> Streaks:
+def _read(path: Path) -> Streaks:
     """Return the saved streaks; empty ones if there are none or they cannot be parsed."""
     try:
-        content = json.loads(read(str(place)))
+        content = json.loads(read(str(path)))
         bad = {str(key): int(value) for key, value in content["bad"].items()}
         return Streaks(bad, int(content["clean"]), bool(content["noted"]))
     except FileNotFoundError:

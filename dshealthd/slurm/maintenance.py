@@ -38,25 +38,25 @@ def keep(directory: Path, slurm: Controller, name: str, now: float) -> None:
     `now` is the Unix time in seconds. Raises ControllerError or OSError, and then changes nothing.
     """
     node = slurm.node(name)
-    place = directory / FILES["slurm"]
+    path = directory / FILES["slurm"]
     drained = node is not None and node.state.drained and not _OF_FAULTS.match(node.reason)
     if node is None or node.ours or not (drained or "maintenance" in node.state.flags):
-        place.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         return
     text = node.reason or ("drained" if drained else "MAINT reservation")
     reason = _UNPRINTABLE.sub("?", text)[:MAX_REASON]
-    before = _written(place)
+    before = _written(path)
     if before is None or before.reason != reason or before.end < now:
         before = None
     elif before.end > now + _AGAIN * COUNTS:
         return
     word = Maintenance(now if before is None else before.begin, now + COUNTS, reason)
-    state_file.replace(os.fspath(place), word.encode(), durable=False)
+    state_file.replace(os.fspath(path), word.encode(), durable=False)
 
 
-def _written(place: Path) -> Maintenance | None:
+def _written(path: Path) -> Maintenance | None:
     """Return the maintenance that the last run wrote for Slurm, or None if it is not usable."""
     try:
-        return parse(state_file.read(place, LIMIT))
+        return parse(state_file.read(path, LIMIT))
     except (FileNotFoundError, ValueError):
         return None

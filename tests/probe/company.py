@@ -282,6 +282,12 @@ async def all_have(companions: list[Companion], count: int = 1, seconds: float =
             await asyncio.sleep(0.01)
 
 
+def ended(observation: Observation, outcome: Outcome, **fields: object) -> None:
+    """Require that a round ended so, with these fields in its observation."""
+    found = {name: getattr(observation, name) for name in fields}
+    assert (observation.outcome, found) == (outcome, fields)
+
+
 def same(companions: list[Companion]) -> Observation:
     """Return the observation that all of these nodes share.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 import subprocess
 import sys
@@ -239,11 +238,5 @@ def test_gpus_alone_are_all_listed() -> None:
 def test_torch_stays_out_of_the_command() -> None:
     """The command itself imports no torch; its workers do."""
     code = "import sys, dshealthd.probe.cli.command, dshealthd.probe.service; print('torch' in sys.modules)"
-    before = os.times()
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
-    now = os.times()
-    spent = now.children_user + now.children_system - before.children_user - before.children_system
-    assert spent < 20

@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -321,12 +320,3 @@ def test_a_node_that_is_no_member_asks_nobody() -> None:
     watch.see([hang("run-1")])
     played(company, watch, "elsewhere")
     assert company.asked == []
-
-
-def test_the_time_is_the_monotonic_clock() -> None:
-    """The first hang does not have to wait."""
-    company = Company(MANY[:3])
-    watch = HungJobs(lambda: {"jobs": []}, time.monotonic)
-    watch.see([hang("run-1")])
-    played(company, watch, "n000")
-    assert company.asked == ["n001", "n002"]

@@ -43,32 +43,30 @@ def keys(loaded: Config, action: str, file: str | None) -> int:
 
     On failure, print why and return 1.
     """
-    place = (
-        Path(file) if file is not None else loaded.section(ProbeOptions).peer.key_file or DEFAULT
-    )
+    path = Path(file) if file is not None else loaded.section(ProbeOptions).peer.key_file or DEFAULT
     try:
-        {"new": new, "rotate": rotate, "show": show}[action](place)
+        {"new": new, "rotate": rotate, "show": show}[action](path)
     except (KeysError, CredentialError, OSError, ValueError) as error:
         detail = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        print(f"dshealthd keys {action}: {place}: {detail}", file=sys.stderr)
+        print(f"dshealthd keys {action}: {path}: {detail}", file=sys.stderr)
         return 1
     return 0
 
 
-def new(place: Path) -> None:
+def new(path: Path) -> None:
     """Make a key file with a new key.
 
     Raises FileExistsError if there is one already: it may be in use.
     """
-    _write(place, [_key()], 0, os.O_EXCL)
-    print(f"{place}: made")
-    show(place)
+    _write(path, [_key()], 0, os.O_EXCL)
+    print(f"{path}: made")
+    show(path)
     print("Copy it to every node, owner root, mode 0600; then set probe.peer.key_file to its path.")
 
 
-def rotate(place: Path) -> None:
+def rotate(path: Path) -> None:
     """Advance a key rotation by one step, or begin one."""
-    found, step = _read(place)
+    found, step = _read(path)
     if len(found) == 1:
         after, step = [found[0], _key()], 1
     elif step == 1:
@@ -78,60 +76,60 @@ def rotate(place: Path) -> None:
     else:
         message = "holds two keys and does not say which is new; remove the old one by hand"
         raise KeysError(message)
-    _replace(place, after, step)
-    show(place)
+    _replace(path, after, step)
+    show(path)
     if step:
         print("Copy this file to every node, then run `dshealthd keys rotate` again.")
     else:
         print("Copy this file to every node to complete the rotation.")
 
 
-def show(place: Path) -> None:
+def show(path: Path) -> None:
     """Print the fingerprints of a file's keys, which reveal nothing about the keys themselves."""
-    found, step = _read(place)
+    found, step = _read(path)
     for number, key in enumerate(found):
         role = "signs" if number == 0 else "is accepted"
-        print(f"{place}: key {hashlib.sha256(key).hexdigest()[:12]} {role}")
+        print(f"{path}: key {hashlib.sha256(key).hexdigest()[:12]} {role}")
     if step:
-        print(f"{place}: rotation, {STEPS[step]}")
+        print(f"{path}: rotation, {STEPS[step]}")
 
 
 def _key() -> bytes:
     return secrets.token_hex(KEY_BYTES).encode()
 
 
-def _read(place: Path) -> tuple[tuple[bytes, ...], int]:
+def _read(path: Path) -> tuple[tuple[bytes, ...], int]:
     """Return the keys of a file and its rotation step, 0 outside a rotation."""
-    with os.fdopen(open_secret(place), "rb") as file:
+    with os.fdopen(open_secret(path), "rb") as file:
         data = file.read(MAX_FILE)
     match = _STEP.search(data)
     return parse_keys(data), int(match[1]) if match is not None else 0
 
 
-def _replace(place: Path, keys: list[bytes], step: int) -> None:
+def _replace(path: Path, keys: list[bytes], step: int) -> None:
     """Replace a key file atomically, keeping its owner."""
-    owner = os.stat(place)
-    temporary = place.with_name(f".{place.name}.new")
+    owner = os.stat(path)
+    temporary = path.with_name(f".{path.name}.new")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()  # left by an interrupted rotation
     try:
         _write(temporary, keys, step, os.O_EXCL)
         if (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
             os.chown(temporary, owner.st_uid, owner.st_gid)
-        temporary.replace(place)
+        temporary.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
 
 
-def _write(place: Path, keys: list[bytes], step: int, flags: int) -> None:
+def _write(path: Path, keys: list[bytes], step: int, flags: int) -> None:
     """Write a key file that only its owner can read, and wait until it is on disk."""
     lines = [b"# dshealthd: the key that all nodes share. Whoever has it speaks for any node."]
     if step:
         lines.append(f"# rotation, {STEPS[step]}".encode())
     descriptor = os.open(
-        place, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600
+        path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600
     )
     with os.fdopen(descriptor, "wb") as file:
         file.write(b"\n".join([*lines, *keys]) + b"\n")

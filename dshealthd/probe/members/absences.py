@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 MAINTENANCE = "maintenance"
 """The reason of a round that a member in maintenance declines or is left out of."""
-LOOK = 1.0
+CHECK_INTERVAL = 1.0
 """Seconds between checks for something to announce; short, as the node may go down soon."""
-TELLING = 2.0
+ANNOUNCEMENT = 2.0
 """Timeout in seconds of an announcement to one member."""
 AT_ONCE = 16
 """Concurrent announcements."""
@@ -52,7 +52,7 @@ class Absences:
         self._snapshot = snapshot
         self._wall = wall
         self._ends: dict[str, float] = {}
-        self._told: dict[str, float] = {}
+        self._acknowledged: dict[str, float] = {}
         """The end of this node's maintenance that each member has acknowledged, unless it is over.
         """
 
@@ -72,7 +72,7 @@ class Absences:
             del self._ends[name]
         return name in self._ends
 
-    def hear(self, name: str, end: float) -> None:
+    def record(self, name: str, end: float) -> None:
         """Record a member's announcement; an end in the past means that its absence is over."""
         if end > self._wall():
             self._ends[name] = min(end, self._wall() + LONGEST)
@@ -81,13 +81,13 @@ class Absences:
 
     async def answer(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
         """Answer the call by which a member announces its maintenance."""
-        self.hear(sender, body["end"])
+        self.record(sender, body["end"])
         return {}
 
     def forget(self, names: Iterable[str]) -> None:
         """Drop the absences of members that are not in `names`."""
         kept = set(names)
-        for known in (self._ends, self._told):
+        for known in (self._ends, self._acknowledged):
             for name in known.keys() - kept:
                 del known[name]
 
@@ -95,39 +95,39 @@ class Absences:
         """Yield the number of absent members."""
         yield ABSENT(float(sum(map(self.absent, list(self._ends)))))
 
-    async def keep_telling(self, peers: PeerClient, others: Callable[[], Iterable[str]]) -> None:
+    async def keep_announcing(self, peers: PeerClient, others: Callable[[], Iterable[str]]) -> None:
         """Announce this node's maintenance and its end to the other members, until cancelled."""
         failed: dict[str, int] = {}
-        told = 0.0
-        places = asyncio.Semaphore(AT_ONCE)
+        announced = 0.0
+        slots = asyncio.Semaphore(AT_ONCE)
         while True:
             end = self.own_end()
-            if end != told:
+            if end != announced:
                 failed.clear()
-                told = end
+                announced = end
             due = [
                 name
-                for name in {*others(), *self._told}
-                if self._told.get(name, 0.0) != end and failed.get(name, 0) < TRIES
+                for name in {*others(), *self._acknowledged}
+                if self._acknowledged.get(name, 0.0) != end and failed.get(name, 0) < TRIES
             ]
-            found = await asyncio.gather(*(self._tell(peers, name, end, places) for name in due))
-            for name, taken in zip(due, found, strict=True):
-                if not taken:
+            found = await asyncio.gather(*(self._announce(peers, name, end, slots) for name in due))
+            for name, done in zip(due, found, strict=True):
+                if not done:
                     failed[name] = failed.get(name, 0) + 1
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(CHECK_INTERVAL)
 
-    async def _tell(
-        self, peers: PeerClient, name: str, end: float, places: asyncio.Semaphore
+    async def _announce(
+        self, peers: PeerClient, name: str, end: float, slots: asyncio.Semaphore
     ) -> bool:
-        async with places:
+        async with slots:
             try:
-                await peers.call(name, "absent", {"end": end}, TELLING)
+                await peers.call(name, "absent", {"end": end}, ANNOUNCEMENT)
             except PeerError as error:
                 log.debug("probe: cannot announce this node's maintenance to %s: %s", name, error)
                 if error.outcome is not Outcome.FAILED:  # FAILED: its agent lacks this method
                     return False
             if end:
-                self._told[name] = end
+                self._acknowledged[name] = end
             else:
-                self._told.pop(name, None)
+                self._acknowledged.pop(name, None)
             return True

@@ -149,7 +149,7 @@ METRICS = (MEMBERS, HASH, OK)
 DEADLINE = 10.0
 """Timeout in seconds for reading the files or for DNS."""
 PATIENCE = 0.5
-"""Seconds that `look` waits for them, once for each reading.
+"""Seconds that `refresh` waits for them, once for each reading.
 
 So a hung file system or name server delays few epochs, and those hardly.
 """
@@ -175,7 +175,7 @@ class LocalMembership:
         self._reading: asyncio.Task[tuple[Membership, str] | None] | None = None
         """The reading in progress, or one whose result was not taken yet."""
         self._overdue = False
-        """Whether a look has waited for it in vain."""
+        """Whether a call has waited for it in vain."""
         self._again = False
         """Whether a reading was demanded meanwhile."""
         self._membership: Membership | None = None
@@ -198,11 +198,11 @@ class LocalMembership:
         """Whether there has been a usable list of members."""
         return self._membership is not None
 
-    async def look(self, *, again: bool = False) -> bool:
+    async def refresh(self, *, again: bool = False) -> bool:
         """Read the members if their source has changed, or if `again`; tell whether they differ.
 
         There is one reading at a time. If it takes longer than PATIENCE while members are known, it
-        goes on, and a later look takes its result.
+        goes on, and a later call takes its result.
         """
         self._again |= again
         patience = PATIENCE if self.known else None

@@ -77,7 +77,7 @@ class Secrets:
     """The node's own certificate; None without TLS."""
 
 
-def place(path: Path) -> str:
+def secret_path(path: Path) -> str:
     """Return the path of a secret file; a name without a slash is one of systemd's credentials, if
     the unit has any.
     """
@@ -97,7 +97,7 @@ def open_secret(path: Path) -> int:
     systemd's directory of credentials is itself closed to others, and file modes in it are up to
     systemd.
     """
-    where = place(path)
+    where = secret_path(path)
     # Open first, then check the descriptor: the file at the path may be replaced in between.
     # Opening a FIFO must not wait for its writer.
     descriptor = os.open(where, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -190,7 +190,7 @@ def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
     if protocol is ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # every connection shows its certificate anew
     try:
-        context.load_verify_locations(place(options.tls_ca_file))
+        context.load_verify_locations(secret_path(options.tls_ca_file))
     except OSError as error:  # what ssl raises is one too
         message = f"tls_ca_file: {options.tls_ca_file} {_reason(error)}"
         raise _TlsFileError(message) from error
@@ -202,7 +202,7 @@ def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
     try:  # by its descriptor, so that it is the file that was checked
         context.load_cert_chain(
             # Without a password OpenSSL would ask for that of an encrypted key at the terminal.
-            place(options.tls_cert_file),
+            secret_path(options.tls_cert_file),
             f"/proc/self/fd/{descriptor}",
             password=lambda: "",
         )
@@ -292,7 +292,7 @@ class Credentials:
         self._options = options
         self._monotonic = monotonic
         self._files = tuple(
-            place(path)
+            secret_path(path)
             for path in (
                 options.key_file,
                 options.tls_cert_file,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.schema import Array, Choice, Flag, Integer, Number, Record
-from dshealthd.probe.observation import Kind, Op, Outcome, Part, Stage
+from dshealthd.probe.observation import Kind, Op, Outcome, Stage
 from dshealthd.probe.peers.protocol import Data, KnownReason, NodeName, Text
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ MAX_SCORES = 512
 SCORES = Array(Record({"component": Text(520), "score": Number(0, 1e6)}), MAX_SCORES)
 """A node's scores of itself and of those it met; see `verdicts.signals.encode_scores`."""
 VERSION = Text(64)
-SUSPECT = Record({"part": Choice(Part), "component": Text(520), "reason": KnownReason()})
 STEP = Record({"size": Integer(1, MAX_SIZE), "repetitions": Integer(1, 1000)})
 RANK = Record(
     {
@@ -210,19 +209,6 @@ METHODS: Mapping[str, Method] = {
         Record(
             {"clock": CLOCK, "payload": Data(MAX_PAYLOAD)},
             {"digest": Text(12), "scores": SCORES, "waited": WAITED},
-        ),
-    ),
-    "status": Method(
-        Record({}),
-        Record(
-            {},
-            {
-                "version": VERSION,
-                "epoch": EPOCH,
-                "digest": Text(12),
-                "scores": SCORES,
-                "suspects": Array(SUSPECT, 64),
-            },
         ),
     ),
     "document": Method(  # a chunk of a node's packed status document, from an offset on

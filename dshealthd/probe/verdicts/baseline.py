@@ -15,6 +15,8 @@ import json
 import math
 from array import array
 from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core import state_file
@@ -102,40 +104,26 @@ class _OutdatedError(Exception):
     """A file of an earlier format, whose values must not be used."""
 
 
+@dataclass(slots=True, eq=False)
 class _Class:
     """The values of one class."""
 
-    __slots__ = (
-        "anchor",
-        "anchored",
-        "earlier",
-        "kept_at",
-        "limit",
-        "median",
-        "recent",
-        "reference",
-        "sigma",
-        "values",
+    values: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    kept_at: float = -math.inf
+    anchor: float = math.inf
+    """The lowest median of many values since `anchored`."""
+    earlier: float = math.inf
+    """The lowest median of the period before that."""
+    anchored: float = -math.inf
+    recent: deque[tuple[float, frozenset[str]]] = field(
+        default_factory=lambda: deque(maxlen=RECENT)
     )
+    median: float = 0.0
+    sigma: float = 0.0
+    reference: float = 0.0
+    limit: float = 0.0
 
-    def __init__(
-        self,
-        values: Iterable[float] = (),
-        kept_at: float = -math.inf,
-        anchor: float = math.inf,
-        earlier: float = math.inf,
-        anchored: float = -math.inf,
-    ) -> None:
-        self.values: deque[float] = deque(values, KEPT)
-        self.recent: deque[tuple[float, frozenset[str]]] = deque(maxlen=RECENT)
-        self.kept_at = kept_at
-        self.anchor = anchor
-        """The lowest median of many values since `anchored`."""
-        self.earlier = earlier
-        """The lowest median of the period before that."""
-        self.anchored = anchored
-        self.median = self.sigma = 0.0
-        self.reference = self.limit = 0.0
+    def __post_init__(self) -> None:
         if self.values:
             self._measure()
 
@@ -171,8 +159,8 @@ class _Class:
         return len(fast) >= RECENT - 1 and not frozenset.intersection(*fast)
 
     def _measure(self) -> None:
-        self.median = _median(self.values)
-        spread = _median([abs(value - self.median) for value in self.values])
+        self.median = median(self.values)
+        spread = median([abs(value - self.median) for value in self.values])
         self.sigma = _TO_SIGMA * spread / self.median * (1 + _SMALL / len(self.values))
         if len(self.values) >= FILL:
             # Below 0 the clock was set back. Starting a new period is then safe, as `earlier` still
@@ -249,7 +237,7 @@ class Baselines:
         if siblings := self._siblings(series):
             known.reference = min(
                 known.reference,
-                _median([other.median for other in siblings]) * (1 + self._options.sibling_ratio),
+                median([other.median for other in siblings]) * (1 + self._options.sibling_ratio),
             )
         known.limit = self._limit(series, known.sigma)
 
@@ -265,7 +253,7 @@ class Baselines:
         if not (siblings := self._siblings(series)):
             return None
         sigma = 1.5 * max(other.sigma for other in siblings)
-        usual = _median([other.median for other in siblings]) * (1 + self._options.sibling_ratio)
+        usual = median([other.median for other in siblings]) * (1 + self._options.sibling_ratio)
         return Reading(seconds / usual, self._limit(series, sigma))
 
     def document(self) -> bytes:
@@ -274,8 +262,7 @@ class Baselines:
             [
                 *series,
                 *(
-                    # JSON has no infinity; `_number` puts it back.
-                    value if math.isfinite(value) else None
+                    value if math.isfinite(value) else None  # JSON has no infinity
                     for value in (known.kept_at, known.anchor, known.earlier, known.anchored)
                 ),
                 _pack(known.values),
@@ -287,12 +274,8 @@ class Baselines:
             {"stamp": self._stamp, "classes": rows}, separators=(",", ":"), allow_nan=False
         ).encode()
         self.changed = False
-        return (
-            json.dumps({"format": _FORMAT, "blake2b": _checksum(body)}).encode()
-            + b"\n"
-            + body
-            + b"\n"
-        )
+        head = json.dumps({"format": _FORMAT, "blake2b": _checksum(body)}).encode()
+        return head + b"\n" + body + b"\n"
 
     def load(self, path: Path) -> bool:
         """Load the baselines of an earlier run; return False if none are usable.
@@ -318,12 +301,6 @@ class Baselines:
         for series, known in classes.items():
             self._refer(series, known)
         return True
-
-
-def _median(values: Iterable[float]) -> float:
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _pack(values: Iterable[float]) -> str:
@@ -367,13 +344,9 @@ def _row(row: list[Any]) -> tuple[TimingClass, _Class]:
         message = f"{key} has values that are not positive, finite times"
         raise ValueError(message)
     return TimingClass(*key), _Class(
-        values,
-        _number(kept_at, -math.inf),
-        _number(anchor, math.inf),
-        _number(earlier, math.inf),
-        _number(anchored, -math.inf),
+        deque(values, KEPT),
+        -math.inf if kept_at is None else float(kept_at),
+        math.inf if anchor is None else float(anchor),
+        math.inf if earlier is None else float(earlier),
+        -math.inf if anchored is None else float(anchored),
     )
-
-
-def _number(value: float | None, missing: float) -> float:
-    return missing if value is None else float(value)

@@ -216,7 +216,7 @@ async def test_replayed_request(key: Path) -> None:
 
 async def test_tampered_request(key: Path) -> None:
     """A change of body, path, sender, receiver, nonce or challenge makes the signature void."""
-    async with listening(keyed(key), handlers={"echo": echo, "status": echo}) as node:
+    async with listening(keyed(key), handlers={"echo": echo, "summary": echo}) as node:
         for change in ("body", "path", "sender", "receiver", "nonce", "challenge", "mac"):
             async with connected(node) as raw:
                 claim = signed(await raw.nonce(), BODY)
@@ -233,7 +233,7 @@ async def test_tampered_request(key: Path) -> None:
                 tampered = RequestClaim(**fields)
                 body = BODY.replace(b"1.5", b"1.6") if change == "body" else BODY
                 head, text = await raw.ask(
-                    request(tampered, body, "/peer/v1/status" if change == "path" else ECHO)
+                    request(tampered, body, "/peer/v1/summary" if change == "path" else ECHO)
                 )
                 assert (head.status, text) == UNAUTHORIZED, change
         assert node.refused("key") == 7

@@ -10,7 +10,7 @@ import pytest
 from dshealthd.probe.observation import Kind, Observation, Outcome, Stage
 from dshealthd.probe.rounds import member
 from dshealthd.probe.rounds.plan import RoundPlan
-from tests.probe.company import NAMES, Companion, all_have, company
+from tests.probe.company import NAMES, Companion, all_have, company, ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -63,7 +63,7 @@ async def test_root_blames_a_healthy_member(
         false = saying(outcome=outcome, stage=Stage.SIZES, late=(NAMES[1],), reason="deadline")
         lie(companions[0], "conclusion", false)
         for observation in await seen(companions):
-            assert (observation.outcome, observation.late) == (Outcome.OK, ())
+            ended(observation, Outcome.OK, late=())
             assert observation.timings
 
 
@@ -82,7 +82,7 @@ async def test_member_that_is_slow_to_take_a_share_disputes_nothing(tmp_path: Pa
 
         quick.client.call = slowly  # type: ignore[method-assign]
         for observation in await seen(companions):
-            assert (observation.outcome, observation.reason) == (Outcome.OK, "")
+            ended(observation, Outcome.OK, reason="")
             assert dict(observation.scores) == dict.fromkeys(NAMES[:3], 1.0)
 
 
@@ -118,7 +118,7 @@ async def test_root_says_that_a_member_is_gone(
         )
         lie(companions[0], "conclusion", false)
         observation, _ = await seen(companions, light=light)
-        assert (observation.outcome, observation.late) == (Outcome.INCONCLUSIVE, ())
+        ended(observation, Outcome.INCONCLUSIVE, late=())
 
 
 async def test_absent_member_is_absent_for_all(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ async def test_one_that_came_further_makes_nobody_late(tmp_path: Path) -> None:
             companion.fake.stage, companion.fake.counters = Stage.SIZES, (5, 4)
         companions[0].fake.stage, companions[0].fake.counters = Stage.VERIFY, (900, 900)
         for observation in await seen(companions):
-            assert (observation.outcome, observation.late) == (Outcome.HUNG, ())
+            ended(observation, Outcome.HUNG, late=())
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-8])
@@ -169,11 +169,7 @@ async def test_times_that_cannot_be_speak_against_the_teller(
         ]
         lie(liar, "conclusion", saying(timings=times))
         (observation,) = await seen([liar, member])
-        assert (observation.outcome, observation.late, observation.reason) == (
-            Outcome.FAILED,
-            (liar.name,),
-            "implausible",
-        )
+        ended(observation, Outcome.FAILED, late=(liar.name,), reason="implausible")
 
 
 async def test_only_what_this_node_has_timed_counts(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.rounds import leader
 from dshealthd.probe.rounds.plan import ON_DEMAND
 from dshealthd.probe.workers.worker_pool import WorkerPool
-from tests.probe.company import EPOCH, NAMES, Companion, FakeWorkers, all_have, company, same
+from tests.probe.company import EPOCH, NAMES, Companion, FakeWorkers, all_have, company, ended, same
 from tests.probe.peering import OTHER_KEY, PATIENT, eventually, may_block
 from tests.stopwatch import Stopwatch
 
@@ -61,11 +61,7 @@ async def test_healthy(tmp_path: Path, count: int) -> None:
         await led(companions[0], *companions[1:])
         await all_have(companions)
         observation = same(companions)
-        assert (observation.outcome, observation.stage, observation.late) == (
-            Outcome.OK,
-            Stage.DONE,
-            (),
-        )
+        ended(observation, Outcome.OK, stage=Stage.DONE, late=())
         assert observation.kind is (Kind.PAIR if count == 2 else Kind.GROUP)
         assert [(timing.size, timing.seconds) for timing in observation.timings] == [
             (8, 0.002),
@@ -164,11 +160,7 @@ async def test_disagreement(
         report = await led(root, member)
         assert watch.seconds() < 3
         observation = report.observation
-        assert (observation.outcome, observation.reason, observation.late) == (
-            Outcome.DECLINED,
-            reason,
-            (member.name,),
-        )
+        ended(observation, Outcome.DECLINED, reason=reason, late=(member.name,))
         assert observation.timings
         assert report.offsets[member.name] == pytest.approx(
             member.node.clock_off, abs=observation.timings[0].seconds / 2
@@ -190,11 +182,7 @@ async def test_absent_member(tmp_path: Path) -> None:
     async with company(tmp_path, 2) as (root, member):
         await member.server.close()
         observation = (await led(root, member)).observation
-        assert (observation.outcome, observation.stage, observation.late) == (
-            Outcome.REFUSED,
-            Stage.INVITE,
-            (member.name,),
-        )
+        ended(observation, Outcome.REFUSED, stage=Stage.INVITE, late=(member.name,))
         assert root.fake.runs == 0
 
 
@@ -222,10 +210,8 @@ async def test_name_server_that_does_not_answer(tmp_path: Path) -> None:
             for other in others:
                 await other.server.close()
             observation = (await led(root, *companions[1:])).observation
-            assert (observation.outcome, observation.stage, observation.late) == (
-                outcome,
-                Stage.INVITE,
-                tuple(other.name for other in others),
+            ended(
+                observation, outcome, stage=Stage.INVITE, late=tuple(other.name for other in others)
             )
 
 
@@ -333,10 +319,7 @@ async def test_one_test_at_a_time(tmp_path: Path) -> None:
         first = asyncio.create_task(one.rounds.lead(one.plan(two.name)))
         await eventually(lambda: one.fake.runs > 0)
         observation = (await led(three, one)).observation
-        assert (observation.outcome, observation.reason) == (
-            Outcome.DECLINED,
-            "already_testing",
-        )
+        ended(observation, Outcome.DECLINED, reason="already_testing")
         assert await one.rounds.lead(one.plan(three.name)) is None
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
@@ -378,11 +361,7 @@ async def test_agent_dies_in_rendezvous(tmp_path: Path) -> None:
         await eventually(lambda: root.fake.runs > 0)
         await member.close()
         observation = (await task).observation
-        assert (observation.outcome, observation.stage, observation.late) == (
-            Outcome.REFUSED,
-            Stage.STORE,
-            (member.name,),
-        )
+        ended(observation, Outcome.REFUSED, stage=Stage.STORE, late=(member.name,))
 
 
 async def test_agent_dies_in_a_collective(tmp_path: Path) -> None:
@@ -398,11 +377,7 @@ async def test_agent_dies_in_a_collective(tmp_path: Path) -> None:
         watch = Stopwatch()
         observation = (await task).observation
         assert watch.seconds() < leader.FIRST + PRESENCE + 1
-        assert (observation.outcome, observation.stage, observation.late) == (
-            Outcome.REFUSED,
-            Stage.STORE,
-            (member.name,),
-        )
+        ended(observation, Outcome.REFUSED, stage=Stage.STORE, late=(member.name,))
 
 
 async def test_root_dies(tmp_path: Path) -> None:
@@ -439,6 +414,11 @@ CASES = {
     ),
     "both wait": ("hung init deadline 0", "hung init deadline 0", "hung - deadline"),
     "one came further": ("hung warm_up deadline 2", "hung init deadline 1", "hung them deadline"),
+    "ended early, as it had not come as far": (
+        "hung init deadline 0",
+        "inconclusive store ended_early 0",
+        "hung them deadline",
+    ),
     "other torch": (
         "failed store versions_differ 0",
         "failed store versions_differ 0",
@@ -489,11 +469,7 @@ async def test_silent_member(tmp_path: Path) -> None:
         watch = Stopwatch()
         observation = (await led(root, member)).observation
         assert watch.seconds() < leader.SHARE + 4
-        assert (observation.outcome, observation.late, observation.reason) == (
-            Outcome.HUNG,
-            (member.name,),
-            "silent",
-        )
+        ended(observation, Outcome.HUNG, late=(member.name,), reason="silent")
 
 
 @pytest.mark.parametrize("guilty", [0, 1], ids=["root", "member"])
@@ -514,11 +490,7 @@ async def test_who_waits_for_the_guilty_is_not_late(tmp_path: Path, guilty: int)
         await all_have(companions)
         assert watch.seconds() < 4
         observation = same(companions)
-        assert (observation.outcome, observation.reason, observation.late) == (
-            Outcome.FAILED,
-            "killed",
-            (companions[guilty].name,),
-        )
+        ended(observation, Outcome.FAILED, reason="killed", late=(companions[guilty].name,))
 
 
 async def test_messages_of_strangers(tmp_path: Path) -> None:

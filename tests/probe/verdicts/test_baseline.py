@@ -157,12 +157,6 @@ def test_part_that_was_always_slow_is_found() -> None:
     assert reading.ratio >= reading.limit
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
-def test_nonsense_is_not_learnt(value: float) -> None:
-    """An impossible time leaves no trace."""
-    assert len(learnt([value])) == 0
-
-
 def test_file_keeps_what_was_learnt(tmp_path: Path) -> None:
     """After a restart the same timing gets the same ratio and limit."""
     known = learnt(jittered(0.01, 0.02, 100), stamp="torch 2.13")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,7 +19,7 @@ from dshealthd.probe.verdicts.detector import Confirmation, Detector
 from dshealthd.probe.verdicts.signals import UNTIMED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 ME = "a0"
 FOUR_LEAVES = {f"{leaf}{number}": f"leaf-{leaf}" for leaf in "abcd" for number in range(4)}
@@ -42,9 +42,6 @@ class Answer:
     told: dict[str, float] = field(default_factory=dict)
     """Scores in addition to a good one from every peer."""
     silent: bool = False
-
-
-World = "Callable[[tuple[str, ...], Kind], Answer]"
 
 
 class Scene:
@@ -89,20 +86,30 @@ class Scene:
             if answer.outcome is Outcome.OK and kind is not Kind.LIGHT
         ]
         scores = {} if answer.silent else {**dict.fromkeys(peers, 1.0), **answer.told}
-        epoch = -1 if extra else self.epoch
+        return self.observe(kind, members, answer, *timings, extra=extra, scores=scores)
+
+    def observe(
+        self,
+        kind: Kind,
+        members: Sequence[str],
+        answer: Answer,
+        *timings: Timing,
+        extra: bool = False,
+        scores: Mapping[str, float] = {},
+    ) -> tuple[Confirmation, ...]:
+        """Let the detector observe a round with these timings."""
         return self.detector.observe(
             Observation(
-                epoch,
+                -1 if extra else self.epoch,
                 kind,
-                "nccl",
+                "agent" if kind is Kind.LIGHT else "nccl",
                 tuple(members),
                 answer.outcome,
                 answer.stage,
-                tuple(timings),
+                timings,
                 answer.late,
-                "",
-                tuple(scores.items()),
-                self.now,
+                scores=tuple(scores.items()),
+                at=self.now,
             )
         )
 
@@ -159,6 +166,19 @@ def partner(scene: Scene) -> str:
     return next(name for name in group if name != scene.me)
 
 
+def settled(*given: Any, **named: Any) -> Scene:
+    """Return a scene in which all has been well for a few epochs."""
+    scene = Scene(*given, **named)
+    scene.run(well, 4)
+    return scene
+
+
+def met(*given: Any, **named: Any) -> tuple[Scene, str]:
+    """Return such a scene, and its next scheduled peer."""
+    scene = settled(*given, **named)
+    return scene, partner(scene)
+
+
 def test_health_is_quiet() -> None:
     """Normal rounds accuse nobody, ask for nothing, and give a score of 1."""
     scene = Scene()
@@ -172,9 +192,7 @@ def test_single_spike_is_looked_at_and_dropped() -> None:
     """One slow round accuses nobody: the pair runs once more after the next good round, and that is
     all.
     """
-    scene = Scene()
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met()
     scene.run(always(Answer(2.0, "1")))
     assert scene.run(well, 3) == ()
     assert [request.members for request in scene.asked] == [(ME, peer)]
@@ -185,8 +203,7 @@ def test_slow_node_is_named_after_two_rounds_and_confirmation() -> None:
 
     The confirming rounds are all with different peers.
     """
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
     world = always(Answer(SLOW))
     assert scene.run(world) == ()
     assert scene.run(world) == (Suspect(Part.NODE, ME, "slow"),)
@@ -200,8 +217,7 @@ def test_cleared_when_it_is_over() -> None:
     """Three consecutive good rounds end an accusation, and one bad round after that does not
     restore it.
     """
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
     assert scene.run(always(Answer(SLOW)), 3)
     assert scene.run(well, 3) == ()
     assert scene.detector.score() == pytest.approx(1)
@@ -212,8 +228,7 @@ def test_slow_rail_is_the_adapter_when_the_gpu_is_well() -> None:
     """If one rail is slow, a local round is requested; if that finds the GPU normal, the adapter is
     accused.
     """
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
     assert scene.run(always(Answer(SLOW, "2")), 2) == (Suspect(Part.NIC, f"{ME}/nic2", "slow"),)
     assert Confirmation((ME,), Kind.LOCAL) in scene.asked
     assert dict(scene.detector.scores())[f"{ME}/2"] == pytest.approx(SLOW, rel=0.02)
@@ -221,8 +236,7 @@ def test_slow_rail_is_the_adapter_when_the_gpu_is_well() -> None:
 
 def test_slow_gpu_explains_its_rail() -> None:
     """If the GPU is slow in local rounds too, the GPU is accused and the adapter is not."""
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
     assert scene.run(always(Answer(SLOW, "2"), local=Answer(SLOW, "2")), 3) == (
         Suspect(Part.GPU, f"{ME}/gpu2", "slow"),
     )
@@ -232,16 +246,14 @@ def test_rail_without_local_round_is_ambiguous() -> None:
     """If the GPU cannot be probed, the accusation says that adapter and GPU cannot be
     distinguished.
     """
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
     world = always(Answer(SLOW, "2"), local=Answer(outcome=Outcome.DECLINED))
     assert scene.run(world, 2) == (Suspect(Part.NIC, f"{ME}/nic2", "ambiguous"),)
 
 
 def test_peer_that_takes_it_on_itself_explains_a_round() -> None:
     """Rounds with members that find themselves slow accuse nobody here, and ask for nothing."""
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
 
     def world(peers: tuple[str, ...], _: Kind) -> Answer:
         return Answer(SLOW, told=dict.fromkeys(peers, SLOW))
@@ -256,8 +268,7 @@ def test_slow_leaf_is_told_from_a_slow_node() -> None:
     """The leaf is accused if this node is slow with everybody, its neighbors report the same about
     themselves, and members elsewhere do not.
     """
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
 
     def world(peers: tuple[str, ...], _: Kind) -> Answer:
         return Answer(SLOW, told={peer: SLOW for peer in peers if scene.leaves[peer] == "leaf-a"})
@@ -285,8 +296,7 @@ def test_everybody_slow_is_no_leaf() -> None:
     """If members of all leaves find themselves slow, it is more than a leaf, or the usual has
     changed: the accusation is ambiguous and has one name.
     """
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
     start = scene.epoch
     scene.run(always(Answer(SLOW)))
     met = partner(scene)
@@ -304,8 +314,7 @@ def test_way_out_of_a_leaf() -> None:
     """The leaf is accused if rounds inside it are normal, rounds with every other leaf are slow,
     and the neighbors report the same.
     """
-    scene = Scene()
-    scene.run(well, 4)
+    scene = settled()
 
     def world(peers: tuple[str, ...], _: Kind) -> Answer:
         if scene.leaves[peers[0]] == "leaf-a":
@@ -328,9 +337,7 @@ def test_one_bad_pair_with_two_good_ends_is_a_link(me: str) -> None:
 
     It has the same name at either end, and rechecks clear it.
     """
-    scene = Scene(me=me)
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met(me=me)
     world = with_peer(peer, Answer(SLOW, told=agreeing(me, peer, SLOW)))
     link = Suspect(Part.LINK, "--".join(sorted((me, peer))), "slow")
     scene.run(world)
@@ -343,9 +350,7 @@ def test_pair_that_only_one_end_finds_slow_is_ambiguous() -> None:
     """If the other end finds the pair normal, as it may have been slow since before that end's
     baseline, the accusation is ambiguous.
     """
-    scene = Scene()
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met()
     assert scene.run(with_peer(peer, Answer(SLOW, told=agreeing(ME, peer, 1.0))), 4) == (
         Suspect(Part.LINK, f"{ME}--{peer}", "ambiguous"),
     )
@@ -353,9 +358,7 @@ def test_pair_that_only_one_end_finds_slow_is_ambiguous() -> None:
 
 def test_ambiguous_pair_is_decided_once_the_other_end_agrees() -> None:
     """If the other end gets its baseline later than this one, the accusation is corrected then."""
-    scene = Scene()
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met()
     ambiguous, slow = (Suspect(Part.LINK, f"{ME}--{peer}", what) for what in ("ambiguous", "slow"))
     assert scene.run(with_peer(peer, Answer(SLOW, told=agreeing(ME, peer, 1.0))), 4) == (ambiguous,)
     assert scene.run(with_peer(peer, Answer(SLOW, told=agreeing(ME, peer, SLOW))), 4) == (slow,)
@@ -366,9 +369,7 @@ def test_pair_is_not_ambiguous_before_the_other_end_has_met_others() -> None:
 
     Unknown is not the same as disagreement, so the pair is called ambiguous only in the end.
     """
-    scene = Scene()
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met()
     told = {f"{peer}--{ME}": SLOW, f"{peer}--b0": 1.0}
     alone = with_peer(peer, Answer(SLOW, told=told))
     assert scene.run(alone, 6) == ()
@@ -387,28 +388,17 @@ def echoes(scene: Scene, epochs: int, led: dict[str, float]) -> tuple[Suspect, .
     told = {f"a1--{ME}": 1.0, "a1--a2": 1.0, "a1--a3": 1.0, **led}
     for _ in range(epochs):
         scene.epoch += 1
-        for peer, seconds, epoch in (
-            ("a1", 0.05, scene.epoch),
-            ("a1", 0.05, -1),
-            ("a1", 0.05, -1),
-            ("a2", 0.001, scene.epoch),
-            ("a3", 0.001, scene.epoch),
+        for peer, seconds, extra in (
+            ("a1", 0.05, False),
+            ("a1", 0.05, True),
+            ("a1", 0.05, True),
+            ("a2", 0.001, False),
+            ("a3", 0.001, False),
         ):
             scene.now += 1
             scores = {peer: 1.0, **(told if peer == "a1" else {})}
-            scene.detector.observe(
-                Observation(
-                    epoch,
-                    Kind.LIGHT,
-                    "agent",
-                    (ME, peer),
-                    Outcome.OK,
-                    Stage.DONE,
-                    (Timing("echo", 64, seconds, 0.0),),
-                    scores=tuple(scores.items()),
-                    at=scene.now,
-                )
-            )
+            echo = Timing("echo", 64, seconds, 0.0)
+            scene.observe(Kind.LIGHT, (ME, peer), Answer(), echo, extra=extra, scores=scores)
     return scene.detector.suspects()
 
 
@@ -464,9 +454,7 @@ def test_cut_link_whose_other_end_had_failed_with_another() -> None:
     """A failure with another member that the other end reported just before the link was cut delays
     the accusation of the link, but does not make it ambiguous.
     """
-    scene = Scene()
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met()
     assert scene.run(with_peer(peer, Answer(told={f"{peer}--b0": HARD}))) == ()
     cut = vanished(peer, Outcome.UNREACHABLE, 1.0)
     told = [scene.run(cut) for _ in range(30)]
@@ -479,9 +467,7 @@ def test_slow_round_of_the_other_end_by_chance_makes_no_link_ambiguous() -> None
     """The link is not called ambiguous if the other end agrees on the pair and just one of its two
     rounds with others was slow once.
     """
-    scene = Scene()
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met()
     told = {f"{peer}--{ME}": SLOW, f"{peer}--c0": 1.0}
     # Enough bad rounds, in epochs in which the other end reports on one other member.
     assert scene.run(with_peer(peer, Answer(SLOW, told=told)), 6) == ()
@@ -496,9 +482,7 @@ def test_node_that_nobody_reaches(outcome: Outcome) -> None:
     """A node that answers neither this node nor the next scheduled peer is accused, with the
     reason.
     """
-    scene = Scene()
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met()
     world = vanished(peer, outcome, HARD)
     scene.run(world)
     assert scene.run(world) == (Suspect(Part.NODE, peer, str(outcome)),)
@@ -509,9 +493,7 @@ def test_node_that_others_reach_is_a_link() -> None:
     """If another member has had a good round with a node since, the path to it is broken, not the
     node.
     """
-    scene = Scene()
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met()
     assert scene.run(vanished(peer, Outcome.UNREACHABLE, 1.0), 3) == (
         Suspect(Part.LINK, f"{ME}--{peer}", "unreachable"),
     )
@@ -522,9 +504,7 @@ def test_a_link_has_the_reason_that_it_has_now() -> None:
     """If a peer refuses calls while its agent starts and its path is then cut, the reason is
     "unreachable".
     """
-    scene = Scene()
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met()
     scene.run(vanished(peer, Outcome.REFUSED, 1.0))
     found = scene.run(vanished(peer, Outcome.UNREACHABLE, 1.0), 3)
     assert found == (Suspect(Part.LINK, f"{ME}--{peer}", "unreachable"),)
@@ -535,9 +515,7 @@ def test_node_that_calls_others_is_a_link_after_a_while() -> None:
 
     The link is accused only if the node stays silent towards this one.
     """
-    scene = Scene()
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met()
 
     def world(peers: tuple[str, ...], _: Kind) -> Answer:
         return GONE if peer in peers else Answer(told={f"{peers[0]}--{peer}": 1.0})
@@ -549,9 +527,7 @@ def test_node_that_calls_others_is_a_link_after_a_while() -> None:
 
 def test_node_of_which_nobody_tells_is_ambiguous() -> None:
     """Without any report on a peer, there is no guess whether it is the node or the link."""
-    scene = Scene()
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met()
     assert scene.run(vanished(peer, Outcome.UNREACHABLE, None), 6) == (
         Suspect(Part.LINK, f"{ME}--{peer}", "ambiguous"),
     )
@@ -574,8 +550,7 @@ def test_node_that_calls_and_cannot_be_called() -> None:
     """A node that refuses all calls, those of others too, while its own calls succeed, is accused
     until a call to it succeeds.
     """
-    scene = Scene(dict.fromkeys(("a0", "a1", "a2", "a3"), ""))
-    scene.run(well, 3)
+    scene = settled(dict.fromkeys(("a0", "a1", "a2", "a3"), ""))
     told = {"a2--a1": 1.0, "a3--a1": 1.0, "a2->a1": HARD, "a3->a1": HARD}
     refused = Answer(outcome=Outcome.REFUSED, stage=Stage.INVITE, late=("a1",), silent=True)
     found: set[Suspect] = set()
@@ -612,9 +587,7 @@ def test_peer_that_comes_and_goes_and_then_stays_away() -> None:
 
     Only the time since its last answer counts.
     """
-    scene = Scene()
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met()
     scene.run(vanished(peer, Outcome.UNREACHABLE, HARD))
     scene.now += 1
     scene.round((ME, peer), Answer(), extra=True, kind=Kind.LIGHT)
@@ -628,9 +601,7 @@ def test_peer_that_comes_and_goes_and_then_stays_away() -> None:
 
 def test_who_refuses_is_not_asked_for_what_its_rounds_come_to() -> None:
     """A peer whose rounds failed and that then refuses all calls is called only a few times."""
-    scene = Scene()
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met()
     scene.run(with_peer(peer, Answer(outcome=Outcome.FAILED, stage=Stage.VERIFY)))
     scene.asked.clear()
     scene.run(
@@ -647,9 +618,7 @@ def test_who_declines_is_there(opinion: float, part: Part) -> None:
     """A node that was accused of refusing calls, and now declines rounds for another reason, is
     cleared.
     """
-    scene = Scene()
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met()
     assert {suspect.part for suspect in scene.run(vanished(peer, Outcome.REFUSED, opinion), 3)} == {
         part
     }
@@ -697,8 +666,7 @@ def test_short_outages_with_several_peers_are_this_node() -> None:
     """If three different peers in turn are silent and answer soon after, this node is losing
     packets.
     """
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
     assert silences(scene, ("a1", "b2", "a3")) == {Suspect(Part.NODE, ME, "intermittent")}
     assert scene.detector.score() == HARD
     assert scene.run(well, 6)
@@ -707,8 +675,7 @@ def test_short_outages_with_several_peers_are_this_node() -> None:
 
 def test_one_outage_with_everybody_is_not_intermittent() -> None:
     """A node that was cut off for a moment does not accuse itself once all answer again."""
-    scene = Scene(dict.fromkeys(("a0", "a1", "a2", "a3"), ""))
-    scene.run(well, 3)
+    scene = settled(dict.fromkeys(("a0", "a1", "a2", "a3"), ""))
     scene.run(
         lambda peers, _: Answer(
             outcome=Outcome.UNREACHABLE, stage=Stage.INVITE, late=peers, silent=True
@@ -725,13 +692,11 @@ def test_short_outages_of_one_peer_are_not_this_node() -> None:
 
     A peer that takes the blame for its outages does not count.
     """
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
     assert silences(scene, ("a1", "a1", "a1", "a1")) <= {
         Suspect(Part.LINK, f"{ME}--a1", "ambiguous")
     }
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
     assert silences(scene, ("a1", "b2", "c1", "a1"), {"a1": HARD, "b2": HARD, "c1": HARD}) == set()
 
 
@@ -740,17 +705,14 @@ def test_word_from_before_the_fault_is_not_believed() -> None:
 
     No link is accused in the first epoch.
     """
-    scene = Scene()
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met()
     assert scene.run(vanished(peer, Outcome.UNREACHABLE, 1.0)) == ()
 
 
 @pytest.mark.parametrize("outcome", [Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED])
 def test_everybody_unreachable_means_oneself(outcome: Outcome) -> None:
     """If nobody answers, on this leaf or another, this node is cut off and accuses nobody else."""
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
     assert scene.run(always(Answer(outcome=outcome, stage=Stage.INVITE, silent=True)), 3) == (
         Suspect(Part.NODE, ME, str(outcome)),
     )
@@ -760,8 +722,7 @@ def test_everybody_unreachable_means_oneself(outcome: Outcome) -> None:
 
 def test_only_other_leaves_unreachable_is_the_leaf() -> None:
     """If the neighbors answer and report the same, and no other leaf answers, the leaf is cut off."""
-    scene = Scene()
-    scene.run(well, 4)
+    scene = settled()
 
     def world(peers: tuple[str, ...], _: Kind) -> Answer:
         return (
@@ -803,8 +764,7 @@ def test_collectives_that_end_badly_with_everybody(outcome: Outcome, stage: Stag
     """Hangs, wrong data and errors are this node's fault if they happen with all peers; each has
     its own reason.
     """
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
     late = (ME,) if outcome is Outcome.HUNG else ()
     assert scene.run(always(Answer(outcome=outcome, stage=stage, late=late)), 2) == (
         Suspect(Part.NODE, ME, str(outcome)),
@@ -814,8 +774,7 @@ def test_collectives_that_end_badly_with_everybody(outcome: Outcome, stage: Stag
 
 def test_hang_that_waits_for_the_peer_is_not_ours() -> None:
     """Rounds in which the other end was late do not count against this node."""
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
 
     def world(peers: tuple[str, ...], _: Kind) -> Answer:
         return Answer(
@@ -829,9 +788,7 @@ def test_wrong_data_with_one_peer_only_is_a_link() -> None:
     """If one pair gives wrong sums and both its ends give right ones with others, the link is
     accused as corrupted.
     """
-    scene = Scene()
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met()
     world = with_peer(
         peer, Answer(outcome=Outcome.CORRUPTED, stage=Stage.VERIFY, told=agreeing(ME, peer, HARD))
     )
@@ -857,8 +814,7 @@ def test_rounds_that_tell_nothing_accuse_nobody(outcome: Outcome) -> None:
 
     A reference peer that declines is replaced by another.
     """
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
     assert scene.run(always(Answer(outcome=outcome, stage=Stage.INVITE)), 10) == ()
     assert scene.asked == []
     busy: set[str] = set()
@@ -876,8 +832,7 @@ def test_one_peer_is_not_asked_for_ever() -> None:
     """While all peers but one are busy, that one gets no more extra rounds than count; the others
     get theirs once they are free.
     """
-    scene = Scene(dict.fromkeys(("a0", "a1", "a2", "a3"), ""))
-    scene.run(well, 3)
+    scene = settled(dict.fromkeys(("a0", "a1", "a2", "a3"), ""))
     failed = Answer(outcome=Outcome.FAILED, stage=Stage.STORE)
     busy = {"a2", "a3"}
 
@@ -895,8 +850,7 @@ def test_two_nodes_cannot_be_told_apart() -> None:
 
     The pair is accused as ambiguous.
     """
-    scene = Scene({"a0": "", "a1": ""})
-    scene.run(well, 3)
+    scene = settled({"a0": "", "a1": ""})
     pair = (Suspect(Part.LINK, "a0--a1", "ambiguous"),)
     assert scene.run(always(Answer(SLOW)), 8) == pair
     assert scene.run(well, 4) == ()
@@ -905,17 +859,15 @@ def test_two_nodes_cannot_be_told_apart() -> None:
 
 def test_without_topology_no_leaf_is_named() -> None:
     """A slow node is found even if no leaves are known."""
-    scene = Scene(dict.fromkeys(FOUR_LEAVES, ""))
-    scene.run(well, 3)
+    scene = settled(dict.fromkeys(FOUR_LEAVES, ""))
     assert scene.run(always(Answer(SLOW)), 2) == (Suspect(Part.NODE, ME, "slow"),)
 
 
 def test_whole_node_timings_name_the_node() -> None:
     """Rounds that time nodes as a whole, not their rails, lead to an accusation of the node."""
-    scene = Scene(parts="")
-    scene.run(well, 3)
-    assert scene.run(always(Answer(SLOW, parts="")), 1) == ()
-    assert scene.run(lambda _, __: Answer(), 1) == ()
+    scene = settled(parts="")
+    slow = always(Answer(SLOW, parts=""))
+    assert scene.run(slow, 2) == (Suspect(Part.NODE, ME, "slow"),)
 
 
 def test_without_baseline_nobody_is_accused() -> None:
@@ -935,8 +887,7 @@ def test_baselines_learn_from_good_rounds_only() -> None:
     """Flagged timings, extra rounds, and rounds with a peer that reports itself slow are not
     learnt, however long that lasts.
     """
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
     before = scene.baselines.document()
     scene.now += 86400
     scene.run(always(Answer(SLOW, told={})), 30)
@@ -952,37 +903,20 @@ def test_slow_echo_is_no_accusation() -> None:
     """
     scene = Scene()
     for number in range(64):
-        scene.baselines.update(
-            TimingClass("light", "agent", "echo", 64, "", 2, far=False), 0.001, number
-        )
-        scene.baselines.update(
-            TimingClass("light", "agent", "echo", 64, "", 2, far=True), 0.001, number
-        )
+        for far in (False, True):
+            usual = TimingClass("light", "agent", "echo", 64, "", 2, far)
+            scene.baselines.update(usual, 0.001, number)
     for number in range(10):
         peer = f"b{number % 4}"
         timing = Timing("echo", 64, 0.0015, 0.0)
         scene.epoch += 1
-        scene.detector.observe(
-            Observation(
-                scene.epoch,
-                Kind.LIGHT,
-                "agent",
-                (ME, peer),
-                Outcome.OK,
-                Stage.DONE,
-                (timing,),
-                scores=((peer, 1.0),),
-                at=scene.now,
-            )
-        )
+        scene.observe(Kind.LIGHT, (ME, peer), Answer(), timing, scores={peer: 1.0})
     assert scene.detector.suspects() == ()
 
 
 def test_members_that_leave_are_forgotten() -> None:
     """The accusation of a node ends when it leaves the list of members."""
-    scene = Scene()
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met()
     world = vanished(peer, Outcome.UNREACHABLE, HARD)
     assert scene.run(world, 2)
     scene.detector.take_members({name: leaf for name, leaf in scene.leaves.items() if name != peer})
@@ -994,9 +928,7 @@ def test_accusation_of_another_lapses() -> None:
 
     After that, the members that meet the node accuse it.
     """
-    scene = Scene({f"n{number:02}": f"leaf-{number // 16}" for number in range(64)}, me="n05")
-    scene.run(well, 3)
-    peer = partner(scene)
+    scene, peer = met({f"n{number:02}": f"leaf-{number // 16}" for number in range(64)}, me="n05")
     world = vanished(peer, Outcome.UNREACHABLE, HARD)
     assert scene.run(world, 3) == (Suspect(Part.NODE, peer, "unreachable"),)
     assert scene.run(lambda peers, _: GONE if peer in peers else Answer(), 5) == ()
@@ -1046,24 +978,18 @@ def test_clock_that_jumped_back_stops_nothing() -> None:
 
 def test_sizes_of_rounds_on_demand_leave_no_trace() -> None:
     """Sizes requested by hand are not learnt and add nothing to reports or state."""
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
     before, told = len(scene.baselines), scene.detector.scores()
     for size in range(100):
         timing = Timing("all_reduce", size + 10, 1.0, 0.0, "0")
-        scene.detector.observe(
-            Observation(
-                -1, Kind.RAIL, "nccl", (ME, "b0"), Outcome.OK, Stage.DONE, (timing,), at=scene.now
-            )
-        )
+        scene.observe(Kind.RAIL, (ME, "b0"), Answer(), timing, extra=True)
     assert len(scene.baselines) == before
     assert dict(scene.detector.scores())[ME] == dict(told)[ME]
 
 
 def test_withdrawn_round_is_asked_again() -> None:
     """An extra round that could not be run does not hold up the next one."""
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
     scene.run(always(Answer(SLOW)))
     scene.epoch += 1
     first = scene.round((ME, "b2"), Answer(SLOW))

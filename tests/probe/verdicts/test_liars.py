@@ -14,7 +14,7 @@ from bench.probe_liars import play
 from dshealthd.probe.observation import Kind, Observation, Outcome, Stage, Timing
 from dshealthd.probe.options import BaselineOptions
 from dshealthd.probe.verdicts.baseline import Baselines, TimingClass
-from tests.probe.verdicts.test_detector import ME, Answer, Scene, silences, well
+from tests.probe.verdicts.test_detector import ME, Answer, Scene, settled, silences, well
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,24 +60,15 @@ def test_a_liar_is_seen() -> None:
 def forged(scene: Scene, leader: str, outcome: Outcome, *others: str) -> None:
     """Let a member lead a round with this node that nobody asked for."""
     scene.now += 1
-    scene.detector.observe(
-        Observation(
-            -1,
-            Kind.GROUP if others else Kind.RAIL,
-            "nccl",
-            (leader, ME, *others),
-            outcome,
-            Stage.SIZES,
-            at=scene.now,
-        )
-    )
+    kind = Kind.GROUP if others else Kind.RAIL
+    answer = Answer(outcome=outcome, stage=Stage.SIZES)
+    scene.observe(kind, (leader, ME, *others), answer, extra=True)
 
 
 @pytest.mark.parametrize("third", [(), ("c2",)], ids=["pairs", "with an honest third"])
 def test_rounds_that_others_lead_open_no_case(third: Sequence[str]) -> None:
     """If two members lead bad round after bad round, even in groups, this node is not accused."""
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
     for _ in range(10):
         for liar in ("b1", "c1"):
             forged(scene, liar, Outcome.HUNG, *third)
@@ -88,8 +79,7 @@ def test_rounds_that_others_lead_open_no_case(third: Sequence[str]) -> None:
 
 def test_an_honest_third_does_not_hide_the_liars() -> None:
     """Bad rounds that all include the same two members are not evidence against this node."""
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
 
     def framed(peers: tuple[str, ...], _: Kind) -> Answer:
         if {"b1", "c1"} & set(peers):
@@ -108,8 +98,7 @@ def test_an_honest_third_does_not_hide_the_liars() -> None:
 
 def test_two_that_fall_silent_in_turns_are_not_this_node() -> None:
     """Short outages of only two members may be their own doing."""
-    scene = Scene()
-    scene.run(well, 3)
+    scene = settled()
     assert silences(scene, ("a1", "b2", "a1", "b2", "a1", "b2")) == set()
 
 
@@ -242,8 +231,7 @@ def test_a_low_usual_is_forgotten_over_restarts(tmp_path: Path) -> None:
 
 def test_a_liar_does_not_take_away_references() -> None:
     """A round that fails under a member's lead says nothing about the third member in it."""
-    scene = Scene(dict.fromkeys(("a0", "a1", "a2"), ""))
-    scene.run(well, 3)
+    scene = settled(dict.fromkeys(("a0", "a1", "a2"), ""))
     slow = Answer(ratio=1.3)
     for outcome in (Outcome.INCONCLUSIVE, Outcome.DECLINED) * 3:
         forged(scene, "a1", outcome, "a2")

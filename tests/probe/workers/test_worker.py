@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.probe.observation import Outcome, Stage
 from dshealthd.probe.workers import launch, worker
-from dshealthd.probe.workers.job import RankResult, late
 from dshealthd.probe.workers.store import MAX_KEY, MAX_VALUE, LocalStore, StoreError
 
 if TYPE_CHECKING:
@@ -267,64 +265,6 @@ def test_local_store() -> None:
             await store("add", "text", 1, 1)
 
     asyncio.run(main())
-
-
-def result(
-    rank: int, outcome: Outcome, stage: Stage, reason: str = "", entered: int = 0, left: int = 0
-) -> RankResult:
-    """Return a rank's result."""
-    return RankResult(
-        rank=rank, outcome=outcome, stage=stage, reason=reason, entered=entered, left=left
-    )
-
-
-@pytest.mark.parametrize(
-    ("results", "expected"),
-    [
-        ([result(0, Outcome.OK, Stage.DONE), result(1, Outcome.OK, Stage.DONE)], ()),
-        (
-            [
-                result(0, Outcome.HUNG, Stage.SIZES, "deadline", 9, 8),
-                result(1, Outcome.HUNG, Stage.SIZES, "deadline", 8, 8),
-            ],
-            (1,),
-        ),
-        (
-            [
-                result(0, Outcome.HUNG, Stage.SIZES, "deadline", 9, 8),
-                result(1, Outcome.HUNG, Stage.SIZES, "deadline", 9, 8),
-            ],
-            (),
-        ),
-        (
-            [
-                result(0, Outcome.HUNG, Stage.INIT, "deadline"),
-                result(1, Outcome.INCONCLUSIVE, Stage.STORE, "ended_early"),
-            ],
-            (1,),
-        ),
-        (
-            [
-                result(0, Outcome.FAILED, Stage.INIT, "connection_lost"),
-                result(1, Outcome.FAILED, Stage.SIZES, "killed"),
-            ],
-            (1,),
-        ),
-        (
-            [
-                result(0, Outcome.CORRUPTED, Stage.VERIFY, "wrong_data"),
-                result(1, Outcome.OK, Stage.DONE),
-            ],
-            (0,),
-        ),
-    ],
-)
-def test_late(results: list[RankResult], expected: tuple[int, ...]) -> None:
-    """A rank with a finding of its own is to blame, else one that had not come as far.
-
-    Where all are equal nobody is guessed.
-    """
-    assert late(results) == expected
 
 
 @pytest.fixture
