@@ -27,7 +27,7 @@ from dshealthd.probe.options import MembershipOptions, PeerOptions, PolicyOption
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.slots import JITTER, jitter
 from tests.agents import running
-from tests.probe.peering import KEY, OTHER_KEY, PATIENT, may_block, run, secret
+from tests.probe.peering import KEY, OTHER_KEY, PATIENT, may_block, secret
 from tests.probe.services import BEGIN, NAMES, PERIOD, agents, snapshot, until
 from tests.threads import running_threads
 
@@ -264,7 +264,7 @@ async def test_slow_reload_is_not_lost(tmp_path: Path, monkeypatch: pytest.Monke
         await until(lambda: one.value("members") == 3)
 
 
-def test_hung_hostfile_does_not_stop_the_rounds(
+async def test_hung_hostfile_does_not_stop_the_rounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the disk of the hostfile hangs, as NFS may on all nodes at once, rounds take place on
@@ -277,7 +277,7 @@ def test_hung_hostfile_does_not_stop_the_rounds(
         answers.wait(10 * PATIENT)
         return signatures(files)
 
-    async def scene() -> None:
+    try:
         write(hostfile, *NAMES[:2])
         monkeypatch.setattr(membership, "signatures", hung_signatures)
         monkeypatch.setattr(local_membership, "DEADLINE", 1.0)
@@ -297,9 +297,6 @@ def test_hung_hostfile_does_not_stop_the_rounds(
             answers.set()
             await until(lambda: all(agent.value("members") == 3 for agent in both))
             await until(lambda: not any(agent.service.status()["detail"] for agent in both))
-
-    try:
-        run(scene())
     finally:
         answers.set()
 
@@ -321,7 +318,7 @@ async def test_waits_for_what_is_missing(tmp_path: Path) -> None:
         await until(lambda: epochs([one, two]))
 
 
-def test_hung_key_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hung_key_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the disk of the key hangs, the probes say what they wait for.
 
     They start by themselves once it answers.
@@ -332,7 +329,7 @@ def test_hung_key_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         answers.wait(10 * PATIENT)
         return Credentials(options)
 
-    async def scene() -> None:
+    try:
         monkeypatch.setattr(service, "Credentials", hung_credentials)
         monkeypatch.setattr(service, "READ_DEADLINE", 0.3)
         monkeypatch.setattr(service, "RETRY", 0.1)
@@ -344,9 +341,6 @@ def test_hung_key_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             answers.set()
             await until(lambda: one.value("probe_up") == 1)
             assert not one.service.status()["detail"]
-
-    try:
-        run(scene())
     finally:
         answers.set()
 

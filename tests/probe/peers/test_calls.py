@@ -57,12 +57,6 @@ BUSY, DEFECT = "busy_gpu", "where it went wrong"
 UNAUTHORIZED = (403, b'{"refusal": "unauthorized"}')
 
 
-@pytest.fixture
-def key(tmp_path: Path) -> Path:
-    """The key file of all nodes."""
-    return secret(tmp_path, "key", KEY)
-
-
 @pytest.mark.parametrize("size", [0, 4, MAX_PAYLOAD])
 async def test_call_and_answer(key: Path, size: int) -> None:
     """A call brings the handler's answer, bytes as bytes, over one connection that is kept."""

@@ -30,7 +30,6 @@ from tests.probe.peering import (
     fails,
     keyed,
     listening,
-    make_certificates,
     metric,
     ping,
     run,
@@ -48,14 +47,6 @@ if TYPE_CHECKING:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every call wait until the files have been looked at, however slow this machine is."""
     monkeypatch.setattr(module, "CHECK_PATIENCE", PATIENT)
-
-
-@pytest.fixture(scope="module")
-def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with certificates."""
-    directory = tmp_path_factory.mktemp("issued")
-    make_certificates(directory)
-    return directory
 
 
 def problem(options: PeerOptions) -> str:

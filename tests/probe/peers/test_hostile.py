@@ -49,12 +49,6 @@ if TYPE_CHECKING:
     from dshealthd.probe.peers.client import PeerClient
 
 
-@pytest.fixture
-def key(tmp_path: Path) -> Path:
-    """The key file of all nodes."""
-    return secret(tmp_path, "key", KEY)
-
-
 def options_of(kind: str, tmp_path: Path) -> tuple[dict[str, Any], PeerOptions]:
     """Return options of a listener, for its process, and those of its caller."""
     if kind == "key":

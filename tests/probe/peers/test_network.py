@@ -22,7 +22,6 @@ from dshealthd.probe.peers.protocol import PeerError
 from dshealthd.probe.peers.resolver import Resolver
 from tests.netns import network_namespace
 from tests.probe.peering import (
-    KEY,
     PATIENT,
     PING,
     calling,
@@ -33,8 +32,6 @@ from tests.probe.peering import (
     listening,
     metric,
     ping,
-    run,
-    secret,
     talking,
 )
 from tests.stopwatch import Stopwatch
@@ -45,12 +42,6 @@ if TYPE_CHECKING:
 
 NO_ANSWER = {"not_acknowledged", "connect_timeout"}
 """What is known at a call's deadline alone."""
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> Path:
-    """The key file of all nodes."""
-    return secret(tmp_path, "key", KEY)
 
 
 async def test_nobody_listens(key: Path) -> None:
@@ -107,27 +98,21 @@ async def test_silent_name_server(key: Path) -> None:
     released.set()
 
 
-def test_stopped_listener_hangs(key: Path) -> None:
+async def test_stopped_listener_hangs(key: Path) -> None:
     """An agent that is stopped (SIGSTOP) is a hang and not an unreachable node.
 
     Its kernel answers; afterwards it goes on.
     """
     with listener_process({"key_file": str(key)}) as (port, pid, _):
-
-        async def scene() -> None:
-            async with calling(keyed(key), port) as client:
-                await ping(client)
-                os.kill(pid, signal.SIGSTOP)
-                try:
-                    await fails(
-                        ping(client, 1.5), Outcome.HUNG, "no_answer"
-                    )  # on a kept connection
-                    await fails(ping(client, 1.5), Outcome.HUNG, "no_answer")  # on a new one
-                finally:
-                    os.kill(pid, signal.SIGCONT)
-                await ping(client)
-
-        run(scene())
+        async with calling(keyed(key), port) as client:
+            await ping(client)
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                await fails(ping(client, 1.5), Outcome.HUNG, "no_answer")  # on a kept connection
+                await fails(ping(client, 1.5), Outcome.HUNG, "no_answer")  # on a new one
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await ping(client)
 
 
 @pytest.mark.skipif(shutil.which("nft") is None, reason="nft is not installed")
@@ -157,7 +142,7 @@ def test_stopped_listener_hangs(key: Path) -> None:
     ],
     ids=["dropped there", "dropped back", "reset", "no route"],
 )
-def test_firewalls(
+async def test_firewalls(
     key: Path, rule: str, kept: tuple[Outcome, str], new: tuple[Outcome, str]
 ) -> None:
     """Packets that are dropped, in either direction, make a node unreachable; a reset refuses.
@@ -173,35 +158,28 @@ def test_firewalls(
             done = await asyncio.create_subprocess_exec("nft", "".join(commands))
             assert await done.wait() == 0
 
-        async def scene() -> None:
-            async with talking(keyed(key)) as (node, client):
-                await ping(client)
-                await nft(table, f"add rule inet test in {rule.format(port=node.port)}")
-                watch = Stopwatch()
-                for outcome, reason in (kept, new):
-                    deadline = 1.0 if reason in NO_ANSWER else PATIENT
-                    with pytest.raises(PeerError) as caught:
-                        await ping(client, deadline)
-                    assert caught.value.outcome is outcome
-                    # A late acknowledgment of the call before ends a kept connection by itself.
-                    told = {reason, "refused"} if reason == "reset" else {reason}
-                    assert caught.value.reason in told
-                assert watch.seconds() < 3.0
-                await nft("delete table inet test")
-                await ping(client)
-
-        run(scene())
+        async with talking(keyed(key)) as (node, client):
+            await ping(client)
+            await nft(table, f"add rule inet test in {rule.format(port=node.port)}")
+            watch = Stopwatch()
+            for outcome, reason in (kept, new):
+                deadline = 1.0 if reason in NO_ANSWER else PATIENT
+                with pytest.raises(PeerError) as caught:
+                    await ping(client, deadline)
+                assert caught.value.outcome is outcome
+                # A late acknowledgment of the call before ends a kept connection by itself.
+                told = {reason, "refused"} if reason == "reset" else {reason}
+                assert caught.value.reason in told
+            assert watch.seconds() < 3.0
+            await nft("delete table inet test")
+            await ping(client)
 
 
-def test_no_route(key: Path) -> None:
+async def test_no_route(key: Path) -> None:
     """A network that there is no way to is unreachable, at once."""
     with network_namespace():
-
-        async def scene() -> None:
-            async with calling(keyed(key), 1, host="192.0.2.1") as client:
-                await fails(ping(client), Outcome.UNREACHABLE, "no_route")
-
-        run(scene())
+        async with calling(keyed(key), 1, host="192.0.2.1") as client:
+            await fails(ping(client), Outcome.UNREACHABLE, "no_route")
 
 
 async def test_calls_come_from_the_listen_address(key: Path) -> None:
@@ -213,7 +191,7 @@ async def test_calls_come_from_the_listen_address(key: Path) -> None:
         assert set(node.server._gate._open) == {"127.0.0.9"}
 
 
-def test_clocks_that_differ(key: Path) -> None:
+async def test_clocks_that_differ(key: Path) -> None:
     """With a shared key, the clocks of two nodes do not matter.
 
     Nonces are aged by the one machine's monotonic clock.
@@ -229,14 +207,10 @@ def test_clocks_that_differ(key: Path) -> None:
         "DONT_FAKE_MONOTONIC": "1",
     }
     with listener_process({"key_file": str(key)}, fake) as (port, _, _metrics):
-
-        async def scene() -> None:
-            async with calling(keyed(key), port) as client:
-                answer = await ping(client)
-                assert abs(answer["clock"] - time.time()) > 250
-                await ping(client)
-
-        run(scene())
+        async with calling(keyed(key), port) as client:
+            answer = await ping(client)
+            assert abs(answer["clock"] - time.time()) > 250
+            await ping(client)
 
 
 async def test_connections_do_not_pile_up(key: Path) -> None:

@@ -14,7 +14,6 @@ from dshealthd.probe.peers.guard import Guard, RequestRejected
 from dshealthd.probe.peers.protocol import Rejection, RequestClaim
 from dshealthd.probe.peers.server import HANDLER_TIMEOUT
 from tests.probe.peering import (
-    KEY,
     PING,
     eventually,
     keyed,
@@ -22,7 +21,6 @@ from tests.probe.peering import (
     may_block,
     ping,
     request,
-    secret,
     talking,
 )
 from tests.suspension import Suspension, turns
@@ -31,12 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEADER_TIMEOUT = 600.0
-
-
-@pytest.fixture
-def key(tmp_path: Path) -> Path:
-    """Return a file with the key."""
-    return secret(tmp_path, "key", KEY)
 
 
 @may_block

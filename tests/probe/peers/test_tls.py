@@ -28,7 +28,6 @@ from tests.probe.peering import (
     fails,
     impersonating,
     listening,
-    make_certificates,
     metric,
     ping,
     request,
@@ -43,14 +42,6 @@ from tests.stopwatch import Stopwatch
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
-
-
-@pytest.fixture(scope="module")
-def issued(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with certificates."""
-    directory = tmp_path_factory.mktemp("issued")
-    make_certificates(directory)
-    return directory
 
 
 async def test_call_with_certificates(issued: Path) -> None:
