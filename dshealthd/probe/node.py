@@ -75,7 +75,6 @@ class ThisNode:
 
     def objection(self, plan: RoundPlan) -> str:
         """Return why this node's workers may not run another node's plan now, as a slug, or empty.
-
         Counts an on-demand plan against the limit per minute.
         """
         on_demand = plan.epoch == ON_DEMAND
@@ -91,9 +90,8 @@ class ThisNode:
         return ""
 
     def obstacle(self, *, scheduled: bool, asked: bool = False) -> str:
-        """Return why this node may not take part in a round with workers now, as a slug.
-
-        Empty if it may. If the worker pool is not prepared yet, start preparing it.
+        """Return why this node may not take part in a round with workers now, as a slug. Empty if
+        it may. If the worker pool is not prepared yet, start preparing it.
         """
         if self._worker_pool is None:
             return NO_PYTHON

@@ -88,9 +88,8 @@ class Timing:
     seconds: float
     """Median over the repetitions."""
     bus_bandwidth: float
-    """Bytes per second in nccl-tests' terms.
-
-    For an all-reduce of n ranks, size / seconds · 2(n-1)/n.
+    """Bytes per second in nccl-tests' terms. For an all-reduce of n ranks, size / seconds ·
+    2(n-1)/n.
     """
     part: str = ""
     """GPU index or adapter that was timed; empty for the whole member."""
@@ -123,16 +122,14 @@ class Observation:
     stage: Stage
     timings: tuple[Timing, ...] = ()
     late: tuple[str, ...] = ()
-    """Members that lagged behind the others when the round ended.
-
-    They are the ones that the outcome implicates, if any.
+    """Members that lagged behind the others when the round ended. They are the ones that the
+    outcome implicates, if any.
     """
     reason: str = ""
     """Slug of a decline or error, from a bounded set; never free text."""
     scores: tuple[tuple[str, float], ...] = ()
-    """Scores that the members reported in this round; `verdicts.signals` decodes them.
-
-    A node's own score is the median ratio to its baselines over its recent peers; 1 is usual.
+    """Scores that the members reported in this round; `verdicts.signals` decodes them. A node's own
+    score is the median ratio to its baselines over its recent peers; 1 is usual.
     """
     at: float = 0.0
     """Unix time in seconds of the round's end."""

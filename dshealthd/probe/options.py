@@ -20,10 +20,7 @@ _MINUTES = 60
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipOptions:
-    """Source of the list of nodes.
-
-    At most one source; without one, probes between nodes are off.
-    """
+    """Source of the list of nodes. At most one source; without one, probes between nodes are off."""
 
     hostfile: Path | None = option(
         None, "DeepSpeed hostfile that training is started with; re-read when it changes."
@@ -163,9 +160,8 @@ class PeerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyOptions:
-    """Limits on when rounds may use the GPUs.
-
-    A round that may not use them becomes a light one: an echo between the agents that touches none.
+    """Limits on when rounds may use the GPUs. A round that may not use them becomes a light one: an
+    echo between the agents that touches none.
     """
 
     gpus: Literal["idle", "always", "never"] = option(
@@ -317,9 +313,8 @@ class VerdictOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOptions(Section):
-    """Small collectives between nodes that find slow and broken ones.
-
-    Off until `members` and `peer` are set.
+    """Small collectives between nodes that find slow and broken ones. Off until `members` and
+    `peer` are set.
     """
 
     enabled: bool = option(

@@ -56,10 +56,9 @@ class GpuOccupancy:
         return len(self._processes() or {})
 
     def objection(self) -> str:
-        """Return why the GPUs count as busy, as a slug, or empty.
-
-        Unknown counts as busy. A node without GPUs is busy while ranks of a job run on it: a round
-        would take their CPUs and their network.
+        """Return why the GPUs count as busy, as a slug, or empty. Unknown counts as busy. A node
+        without GPUs is busy while ranks of a job run on it: a round would take their CPUs and their
+        network.
         """
         latest = self._latest(gpu_processes.GpuProcesses.name)
         if latest is None or latest.sampled is None or latest.expired(self._monotonic()):
@@ -79,10 +78,9 @@ class GpuOccupancy:
         return BUSY if max(processes.values()) > own else ""
 
     def _ranks(self) -> str:
-        """Return why the CPUs of a node without GPUs count as busy.
-
-        Ranks are found by their launcher's environment, and by their heartbeats. Where the first is
-        turned off, the second alone has to do.
+        """Return why the CPUs of a node without GPUs count as busy. Ranks are found by their
+        launcher's environment, and by their heartbeats. Where the first is turned off, the second
+        alone has to do.
         """
         found = self._latest(job_environment.JobEnvironment.name)
         beats = self._latest(training.Training.name)
@@ -186,17 +184,15 @@ class Policy:
         (self._scheduled if scheduled else self._on_demand).spend(seconds)
 
     def spend_in_vain(self, seconds: float) -> None:
-        """Charge the whole duration of another node's round that hung or failed.
-
-        It has no timings, and a member could hang in each of its rounds on purpose.
+        """Charge the whole duration of another node's round that hung or failed. It has no timings,
+        and a member could hang in each of its rounds on purpose.
         """
         self._fruitless.spend(min(seconds, LONGEST))
 
     def objection(self, *, scheduled: bool, asked: bool = False) -> str:
-        """Return why the policy keeps a round off the GPUs now, as a slug, or empty.
-
-        The share of time limits scheduled rounds and all that another node has `asked` for, but not
-        the rounds that this node needs to confirm a suspicion of its own.
+        """Return why the policy keeps a round off the GPUs now, as a slug, or empty. The share of
+        time limits scheduled rounds and all that another node has `asked` for, but not the rounds
+        that this node needs to confirm a suspicion of its own.
         """
         if self._options.gpus == "never":
             return NEVER
@@ -210,9 +206,8 @@ class Policy:
 
 
 def in_window(minutes: tuple[int, int] | None, now: float) -> bool:
-    """Tell whether a Unix time lies in the policy's daily window, in UTC.
-
-    A window that ends before it begins spans midnight; one with equal ends is always open.
+    """Tell whether a Unix time lies in the policy's daily window, in UTC. A window that ends before
+    it begins spans midnight; one with equal ends is always open.
     """
     if minutes is None:
         return True

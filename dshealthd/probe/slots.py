@@ -111,10 +111,7 @@ class ProbeState:
 
 
 class SlotRunner:
-    """All rounds of one node.
-
-    `confirmations` are the extra ones that its detector asks for.
-    """
+    """All rounds of one node. `confirmations` are the extra ones that its detector asks for."""
 
     def __init__(
         self,
@@ -245,7 +242,9 @@ class SlotRunner:
                     await self._again.wait()
             if self._again.is_set():
                 self._again.clear()
-                await self._refresh_members(again=True)  # not within the timeout, which would cancel it
+                await self._refresh_members(
+                    again=True
+                )  # not within the timeout, which would cancel it
             # Read from the clock, not counted up: after a suspend or a clock step the missed epochs
             # are skipped, as the peers are already past them.
             epoch = epoch_at(self._wall(), period)
@@ -257,9 +256,8 @@ class SlotRunner:
                 tasks.create_task(self._epoch(epoch), name=f"epoch {epoch}")
 
     async def _refresh_members(self, *, again: bool = False) -> None:
-        """Apply a new list of members, if there is one.
-
-        Raises Renamed if it gives this node another name.
+        """Apply a new list of members, if there is one. Raises Renamed if it gives this node
+        another name.
         """
         if await self._local_membership.refresh(again=again):
             if self._local_membership.me != self._me:
@@ -290,7 +288,6 @@ class SlotRunner:
 
     async def _meet(self, name: str) -> bool:
         """Run a light round with a member at once, outside the slots; return False if impossible.
-
         All nodes of a job lead such rounds at the same time, and each declines calls while it leads
         one: each node retries after a delay of its own.
         """
@@ -375,9 +372,8 @@ class SlotRunner:
             await self._substitute(epoch, group)
 
     async def _substitute(self, epoch: int, group: Sequence[str]) -> None:
-        """Find another partner for the slot, as the scheduled one is gone.
-
-        Retry members that are in another round now, as they may be free later.
+        """Find another partner for the slot, as the scheduled one is gone. Retry members that are
+        in another round now, as they may be free later.
         """
         others = [
             name
@@ -419,9 +415,8 @@ class SlotRunner:
         kind: Kind | None = None,
         steps: tuple[tuple[int, int], ...] | None = None,
     ) -> RoundReport | None:
-        """Lead a round of the kind that is possible now.
-
-        `kind` and `steps` default to the schedule's. Return None if this node is in another round.
+        """Lead a round of the kind that is possible now. `kind` and `steps` default to the
+        schedule's. Return None if this node is in another round.
         """
         gpus = self._gpus.count()
         if steps is not None:
@@ -451,10 +446,8 @@ class SlotRunner:
         return await self.rounds.lead(plan.light() if reason else plan, reason)
 
     async def _confirm(self, confirmation: Confirmation) -> bool:
-        """Run an extra round that the detector asked for.
-
-        Return False if this node was busy with another one for too long, or a member is in
-        maintenance.
+        """Run an extra round that the detector asked for. Return False if this node was busy with
+        another one for too long, or a member is in maintenance.
         """
         if self._absences.own_end() or any(map(self._absences.absent, confirmation.members)):
             self.detector.withdraw(confirmation)
@@ -538,9 +531,8 @@ class SlotRunner:
 
 
 def jitter(epoch: int, group: Iterable[str], period: float) -> float:
-    """Return how many seconds into the epoch a group starts.
-
-    All its members compute the same value, and groups need not agree with each other.
+    """Return how many seconds into the epoch a group starts. All its members compute the same
+    value, and groups need not agree with each other.
     """
     return _spread(f"{epoch}/{'/'.join(sorted(group))}") / 2**32 * min(JITTER, period / 5)
 
@@ -551,9 +543,8 @@ def _spread(text: str) -> int:
 
 
 def _kind(epoch: int, members: int, gpus: int) -> Kind:
-    """Return the kind of an epoch's scheduled round.
-
-    The kind stays the same for two epochs, so that it runs both inside leaves and between them.
+    """Return the kind of an epoch's scheduled round. The kind stays the same for two epochs, so
+    that it runs both inside leaves and between them.
     """
     if members > PAIR:
         return Kind.GROUP

@@ -87,10 +87,9 @@ def neighbors(me: str, nodes: Sequence[str], most: int = MOST) -> list[str]:
 
 
 def look(config: Config, node: str, expression: str) -> Reach:
-    """Run light rounds with other nodes of an allocation, given in Slurm's notation.
-
-    `node` is Slurm's name of this node; an allocation without it is not one of its jobs. Nodes
-    that are not members of the probes have no agent to answer, and are left out. Raises NotAsked.
+    """Run light rounds with other nodes of an allocation, given in Slurm's notation. `node` is
+    Slurm's name of this node; an allocation without it is not one of its jobs. Nodes that are not
+    members of the probes have no agent to answer, and are left out. Raises NotAsked.
     """
     options = config.section(ProbeOptions)
     if not options.peer.listen_address or not options.members.sources:

@@ -59,9 +59,7 @@ def size(nodes: int, ratio: float) -> int:
 
 def spent(nodes: Iterable[SlurmNode], wall: float, period: float = HOUR) -> int:
     """Return how much of the budget is spent: nodes that we drained in the last hour, or in another
-    period.
-
-    Times in the future count too, because clocks differ.
+    period. Times in the future count too, because clocks differ.
     """
     return sum(node.ours and node.state.drained and wall - node.since < period for node in nodes)
 
@@ -100,10 +98,9 @@ def drain(
     wall: Callable[[], float] = time.time,
     sleep: Callable[[float], object] = time.sleep,
 ) -> str:
-    """Drain the node within the budget; return why it was not drained, or an empty text.
-
-    If the budget is spent, leave a note that says so. Respect a reason or a state that somebody
-    sets meanwhile. Raises ControllerError.
+    """Drain the node within the budget; return why it was not drained, or an empty text. If the
+    budget is spent, leave a note that says so. Respect a reason or a state that somebody sets
+    meanwhile. Raises ControllerError.
     """
     nodes = controller.nodes()
     me = nodes[name]
@@ -139,9 +136,8 @@ def _settled(
     controller: Controller, wall: Callable[[], float], sleep: Callable[[float], object]
 ) -> dict[str, SlurmNode]:
     """Return the nodes once none is about to take a ticket. Raises ControllerError if that takes
-    too long.
-
-    The budget holds without this too, but nodes that start together would block each other.
+    too long. The budget holds without this too, but nodes that start together would block each
+    other.
     """
     waited = 0.0
     while True:

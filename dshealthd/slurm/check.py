@@ -99,7 +99,6 @@ class NodeCheck:
 
     def reaches(self, look: Callable[[], Reach]) -> CheckReport:
         """Check whether this node reaches others of its job, as Slurm's prolog does if configured.
-
         Drain the node only if it has the same fault with all of several nodes, twice. Other nodes'
         problems are only reported.
         """
@@ -220,10 +219,9 @@ class Streaks:
 
 @contextlib.contextmanager
 def kept(directory: Path, patience: float) -> Iterator[Streaks]:
-    """Lock the streaks of this node, and write them at the end.
-
-    Raises Busy if another check holds them for longer than `patience` seconds, OSError if the
-    directory cannot be used or belongs to somebody else.
+    """Lock the streaks of this node, and write them at the end. Raises Busy if another check holds
+    them for longer than `patience` seconds, OSError if the directory cannot be used or belongs to
+    somebody else.
     """
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, 0o700)

@@ -48,7 +48,6 @@ class NodeState(NamedTuple):
     @property
     def working(self) -> bool:
         """Whether the node takes jobs now: nobody has drained, failed, reserved or stopped it.
-
         Unknown flags count as somebody's work, with which dshealthd does not interfere.
         """
         return self.base in _WORKING and not self.flags - _HARMLESS
@@ -197,9 +196,8 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def parse_nodes(text: str, separator: str) -> dict[str, SlurmNode]:
-    """Return the nodes in sinfo's output, in which `separator` ends each field.
-
-    Raises ControllerError for one that is not understood. sinfo lists a node once for each of its
+    """Return the nodes in sinfo's output, in which `separator` ends each field. Raises
+    ControllerError for one that is not understood. sinfo lists a node once for each of its
     partitions.
     """
     *fields, end = text.split(separator)

@@ -33,9 +33,8 @@ _UNPRINTABLE = re.compile(r"[^ -~]+")
 
 
 def keep(directory: Path, slurm: Controller, name: str, now: float) -> None:
-    """Write the file with Slurm's current maintenance, or remove it.
-
-    `now` is the Unix time in seconds. Raises ControllerError or OSError, and then changes nothing.
+    """Write the file with Slurm's current maintenance, or remove it. `now` is the Unix time in
+    seconds. Raises ControllerError or OSError, and then changes nothing.
     """
     node = slurm.node(name)
     path = directory / FILES["slurm"]

@@ -16,9 +16,8 @@ DRAIN_FOR = (
     "DshealthdGpuResetNeeded",
     "DshealthdNvmlBroken",
 )
-"""Alerts about this node's own GPUs that no job on it survives.
-
-People must judge a full disk, a hung job, or a link, whose other end may be the culprit.
+"""Alerts about this node's own GPUs that no job on it survives. People must judge a full disk, a
+hung job, or a link, whose other end may be the culprit.
 """
 
 

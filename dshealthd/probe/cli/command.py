@@ -45,7 +45,6 @@ def probe(
     as_json: bool,
 ) -> int:
     """Run collectives now, print their timings and return the exit status; see `report.EXIT`.
-
     Raises ConfigError.
     """
     source = str(file) if file is not None else "command line"

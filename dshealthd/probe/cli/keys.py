@@ -39,9 +39,8 @@ class KeysError(Exception):
 
 
 def keys(loaded: Config, action: str, file: str | None) -> int:
-    """Make, rotate or show the key file and return the exit status.
-
-    On failure, print why and return 1.
+    """Make, rotate or show the key file and return the exit status. On failure, print why and
+    return 1.
     """
     path = Path(file) if file is not None else loaded.section(ProbeOptions).peer.key_file or DEFAULT
     try:
@@ -54,9 +53,8 @@ def keys(loaded: Config, action: str, file: str | None) -> int:
 
 
 def new(path: Path) -> None:
-    """Make a key file with a new key.
-
-    Raises FileExistsError if there is one already: it may be in use.
+    """Make a key file with a new key. Raises FileExistsError if there is one already: it may be in
+    use.
     """
     _write(path, [_key()], 0, os.O_EXCL)
     print(f"{path}: made")

@@ -36,9 +36,8 @@ DEADLINES = {
 
 
 def interpreter(loaded: Config) -> str:
-    """Return the interpreter for the local probe's workers.
-
-    The configured one, else this one if it has torch, else the first python3 in PATH.
+    """Return the interpreter for the local probe's workers. The configured one, else this one if it
+    has torch, else the first python3 in PATH.
     """
     if loaded.section(ProbeOptions).python is not None:
         return str(loaded.section(ProbeOptions).python)

@@ -48,9 +48,8 @@ async def between(
     steps: tuple[tuple[int, int], ...],
     tell: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Have the agents of a hostfile's nodes, or of the configured members, probe each other.
-
-    Return the document. Raises ConfigError.
+    """Have the agents of a hostfile's nodes, or of the configured members, probe each other. Return
+    the document. Raises ConfigError.
     """
     from pathlib import Path
 
@@ -114,9 +113,8 @@ async def between(
 
 
 def own_place(loaded: Config, members: MembershipOptions) -> tuple[str, tuple[str, ...]]:
-    """Return this node's name among the members, and all their names.
-
-    Raises MembershipError. Reads files, and may wait for a name server.
+    """Return this node's name among the members, and all their names. Raises MembershipError. Reads
+    files, and may wait for a name server.
     """
     names = load(members).names
     return own_name(names, hostname(), local_addresses(loaded.path.host), members.name), names

@@ -61,7 +61,6 @@ def fields(timing: Timing) -> dict[str, Any]:
 
 def table(entries: Iterable[Mapping[str, Any]]) -> str:
     """Return the report's table of entries made by `fields`, with nccl-tests' columns and units.
-
     Times are in microseconds, bandwidths in 10^9 bytes per second.
     """
     lines = [
@@ -92,9 +91,8 @@ def sums(outcome: Outcome) -> str:
 
 
 def matrix(names: Sequence[str], cells: Mapping[frozenset[str], str], what: str) -> str:
-    """Return the report's matrix of the results of all pairs.
-
-    Its rows and columns are numbered like the list below it.
+    """Return the report's matrix of the results of all pairs. Its rows and columns are numbered
+    like the list below it.
     """
     width = max([len(str(len(names))), *map(len, cells.values()), 1]) + 2
     lines = [

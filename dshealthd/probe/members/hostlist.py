@@ -25,15 +25,13 @@ _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
 
 class HostlistError(ValueError):
-    """An invalid node list expression.
-
-    The message says why, and quotes at most 60 characters of it.
+    """An invalid node list expression. The message says why, and quotes at most 60 characters of
+    it.
     """
 
 
 def is_name(text: str) -> bool:
     """Tell whether a list may hold a name: a host name or address of at most 253 ASCII characters.
-
     Names become labels, parts of `NODE/gpu3` and arguments of a resolver, so this one check rejects
     whatever cannot be the name of a host.
     """

@@ -65,7 +65,6 @@ def own_name(
 
 def _same_host(member: str, hostname: str) -> bool:
     """Tell whether two names identify one host: they are equal, or one is the other's first label.
-
     Two different long names are two hosts.
     """
     if _address(member) is not None:
@@ -84,11 +83,9 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def local_addresses(host: Host) -> tuple[str, ...]:
-    """Return the addresses of this machine's interfaces, except loopback.
-
-    Empty if the kernel does not provide them.
-
-    Source: `/proc/net/fib_trie` and `/proc/net/if_inet6` of this network namespace.
+    """Return the addresses of this machine's interfaces, except loopback. Empty if the kernel does
+    not provide them. Source: `/proc/net/fib_trie` and `/proc/net/if_inet6` of this network
+    namespace.
     """
     found: list[str] = []
     for file, parse in (("net/fib_trie", parse_fib_trie), ("net/if_inet6", parse_if_inet6)):
@@ -114,9 +111,8 @@ def parse_fib_trie(text: str) -> list[str]:
 
 
 def parse_if_inet6(text: str) -> list[str]:
-    """Return the IPv6 addresses of this machine's interfaces.
-
-    Link-local ones are left out: they mean nothing without their interface.
+    """Return the IPv6 addresses of this machine's interfaces. Link-local ones are left out: they
+    mean nothing without their interface.
     """
     found = []
     for line in text.splitlines():
@@ -149,9 +145,8 @@ METRICS = (MEMBERS, HASH, OK)
 DEADLINE = 10.0
 """Timeout in seconds for reading the files or for DNS."""
 PATIENCE = 0.5
-"""Seconds that `refresh` waits for them, once for each reading.
-
-So a hung file system or name server delays few epochs, and those hardly.
+"""Seconds that `refresh` waits for them, once for each reading. So a hung file system or name
+server delays few epochs, and those hardly.
 """
 
 
@@ -200,7 +195,6 @@ class LocalMembership:
 
     async def refresh(self, *, again: bool = False) -> bool:
         """Read the members if their source has changed, or if `again`; tell whether they differ.
-
         There is one reading at a time. If it takes longer than PATIENCE while members are known, it
         goes on, and a later call takes its result.
         """
@@ -273,9 +267,8 @@ class LocalMembership:
         yield OK(float(not self.errors))
 
     def _load(self, *, again: bool) -> tuple[Membership, str] | None:
-        """Return the members and this node's name among them, or None if nothing has changed.
-
-        Call it in a thread.
+        """Return the members and this node's name among them, or None if nothing has changed. Call
+        it in a thread.
         """
         if self._watcher is None:
             self._watcher = Watcher(self._options, self._monotonic)

@@ -33,9 +33,8 @@ _HOSTFILE_LINE = re.compile(r"(\S+)\s+slots=(\d+)")
 
 
 class MembershipError(Exception):
-    """The members cannot be determined.
-
-    `errors` has one line for each problem, `FILE:LINE: reason` for one in a file.
+    """The members cannot be determined. `errors` has one line for each problem, `FILE:LINE: reason`
+    for one in a file.
     """
 
     def __init__(self, errors: Iterable[str]) -> None:
@@ -86,12 +85,9 @@ def load(
     options: MembershipOptions,
     resolve: Callable[..., Iterable[tuple[Any, ...]]] = socket.getaddrinfo,
 ) -> Membership:
-    """Return the members listed by the configured source, with their leaves.
-
-    Raises MembershipError with all errors.
-
-    `resolve` is called like `socket.getaddrinfo`, for a DNS name only. Reads files and may wait for
-    DNS: do not call it in an event loop.
+    """Return the members listed by the configured source, with their leaves. Raises MembershipError
+    with all errors. `resolve` is called like `socket.getaddrinfo`, for a DNS name only. Reads files
+    and may wait for DNS: do not call it in an event loop.
     """
     if len(options.sources) != 1:
         raise MembershipError(
@@ -178,9 +174,8 @@ def parse_hostfile(text: str, place: str) -> tuple[Member, ...]:
 
 
 def parse_nodes(names: Iterable[str]) -> tuple[Member, ...]:
-    """Return the members of an explicit list, in its order.
-
-    Raises MembershipError for an invalid or duplicate name.
+    """Return the members of an explicit list, in its order. Raises MembershipError for an invalid
+    or duplicate name.
     """
     errors: list[str] = []
     seen: dict[str, None] = {}
@@ -198,12 +193,9 @@ def parse_nodes(names: Iterable[str]) -> tuple[Member, ...]:
 
 
 def _addresses(name: str, resolve: Callable[..., Iterable[tuple[Any, ...]]]) -> tuple[str, ...]:
-    """Return the addresses of a DNS name, each of which is a member.
-
-    They are of one family, so that a node with both is one member.
-
-    There is no reverse lookup: a resolver without the reverse zone takes seconds for each address,
-    and its answer need not be the node's own name.
+    """Return the addresses of a DNS name, each of which is a member. They are of one family, so
+    that a node with both is one member. There is no reverse lookup: a resolver without the reverse
+    zone takes seconds for each address, and its answer need not be the node's own name.
     """
     try:
         answers = list(resolve(name, None, type=socket.SOCK_STREAM))
@@ -248,9 +240,8 @@ def _text(file: Path) -> str:
 
 
 class Watcher:
-    """A watch on the sources: a reload is due when a file has changed or DNS is to be queried.
-
-    A check costs one stat(2) for each file.
+    """A watch on the sources: a reload is due when a file has changed or DNS is to be queried. A
+    check costs one stat(2) for each file.
     """
 
     def __init__(self, options: MembershipOptions, monotonic: Callable[[], float]) -> None:
@@ -263,10 +254,9 @@ class Watcher:
         self._seen = signatures(self._files)
 
     def changed(self) -> bool:
-        """Tell whether a reload is due since this last returned True, or since the beginning.
-
-        Call it before `load`, never after: a change between the two is then seen by the next call
-        and not lost.
+        """Tell whether a reload is due since this last returned True, or since the beginning. Call
+        it before `load`, never after: a change between the two is then seen by the next call and
+        not lost.
         """
         now, current = self._monotonic(), signatures(self._files)
         due = self._interval is not None and now - self._looked >= self._interval

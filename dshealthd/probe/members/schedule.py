@@ -63,7 +63,6 @@ Seat = tuple[int, int]
 
 class Timetable:
     """The groups of every epoch for one list of members; immutable but for what it has worked out.
-
     Creating it sorts the members. After that, finding the group of one member costs as much as in
     its `Cell`; once in an era, the leaves are dealt.
     """
@@ -91,24 +90,21 @@ class Timetable:
         return self._cell(self._cells(0)[0]).cycle if self._eras == 1 else (self._eras + 1) * ERA
 
     def groups(self, epoch: int) -> tuple[tuple[str, ...], ...]:
-        """Return all groups of an epoch, each sorted; members in none of them rest.
-
-        Costs O(members · size).
+        """Return all groups of an epoch, each sorted; members in none of them rest. Costs O(members
+        · size).
         """
         cells = map(self._cell, sorted(set(self._cells(epoch).values())))
         return tuple(sorted(group for cell in cells for group in cell.groups(epoch)))
 
     def group_of(self, me: str, epoch: int) -> tuple[str, ...]:
-        """Return the group of one member, sorted and including itself; empty if it rests.
-
-        Raises ValueError if `me` is not a member.
+        """Return the group of one member, sorted and including itself; empty if it rests. Raises
+        ValueError if `me` is not a member.
         """
         return self._cell(self._home(me, epoch)).group_of(me, epoch)
 
     def company(self, me: str, epoch: int) -> tuple[str, ...]:
-        """Return the members among which a node's rounds take place in an epoch, with itself.
-
-        They stay the same for an era. Raises ValueError if `me` is not a member.
+        """Return the members among which a node's rounds take place in an epoch, with itself. They
+        stay the same for an era. Raises ValueError if `me` is not a member.
         """
         return self._names if self._eras == 1 else self._cell(self._home(me, epoch)).names
 
@@ -143,11 +139,9 @@ class Timetable:
 
 
 class Cell:
-    """The groups of members all of which meet.
-
-    Creating it sorts the members. After that, finding the group of one member costs O(size), for
-    one without a partner O(members of its leaf), and for the one on each leaf that finds none there
-    either O(members).
+    """The groups of members all of which meet. Creating it sorts the members. After that, finding
+    the group of one member costs O(size), for one without a partner O(members of its leaf), and for
+    the one on each leaf that finds none there either O(members).
     """
 
     def __init__(self, names: Iterable[str], leaves: Mapping[str, str], size: int) -> None:
@@ -188,17 +182,15 @@ class Cell:
         return len(self._kinds) * max(self.inside, self.across)
 
     def groups(self, epoch: int) -> tuple[tuple[str, ...], ...]:
-        """Return all groups of an epoch, each sorted; members in none of them rest.
-
-        Costs O(members · size).
+        """Return all groups of an epoch, each sorted; members in none of them rest. Costs O(members
+        · size).
         """
         blocks, turn = self._turn(epoch)
         return tuple(sorted(blocks.groups(turn)))
 
     def group_of(self, me: str, epoch: int) -> tuple[str, ...]:
-        """Return the group of one member, sorted and including itself; empty if it rests.
-
-        Raises ValueError if `me` is not a member.
+        """Return the group of one member, sorted and including itself; empty if it rests. Raises
+        ValueError if `me` is not a member.
         """
         blocks, turn = self._turn(epoch)
         return blocks.group_of(me, turn)
@@ -227,9 +219,8 @@ def _units(names: Iterable[str], leaves: Mapping[str, str]) -> list[list[str]]:
 
 
 def _packed(lines: Sequence[Sequence[int]], width: int) -> list[tuple[int, ...]]:
-    """Return cells of up to `width` units, or a `FEW` more, each of whole lines.
-
-    Short lines share a cell.
+    """Return cells of up to `width` units, or a `FEW` more, each of whole lines. Short lines share
+    a cell.
     """
     cells: list[list[int]] = []
     rest: list[int] = []
@@ -249,12 +240,9 @@ def _packed(lines: Sequence[Sequence[int]], width: int) -> list[tuple[int, ...]]
 
 
 def root_order(group: Iterable[str], epoch: int) -> tuple[str, ...]:
-    """Return a group in the order in which its members lead in this epoch.
-
-    If one is silent, the next takes over.
-
-    The order is by highest random weight over (epoch, name): uniform over members and epochs, and
-    a missing member does not change the order of the others.
+    """Return a group in the order in which its members lead in this epoch. If one is silent, the
+    next takes over. The order is by highest random weight over (epoch, name): uniform over members
+    and epochs, and a missing member does not change the order of the others.
     """
     return tuple(
         sorted(
@@ -367,9 +355,8 @@ def _extras(alone: Sequence[Seat], turn: int) -> Iterator[list[Seat]]:
 
 
 def rounds(count: int, size: int) -> int:
-    """Return the number of turns after which every two of `count` have met by `design`.
-
-    Groups have at most `size` members; 1 if one group holds all.
+    """Return the number of turns after which every two of `count` have met by `design`. Groups have
+    at most `size` members; 1 if one group holds all.
     """
     if count <= size:
         return 1
@@ -413,10 +400,9 @@ def design(position: int, count: int, size: int, turn: int) -> list[int]:
 
 
 def _circle(position: int, count: int, turn: int) -> list[int]:
-    """Return the pair of a position in a turn; if the count is odd, one position is alone.
-
-    Two positions meet if their sum equals the turn, modulo an odd number. The position that would
-    meet itself meets the last one, or rests.
+    """Return the pair of a position in a turn; if the count is odd, one position is alone. Two
+    positions meet if their sum equals the turn, modulo an odd number. The position that would meet
+    itself meets the last one, or rests.
     """
     modulus = count - 1 if count % 2 == 0 else count
     if position == modulus:

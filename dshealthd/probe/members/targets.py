@@ -22,9 +22,8 @@ EXIT_FAILURE = 1
 
 
 def document(membership: Membership, port: int) -> bytes:
-    """Return the list of targets: every member at `port`.
-
-    Their labels are `node` and, where the topology is known, `leaf`.
+    """Return the list of targets: every member at `port`. Their labels are `node` and, where the
+    topology is known, `leaf`.
     """
     groups = []
     for name in membership.names:
@@ -51,9 +50,8 @@ def _address(name: str, port: int) -> str:
 
 
 def targets(loaded: Config, hostfile: str | None, output: str | None) -> int:
-    """Print the targets, or replace a file atomically.
-
-    If the members are unknown, the file stays unchanged.
+    """Print the targets, or replace a file atomically. If the members are unknown, the file stays
+    unchanged.
     """
     options = (
         MembershipOptions(hostfile=Path(hostfile))

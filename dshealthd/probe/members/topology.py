@@ -33,10 +33,7 @@ _FIELD = re.compile(r'([A-Za-z]+)=(?:"([^"]*)"|([^\s"]*))(?=\s|$)\s*')
 
 
 class TopologyError(Exception):
-    """An unusable topology file.
-
-    `errors` has one `FILE:LINE: reason` for each problem.
-    """
+    """An unusable topology file. `errors` has one `FILE:LINE: reason` for each problem."""
 
     def __init__(self, errors: Iterable[str]) -> None:
         self.errors = tuple(errors)
@@ -56,9 +53,8 @@ class Switch:
 
 
 def parse(text: str, place: str) -> tuple[Switch, ...]:
-    """Return the switches and blocks of a topology file.
-
-    Raises TopologyError; `place` is the name of the file in its lines.
+    """Return the switches and blocks of a topology file. Raises TopologyError; `place` is the name
+    of the file in its lines.
     """
     errors: list[tuple[int, str]] = []
     found: dict[str, Switch] = {}
@@ -122,9 +118,8 @@ def leaves(switches: Iterable[Switch], names: Iterable[str]) -> dict[str, str]:
 
 
 def _by_label(name: str, joined: Mapping[str, str], short: Mapping[str, str]) -> str:
-    """Return the leaf switch by the first label of a node's name.
-
-    For a long name in a file of short ones, or a short name in a file of long ones.
+    """Return the leaf switch by the first label of a node's name. For a long name in a file of
+    short ones, or a short name in a file of long ones.
     """
     first, dot, _ = name.partition(".")
     if dot:  # an address has no labels, and two different long names are two nodes
@@ -134,7 +129,6 @@ def _by_label(name: str, joined: Mapping[str, str], short: Mapping[str, str]) ->
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield each logical line of a topology file: the number of its first line, and its text.
-
     Comments are removed; a backslash at the end continues the line.
     """
     pending, start = "", 0
@@ -151,9 +145,8 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _switch(line: str, number: int, limit: int) -> Switch | None:
-    """Return the switch that a topology line defines, None if it defines none.
-
-    Raises HostlistError, which says what is wrong.
+    """Return the switch that a topology line defines, None if it defines none. Raises
+    HostlistError, which says what is wrong.
     """
     fields = _fields(line)
     if not fields:
@@ -182,9 +175,8 @@ def _switch(line: str, number: int, limit: int) -> Switch | None:
 
 
 def _fields(line: str) -> dict[str, str]:
-    """Return the fields of a topology line by lower-case key.
-
-    Raises HostlistError if the line is not a list of KEY=VALUE.
+    """Return the fields of a topology line by lower-case key. Raises HostlistError if the line is
+    not a list of KEY=VALUE.
     """
     fields: dict[str, str] = {}
     position = 0

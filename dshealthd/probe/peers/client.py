@@ -62,9 +62,8 @@ OPENED = counter(
 METRICS = (CALLS, OPEN, OPENED)
 
 MAX_PER_PEER = 4
-"""Concurrent calls to one peer, each on its own connection.
-
-Further calls wait for their turn, within their deadlines.
+"""Concurrent calls to one peer, each on its own connection. Further calls wait for their turn,
+within their deadlines.
 """
 NONCE_MARGIN = 2.0
 """Seconds before a nonce expires in which it is not used: it has to reach the peer in time."""
@@ -95,9 +94,8 @@ class PeerClient:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Prepare to call as the node `me`. Raises CredentialError.
-
-        `addresses` returns the host (name or address) and port of a member.
+        """Prepare to call as the node `me`. Raises CredentialError. `addresses` returns the host
+        (name or address) and port of a member.
         """
         self._options = options
         self._me = me
@@ -116,9 +114,8 @@ class PeerClient:
         self, peer: str, method: str, body: Mapping[str, Any], deadline: float
     ) -> dict[str, Any]:
         """Return a peer's answer within `deadline` seconds, as the Python values that `messages`
-        declares. Raises PeerError.
-
-        Raises SchemaError, before anything is sent, if `body` does not fit the method's schema.
+        declares. Raises PeerError. Raises SchemaError, before anything is sent, if `body` does not
+        fit the method's schema.
         """
         declared = self._methods[method]
         message = protocol.dumps(body, declared.request)
@@ -209,9 +206,8 @@ class PeerClient:
         key: bytes,
         progress: CallProgress,
     ) -> UnverifiedAnswer:
-        """Return the peer's verified answer to a signed request.
-
-        Retry once with a new nonce if the first was too old for the peer.
+        """Return the peer's verified answer to a signed request. Retry once with a new nonce if the
+        first was too old for the peer.
         """
         if self._monotonic() >= link.nonce_until:
             await self._ask_nonce(link, claim, progress)
@@ -285,9 +281,8 @@ def _read(answer: UnverifiedAnswer, method: Method) -> dict[str, Any]:
 
 
 def _unverified(answer: UnverifiedAnswer) -> PeerError:
-    """Return what an unsigned answer means.
-
-    Its contents do not count: they may not come from the peer.
+    """Return what an unsigned answer means. Its contents do not count: they may not come from the
+    peer.
     """
     if answer.status == HTTPStatus.OK:
         return PeerError(Outcome.UNAUTHORIZED, "answer_not_signed")

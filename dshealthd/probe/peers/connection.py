@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from aiohttp.web_server import Server
 
 MAX_UNPROVED = 3
-"""Unauthenticated requests in a row after which the connection is closed.
-
-The request for a nonce is one of them.
+"""Unauthenticated requests in a row after which the connection is closed. The request for a nonce
+is one of them.
 """
 MAX_AGE = 900.0
 """Seconds after which a connection closes with its next answer, so that the caller has to present
@@ -90,9 +89,8 @@ class PeerConnection(Connection):
 
 
 class PeerGate(ConnectionLimiter):
-    """A gate that, when full, evicts its oldest stranger instead of turning a newcomer away.
-
-    So flooding the listener with connections does not keep nodes out: they need only a few
+    """A gate that, when full, evicts its oldest stranger instead of turning a newcomer away. So
+    flooding the listener with connections does not keep nodes out: they need only a few
     milliseconds to authenticate. Strangers go first whose address has never authenticated.
     """
 
@@ -106,9 +104,8 @@ class PeerGate(ConnectionLimiter):
         """Unauthenticated connections and their clients, oldest first."""
 
     def _make_room(self, client: str) -> None:
-        """Evict a stranger for a connection of `client`, if there is no place for it.
-
-        Never evict an authenticated node, however long it is idle: the newcomer may be anyone.
+        """Evict a stranger for a connection of `client`, if there is no place for it. Never evict
+        an authenticated node, however long it is idle: the newcomer may be anyone.
         """
         if not self._may_evict(client):
             return

@@ -36,9 +36,8 @@ NO_CHECK_TIME = 0x200000
 
 
 class CredentialError(Exception):
-    """Secrets that cannot be used; `errors` has one "option: reason" for each problem.
-
-    The errors never quote the files' contents.
+    """Secrets that cannot be used; `errors` has one "option: reason" for each problem. The errors
+    never quote the files' contents.
     """
 
     def __init__(self, errors: list[str]) -> None:
@@ -90,12 +89,9 @@ def secret_path(path: Path) -> str:
 
 
 def open_secret(path: Path) -> int:
-    """Return a descriptor of a file with a secret.
-
-    Raises OSError; PermissionError if others than its owner can reach it.
-
-    systemd's directory of credentials is itself closed to others, and file modes in it are up to
-    systemd.
+    """Return a descriptor of a file with a secret. Raises OSError; PermissionError if others than
+    its owner can reach it. systemd's directory of credentials is itself closed to others, and file
+    modes in it are up to systemd.
     """
     where = secret_path(path)
     # Open first, then check the descriptor: the file at the path may be replaced in between.
@@ -109,9 +105,8 @@ def open_secret(path: Path) -> int:
 
 
 def _exposed(status: os.stat_result, *, ours: bool) -> str | None:
-    """Return why a file cannot be trusted with a secret, or None.
-
-    Modes and owners are checked only for `ours`.
+    """Return why a file cannot be trusted with a secret, or None. Modes and owners are checked only
+    for `ours`.
     """
     if not stat.S_ISREG(status.st_mode):
         return "is not a regular file"
@@ -123,9 +118,8 @@ def _exposed(status: os.stat_result, *, ours: bool) -> str | None:
 
 
 def parse_keys(data: bytes) -> tuple[bytes, ...]:
-    """Return the keys of a key file. Raises ValueError, whose text never quotes the file.
-
-    Empty lines and lines that start with `#` are ignored.
+    """Return the keys of a key file. Raises ValueError, whose text never quotes the file. Empty
+    lines and lines that start with `#` are ignored.
     """
     keys = [line.strip() for line in data.splitlines()]
     keys = [key for key in keys if key and not key.startswith(b"#")]
@@ -216,7 +210,6 @@ def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
 
 def own_certificate(server: ssl.SSLContext, client: ssl.SSLContext) -> OwnCertificate:
     """Return a node's own certificate as its own authorities see it, from a handshake in memory.
-
     `client` is not usable for anything else afterwards.
     """
     # Tell an expired certificate from one that is not trusted.
@@ -266,23 +259,20 @@ THREAD = "peer credentials"
 CHECK_INTERVAL = 1.0
 """Seconds for which the files count as unchanged after a check."""
 CHECK_PATIENCE = 0.5
-"""Seconds that a call waits for a check of the files.
-
-A hung file system delays one call: later calls do not wait for the same check.
+"""Seconds that a call waits for a check of the files. A hung file system delays one call: later
+calls do not wait for the same check.
 """
 SETTLE = 0.2
-"""Seconds for which a changed file must stay unchanged before it is read.
-
-A half-written key may look like a valid one.
+"""Seconds for which a changed file must stay unchanged before it is read. A half-written key may
+look like a valid one.
 """
 
 __all__ = ["METRICS", "CredentialError", "Credentials", "Secrets"]
 
 
 class Credentials:
-    """The secrets in force, and the switch that turns calls off.
-
-    If changed files cannot be used, the previous secrets stay in force.
+    """The secrets in force, and the switch that turns calls off. If changed files cannot be used,
+    the previous secrets stay in force.
     """
 
     def __init__(
@@ -312,9 +302,8 @@ class Credentials:
         self._failures = 0
 
     async def current(self) -> Secrets:
-        """Return the credentials in force now, after checking whether a file has changed.
-
-        Do not wait for a hung file system.
+        """Return the credentials in force now, after checking whether a file has changed. Do not
+        wait for a hung file system.
         """
         if self._check is None and self._monotonic() - self._checked >= CHECK_INTERVAL:
             self._check = asyncio.create_task(self._refresh(), name="peer credentials")

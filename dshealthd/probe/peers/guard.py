@@ -87,9 +87,8 @@ class Guard:
     async def body(
         self, request: BaseRequest, connection: PeerConnection, call: Call
     ) -> bytes | None:
-        """Return the body of an accepted request; None if it only requests a nonce.
-
-        Raises RequestRejected.
+        """Return the body of an accepted request; None if it only requests a nonce. Raises
+        RequestRejected.
         """
         length = _content_length(request)
         authorization = request.headers.getall("Authorization", ())
@@ -123,9 +122,8 @@ class Guard:
         return body
 
     def signature(self, call: Call, code: int, body: bytes) -> str | None:
-        """Return the header value that signs an answer, with the next nonce.
-
-        None if there is no key or no caller.
+        """Return the header value that signs an answer, with the next nonce. None if there is no
+        key or no caller.
         """
         if not call.claim.sender or self._options.key_file is None:
             return None
@@ -162,9 +160,8 @@ class Guard:
             raise RequestRejected(Rejection.OFF)
 
     async def _is_at(self, resolver: Resolver, sender: str, address: str) -> bool:
-        """Tell whether a member's name resolves to the address that its call comes from.
-
-        False if the name cannot be looked up: that member could not be called either.
+        """Tell whether a member's name resolves to the address that its call comes from. False if
+        the name cannot be looked up: that member could not be called either.
         """
         try:
             async with time_limit(self._options.header_timeout):
@@ -193,9 +190,8 @@ def _plain(address: str) -> str:
 
 
 def _content_length(request: BaseRequest) -> int:
-    """Return the length of a caller's body.
-
-    Refuse a request that is ambiguous or that needs decoding.
+    """Return the length of a caller's body. Refuse a request that is ambiguous or that needs
+    decoding.
     """
     lengths = request.headers.getall("Content-Length", ())
     if any(

@@ -52,9 +52,8 @@ class UnverifiedAnswer:
 
 
 def parse_head(head: bytes) -> Head:
-    """Return the parsed head of an answer on a link; `head` excludes the empty line.
-
-    Raises BadAnswer for anything ambiguous.
+    """Return the parsed head of an answer on a link; `head` excludes the empty line. Raises
+    BadAnswer for anything ambiguous.
     """
     try:
         status, *lines = head.decode("ascii").split("\r\n")
@@ -123,9 +122,8 @@ class Link(asyncio.Protocol):
         return {} if self._transport is None else self._transport.get_extra_info("peercert") or {}
 
     def send(self, request: bytes) -> asyncio.Future[UnverifiedAnswer]:
-        """Send a request over the link and return a future of its answer.
-
-        The future raises OSError (as ssl's errors are) when the connection ends, or BadAnswer.
+        """Send a request over the link and return a future of its answer. The future raises OSError
+        (as ssl's errors are) when the connection ends, or BadAnswer.
         """
         assert self._waiter is None  # noqa: S101 - one request at a time
         assert self._transport is not None  # noqa: S101 - it is connected
@@ -175,9 +173,8 @@ class Link(asyncio.Protocol):
             await self._lost
 
     def usable(self) -> bool:
-        """Tell whether an idle link can be used again.
-
-        The kernel may know that it is closed before the loop has noticed.
+        """Tell whether an idle link can be used again. The kernel may know that it is closed before
+        the loop has noticed.
         """
         # One of TLS has lost its socket a turn of the loop before the link learns of it.
         connection = None if self._transport is None else self._transport.get_extra_info("socket")
@@ -188,9 +185,8 @@ class Link(asyncio.Protocol):
         return not poll.poll(0)
 
     def unacknowledged(self) -> bool:
-        """Tell whether the kernel at the link's other end has left sent data unacknowledged.
-
-        Then the host is down, or packets are lost.
+        """Tell whether the kernel at the link's other end has left sent data unacknowledged. Then
+        the host is down, or packets are lost.
         """
         connection = None if self._transport is None else self._transport.get_extra_info("socket")
         if connection is None:

@@ -68,10 +68,9 @@ class Nonces:
         return age <= LIFETIME
 
     def spend(self, nonce: str, sender: str) -> bool:
-        """Note that a fresh nonce came with a good MAC; return False if it is already spent.
-
-        Memory is bounded by the rate of `admit`: once a sender exceeds what it may spend in that
-        time, all its nonces count as spent.
+        """Note that a fresh nonce came with a good MAC; return False if it is already spent. Memory
+        is bounded by the rate of `admit`: once a sender exceeds what it may spend in that time, all
+        its nonces count as spent.
         """
         known = self._sender(sender)
         key, now = bytes.fromhex(nonce), self._monotonic()

@@ -177,9 +177,8 @@ class ConnectionPool:
     async def _greet(
         self, connection: socket.socket, peer: str, tls: ssl.SSLContext | None
     ) -> Link:
-        """Return the link on a pool's new connection, after any TLS handshake.
-
-        Raises PeerError if its certificate is not the peer's.
+        """Return the link on a pool's new connection, after any TLS handshake. Raises PeerError if
+        its certificate is not the peer's.
         """
         link = Link()
         handshake: dict[str, Any] = {}
@@ -207,8 +206,7 @@ class ConnectionPool:
 
 
 _IP_BIND_ADDRESS_NO_PORT = 24
-"""Linux: choose the port at connect(2), so that it need not be free towards every other address.
-"""
+"""Linux: choose the port at connect(2), so that it need not be free towards every other address."""
 
 
 def meaning(error: OSError) -> tuple[Outcome, str]:

@@ -35,9 +35,8 @@ _FIELDS = 6
 
 
 class Rejection(enum.StrEnum):
-    """Why a request was refused: the values of the label `reason`.
-
-    A reason marked "not disclosed" is hidden from the caller: the answer says "unauthorized".
+    """Why a request was refused: the values of the label `reason`. A reason marked "not disclosed"
+    is hidden from the caller: the answer says "unauthorized".
     """
 
     NO_CREDENTIALS = "no_credentials"  # not disclosed
@@ -112,9 +111,8 @@ class RequestClaim:
 
 
 def certificate_names(certificate: Mapping[str, Any]) -> set[str]:
-    """Return the names (DNS and URI) of a peer's certificate, as `getpeercert()` gives it.
-
-    They are compared literally, without wildcards.
+    """Return the names (DNS and URI) of a peer's certificate, as `getpeercert()` gives it. They are
+    compared literally, without wildcards.
     """
     return {name for kind, name in certificate.get("subjectAltName", ()) if kind in {"DNS", "URI"}}
 

@@ -61,9 +61,8 @@ class Resolver:
         self._free = asyncio.Semaphore(MAX_LOOKUPS)
 
     async def addresses(self, host: str) -> tuple[Address, ...]:
-        """Return the addresses that a node's name resolves to, at least one.
-
-        Raises UnknownName or LookupFailed. Waits for the name servers, so callers set a deadline.
+        """Return the addresses that a node's name resolves to, at least one. Raises UnknownName or
+        LookupFailed. Waits for the name servers, so callers set a deadline.
         """
         try:
             return (_literal(host),)

@@ -94,9 +94,8 @@ class RoundResult:
 
     def unless_starved(self, *, starved: bool) -> RoundResult:
         """Return this result, or an inconclusive one if this node was starved of CPU and may have
-        seen only its own delay.
-
-        A refused connection, a stopped process and a wrong sum look the same to every observer.
+        seen only its own delay. A refused connection, a stopped process and a wrong sum look the
+        same to every observer.
         """
         by_time = (
             self.outcome is Outcome.HUNG
@@ -127,7 +126,6 @@ class RoundResult:
 
 def without(silent: Mapping[str, tuple[Outcome, str]], stage: Stage) -> RoundResult:
     """Return the conclusion of a round without some members, from the outcomes of calls to them.
-
     Members of which nothing is known, because no name server answered, are not named.
     """
     gone = {name: said for name, said in silent.items() if said[0] is not Outcome.INCONCLUSIVE}
@@ -141,9 +139,8 @@ def combine(
     shares: Mapping[str, MemberResult],
     silent: Mapping[str, tuple[Outcome, str]],
 ) -> RoundResult:
-    """Return the conclusion of a round for the node `me`, from its members' shares.
-
-    `silent` maps each member without a share to the outcome of a call to it.
+    """Return the conclusion of a round for the node `me`, from its members' shares. `silent` maps
+    each member without a share to the outcome of a call to it.
     """
     # First of all: impossible timings cast doubt on everything else that their sender says.
     absurd = sorted(name for name, share in shares.items() if name != me and not share.plausible)
@@ -199,7 +196,6 @@ def combine(
 
 def _furthest(shares: Mapping[str, MemberResult]) -> tuple[int, int, int] | None:
     """Return the furthest progress that at least two members report; None for two or fewer.
-
     Otherwise one member that claims to be ahead of all others would make all of them late.
     """
     progress = sorted(
@@ -210,9 +206,8 @@ def _furthest(shares: Mapping[str, MemberResult]) -> tuple[int, int, int] | None
 
 
 def _measured(me: str, shares: Mapping[str, MemberResult]) -> tuple[Timing, ...]:
-    """Return the slowest member's timing of each part that this node has timed too.
-
-    Parts that this node has not timed itself are left out: another node's parts have other names.
+    """Return the slowest member's timing of each part that this node has timed too. Parts that this
+    node has not timed itself are left out: another node's parts have other names.
     """
     mine = shares[me].ranks if me in shares else ()
     own = {(t.op, t.size, t.part) for rank in mine for t in rank.timings}

@@ -70,7 +70,6 @@ class Leader:
 
     async def lead(self, active: ActiveRound) -> tuple[RoundResult, Mapping[str, float]]:
         """Lead the round: return its result, and by how many seconds others' clocks are ahead.
-
         Raises Superseded.
         """
         plan = active.plan
@@ -185,10 +184,8 @@ class Leader:
         self, active: ActiveRound, others: Sequence[str]
     ) -> Mapping[str, PeerError]:
         """Run this node's workers as leader until they end, a member finds itself at fault, or a
-        member's agent is gone.
-
-        Return the members whose agents are gone: then no workers will meet, and the others are
-        free for another round.
+        member's agent is gone. Return the members whose agents are gone: then no workers will meet,
+        and the others are free for another round.
         """
         working = asyncio.create_task(
             self._context.work(active, active.store), name=f"workers of round {active.plan.round}"
@@ -293,12 +290,9 @@ class Leader:
     async def _invite_all(
         self, plan: RoundPlan, invitation: Mapping[str, Any], offsets: dict[str, float]
     ) -> dict[str, dict[str, Any] | PeerError]:
-        """Return the answers to the leader's invitation.
-
-        Fill `offsets` with the seconds by which the clocks of ready members are ahead.
-
-        A member that comes earlier in the epoch's order and says that it is testing may have begun
-        this same round, so wait a moment for its invitation.
+        """Return the answers to the leader's invitation. Fill `offsets` with the seconds by which
+        the clocks of ready members are ahead. A member that comes earlier in the epoch's order and
+        says that it is testing may have begun this same round, so wait a moment for its invitation.
         """
         me = self._context.node.name
 

@@ -27,17 +27,14 @@ PAYLOAD = bytes(range(256)) * 187
 DEADLINE = 2.0
 """Seconds for one echo."""
 WAITED = 0.25
-"""Largest share of an echo's time that both agents together may have waited for a CPU.
-
-By default (`light_ratio`) an echo of three times the usual is slow; this much waiting alone cannot
-make it so.
+"""Largest share of an echo's time that both agents together may have waited for a CPU. By default
+(`light_ratio`) an echo of three times the usual is slow; this much waiting alone cannot make it so.
 """
 TRIES = 32
 """Most echoes to send in search of those that count."""
 PATIENCE = 1.0
-"""Seconds after which no further echo is sent.
-
-On two cores with a load of 20, one echo in thirty counts. All of them take some 20 ms of CPU.
+"""Seconds after which no further echo is sent. On two cores with a load of 20, one echo in thirty
+counts. All of them take some 20 ms of CPU.
 """
 
 
@@ -62,9 +59,8 @@ class Echoes:
     transfer: Span | None
     """The time of an echo with a payload."""
     offset: float
-    """Seconds by which the peer's clock is ahead of this node's, from the fastest echo.
-
-    Accurate to half of that echo's time.
+    """Seconds by which the peer's clock is ahead of this node's, from the fastest echo. Accurate to
+    half of that echo's time.
     """
 
     @property
@@ -108,7 +104,6 @@ async def measure(
     waited: Callable[[], float | None],
 ) -> Echoes:
     """Exchange a light round's echoes. Raises PeerError, also if the payload comes back changed.
-
     `waited` returns the seconds for which this agent has waited for a CPU, or None if unknown,
     which counts as no wait.
     """
@@ -173,9 +168,8 @@ def _times(echoes: Sequence[_Echo], payload: bytes) -> Iterator[tuple[float, flo
 async def echo(
     peers: PeerClient, peer: str, payload: bytes, sent_at: float, deadline: float
 ) -> dict[str, Any]:
-    """Exchange one echo of a light round and return the answer. Raises PeerError.
-
-    `sent_at` is the Unix time of this node; the answer may take `deadline` seconds.
+    """Exchange one echo of a light round and return the answer. Raises PeerError. `sent_at` is the
+    Unix time of this node; the answer may take `deadline` seconds.
     """
     answer = await peers.call(peer, OP, {"clock": sent_at, "payload": payload}, deadline)
     if answer["payload"] != payload:

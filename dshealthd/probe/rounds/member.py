@@ -25,18 +25,16 @@ if TYPE_CHECKING:
 HANDING_IN = 2.0
 """Seconds for a member to acknowledge a share."""
 ROUND = 60.0
-"""Seconds after which a member considers the root silent.
-
-Each stage of a round has a shorter deadline.
+"""Seconds after which a member considers the root silent. Each stage of a round has a shorter
+deadline.
 """
 LIGHT_ROUND = 20.0
 """The same in a light round."""
 REPEAT = 3.0
 """Seconds after which a member that waits for the conclusion sends its share again."""
 STRAGGLERS = 1.0
-"""Seconds to wait for the other members' shares after the conclusion.
-
-All send them when their workers end, which the root has already waited for.
+"""Seconds to wait for the other members' shares after the conclusion. All send them when their
+workers end, which the root has already waited for.
 """
 PRESENCE = 1.0
 """Seconds for a member that has sent no share to answer whether it is in the round."""
@@ -108,7 +106,6 @@ class Participant:
 
     async def _hand_in(self, active: ActiveRound) -> PeerError | None:
         """Send, as a member, this node's share to the root until it says that the round is over.
-
         Repeat it, because the root may be gone or may have restarted. Return the error if it does
         not answer.
         """

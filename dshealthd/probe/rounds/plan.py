@@ -20,10 +20,9 @@ ON_DEMAND = -1
 """The epoch of an unscheduled round: a confirmation, or one that a person requested."""
 PAIR = 2
 PROTOCOL = 3
-"""Version of the meaning of a round's messages.
-
-2: each member sends its result to all others itself. 3: an echo's answer to a root says how long
-the member has waited for a CPU. Members with different numbers decline each other's rounds.
+"""Version of the meaning of a round's messages. 2: each member sends its result to all others
+itself. 3: an echo's answer to a root says how long the member has waited for a CPU. Members with
+different numbers decline each other's rounds.
 """
 SPEAKS = f"{__version__}/{PROTOCOL}"
 WARM_UP = 2
@@ -110,9 +109,8 @@ def new_round() -> str:
 def steps_at(
     epoch: int, large_every: int, small: Steps = LATENCY, large: Steps = BANDWIDTH
 ) -> Steps:
-    """Return the collectives planned for an epoch: small ones always, a large one now and then.
-
-    Two epochs in a row have the large one, so that it runs both inside leaves and between them.
+    """Return the collectives planned for an epoch: small ones always, a large one now and then. Two
+    epochs in a row have the large one, so that it runs both inside leaves and between them.
     """
     return small + large if large_every and epoch % (2 * large_every) < PAIR else small
 
@@ -120,9 +118,8 @@ def steps_at(
 def within(
     bytes_per_minute: float, period: float, large_every: int, members: int
 ) -> tuple[Steps, Steps]:
-    """Return the small and the large collectives with which a node sends at most so many bytes.
-
-    The large one shrinks by powers of two, down to 1 MiB; what does not fit is left out.
+    """Return the small and the large collectives with which a node sends at most so many bytes. The
+    large one shrinks by powers of two, down to 1 MiB; what does not fit is left out.
     """
     each_minute = 60.0 / period
     factor = 2 * (members - 1) / members

@@ -52,10 +52,9 @@ class Rounds:
         wall: Callable[[], float],
         waited: Callable[[], float | None],
     ) -> None:
-        """Call `done` once at the end of each round that this node leads or takes part in.
-
-        Without `workers` all rounds are light. `waited` returns the seconds for which this agent
-        has waited for a CPU.
+        """Call `done` once at the end of each round that this node leads or takes part in. Without
+        `workers` all rounds are light. `waited` returns the seconds for which this agent has waited
+        for a CPU.
         """
         self._node, self._workers, self._done = node, workers, done
         self._monotonic, self._wall, self._waited = monotonic, wall, waited
@@ -98,7 +97,6 @@ class Rounds:
 
     async def lead(self, plan: RoundPlan, reason: str = "") -> RoundReport | None:
         """Lead a round and return its report; None if the agent is already in another round.
-
         `reason` says why a plan for a light round is one. If another member leads the same group's
         round, return the report of that round.
         """

@@ -26,9 +26,8 @@ Verdicts = dict[Signal, tuple[Cause, str]]
 def accusations(
     me: str, leaf: str, history: Mapping[Signal, SignalHistory], verdicts: Verdicts, now: float
 ) -> Iterator[Suspect]:
-    """Yield the accusations of this node, its parts and its leaf.
-
-    A larger part is accused in place of the smaller ones that it explains.
+    """Yield the accusations of this node, its parts and its leaf. A larger part is accused in place
+    of the smaller ones that it explains.
     """
     wide = {
         track: verdict
@@ -91,9 +90,8 @@ def waits_for_home(history: Mapping[Signal, SignalHistory], verdicts: Verdicts, 
 def _parts(
     own: Verdicts, history: Mapping[Signal, SignalHistory], family: str, *, same: bool
 ) -> dict[str, tuple[Cause, str]] | None:
-    """Return the parts accused by rounds of `family` (`same`), or by all other rounds.
-
-    None if so many are accused or above the usual that the node as a whole is at fault.
+    """Return the parts accused by rounds of `family` (`same`), or by all other rounds. None if so
+    many are accused or above the usual that the node as a whole is at fault.
     """
     known = {track.part for track in history if track.part and (track.family == family) is same}
     accused = {
@@ -116,10 +114,9 @@ def _parts(
 
 
 def _gpu_is_well(part: str, history: Mapping[Signal, SignalHistory], now: float) -> bool | None:
-    """Tell whether local rounds since the investigation was opened cleared an adapter's GPU.
-
-    None while that is not known. False if it cannot be known: the local round was refused, or none
-    has given a result within `_WAIT` seconds, as when the GPU has no baseline yet.
+    """Tell whether local rounds since the investigation was opened cleared an adapter's GPU. None
+    while that is not known. False if it cannot be known: the local round was refused, or none has
+    given a result within `_WAIT` seconds, as when the GPU has no baseline yet.
     """
     investigations = [
         entry.investigation

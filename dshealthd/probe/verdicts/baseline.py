@@ -34,14 +34,12 @@ SPACING = 900.0
 """Minimum seconds between two kept values, once a class has FILL of them."""
 FILL = 64
 ENOUGH = 16
-"""Minimum values for a class to be judged by its own baseline.
-
-Its median is then known to within a third of sigma.
+"""Minimum values for a class to be judged by its own baseline. Its median is then known to within a
+third of sigma.
 """
 RECENT = 8
-"""Consecutive values that show that a part has become faster.
-
-They take a minute and a half at a period of 10 s.
+"""Consecutive values that show that a part has become faster. They take a minute and a half at a
+period of 10 s.
 """
 MAX_CLASSES = 2048
 """Maximum classes of one node. 8 rails, 4 sizes, on one leaf and across: 64; a few dozen others."""
@@ -50,22 +48,19 @@ _TO_SIGMA = 1.4826
 _LEAST_SIBLINGS = 3
 """Minimum other parts of the node whose median can judge one part: of two, one may be slow."""
 _SMALL = 6.0
-"""A deviation estimated from n values is multiplied by 1 + 6/n.
-
-It and the median are themselves uncertain.
+"""A deviation estimated from n values is multiplied by 1 + 6/n. It and the median are themselves
+uncertain.
 """
 _FASTER = 0.03
 """Minimum share by which recent values must lie below the median to replace it."""
 _IMPLAUSIBLE = 4.0
 """A value this many times below the median is not learnt: no repair makes a class so much faster.
-
 If it is real, rounds with several peers confirm it, and `_Class` restarts from those values.
 """
 ANCHOR_KEPT = 15 * 86400.0
-"""Seconds after which the search for the lowest median restarts.
-
-The lowest of the preceding period counts for as long again. So one wrong value does not count
-forever, and a part may creep by `creep_ratio` in a month.
+"""Seconds after which the search for the lowest median restarts. The lowest of the preceding period
+counts for as long again. So one wrong value does not count forever, and a part may creep by
+`creep_ratio` in a month.
 """
 _FORMAT = 2
 _OUTDATED = frozenset({1})
@@ -150,9 +145,8 @@ class _Class:
         return True
 
     def _faster(self) -> bool:
-        """Tell whether nearly all recent values are faster than the baseline's chance explains.
-
-        No single peer may have taken part in all of them; values of this node alone have no peers.
+        """Tell whether nearly all recent values are faster than the baseline's chance explains. No
+        single peer may have taken part in all of them; values of this node alone have no peers.
         """
         limit = self.median * (1 - max(_FASTER, 2 * self.sigma))
         fast = [peers for value, peers in self.recent if value < limit]
@@ -179,9 +173,8 @@ class Baselines:
     """The baselines of all classes that this node has timed."""
 
     def __init__(self, options: BaselineOptions, stamp: str = "") -> None:
-        """`stamp` names the software that was timed (dshealthd, torch, CUDA).
-
-        Baselines of different software are not comparable.
+        """`stamp` names the software that was timed (dshealthd, torch, CUDA). Baselines of
+        different software are not comparable.
         """
         self._options = options
         self._stamp = stamp
@@ -203,9 +196,8 @@ class Baselines:
     def update(
         self, series: TimingClass, seconds: float, at: float, peers: Iterable[str] = ()
     ) -> None:
-        """Learn a timing of a round in which nothing was wrong; `at` is Unix time.
-
-        `peers` took part in the round. A timing below what any transport can do is not learnt.
+        """Learn a timing of a round in which nothing was wrong; `at` is Unix time. `peers` took
+        part in the round. A timing below what any transport can do is not learnt.
         """
         if not FLOOR <= seconds < math.inf:
             return
@@ -246,9 +238,8 @@ class Baselines:
         return 1 + max(floor, self._options.deviations * sigma)
 
     def _prior(self, series: TimingClass, seconds: float) -> Reading | None:
-        """Judge a part without a baseline by the other parts of its node.
-
-        The tolerance allows for the differences between them.
+        """Judge a part without a baseline by the other parts of its node. The tolerance allows for
+        the differences between them.
         """
         if not (siblings := self._siblings(series)):
             return None
@@ -278,11 +269,9 @@ class Baselines:
         return head + b"\n" + body + b"\n"
 
     def load(self, path: Path) -> bool:
-        """Load the baselines of an earlier run; return False if none are usable.
-
-        There may be none, or they are of other software or an outdated format. Raises BaselineError
-        if the file is corrupt, having moved it to `*.bad`, and OSError if it cannot be read. Call
-        it in a thread.
+        """Load the baselines of an earlier run; return False if none are usable. There may be none,
+        or they are of other software or an outdated format. Raises BaselineError if the file is
+        corrupt, having moved it to `*.bad`, and OSError if it cannot be read. Call it in a thread.
         """
         try:
             stamp, classes = _parse(state_file.read_in_child(str(path), _MOST_BYTES).decode())

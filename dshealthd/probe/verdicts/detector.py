@@ -57,9 +57,8 @@ __all__ = ["Confirmation", "Detector"]
 BUSY = "already_testing"
 """The reason of a round that was declined because another one was in progress."""
 _CALM = 0.6
-"""Share of the way from 1 to the limit below which a timing counts as good.
-
-The threshold that ends an accusation is thus lower than the one that starts it.
+"""Share of the way from 1 to the limit below which a timing counts as good. The threshold that ends
+an accusation is thus lower than the one that starts it.
 """
 _CLEARED = 3
 """Consecutive good rounds that clear a suspect."""
@@ -81,10 +80,8 @@ class Detector:
         wall: Callable[[], float],
         group_size: int = PAIR,
     ) -> None:
-        """`leaves` has every member, with "" if its leaf is not known.
-
-        `wall` returns Unix time in seconds; `group_size` is the number of nodes in a scheduled
-        round.
+        """`leaves` has every member, with "" if its leaf is not known. `wall` returns Unix time in
+        seconds; `group_size` is the number of nodes in a scheduled round.
         """
         self._me = me
         self._baselines = baselines
@@ -190,10 +187,9 @@ class Detector:
         return self._ask()
 
     def _is_scheduled(self, observation: Observation, peers: tuple[str, ...]) -> bool:
-        """Tell whether the schedule asked for a round, rather than the member that led it.
-
-        A member that leads any other round, or leads one again, has chosen this node: the round is
-        evidence about the two of them only.
+        """Tell whether the schedule asked for a round, rather than the member that led it. A member
+        that leads any other round, or leads one again, has chosen this node: the round is evidence
+        about the two of them only.
         """
         epoch = observation.epoch
         if epoch < 0 or not peers or observation.members[0] == self._me:
@@ -214,9 +210,8 @@ class Detector:
         return True
 
     def withdraw(self, confirmation: Confirmation) -> None:
-        """Note that an extra round is not run after all.
-
-        After the next observation the detector asks for what is needed then.
+        """Note that an extra round is not run after all. After the next observation the detector
+        asks for what is needed then.
         """
         self._pending.pop(frozenset(confirmation.members), None)
 
@@ -237,9 +232,8 @@ class Detector:
     def _items(
         self, observation: Observation, round: ObservedRound
     ) -> Iterator[tuple[SignalHistory, Measurement]]:
-        """Yield each of a round's measurements with the history of its signal.
-
-        Timings are learnt as usual if nothing in the round hints at a fault.
+        """Yield each of a round's measurements with the history of its signal. Timings are learnt
+        as usual if nothing in the round hints at a fault.
         """
         ok = observation.outcome is Outcome.OK
         hard = hard_track(observation)
@@ -298,9 +292,8 @@ class Detector:
     def _timed(
         self, round: ObservedRound, series: TimingClass, least: float, most: float
     ) -> Measurement | None:
-        """Return the measurement of a time between `least` and `most` seconds.
-
-        None if too little is known to judge it.
+        """Return the measurement of a time between `least` and `most` seconds. None if too little
+        is known to judge it.
         """
         low = self._baselines.ratio(series, least)
         high = low if least == most else self._baselines.ratio(series, most)
@@ -502,9 +495,8 @@ class Detector:
         )
 
     def score(self) -> float | None:
-        """Return this node's own score: the median over its parts of their recent ratios.
-
-        HARD if its rounds fail; None before the first round.
+        """Return this node's own score: the median over its parts of their recent ratios. HARD if
+        its rounds fail; None before the first round.
         """
         if any(
             track in self._verdicts or self._history[track].suspicious()
@@ -516,9 +508,8 @@ class Detector:
         return median(parts.values()) if parts else (1.0 if REACH in self._history else None)
 
     def scores(self) -> tuple[tuple[str, float], ...]:
-        """Return the scores to report in a round, for `Observation.scores` of all its members.
-
-        They are this node's own score, its slow parts and uplink, and the ratios of its last pairs.
+        """Return the scores to report in a round, for `Observation.scores` of all its members. They
+        are this node's own score, its slow parts and uplink, and the ratios of its last pairs.
         """
         if self._told is None:
             slow = {

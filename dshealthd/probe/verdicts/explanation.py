@@ -23,14 +23,12 @@ _CUT_OFF = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED
 _MOST = 12
 """Rounds of an investigation after which an undecided cause is called ambiguous."""
 _LEAST_FAR = 3
-"""Members of other leaves that the leaf's uplink must fail with to be blamed.
-
-That is more than may lie, as they alone implicate the uplink.
+"""Members of other leaves that the leaf's uplink must fail with to be blamed. That is more than may
+lie, as they alone implicate the uplink.
 """
 _ALIKE = 1.15
-"""Maximum ratio between the largest and the smallest bad ratio that counts as equally slow.
-
-Jitter of 3 % at both ends of 4 rounds stays below it; random spikes, by 1.2 to 3, do not.
+"""Maximum ratio between the largest and the smallest bad ratio that counts as equally slow. Jitter
+of 3 % at both ends of 4 rounds stays below it; random spikes, by 1.2 to 3, do not.
 """
 _AGREED = 3
 """Neighbors that must agree for each one that disagrees."""
@@ -50,9 +48,8 @@ class Cause(enum.Enum):
     FABRIC = "fabric"
     """Everybody reports the same: it is more than a leaf, or the usual has changed everywhere."""
     PEER = "peer"
-    """Every bad round includes the only peer, or one of so few that they may lie.
-
-    It is these peers, the path to them, or this node.
+    """Every bad round includes the only peer, or one of so few that they may lie. It is these
+    peers, the path to them, or this node.
     """
     UNCLEAR = "unclear"
     """This node or its leaf: the neighbors' reports do not settle it."""
@@ -73,9 +70,8 @@ class Surroundings:
 
     @property
     def liars(self) -> int:
-        """How many other members may lie together without being believed.
-
-        Two among five others or more, one among two to four, none if there is only one.
+        """How many other members may lie together without being believed. Two among five others or
+        more, one among two to four, none if there is only one.
         """
         others = self.intra_leaf + self.inter_leaf
         return 2 if others > 2 * 2 else 1 if others > 1 else 0
@@ -250,18 +246,16 @@ def _way_out(
 
 
 def blamed_by_few(measurements: Iterable[Measurement], liars: int) -> bool:
-    """Tell whether `liars` members could have made all of these rounds bad between them.
-
-    Counting all peers of the bad rounds is not enough: a liar can bring an honest third member into
-    every round. What counts is the smallest set of peers of which every bad round includes one.
+    """Tell whether `liars` members could have made all of these rounds bad between them. Counting
+    all peers of the bad rounds is not enough: a liar can bring an honest third member into every
+    round. What counts is the smallest set of peers of which every bad round includes one.
     """
     return _cover([entry.round.peers for entry in measurements if entry.bad], liars) is not None
 
 
 def blamed(investigation: Investigation, around: Surroundings) -> set[str]:
-    """Return the few peers that explain the bad rounds of an investigation.
-
-    A peer must be in more than one bad round, as a single one may be chance.
+    """Return the few peers that explain the bad rounds of an investigation. A peer must be in more
+    than one bad round, as a single one may be chance.
     """
     rounds = [
         entry.round.peers

@@ -23,56 +23,47 @@ SLOW = "slow"
 HARD_BADS = 2
 """Failed rounds with a peer before others are consulted: the first one and a retry."""
 _CUT_BADS = 5
-"""Failed calls after which the path between two agents counts as cut, if both reach others.
-
-A node that loses half of its packets fails this often in a row with one peer in 1 of 16 cases.
-Both ends count the calls of both, so the path is retried while others are being consulted.
+"""Failed calls after which the path between two agents counts as cut, if both reach others. A node
+that loses half of its packets fails this often in a row with one peer in 1 of 16 cases. Both ends
+count the calls of both, so the path is retried while others are being consulted.
 """
 _FLAPPING_BADS = 8
-"""The same if good calls came between the failed ones.
-
-A cut path lets no call through; if some get through, the path flaps or a node loses packets.
+"""The same if good calls came between the failed ones. A cut path lets no call through; if some get
+through, the path flaps or a node loses packets.
 """
 _OTHERS = 3
 """Minimum good rounds with others before this node blames the path."""
 _OTHERS_RATIO = 4
 """Minimum good rounds with others for each bad one: otherwise this node may be losing packets."""
 SLOW_MORE = 2
-"""Flagged rounds that a slow link needs on top of `confirmations`.
-
-It needs more because a suspicion of a link starts with a single flagged round.
+"""Flagged rounds that a slow link needs on top of `confirmations`. It needs more because a
+suspicion of a link starts with a single flagged round.
 """
 _MOST = 12
-"""Flagged rounds of a pair after which it is called ambiguous if its ends do not agree.
-
-It is called so only after a wait since the first of them, by the following constants.
+"""Flagged rounds of a pair after which it is called ambiguous if its ends do not agree. It is
+called so only after a wait since the first of them, by the following constants.
 """
 _EPOCHS = 2
-"""The wait in epochs for reports from others.
-
-Extra rounds follow each other at once, but others report only in other epochs.
+"""The wait in epochs for reports from others. Extra rounds follow each other at once, but others
+report only in other epochs.
 """
 _DISPUTES = 3
-"""Epochs in which the other end must disagree for this short wait to apply to a slow pair.
-
-A single one may be chance: one of its rounds with others took longer.
+"""Epochs in which the other end must disagree for this short wait to apply to a slow pair. A single
+one may be chance: one of its rounds with others took longer.
 """
 _UNTOLD = 12
 """The wait while the other end has not yet timed this pair and others: two minutes of 10 s epochs.
-
 It times an echo only in rounds that it leads, and meets others only between the extra rounds.
 """
 _STARVED = 30
-"""The wait if the other end has tried to time an echo, but an agent waited for a CPU.
-
-Also the wait if others' echoes to the peer are slow too.
+"""The wait if the other end has tried to time an echo, but an agent waited for a CPU. Also the wait
+if others' echoes to the peer are slow too.
 """
 _UNHEARD = 4
 """The wait for any report about the peer; with packet loss it takes longer until one arrives."""
 _DOUBTED = 16
-"""The wait if the peer reported that a round with another member failed too.
-
-If the peer cannot be reached, that report may be older than the fault; it expires within the wait.
+"""The wait if the peer reported that a round with another member failed too. If the peer cannot be
+reached, that report may be older than the fault; it expires within the wait.
 """
 _HEARINGS = 4
 """Witnesses to consult; a peer on which so many settle nothing is called ambiguous, not dead."""
@@ -88,9 +79,8 @@ class Links:
     def __init__(
         self, peer_history: PeerHistory, *, high: float, confirmations: int, hold: int
     ) -> None:
-        """`high` is the ratio from which a round counts as slow.
-
-        `hold` is the number of epochs for which a node stays accused without new evidence.
+        """`high` is the ratio from which a round counts as slow. `hold` is the number of epochs for
+        which a node stays accused without new evidence.
         """
         self._peer_history = peer_history
         self._high = high
@@ -107,9 +97,8 @@ class Links:
 
     @property
     def back(self) -> frozenset[str]:
-        """Accused nodes that have called since this node last failed to call them.
-
-        They may be well again.
+        """Accused nodes that have called since this node last failed to call them. They may be well
+        again.
         """
         return frozenset(self._back)
 
@@ -123,10 +112,9 @@ class Links:
         self._back &= self._gone.keys()
 
     def met(self, name: str, epoch: int, *, well: bool, led: bool) -> None:
-        """Withdraw the accusation of a node that has answered a call.
-
-        If the node itself called, whether it can be called is still to be verified. A failed call
-        of this node renews the accusation.
+        """Withdraw the accusation of a node that has answered a call. If the node itself called,
+        whether it can be called is still to be verified. A failed call of this node renews the
+        accusation.
         """
         if name not in self._gone:
             return
@@ -151,10 +139,9 @@ class Links:
     def review(
         self, history: SignalHistory, epoch: int, around: Surroundings, silent: Collection[str]
     ) -> None:
-        """Decide on a signal's suspected pairs, and drop those without recent rounds.
-
-        `silent` are the members that do not answer this node. Their reports on others do not count:
-        whoever refuses calls and makes some could have fewer witnesses suffice.
+        """Decide on a signal's suspected pairs, and drop those without recent rounds. `silent` are
+        the members that do not answer this node. Their reports on others do not count: whoever
+        refuses calls and makes some could have fewer witnesses suffice.
         """
         for peer, pair in list(history.pairs.items()):
             if history.track.timed and pair.accused and pair.reason == AMBIGUOUS:
@@ -171,7 +158,6 @@ class Links:
 
     def _weigh(self, history: SignalHistory, pair: PeerSuspicion, epoch: int) -> None:
         """Accuse the link of a slow pair if both ends are well with others and find the pair slow.
-
         If they keep disagreeing, accuse it as ambiguous.
         """
         if pair.bads < self._enough or not mostly_well(pair):
@@ -240,10 +226,9 @@ class Links:
             pair.accuse(AMBIGUOUS)
 
     def _is_link(self, pair: PeerSuspicion, known: Iterable[float], epoch: int) -> bool:
-        """Tell whether calls fail between two ends that both reach others.
-
-        If one end fails with others too, that end loses packets, and finds that out itself by its
-        outages or an investigation. `known` has the ratios that others report for the peer.
+        """Tell whether calls fail between two ends that both reach others. If one end fails with
+        others too, that end loses packets, and finds that out itself by its outages or an
+        investigation. `known` has the ratios that others report for the peer.
         """
         return (
             calls_missing(pair) == 0
@@ -254,9 +239,8 @@ class Links:
         )
 
     def _accuse(self, name: str, reason: str, since: float, epoch: int) -> None:
-        """Accuse a node that others do not reach either.
-
-        If several nodes of its leaf are gone and none is well, accuse the leaf.
+        """Accuse a node that others do not reach either. If several nodes of its leaf are gone and
+        none is well, accuse the leaf.
         """
         self._gone[name] = Suspect(Part.NODE, name, reason), epoch
         self._back.discard(name)

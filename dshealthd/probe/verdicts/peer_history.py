@@ -25,9 +25,8 @@ _BUSY = 2.0
 _RECENT = 60.0
 """Seconds for which a good round shows that a member is well."""
 _ECHOES_KEPT = 4
-"""Epochs for which a peer's timing of an echo counts.
-
-A peer reports it in that epoch and the next one; the other evidence seldom arrives in these two.
+"""Epochs for which a peer's timing of an echo counts. A peer reports it in that epoch and the next
+one; the other evidence seldom arrives in these two.
 """
 _LATELY = 16
 """Epochs for which a member's report that it is at fault counts, as long as its outages do."""
@@ -75,10 +74,8 @@ class PeerHistory:
         self.turn_to(epoch)
 
     def turn_to(self, epoch: int) -> bool:
-        """Apply the company of an epoch, and tell whether it is another one.
-
-        What is known of other members is dropped: it would grow with the fleet, and be old when
-        they are met again.
+        """Apply the company of an epoch, and tell whether it is another one. What is known of other
+        members is dropped: it would grow with the fleet, and be old when they are met again.
         """
         company = self._timetable.company(self.me, epoch)
         if company == self._company:
@@ -106,7 +103,6 @@ class PeerHistory:
 
     def admit(self, names: Iterable[str]) -> None:
         """Count members among the company that are met all the same, such as those of a hung job.
-
         Until the company changes.
         """
         self.leaves.update(
@@ -191,9 +187,8 @@ class PeerHistory:
         return [ratio for ratio, heard in said if heard > epoch + 1 or unanswered([ratio])]
 
     def fails_with_others(self, name: str, epoch: int) -> bool:
-        """Tell whether a member's last report, if recent, blames itself or has a failed round.
-
-        The failed round must be with a member other than this node.
+        """Tell whether a member's last report, if recent, blames itself or has a failed round. The
+        failed round must be with a member other than this node.
         """
         word = self._said.get(name)
         if word is None or not 0 <= epoch - word.epoch <= _LATELY:
@@ -207,9 +202,8 @@ class PeerHistory:
         return self._uncalled.get(name, -1) >= since
 
     def verified_by_peers(self, name: str, high: float) -> bool:
-        """Tell whether a member's last rounds with others were mostly good, by its last report.
-
-        For a member on another leaf, only rounds that left its leaf count.
+        """Tell whether a member's last rounds with others were mostly good, by its last report. For
+        a member on another leaf, only rounds that left its leaf count.
         """
         others = self._with_others(name)
         well = sum(value < high for value in others)
@@ -238,7 +232,6 @@ class PeerHistory:
 
     def opinion(self, name: str, *, calls: bool = False) -> float | None:
         """Return the ratio of a peer's rounds with this node by its last report, None without one.
-
         With `calls`, only rounds that it led and timed count.
         """
         if name not in self._said:
@@ -264,9 +257,8 @@ class PeerHistory:
         )
 
     def witness(self, name: str, epoch: int, now: float) -> str | None:
-        """Return the peer scheduled to meet a member in an epoch, which knows about it.
-
-        None if nobody can be asked.
+        """Return the peer scheduled to meet a member in an epoch, which knows about it. None if
+        nobody can be asked.
         """
         for partner in self._timetable.group_of(name, epoch):
             if partner not in {name, self.me} and not self.shuns(partner, now):
@@ -276,10 +268,9 @@ class PeerHistory:
     def choose(
         self, *, near: bool, asked: Mapping[str, int], ill: Collection[str], now: float
     ) -> str | None:
-        """Return a peer for an extra round, None if there is none.
-
-        Peers that were asked least often by `asked` come first, then those recently found well, in
-        an order of this node's own. Nobody in `ill` is chosen.
+        """Return a peer for an extra round, None if there is none. Peers that were asked least
+        often by `asked` come first, then those recently found well, in an order of this node's own.
+        Nobody in `ill` is chosen.
         """
         best: tuple[int, bool, int, str] | None = None
         for name, leaf in self.leaves.items():
@@ -352,10 +343,8 @@ class Outages:
         self._ended = deque((entry for entry in self._ended if entry[1] not in out), maxlen=_MEMORY)
 
     def many(self, epoch: int, liars: int) -> bool:
-        """Tell whether there were so many recent outages that this node is to blame.
-
-        They must involve more peers than the `liars` that may fall silent on purpose, and at least
-        two.
+        """Tell whether there were so many recent outages that this node is to blame. They must
+        involve more peers than the `liars` that may fall silent on purpose, and at least two.
         """
         while self._ended and not 0 <= epoch - self._ended[0][0] <= _MEMORY:
             self._ended.popleft()

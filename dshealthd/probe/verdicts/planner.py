@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 _RECHECK = 3
 """Minimum epochs between rounds that check whether an accused link or GPU has recovered."""
 _ILL = 2
-"""Bad rounds with others beyond which no more rounds are run for a pair.
-
-The fault is then not the pair's, or not the pair's alone.
+"""Bad rounds with others beyond which no more rounds are run for a pair. The fault is then not the
+pair's, or not the pair's alone.
 """
 _SIBLINGS = 2
 """Other parts that turned slow in the last round that make it too early to decide."""
@@ -109,9 +108,8 @@ class PlanningInput:
 
     @property
     def unreached(self) -> set[str]:
-        """Members that did not answer when last called.
-
-        No round is planned with them, as nothing else can be learnt from them now.
+        """Members that did not answer when last called. No round is planned with them, as nothing
+        else can be learnt from them now.
         """
         return unreached(self.history, self.gone)
 
@@ -206,10 +204,8 @@ def _for_case(
 def _for_pair(
     history: SignalHistory, pair: PeerSuspicion, state: PlanningInput
 ) -> Iterator[ExtraRound]:
-    """Plan a round for a suspected or accused pair.
-
-    Except for rechecks of an accused pair and the first echo again, a good round with another peer
-    must first have shown that this node is well.
+    """Plan a round for a suspected or accused pair. Except for rechecks of an accused pair and the
+    first echo again, a good round with another peer must first have shown that this node is well.
     """
     me, track = state.peers.me, history.track
     kind = _kind(track, pair.first)
@@ -266,9 +262,8 @@ def _for_pair(
 def _ask_others(
     history: SignalHistory, pair: PeerSuspicion, state: PlanningInput
 ) -> Iterator[ExtraRound]:
-    """Plan an echo with another member, which then calls the peer, or has by now.
-
-    The schedule provides one witness in each epoch, but a single one may lie.
+    """Plan an echo with another member, which then calls the peer, or has by now. The schedule
+    provides one witness in each epoch, but a single one may lie.
     """
     silent, peers = state.unreached, state.peers
     asked = [name for name in pair.asked if name not in silent]
@@ -288,11 +283,9 @@ def _ask_others(
 
 
 def early(track: Signal, history: Mapping[Signal, SignalHistory]) -> bool:
-    """Tell whether it is too early to decide on a signal.
-
-    It is if other parts turned slow in the last round as well. By chance this part has become
-    suspicious one round before them: it cannot be told from the node yet, nor the node from its
-    leaf.
+    """Tell whether it is too early to decide on a signal. It is if other parts turned slow in the
+    last round as well. By chance this part has become suspicious one round before them: it cannot
+    be told from the node yet, nor the node from its leaf.
     """
     alike = [
         other
@@ -309,9 +302,8 @@ def early(track: Signal, history: Mapping[Signal, SignalHistory]) -> bool:
 
 
 def _kind(track: Signal, measurement: Measurement) -> Kind:
-    """Return the kind of extra round, of two nodes, that repeats a measurement.
-
-    It is an echo if only reachability is in question.
+    """Return the kind of extra round, of two nodes, that repeats a measurement. It is an echo if
+    only reachability is in question.
     """
     if track == REACH:
         return Kind.LIGHT

@@ -38,10 +38,8 @@ class RecentRounds:
         self._calls: dict[str, tuple[int, float]] = {}
         """The same for rounds that this node led."""
         self._doubts: dict[str, int] = {}
-        """Doubted peers, and the epoch of the report that raised the doubt.
-
-        A peer reports its own echoes to this node as slow, or another member reports that a peer
-        does not answer.
+        """Doubted peers, and the epoch of the report that raised the doubt. A peer reports its own
+        echoes to this node as slow, or another member reports that a peer does not answer.
         """
         self._seconded: dict[str, int] = {}
         """The epoch in which this node called a peer because of a doubt."""
@@ -74,10 +72,9 @@ class RecentRounds:
         return UNTIMED < ratio < HARD and 0 <= epoch - since <= 1
 
     def _note_doubt(self, round: ObservedRound, peer: str, epoch: int) -> None:
-        """Note a doubt if a peer reports that its echoes to this node are slow.
-
-        Only the leader of an echo knows its time, and a link is accused only if both ends find it
-        slow, so this node has to time one itself.
+        """Note a doubt if a peer reports that its echoes to this node are slow. Only the leader of
+        an echo knows its time, and a link is accused only if both ends find it slow, so this node
+        has to time one itself.
         """
         word = round.told.get(peer)
         if (
@@ -122,9 +119,8 @@ class RecentRounds:
         self._seconded[peer] = epoch
 
     def declined(self, peer: str, epoch: int) -> None:
-        """Note that a peer declined a call, and so has answered it.
-
-        An echo that should have been timed because of a doubt is still due.
+        """Note that a peer declined a call, and so has answered it. An echo that should have been
+        timed because of a doubt is still due.
         """
         self._seconded.pop(peer, None)
         if not self._is_timed(peer, epoch):
@@ -140,9 +136,8 @@ class RecentRounds:
 
 
 def _ratio(round: ObservedRound, measurements: Sequence[Measurement]) -> float:
-    """Return the ratio of a round to report to peers.
-
-    The worst if any measurement is bad, as peers want to know whether this pair has a fault.
+    """Return the ratio of a round to report to peers. The worst if any measurement is bad, as peers
+    want to know whether this pair has a fault.
     """
     if bad := [measurement.ratio for measurement in measurements if measurement.bad]:
         return max(bad)

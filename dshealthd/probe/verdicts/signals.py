@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 HARD = 1000.0
 """The ratio of a failed round, which gave no time at all."""
 UNTIMED = 0.0
-"""The reported ratio of a call that was declined, or answered while an agent waited for a CPU.
-
-It shows that the peer can be reached, but not how long that takes.
+"""The reported ratio of a call that was declined, or answered while an agent waited for a CPU. It
+shows that the peer can be reached, but not how long that takes.
 """
 WINDOW = 3
 SUSPECT = 2
@@ -29,14 +28,12 @@ KEPT = 16
 """Maximum rounds of an investigation; the newest count."""
 FAR_BELOW = 4
 """Factor by which a bad ratio with others lies below a pair's, so as not to explain the pair's.
-
 Busy CPUs make the collectives of all pairs take several times as long; meanwhile a slow link is
 accused only if it is slower by far.
 """
 _FLAPS = 36
-"""Epochs for which bad rounds with a peer are remembered after good ones ended the suspicion.
-
-Six minutes of 10 s epochs: a pair among 32 nodes meets once in five minutes.
+"""Epochs for which bad rounds with a peer are remembered after good ones ended the suspicion. Six
+minutes of 10 s epochs: a pair among 32 nodes meets once in five minutes.
 """
 _LEAF = "leaf"
 
@@ -94,9 +91,8 @@ class PeerReport:
         return (self.node is not None and self.node >= high) or track.word in self.parts
 
     def is_well(self, but: str, high: float) -> bool:
-        """Tell whether most rounds in the report, except those with `but`, were good.
-
-        True if there are none.
+        """Tell whether most rounds in the report, except those with `but`, were good. True if there
+        are none.
         """
         rounds = [value < high for peer, value in self.pairs.items() if peer != but]
         return not rounds or 2 * sum(rounds) > len(rounds)
@@ -126,9 +122,8 @@ def decode_scores(observation: Observation, peers: Iterable[str]) -> dict[str, P
 def encode_scores(
     me: str, told: PeerReport, parts: Mapping[str, float], uplink: float
 ) -> tuple[tuple[str, float], ...]:
-    """Return this node's report to its peers as scores, which `decode_scores` decodes.
-
-    `parts` has the ratio of each slow part; `uplink` is the ratio of a slow uplink.
+    """Return this node's report to its peers as scores, which `decode_scores` decodes. `parts` has
+    the ratio of each slow part; `uplink` is the ratio of a slow uplink.
     """
     scores = [] if told.node is None else [(me, told.node)]
     scores += [(f"{me}/{part}", value) for part, value in parts.items()]
@@ -150,9 +145,8 @@ class ObservedRound:
     near: bool
     """Whether all its members are on this node's leaf."""
     extra: bool
-    """Whether it was outside the schedule.
-
-    It then serves the purpose for which it was run, and is not learnt as usual.
+    """Whether it was outside the schedule. It then serves the purpose for which it was run, and is
+    not learnt as usual.
     """
     led: bool
     """Whether this node called the others, rather than being called."""
@@ -172,9 +166,8 @@ class Measurement:
     ratio: float
     bad: bool
     good: bool
-    """Whether it is well within the usual, and so helps to end an accusation.
-
-    A measurement may be neither bad nor good.
+    """Whether it is well within the usual, and so helps to end an accusation. A measurement may be
+    neither bad nor good.
     """
     reason: str
     explained: bool = False
@@ -200,10 +193,9 @@ class Investigation:
     """Whether a local round has been declined since."""
 
     def admits(self, round: ObservedRound) -> bool:
-        """Tell whether the investigation counts a round.
-
-        Of the rounds that a peer alone requested, it counts one per peer: otherwise a peer could
-        fill the investigation with rounds of its own.
+        """Tell whether the investigation counts a round. Of the rounds that a peer alone requested,
+        it counts one per peer: otherwise a peer could fill the investigation with rounds of its
+        own.
         """
         return not round.unasked or not any(
             entry.round.unasked and not set(round.peers).isdisjoint(entry.round.peers)
@@ -241,9 +233,8 @@ class PeerSuspicion:
     later: int = 0
     """Good rounds with others since the first measurement."""
     well: int = 0
-    """Those of them that say something about the path to the peer.
-
-    For a peer on another leaf, only rounds that leave the leaf do.
+    """Those of them that say something about the path to the peer. For a peer on another leaf, only
+    rounds that leave the leaf do.
     """
     ill: int = 0
     """Bad rounds with others since the first measurement."""

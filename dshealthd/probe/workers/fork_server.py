@@ -130,9 +130,8 @@ class ForkedWorker:
         return await happens(self.ended, seconds)
 
     def state(self) -> str:
-        """Return the letter of the forked worker's process state.
-
-        T: stopped. D: uninterruptible wait in the kernel. Empty: gone.
+        """Return the letter of the forked worker's process state. T: stopped. D: uninterruptible
+        wait in the kernel. Empty: gone.
         """
         try:
             return parse_stat(read_bytes(f"/proc/{self.pid}/stat", 4096)).state
@@ -140,9 +139,8 @@ class ForkedWorker:
             return ""
 
     def _kill_group(self) -> None:
-        """Kill the forked worker's session.
-
-        Only while the parent has not reaped it: a reaped pid may belong to another process.
+        """Kill the forked worker's session. Only while the parent has not reaped it: a reaped pid
+        may belong to another process.
         """
         if not self._parent.ended.is_set():
             # A worker that has not created its session yet has no group.
@@ -163,9 +161,8 @@ class ForkServer:
     """A running fork server."""
 
     def __init__(self, python: str, program: str, environment: Mapping[str, str]) -> None:
-        """Start the process; `ready` waits until it can fork.
-
-        It first checks the interpreter, which may be on a dead mount. Raises StartError.
+        """Start the process; `ready` waits until it can fork. It first checks the interpreter,
+        which may be on a dead mount. Raises StartError.
         """
         command = [
             sys.executable,
@@ -230,9 +227,8 @@ class ForkServer:
             raise ForkServerError(DEADLINE, detail) from error
 
     async def fork(self, channel: int, board: int) -> ForkedWorker:
-        """Have the fork server start a worker on two descriptors.
-
-        Raises ForkServerError, with the parent killed if it does not answer.
+        """Have the fork server start a worker on two descriptors. Raises ForkServerError, with the
+        parent killed if it does not answer.
         """
         self._count += 1
         number = self._count
@@ -253,9 +249,8 @@ class ForkServer:
             self._forks.pop(number, None)
 
     def reap(self, child: ForkedWorker) -> None:
-        """Have the fork server reap a dead worker and report its exit status.
-
-        The worker's `ended` is set even without a status.
+        """Have the fork server reap a dead worker and report its exit status. The worker's `ended`
+        is set even without a status.
         """
         self._reaps[child.pid] = child
         try:

@@ -15,9 +15,8 @@ STAGES = tuple(Stage)
 """All stages, in the order of a round."""
 
 LATENCY = ((8, 40), (1 << 10, 40), (64 << 10, 40))
-"""Small all-reduces: bytes and repetitions.
-
-They are cheap, and the first to show bad cables and busy switches.
+"""Small all-reduces: bytes and repetitions. They are cheap, and the first to show bad cables and
+busy switches.
 """
 BANDWIDTH = ((64 << 20, 5),)
 """A large all-reduce, run now and then."""
@@ -57,9 +56,8 @@ class DeviceSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJob:
-    """One node's part of a round.
-
-    Any value in it that comes from another node must be a number or a known name.
+    """One node's part of a round. Any value in it that comes from another node must be a number or
+    a known name.
     """
 
     kind: Kind

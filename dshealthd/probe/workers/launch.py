@@ -35,7 +35,6 @@ PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL 
 
 def objection(path: str, status: os.stat_result, *, on_the_way: bool = False) -> str:
     """Return why others can change an environment's file, folder or link; empty if they cannot.
-
     `on_the_way`: a folder in which only one known entry matters; in a sticky one such as /tmp
     nobody else can replace that entry.
     """
@@ -53,9 +52,8 @@ def objection(path: str, status: os.stat_result, *, on_the_way: bool = False) ->
 
 
 def way(path: str) -> Iterator[str]:
-    """Yield objections to an environment's file and to each folder and link on its path.
-
-    Raises OSError.
+    """Yield objections to an environment's file and to each folder and link on its path. Raises
+    OSError.
     """
     seen: set[str] = set()
     pending = [part for part in os.path.abspath(path).split("/") if part]
@@ -139,9 +137,8 @@ def libraries(prefix: str) -> list[str]:
 
 
 def check(python: str) -> tuple[list[str], list[str]]:
-    """Return the objections to a Python environment, and the folders that were checked.
-
-    Raises OSError if it cannot be read.
+    """Return the objections to a Python environment, and the folders that were checked. Raises
+    OSError if it cannot be read.
     """
     objections = list(way(python))
     roots: list[str] = []

@@ -32,9 +32,8 @@ MORE = 3
 neighbors' speed is slow, not hung.
 """
 GRACE = 1.0
-"""Seconds that this node's other ranks get to report after one has failed.
-
-Most see their connections close.
+"""Seconds that this node's other ranks get to report after one has failed. Most see their
+connections close.
 """
 LAST_MOMENT = 2.0
 """Seconds that a worker which has closed its channel gets to exit with a status of its own."""
@@ -94,9 +93,8 @@ class WorkerSession:
         round_: NodeWorkers,
         completed: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Start with a forked worker that has not received its job yet.
-
-        `completed` returns how many collectives the worker has left.
+        """Start with a forked worker that has not received its job yet. `completed` returns how
+        many collectives the worker has left.
         """
         self.rank_spec, self.worker, self.round = rank_spec, worker, round_
         self._completed = completed
@@ -216,7 +214,6 @@ class WorkerSession:
         requests: set[asyncio.Task[None]],
     ) -> bool:
         """Process one frame of the worker; return False if it begins a stage or ends the round.
-
         Either brings a new deadline.
         """
         (size,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
@@ -272,9 +269,8 @@ class WorkerSession:
             writer.write(wire.pack({"id": number, **answer}))
 
     def _judge_silence(self) -> None:
-        """Conclude a worker's session that missed its deadline.
-
-        The process state tells a stuck worker from one that waits for another.
+        """Conclude a worker's session that missed its deadline. The process state tells a stuck
+        worker from one that waits for another.
         """
         state = self.worker.state()
         where = f"no progress in stage {self.stage}"

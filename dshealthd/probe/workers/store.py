@@ -11,9 +11,8 @@ from collections.abc import Awaitable, Callable
 from dshealthd.core.timing import time_limit
 
 StoreHandler = Callable[[str, str, bytes | int | None, float], Awaitable[bytes | int | bool]]
-"""Carries out `set`, `get`, `add`, `check`, `wait` or `delete` (op, key, value, seconds).
-
-Raises TimeoutError or StoreError.
+"""Carries out `set`, `get`, `add`, `check`, `wait` or `delete` (op, key, value, seconds). Raises
+TimeoutError or StoreError.
 """
 
 MAX_KEYS = 4096
@@ -26,9 +25,8 @@ class StoreError(Exception):
 
 
 class LocalStore:
-    """A store in this process.
-
-    Values also come from other nodes' workers, so all sizes are bounded and values are opaque.
+    """A store in this process. Values also come from other nodes' workers, so all sizes are bounded
+    and values are opaque.
     """
 
     def __init__(self) -> None:

@@ -88,10 +88,7 @@ class VersionsDiffer(Exception):
 
 
 class AgentChannel:
-    """The worker's end of its channel.
-
-    Sends progress, and carries store operations for any thread.
-    """
+    """The worker's end of its channel. Sends progress, and carries store operations for any thread."""
 
     def __init__(self, channel: socket.socket) -> None:
         """Take over a connected stream socket."""
@@ -138,9 +135,8 @@ class AgentChannel:
         return message["value"]
 
     def _read(self) -> None:
-        """Pass each of the agent's answers to the worker's thread that waits for it.
-
-        When the channel closes, fail all waiting requests.
+        """Pass each of the agent's answers to the worker's thread that waits for it. When the
+        channel closes, fail all waiting requests.
         """
         with contextlib.suppress(EOFError, OSError):
             while True:
@@ -228,9 +224,8 @@ class RankRound:
         self.device: Any = None
         self.stage = ""
         self.wrong: tuple[str, str] | None = None
-        """Stage and description of the first wrong result.
-
-        The round goes on, so that the other ranks learn whether their results are right.
+        """Stage and description of the first wrong result. The round goes on, so that the other
+        ranks learn whether their results are right.
         """
 
     def run(self) -> None:
@@ -288,9 +283,8 @@ class RankRound:
         self.agent.send({"end": outcome, "stage": self.stage, "reason": reason, "detail": detail})
 
     def report(self, op: str, size: int, seconds: list[float], factor: float) -> None:
-        """Send the agent the median of an operation's times.
-
-        A group of one has nothing to reduce, so its times are not reported.
+        """Send the agent the median of an operation's times. A group of one has nothing to reduce,
+        so its times are not reported.
         """
         if factor:
             median = statistics.median(seconds)
@@ -329,9 +323,8 @@ def all_reduce(round_: RankRound, tensor: torch.Tensor) -> None:
 
 
 def pattern(first: int, ranks: int, salt: int, size: int) -> torch.Tensor:
-    """Return the sum of the contributions of `ranks` ranks from `first` on.
-
-    Contributions are integers that differ by rank, place and repetition.
+    """Return the sum of the contributions of `ranks` ranks from `first` on. Contributions are
+    integers that differ by rank, place and repetition.
     """
     import torch
 
@@ -357,9 +350,8 @@ def difference(what: str, found: torch.Tensor, expected: torch.Tensor) -> str:
 
 
 def timed(device: torch.device, operations: Sequence[Callable[[], object]]) -> list[float]:
-    """Run a worker's operations one after the other and return the seconds of each.
-
-    CUDA events time them on a GPU, the clock elsewhere.
+    """Run a worker's operations one after the other and return the seconds of each. CUDA events
+    time them on a GPU, the clock elsewhere.
     """
     import torch
 
@@ -505,9 +497,8 @@ def checksum(device: torch.device, steps: dict[str, Any]) -> tuple[int, str]:
 
 
 def prepare_environment(job: dict[str, Any]) -> None:
-    """Set the variables that NCCL and CUDA read when they start.
-
-    They override any configuration file on this machine, and never come from a peer.
+    """Set the variables that NCCL and CUDA read when they start. They override any configuration
+    file on this machine, and never come from a peer.
     """
     os.environ.update(
         {
@@ -535,7 +526,6 @@ def versions(job: dict[str, Any]) -> str:
 
 def meet(store: Any, job: dict[str, Any]) -> None:
     """Wait until every rank's worker of the group has arrived, and check that versions match.
-
     Raises VersionsDiffer.
     """
     rank, size = job["rank"], job["size"]

@@ -69,9 +69,8 @@ TORCH = gauge(
 METRICS = (PARENT_UP, PARENT_STARTS, PARENT_FAILURES, STUCK, TORCH)
 
 KILL_DEADLINE = 2.0
-"""Seconds after SIGKILL until a worker counts as unkillable.
-
-The driver is slow to tear down a CUDA context.
+"""Seconds after SIGKILL until a worker counts as unkillable. The driver is slow to tear down a CUDA
+context.
 """
 
 
@@ -88,11 +87,9 @@ class WorkerPool:
         program: str = PROGRAM,
         backoff: Backoff | None = None,
     ) -> None:
-        """Prepare; nothing starts before the first round.
-
-        `python` is the interpreter of the training environment; `environment` holds the variables
-        that it needs (LD_LIBRARY_PATH, NCCL_…), from the configuration; `program` is the worker's
-        file.
+        """Prepare; nothing starts before the first round. `python` is the interpreter of the
+        training environment; `environment` holds the variables that it needs (LD_LIBRARY_PATH,
+        NCCL_…), from the configuration; `program` is the worker's file.
         """
         self._python = python
         self._idle_seconds = idle_seconds
@@ -113,9 +110,8 @@ class WorkerPool:
     async def run(
         self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
     ) -> list[RankResult]:
-        """Run this node's ranks of a round and return one result for each, in order.
-
-        Every failure becomes a result. Canceling this kills the workers.
+        """Run this node's ranks of a round and return one result for each, in order. Every failure
+        becomes a result. Canceling this kills the workers.
         """
         for rank_spec in job.rank_specs:
             progress(rank_spec.rank, Stage.IMPORT)
@@ -145,7 +141,6 @@ class WorkerPool:
 
     async def prepare(self, deadline: float) -> str:
         """Start the pool's fork server, so that no round has to wait for the import of torch.
-
         Return the slug of the failure, or "".
         """
         self._running += 1
