@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,10 +18,10 @@ from dshealthd.probe.cli import local, pairs, report
 from dshealthd.probe.observation import Kind, Outcome, Stage, Timing
 from dshealthd.probe.options import MembershipOptions
 from dshealthd.probe.rounds.conclusion import RoundResult
+from tests.probe.peering import may_block
 from tests.probe.services import NAMES, Agent, agents, until
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
     from pathlib import Path
 
 
@@ -36,11 +35,6 @@ def dshealthd(*arguments: str, seconds: float = 120.0) -> subprocess.CompletedPr
         check=False,
         stdin=subprocess.DEVNULL,
     )
-
-
-def run(scene: Coroutine[Any, Any, None]) -> None:
-    """Run a scene. Reading a hostfile blocks nobody, as the command is a process of its own."""
-    asyncio.run(asyncio.wait_for(scene, 200))
 
 
 def test_local() -> None:
@@ -135,6 +129,7 @@ def hostfile(directory: Path, names: tuple[str, ...]) -> str:
     return str(path)
 
 
+@may_block
 async def test_matrix(tmp_path: Path) -> None:
     """Every pair of a hostfile is probed once through the agents, each result is printed as it
     arrives, and the matrix shows who is gone.
@@ -171,6 +166,7 @@ async def test_matrix(tmp_path: Path) -> None:
         json.dumps(document)
 
 
+@may_block
 async def test_light_and_group_on_demand(tmp_path: Path) -> None:
     """A light matrix touches no GPU and gives no reason for that.
 
@@ -191,6 +187,7 @@ async def test_light_and_group_on_demand(tmp_path: Path) -> None:
         assert entry["outcome"] is Outcome.OK
 
 
+@may_block
 async def test_no_member(tmp_path: Path) -> None:
     """On a machine that is not in the hostfile, the message says so."""
     async with agents(tmp_path, 2) as members:
