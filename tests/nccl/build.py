@@ -82,9 +82,8 @@ class Build:
 
 
 def build(version: str, jobs: int = 1) -> Path:
-    """Return the folder of the libraries of a release, built if need be.
-
-    Raises BuildFailed, NoSource.
+    """Return the folder of the libraries of a release, built if need be. Raises BuildFailed,
+    NoSource.
     """
     release = RELEASES[version]
     out = TOP / version / _digest(release)[:16]

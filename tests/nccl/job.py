@@ -136,9 +136,8 @@ class Job:
         wrap: Iterable[Mapping[str, str]] = (),
         stations: Sequence[Station] = (),
     ) -> None:
-        """Start the processes; `wrap` has what single ranks have in their environment.
-
-        With `stations` rank number i runs on the i-th of them, otherwise all run here.
+        """Start the processes; `wrap` has what single ranks have in their environment. With
+        `stations` rank number i runs on the i-th of them, otherwise all run here.
         """
         self.size, self.folder = size, folder
         self.books: dict[str, Book] = {}

@@ -28,10 +28,9 @@ SPLITS = 6
 QUERIES = 200
 """In each situation: half as soon as it is there, half once RAS has given up who is missing."""
 UNANSWERED = 0.05
-"""Share of queries that may end without an answer.
-
-The kernel gives a connection to any process of the job; where one of four is stopped, all six that
-a query makes go to it in 1 of 4,096 cases, and a loaded machine does the rest.
+"""Share of queries that may end without an answer. The kernel gives a connection to any process of
+the job; where one of four is stopped, all six that a query makes go to it in 1 of 4,096 cases, and
+a loaded machine does the rest.
 """
 LAST = SIZE - 1
 

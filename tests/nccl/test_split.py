@@ -19,9 +19,8 @@ pytestmark = [pytest.mark.nccl, pytest.mark.timeout(600)]
 STOP = 75.0
 """Seconds; RAS gives a process up after 60."""
 SETTLED = 10.0
-"""Seconds until both parts have given each other up.
-
-In the first of them one of three runs, on 2.28.9, had answers of both parts that proved no split.
+"""Seconds until both parts have given each other up. In the first of them one of three runs, on
+2.28.9, had answers of both parts that proved no split.
 """
 QUERIES = 40
 

@@ -289,10 +289,9 @@ def ended(observation: Observation, outcome: Outcome, **fields: object) -> None:
 
 
 def same(companions: list[Companion]) -> Observation:
-    """Return the observation that all of these nodes share.
-
-    All but the time at which each ended its round, and, of a round without workers, the scores and
-    the times of the echoes, which its root alone has.
+    """Return the observation that all of these nodes share. All but the time at which each ended
+    its round, and, of a round without workers, the scores and the times of the echoes, which its
+    root alone has.
     """
     root, *members = sorted(companions, key=lambda one: one.reports[0].led, reverse=True)
     first, *rest = (replace(one.observation, at=0.0, scores=()) for one in (root, *members))

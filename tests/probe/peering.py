@@ -364,10 +364,7 @@ async def connected(node: Node) -> AsyncIterator[Raw]:
 async def impersonating(
     serve: Callable[[AsyncIterator[bytes], asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[int]:
-    """Listen as somebody else would; `serve` is given each connection's requests.
-
-    Gives the port.
-    """
+    """Listen as somebody else would; `serve` is given each connection's requests. Gives the port."""
 
     async def requests(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
         while True:

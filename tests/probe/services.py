@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
 PERIOD = 1.0
 BEGIN = 1_800_000_000.2
-"""When a scene begins: shortly after an epoch has begun, and always in the same one.
-
-Who leads whom in an epoch is drawn from its number.
+"""When a scene begins: shortly after an epoch has begun, and always in the same one. Who leads whom
+in an epoch is drawn from its number.
 """
 TICK = 0.02
 """Seconds after which the time of the nodes goes on."""
@@ -43,9 +42,8 @@ NAMES = tuple(f"127.0.0.{number}" for number in range(21, 29))
 
 
 def snapshot(gpus: Mapping[str, float] | None = None) -> Snapshot:
-    """Return what the collectors saw: the number of compute processes by GPU.
-
-    Without `gpus` it is a machine without GPUs.
+    """Return what the collectors saw: the number of compute processes by GPU. Without `gpus` it is
+    a machine without GPUs.
     """
     shot = Snapshot(time.monotonic, time.time)
     for name in ("gpu_processes", "gpu_bus"):
@@ -63,9 +61,8 @@ def snapshot(gpus: Mapping[str, float] | None = None) -> Snapshot:
 
 
 class Clock:
-    """The time of all nodes, which stands still while this process gets no CPU.
-
-    So an epoch is as long for them on a busy machine as on an idle one.
+    """The time of all nodes, which stands still while this process gets no CPU. So an epoch is as
+    long for them on a busy machine as on an idle one.
     """
 
     def __init__(self, begin: float) -> None:
@@ -147,10 +144,9 @@ async def agents(
     begin: float = BEGIN,
     workers: Callable[[str], PlayedWorkers] | None = None,
 ) -> AsyncIterator[list[Agent]]:
-    """Run the given number of agents, from the time `begin` on.
-
-    With `workers` their collectives are played, by what it returns for each name.
-    They start shortly after an epoch has begun, so that all take part in the next one.
+    """Run the given number of agents, from the time `begin` on. With `workers` their collectives
+    are played, by what it returns for each name. They start shortly after an epoch has begun, so
+    that all take part in the next one.
     """
     names, port, clock = NAMES[:count], free_port(), Clock(begin)
     started: list[Agent] = []

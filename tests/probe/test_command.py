@@ -168,9 +168,8 @@ async def test_matrix(tmp_path: Path) -> None:
 
 @may_block
 async def test_light_and_group_on_demand(tmp_path: Path) -> None:
-    """A light matrix touches no GPU and gives no reason for that.
-
-    A group is one round of all nodes.
+    """A light matrix touches no GPU and gives no reason for that. A group is one round of all
+    nodes.
     """
     async with agents(tmp_path, 3) as members:
         await until(lambda: all(agent.value("probe_up") for agent in members))

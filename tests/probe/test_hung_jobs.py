@@ -67,9 +67,8 @@ def led(agent: Agent) -> list[tuple[str, str]]:
 
 
 async def test_the_nodes_of_a_hung_job_meet_at_once(tmp_path: Path) -> None:
-    """This node meets the others that have the job, and no other member.
-
-    It does so by light rounds though the GPUs are idle, and once however often the hang is seen.
+    """This node meets the others that have the job, and no other member. It does so by light rounds
+    though the GPUs are idle, and once however often the hang is seen.
     """
     shots = {name: snapshot({"0": 0.0, "1": 0.0}) for name in NAMES[:4]}
     async with agents(tmp_path, 4, change=unscheduled, shots=shots) as members:
@@ -257,10 +256,9 @@ def watching(own: Iterable[dict[str, Any]] = (), clock: Clock | None = None) -> 
 
 
 def test_few_are_asked_and_fewer_are_met() -> None:
-    """The members that follow in the list are queried, wrapping around at its end.
-
-    Members that do not answer are met first, then the first ones with the job, but no accused
-    member and none in maintenance.
+    """The members that follow in the list are queried, wrapping around at its end. Members that do
+    not answer are met first, then the first ones with the job, but no accused member and none in
+    maintenance.
     """
     company = Company(MANY)
     company.jobs = dict.fromkeys(MANY, "run-1")

@@ -56,9 +56,8 @@ def test_new_replaces_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_rotate(tmp_path: Path) -> None:
-    """At each step, nodes with this file and nodes with the previous one accept each other.
-
-    A node signs with its first key and accepts every key in its file.
+    """At each step, nodes with this file and nodes with the previous one accept each other. A node
+    signs with its first key and accepts every key in its file.
     """
     file = tmp_path / "probe.key"
     keys("new", file)

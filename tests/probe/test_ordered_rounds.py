@@ -40,9 +40,8 @@ CHEAP = ((8, 1),)
 def idle(
     directory: Path, policy: PolicyOptions, way: str = "well"
 ) -> contextlib.AbstractAsyncContextManager[list[Agent]]:
-    """Run two agents with an idle GPU each, of which the second has this policy.
-
-    The first's workers end each round this way.
+    """Run two agents with an idle GPU each, of which the second has this policy. The first's
+    workers end each round this way.
     """
 
     def change(options: ProbeOptions) -> ProbeOptions:
@@ -69,9 +68,8 @@ async def begun(members: Sequence[Agent]) -> list[SlotRunner]:
 async def order(
     orderer: SlotRunner, receiver: str, steps: tuple[tuple[int, int], ...]
 ) -> Observation:
-    """Lead one round on the GPUs of both that the schedule knows nothing of.
-
-    Whatever the orderer's own policy says, which this leaves out.
+    """Lead one round on the GPUs of both that the schedule knows nothing of. Whatever the orderer's
+    own policy says, which this leaves out.
     """
     end = time.monotonic() + PATIENT
     while True:
@@ -100,7 +98,6 @@ def gpu_seconds(observation: Observation) -> float:
 
 async def test_receiver_keeps_to_its_share_of_gpu_time(tmp_path: Path) -> None:
     """Rounds run until the share for what others ask is used up; from then on they are light ones.
-
     Its share for the schedule is untouched, and so are its own confirmations.
     """
     policy = PolicyOptions(on_demand_per_minute=10_000)
@@ -142,9 +139,8 @@ async def test_receiver_limits_the_rounds_of_a_minute(tmp_path: Path) -> None:
 async def test_receiver_charges_rounds_that_hang(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A member that hangs in each round it orders holds the receiver's GPU for a share alone.
-
-    Such a round has no timings, so that its whole duration counts.
+    """A member that hangs in each round it orders holds the receiver's GPU for a share alone. Such
+    a round has no timings, so that its whole duration counts.
     """
     monkeypatch.setattr(policy_module, "FRUITLESS_SAVED", 60.0)
     policy = PolicyOptions(on_demand_per_minute=10_000)

@@ -75,9 +75,7 @@ def require_no_failure(members: list[Agent]) -> None:
 
 async def test_key(tmp_path: Path) -> None:
     """`keys rotate` three times, with each file on one node seconds before the other: no round
-    fails.
-
-    After that nobody accepts the first key.
+    fails. After that nobody accepts the first key.
     """
     keys = [tmp_path / name / "key" for name in NAMES[:PAIR]]
     async with agents(tmp_path, PAIR) as members:
@@ -95,9 +93,8 @@ async def test_key(tmp_path: Path) -> None:
 
 
 async def test_certificates_and_their_authority(tmp_path: Path) -> None:
-    """Certificates of one authority are replaced by those of its successor: no round fails.
-
-    Node by node, the successor is trusted, then signs, then the old authority is removed.
+    """Certificates of one authority are replaced by those of its successor: no round fails. Node by
+    node, the successor is trusted, then signs, then the old authority is removed.
     """
     issued = tmp_path / "issued"
     issued.mkdir()

@@ -7,12 +7,7 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
-import threading
-import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import bcrypt
@@ -24,31 +19,19 @@ from dshealthd.slurm.agent import AgentSilent, CriticalFinding
 from dshealthd.slurm.options import DRAIN_FOR, SlurmOptions
 from tests import status_documents
 from tests.agents import end, first_line, launch
+from tests.http.impostors import impostor, saying, serving
 from tests.status_documents import finding
 from tests.stopwatch import Stopwatch
 from tests.web import certificates
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from pathlib import Path
 
     from dshealthd.config.config import Config
     from dshealthd.slurm.agent import AgentVerdict
 
 SHIPPED = agent.TIMEOUT
-_SERVER = """
-import os, socket, sys, time
-heard = open(sys.argv[2], "ab", 0)
-os.setuid(65534)  # here, as this user may not be able to start the interpreter
-server = socket.create_server(("127.0.0.1", 0))
-print(server.getsockname()[1], flush=True)
-while True:
-    connection, _ = server.accept()
-    if not (data := connection.recv(4096)):
-        continue
-    heard.write(data)
-    connection.sendall(sys.argv[1].encode())
-    time.sleep(3600)
-"""
 
 
 def document(**other: Any) -> dict[str, Any]:
@@ -71,11 +54,6 @@ def document(**other: Any) -> dict[str, Any]:
     )
 
 
-def answer(body: str, status: str = "200 OK") -> str:
-    """Return an answer of HTTP."""
-    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}"
-
-
 def configured(port: int) -> Config:
     """Return a configuration with the agent on a port."""
     loaded = config.load(None)
@@ -87,62 +65,9 @@ def ask(port: int) -> AgentVerdict:
     return agent.ask(configured(port), DRAIN_FOR)
 
 
-@contextlib.contextmanager
-def serving(talk: Callable[[socket.socket], object]) -> Iterator[int]:
-    """Answer connections in a thread of this process; yield the port."""
-    server = socket.create_server(("127.0.0.1", 0))
-
-    def run() -> None:
-        while True:
-            try:
-                connection, _ = server.accept()
-            except OSError:
-                return
-            with connection, contextlib.suppress(OSError):
-                connection.recv(4096)
-                talk(connection)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield server.getsockname()[1]
-    finally:
-        server.shutdown(socket.SHUT_RDWR)
-        server.close()
-        thread.join(60)
-
-
-@contextlib.contextmanager
-def stranger(text: str, heard: Path = Path(os.devnull)) -> Iterator[int]:
-    """Answer as another user, and write what was heard into a file; yield the port."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _SERVER, text, str(heard)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        yield int(process.stdout.readline())
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def held(text: str) -> Callable[[socket.socket], object]:
-    """Send a text and keep the connection until the other end closes it."""
-
-    def talk(connection: socket.socket) -> None:
-        connection.sendall(text.encode())
-        connection.settimeout(60)
-        connection.recv(1)
-
-    return talk
-
-
 def test_finding_and_its_xid() -> None:
     """A critical finding is named as the reason has it, with the last Xid of its GPU."""
-    with serving(held(answer(json.dumps(document())))) as port:
+    with serving(saying(json.dumps(document()))) as port:
         verdict = ask(port)
     assert verdict.findings == (CriticalFinding("gpu-lost", "DshealthdGpuLost", "gpu=3", "79"),)
     assert verdict.findings[0].reason == "gpu-lost gpu=3 xid=79"
@@ -194,20 +119,10 @@ def test_reason_is_made_of_harmless_characters() -> None:
     assert len(reason) < 120
 
 
-@pytest.mark.parametrize("body", ["", "[]", "{}", "nonsense", '{"schema": 2}', '{"schema": 1}'])
-def test_nonsense(body: str) -> None:
-    """An answer that is not understood says nothing of the node."""
-    with (
-        serving(held(answer(body))) as port,
-        pytest.raises(AgentSilent, match=r"send|sent|answers"),
-    ):
-        ask(port)
-
-
 def test_refusal() -> None:
     """An agent that asks for a password says nothing of the node."""
     with (
-        serving(held(answer("", "401 Unauthorized"))) as port,
+        serving(saying("", "401 Unauthorized")) as port,
         pytest.raises(AgentSilent, match="401"),
     ):
         ask(port)
@@ -239,9 +154,8 @@ def guarded(directory: Path, text: str, **slurm: Any) -> Iterator[Config]:
 
 
 def test_password(tmp_path: Path) -> None:
-    """With a name and a password file, an agent that asks for them is understood.
-
-    Without, or with a wrong one, the message says which options to set, and nothing is known.
+    """With a name and a password file, an agent that asks for them is understood. Without, or with
+    a wrong one, the message says which options to set, and nothing is known.
     """
     good, wrong = tmp_path / "good", tmp_path / "wrong"
     good.write_text("secret\n", encoding="utf-8")
@@ -291,52 +205,22 @@ def test_client_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root to be another user")
 def test_password_is_not_sent_to_another_user(tmp_path: Path) -> None:
-    """Whoever listens where no agent runs gets no password: it is known first who that is."""
+    """Whoever listens where no agent runs gets no password, and is not believed."""
     password = tmp_path / "password"
     password.write_text("secret\n", encoding="utf-8")
-    heard = tmp_path / "heard"
-    with stranger(answer(json.dumps(document())), heard) as port:
-        loaded = configured(port)
+    with impostor(tmp_path, document()) as found:
+        loaded = configured(found.port)
         slurm = replace(loaded.section(SlurmOptions), user="slurm", password_file=password)
         with pytest.raises(AgentSilent, match="not trusted"):
             agent.ask(loaded.with_section(slurm), DRAIN_FOR)
-        with socket.create_connection(("127.0.0.1", port)) as other:
-            other.sendall(b"heard")
-            other.settimeout(60)
-            assert other.recv(10)
-    assert heard.read_bytes() == b"heard"
+        assert found.heard() == b""
 
 
-def _hang(connection: socket.socket) -> None:
-    connection.settimeout(60)
-    connection.recv(1)
-
-
-def _trickle(connection: socket.socket) -> None:
-    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-    for _ in range(200):
-        connection.sendall(b" ")
-        time.sleep(0.1)
-
-
-@pytest.mark.parametrize("talk", [_hang, _trickle])
-def test_hung_agent(
-    talk: Callable[[socket.socket], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that accepts and says nothing, or a byte at a time, is waited for 1.5 s and no longer."""
+def test_hung_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that accepts and says nothing is waited for 1.5 s and no longer."""
     monkeypatch.setattr(agent, "TIMEOUT", SHIPPED)
-    with serving(talk) as port:
+    with serving(lambda connection, _: connection.recv(1)) as port:
         watch = Stopwatch()
         with pytest.raises(AgentSilent, match=r"within 1.5 s"):
             ask(port)
         assert watch.seconds() < SHIPPED + 2
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to be another user")
-def test_another_user_on_the_port() -> None:
-    """Findings of a user who listens where no agent runs are not believed."""
-    with (
-        stranger(answer(json.dumps(document()))) as port,
-        pytest.raises(AgentSilent, match="not trusted"),
-    ):
-        ask(port)

@@ -75,9 +75,8 @@ async def test_eight_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @contextlib.asynccontextmanager
 async def among_listeners(directory: Path, *, full: bool) -> AsyncIterator[Config]:
-    """Run an agent, the other members of which accept connections and say nothing.
-
-    As hung agents do; where their queues are `full`, the kernel drops all further packets.
+    """Run an agent, the other members of which accept connections and say nothing. As hung agents
+    do; where their queues are `full`, the kernel drops all further packets.
     """
     async with agents(directory, 1) as (agent,):
         loaded = asking(agent)

@@ -35,9 +35,8 @@ def tool(directory: Path, name: str, text: str) -> Controller:
 
 
 def sinfo(directory: Path, printed: str) -> Controller:
-    """Return a controller whose sinfo prints this, with the separator that it is given.
-
-    It writes its arguments to `asked`, and works in UTC alone.
+    """Return a controller whose sinfo prints this, with the separator that it is given. It writes
+    its arguments to `asked`, and works in UTC alone.
     """
     (directory / "printed").write_text(printed, encoding="utf-8")
     script = (
@@ -73,7 +72,6 @@ def test_lines_that_are_no_nodes(text: str) -> None:
 
 def test_text_of_an_operator_between_the_fields() -> None:
     """A reason and a comment hold line breaks and control characters; no node gains or loses one.
-
     As sinfo 22.05 printed a reason and a comment that scontrol had set.
     """
     text = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aiohttp.http_exceptions import HttpProcessingError
@@ -48,18 +49,16 @@ class RequestRejected(Exception):
         self.reason = reason
 
 
+@dataclass(slots=True)
 class Call:
     """A request, and what has been proved about it."""
 
-    __slots__ = ("claim", "key", "proved")
-
-    def __init__(self) -> None:
-        self.claim = RequestClaim("", "")
-        """What the request claims about itself; empty until its header has been read."""
-        self.proved = False
-        """Whether the request comes from the sender that it claims."""
-        self.key: bytes | None = None
-        """The key that the request was signed with; the answer is signed with it too."""
+    claim: RequestClaim = field(default_factory=lambda: RequestClaim("", ""))
+    """What the request claims about itself; empty until its header has been read."""
+    proved: bool = False
+    """Whether the request comes from the sender that it claims."""
+    key: bytes | None = None
+    """The key that the request was signed with; the answer is signed with it too."""
 
 
 class Guard:

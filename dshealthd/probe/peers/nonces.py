@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,15 +26,14 @@ _STAMP, _SALT, _TAG = 8, 8, 16
 LENGTH = _STAMP + _SALT + _TAG
 
 
+@dataclass(slots=True)
 class _Sender:
     """One sender's allowance and spent nonces, oldest first."""
 
-    __slots__ = ("refilled", "seen", "spent", "tokens")
-
-    def __init__(self, tokens: float, now: float) -> None:
-        self.tokens = tokens
-        self.refilled = self.seen = now
-        self.spent: dict[bytes, float] = {}
+    tokens: float
+    refilled: float
+    seen: float
+    spent: dict[bytes, float] = field(default_factory=dict)
 
 
 class Nonces:
@@ -106,7 +106,7 @@ class Nonces:
                     for other, state in self._senders.items()
                     if now - state.seen <= silent
                 }
-            known = self._senders[name] = _Sender(self._burst, now)
+            known = self._senders[name] = _Sender(self._burst, now, now)
         known.seen = now
         return known
 

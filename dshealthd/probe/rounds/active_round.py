@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.timing import time_limit
 from dshealthd.linux.starvation import LoopLag
 from dshealthd.probe.node import ThisNode
 from dshealthd.probe.observation import Observation, Stage
@@ -98,6 +100,21 @@ class ActiveRound:
         """Whether some member's result already names a fault and a member."""
         return any(share.own_finding for share in self.shares.values())
 
+    async def missing(
+        self, names: Iterable[str], seconds: float, *, or_decided: bool = False
+    ) -> list[str]:
+        """Wait for these members' shares, or until the round is `decided`; return whose are missing."""
+
+        def left() -> list[str]:
+            return [name for name in names if name not in self.shares]
+
+        with contextlib.suppress(TimeoutError):
+            async with time_limit(seconds):
+                while left() and not (or_decided and self.decided):
+                    self.arrived.clear()
+                    await self.arrived.wait()
+        return left()  # a share may have come in the same turn of the loop as the timeout
+
     @property
     def offsets(self) -> Mapping[str, float]:
         """Seconds by which the clock of the active round's root is ahead of this member's; empty
@@ -127,6 +144,19 @@ class RoundContext:
             return await self.peers.call(name, method, body, deadline)
         except PeerError as error:
             return error
+
+    async def errors(
+        self, names: Iterable[str], method: str, body: Mapping[str, Any], deadline: float
+    ) -> dict[str, PeerError]:
+        """Call peers of an active round at once; return the errors of those that did not answer."""
+        names = list(names)
+        answers = await asyncio.gather(*(self.ask(name, method, body, deadline) for name in names))
+        found = zip(names, answers, strict=True)
+        return {name: answer for name, answer in found if isinstance(answer, PeerError)}
+
+    async def absent(self, names: Iterable[str], deadline: float) -> dict[str, PeerError]:
+        """Return which members' agents do not answer an echo, and why."""
+        return await self.errors(names, "echo", {"clock": self.wall(), "payload": b""}, deadline)
 
     async def work(self, active: ActiveRound, store: StoreHandler) -> tuple[RankResult, ...]:
         """Run this node's workers of the active round, which meet in `store`."""

@@ -6,11 +6,9 @@ Each member draws its own conclusion.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.timing import time_limit
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.peers.protocol import PeerError
@@ -163,17 +161,15 @@ class Leader:
         gone = await self._work_until_decided(active, others)
         if gone:
             return without(_said(gone), active.stage)
-        missing = await self._wait_for_shares(active, others, FIRST)
+        missing = await active.missing(others, FIRST)
         silent: dict[str, tuple[Outcome, str]] = {}
         if missing:
             # Do not wait for members whose agents have stopped answering.
-            silent = _said(await self._absent(missing))
+            silent = _said(await self._context.absent(missing, PRESENCE))
             waited = [name for name in missing if name not in silent]
             # If one member has found itself at fault, the silent ones are waiting for it; they
             # learn of it from the conclusion.
-            for name in (
-                [] if active.decided else await self._wait_for_shares(active, waited, SHARE)
-            ):
+            for name in [] if active.decided else await active.missing(waited, SHARE):
                 silent[name] = Outcome.HUNG, SILENT
         for name, share in active.shares.items():
             active.scores[name] = share.scores or active.scores.get(name, ())
@@ -200,8 +196,8 @@ class Leader:
                 )
                 arrival.cancel()
                 if not ended:
-                    absent = await self._absent(
-                        [name for name in others if name not in active.shares]
+                    absent = await self._context.absent(
+                        [name for name in others if name not in active.shares], PRESENCE
                     )
                     # Silence may be a lost packet; a refused connection means that no agent runs.
                     gone = {
@@ -217,36 +213,6 @@ class Leader:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
         return gone
-
-    async def _absent(self, names: Sequence[str]) -> Mapping[str, PeerError]:
-        """Return the members whose agents do not answer the leader's echo, and why."""
-        here = await asyncio.gather(*(self._present(name) for name in names))
-        return {name: error for name, error in zip(names, here, strict=True) if error is not None}
-
-    async def _present(self, name: str) -> PeerError | None:
-        try:
-            await self._context.peers.call(
-                name, "echo", {"clock": self._context.wall(), "payload": b""}, PRESENCE
-            )
-        except PeerError as error:
-            return error
-        return None
-
-    @staticmethod
-    async def _wait_for_shares(
-        active: ActiveRound, names: Sequence[str], seconds: float
-    ) -> list[str]:
-        """Return the members whose shares have not reached the leader."""
-
-        def missing() -> list[str]:
-            return [name for name in names if name not in active.shares]
-
-        with contextlib.suppress(TimeoutError):
-            async with time_limit(seconds):
-                while missing():
-                    active.arrived.clear()
-                    await active.arrived.wait()
-        return missing()  # a share may have come in the same turn of the loop as the timeout
 
     async def _tell(
         self,

@@ -99,10 +99,7 @@ class Participant:
     async def _give(self, active: ActiveRound) -> None:
         """Send this node's share to all members of the round except the root."""
         others = [name for name in self._others(active) if name != active.plan.root]
-        share = self._share(active)
-        await asyncio.gather(
-            *(self._context.ask(name, "result", share, HANDING_IN) for name in others)
-        )
+        await self._context.errors(others, "result", self._share(active), HANDING_IN)
 
     async def _hand_in(self, active: ActiveRound) -> PeerError | None:
         """Send, as a member, this node's share to the root until it says that the round is over.
@@ -164,7 +161,7 @@ class Participant:
         if me in told["late"] or root in named:
             # The problem is between the root and this node, so this node is late.
             return RoundResult(outcome, stage, (), (me,), reason)
-        errors = await self._ask_all(named, "echo", {"clock": self._context.wall(), "payload": b""})
+        errors = await self._context.absent(named, PRESENCE)
         gone = {name: error for name, error in errors.items() if error.outcome in _GONE}
         if not gone:
             return RoundResult(Outcome.INCONCLUSIVE, stage, (), (), DISPUTED)
@@ -174,7 +171,7 @@ class Participant:
     async def _from_shares(self, active: ActiveRound) -> RoundResult:
         """Combine the other members' shares, after querying those that have sent none."""
         me, root = self._context.node.name, active.plan.root
-        missing = await self._wait_for_shares(active)
+        missing = await active.missing(self._others(active), STRAGGLERS, or_decided=True)
         if active.decided or (not missing and me in active.shares):
             return self._combined(active, {})
         if me not in active.shares:
@@ -187,7 +184,9 @@ class Participant:
                 else RoundResult(Outcome.HUNG, active.stage, (), (me,), SILENT)
             )
         asked = {"round": active.plan.round, "ranks": (), "timings": ()}
-        errors = await self._ask_all([name for name in missing if name != root], "result", asked)
+        errors = await self._context.errors(
+            [name for name in missing if name != root], "result", asked, PRESENCE
+        )
         if any(error.reason == Decline.ROUND for error in errors.values()):
             # This member was never invited, or has left: only the root knows why.
             return RoundResult(Outcome.INCONCLUSIVE, active.stage, (), (), DISPUTED)
@@ -200,35 +199,6 @@ class Participant:
         if root in missing:
             silent[root] = Outcome.HUNG, SILENT
         return self._combined(active, silent)
-
-    async def _wait_for_shares(self, active: ActiveRound) -> list[str]:
-        """Wait for all shares, or until one shows a fault of its own; return whose are missing."""
-
-        def missing() -> list[str]:
-            return [name for name in self._others(active) if name not in active.shares]
-
-        try:
-            async with time_limit(STRAGGLERS):
-                while missing() and not active.decided:
-                    active.arrived.clear()
-                    await active.arrived.wait()
-        except TimeoutError:
-            pass
-        return missing()
-
-    async def _ask_all(
-        self, names: Iterable[str], method: str, body: Mapping[str, Any]
-    ) -> dict[str, PeerError]:
-        """Return the errors of other members that did not answer; the others are left out."""
-        names = list(names)
-        answers = await asyncio.gather(
-            *(self._context.ask(name, method, body, PRESENCE) for name in names)
-        )
-        return {
-            name: answer
-            for name, answer in zip(names, answers, strict=True)
-            if isinstance(answer, PeerError)
-        }
 
     def _combined(
         self, active: ActiveRound, silent: Mapping[str, tuple[Outcome, str]]

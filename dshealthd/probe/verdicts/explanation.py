@@ -88,34 +88,16 @@ class Surroundings:
         return max(1, min(self.liars + 1, self.intra_leaf + self.inter_leaf - len(unreached)))
 
 
-@dataclass(slots=True)
-class _Count:
-    """The rounds of an investigation, counted."""
-
-    bad: int = 0
-    explained: int = 0
-    good: int = 0
-    near_bad: int = 0
-    near_good: int = 0
-    far_bad: int = 0
-    far_good: int = 0
-
-    @classmethod
-    def of(cls, measurements: Iterable[Measurement]) -> _Count:
-        count = cls()
-        for measurement in measurements:
-            near = measurement.round.near
-            if measurement.explained:
-                count.explained += 1
-            elif measurement.bad:
-                count.bad += 1
-                count.near_bad += near
-                count.far_bad += not near
-            elif measurement.good:
-                count.good += 1
-                count.near_good += near
-                count.far_good += not near
-        return count
+def _count(measurements: Iterable[Measurement]) -> Counter[str]:
+    """Count rounds: explained ones, and bad and good ones, of these also the near and far ones."""
+    count: Counter[str] = Counter()
+    for measurement in measurements:
+        if measurement.explained:
+            count["explained"] += 1
+        elif measurement.bad or measurement.good:
+            kind = "bad" if measurement.bad else "good"
+            count.update((kind, f"{'near' if measurement.round.near else 'far'} {kind}"))
+    return count
 
 
 def reason_of(measurements: Iterable[Measurement]) -> str:
@@ -128,8 +110,8 @@ def reason_of(measurements: Iterable[Measurement]) -> str:
 def explain(investigation: Investigation, track: Signal, around: Surroundings) -> Cause:
     """Return the cause of an investigation's bad rounds, as far as its rounds show it."""
     measurements = list(investigation.measurements)
-    count = _Count.of(measurements)
-    first = _Count.of(investigation.earlier)
+    count = _count(measurements)
+    first = _count(investigation.earlier)
     # Chance slows a round but does not break it, so half as many failures are proof.
     needed = around.confirmations if track.timed else (around.confirmations + 1) // 2
     cut_off = not track.timed and any(
@@ -145,16 +127,16 @@ def explain(investigation: Investigation, track: Signal, around: Surroundings) -
     if (
         around.known_leaf
         and around.inter_leaf
-        and not first.near_bad + count.near_bad + count.explained
-        and first.far_bad
+        and not first["near bad"] + count["near bad"] + count["explained"]
+        and first["far bad"]
     ):
         return _way_out(measurements, track, count, around, needed)
     # An intermittent fault lets a round through now and then. A node that is cut off gets no answer
     # at all.
     tolerated = 0 if cut_off else 1
-    if count.good > tolerated:
+    if count["good"] > tolerated:
         return Cause.NOTHING
-    if count.bad + count.explained >= needed:
+    if count["bad"] + count["explained"] >= needed:
         return _inward(investigation, track, count, around, needed)
     return _next(measurements, around)
 
@@ -166,7 +148,11 @@ def _alike(measurements: Iterable[Measurement]) -> bool:
 
 
 def _inward(
-    investigation: Investigation, track: Signal, count: _Count, around: Surroundings, needed: int
+    investigation: Investigation,
+    track: Signal,
+    count: Counter[str],
+    around: Surroundings,
+    needed: int,
 ) -> Cause:
     """Distinguish leaf and node as the cause when rounds are bad inside and outside the leaf."""
     measurements = list(investigation.measurements)
@@ -197,7 +183,7 @@ def _inward(
     }
     if track.family in {"local", "home"}:
         return Cause.SELF
-    if count.bad >= needed and len(peers) > 1:
+    if count["bad"] >= needed and len(peers) > 1:
         unheard = around.intra_leaf and not near_high and not near_low
         if unheard and track.timed:
             return Cause.UNCLEAR if spent else Cause.MORE_NEAR
@@ -212,12 +198,12 @@ def _inward(
 def _way_out(
     measurements: Sequence[Measurement],
     track: Signal,
-    count: _Count,
+    count: Counter[str],
     around: Surroundings,
     needed: int,
 ) -> Cause:
     """Explain rounds that are bad only if they leave the leaf."""
-    if count.far_good > 1 or (count.far_good and not track.timed):
+    if count["far good"] > 1 or (count["far good"] and not track.timed):
         return Cause.NOTHING
     spent = len(measurements) >= _MOST
     peers = {
@@ -226,9 +212,9 @@ def _way_out(
     # If there are few members on other leaves, all of them together must suffice as proof.
     if blamed_by_few(measurements, min(around.liars, around.inter_leaf - 1)):
         return Cause.PEER if spent else Cause.MORE_FAR
-    if count.far_bad < needed or len(peers) < min(_LEAST_FAR, around.inter_leaf):
+    if count["far bad"] < needed or len(peers) < min(_LEAST_FAR, around.inter_leaf):
         return Cause.UNCLEAR if spent else Cause.MORE_FAR
-    if around.intra_leaf and count.near_good < min(2, around.intra_leaf):
+    if around.intra_leaf and count["near good"] < min(2, around.intra_leaf):
         return Cause.UNCLEAR if spent else Cause.MORE_NEAR
     told = [
         (measurement.round.near, word)

@@ -102,6 +102,7 @@ class WorkerSession:
         self.outcome, self.reason, self.detail = Outcome.FAILED, "", ""
         self.timings: list[Timing] = []
         self.checksum: Checksum | None = None
+        self._requests: set[asyncio.Task[None]] = set()
         self._over = False
         self._timeout: asyncio.Timeout | None = None
         self._own = True
@@ -141,14 +142,13 @@ class WorkerSession:
     async def follow(self, channel: socket.socket) -> None:
         """Send the worker its job and process its messages until it ends or misses a deadline."""
         reader, writer = await asyncio.open_connection(sock=channel, limit=MAX_FRAME)
-        requests: set[asyncio.Task[None]] = set()
         try:
             writer.write(wire.pack(_description(self.round.job, self.rank_spec)))
             while True:
                 seconds = (
                     worker_file.LINGER + 1.0 if self._over else self.round.job.deadlines[self.stage]
                 )
-                stage = asyncio.create_task(self._take_stage(reader, writer, requests))
+                stage = asyncio.create_task(self._read_stage(reader, writer))
                 try:
                     await self._wait_for(stage, seconds)
                     async with time_limit(0.0):
@@ -171,9 +171,9 @@ class WorkerSession:
                 f"the worker sent an invalid message: {error!r}",
             )
         finally:
-            for request in requests:
+            for request in self._requests:
                 request.cancel()
-            await asyncio.gather(*requests, return_exceptions=True)
+            await asyncio.gather(*self._requests, return_exceptions=True)
             # Do not flush: the worker has ended, or is killed next.
             writer.transport.abort()
 
@@ -197,22 +197,12 @@ class WorkerSession:
             if self._completed() == before:
                 return
 
-    async def _take_stage(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        requests: set[asyncio.Task[None]],
-    ) -> None:
+    async def _read_stage(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Process the worker's frames until its session gets a new deadline."""
-        while await self._take(reader, writer, requests):
+        while await self._read(reader, writer):
             pass
 
-    async def _take(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        requests: set[asyncio.Task[None]],
-    ) -> bool:
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Process one frame of the worker; return False if it begins a stage or ends the round.
         Either brings a new deadline.
         """
@@ -223,8 +213,8 @@ class WorkerSession:
         message = json.loads(await reader.readexactly(size))
         if "store" in message:
             request = asyncio.create_task(self._serve(message, writer))
-            requests.add(request)
-            request.add_done_callback(requests.discard)
+            self._requests.add(request)
+            request.add_done_callback(self._requests.discard)
             return True
         if "timing" in message:
             op, size, seconds, bandwidth = message["timing"]
@@ -274,31 +264,18 @@ class WorkerSession:
         """
         state = self.worker.state()
         where = f"no progress in stage {self.stage}"
+        process = f"{where}: process {self.worker.pid}"
         if state in {"T", "t"}:
-            self._conclude(
-                Outcome.HUNG,
-                "stopped",
-                f"{where}: process {self.worker.pid} is stopped by a signal",
-            )
+            self._conclude(Outcome.HUNG, "stopped", f"{process} is stopped by a signal")
         elif state == "D":
-            self._conclude(
-                Outcome.HUNG,
-                "uninterruptible",
-                f"{where}: process {self.worker.pid} hangs in the kernel",
-            )
+            self._conclude(Outcome.HUNG, "uninterruptible", f"{process} hangs in the kernel")
         # A session that another rank's failure cut short may be of a healthy worker.
         elif self._own:
-            self._conclude(
-                Outcome.HUNG,
-                "deadline",
-                f"{where} within {self.round.job.deadlines[self.stage]:g} s",
-            )
+            limit = self.round.job.deadlines[self.stage]
+            self._conclude(Outcome.HUNG, "deadline", f"{where} within {limit:g} s")
         else:
-            self._conclude(
-                Outcome.INCONCLUSIVE,
-                "ended_early",
-                f"ended in stage {self.stage} because another rank failed first",
-            )
+            why = f"ended in stage {self.stage} because another rank failed first"
+            self._conclude(Outcome.INCONCLUSIVE, "ended_early", why)
 
     def _conclude(self, outcome: Outcome, reason: str, detail: str) -> None:
         if not self._over:

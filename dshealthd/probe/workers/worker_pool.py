@@ -115,46 +115,47 @@ class WorkerPool:
         """
         for rank_spec in job.rank_specs:
             progress(rank_spec.rank, Stage.IMPORT)
-        self._running += 1
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
         try:
-            parent = await self._ready(job.deadlines[Stage.IMPORT])
-            round_ = NodeWorkers(job, store, progress)
-            async with asyncio.TaskGroup() as tasks:
-                running = [
-                    tasks.create_task(self._attend(parent, rank_spec, round_))
-                    for rank_spec in job.rank_specs
-                ]
-            return [task.result() for task in running]
+            with self._in_use():
+                parent = await self._ready(job.deadlines[Stage.IMPORT])
+                round_ = NodeWorkers(job, store, progress)
+                async with asyncio.TaskGroup() as tasks:
+                    running = [
+                        tasks.create_task(self._attend(parent, rank_spec, round_))
+                        for rank_spec in job.rank_specs
+                    ]
+                return [task.result() for task in running]
         except ForkServerError as error:
             outcome = Outcome.HUNG if error.reason == "deadline" else Outcome.FAILED
             return [
                 _failed(rank_spec, outcome, error.reason, str(error))
                 for rank_spec in job.rank_specs
             ]
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._retire)
 
     async def prepare(self, deadline: float) -> str:
         """Start the pool's fork server, so that no round has to wait for the import of torch.
         Return the slug of the failure, or "".
         """
-        self._running += 1
         try:
-            await self._ready(deadline)
+            with self._in_use():
+                await self._ready(deadline)
         except ForkServerError as error:
             return error.reason
+        return ""
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Keep the fork server meanwhile, and for a while after the last use."""
+        self._running += 1
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        try:
+            yield
         finally:
             self._running -= 1
             if not self._running:
-                if self._idle is not None:
-                    self._idle.cancel()
                 self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._retire)
-        return ""
 
     @property
     def ready(self) -> bool:

@@ -61,9 +61,8 @@ def test_expands_as_slurm_does(expression: str, names: tuple[str, ...]) -> None:
     ],
 )
 def test_says_what_is_wrong(expression: str, reason: str) -> None:
-    """Each kind of error in an expression has its message.
-
-    An expression that is too large is rejected before it is expanded.
+    """Each kind of error in an expression has its message. An expression that is too large is
+    rejected before it is expanded.
     """
     with pytest.raises(HostlistError) as error:
         expand(expression)

@@ -112,9 +112,8 @@ def test_addresses_of_the_kernel() -> None:
 
 
 def test_local_addresses(tmp_path: Path) -> None:
-    """Loopback addresses are left out, as every node has them.
-
-    A kernel without the files has no address.
+    """Loopback addresses are left out, as every node has them. A kernel without the files has no
+    address.
     """
     (tmp_path / "net").mkdir()
     (tmp_path / "net" / "fib_trie").write_text(FIB_TRIE)

@@ -45,9 +45,8 @@ def answers(*addresses: str) -> Any:
 
 
 def test_hostfile() -> None:
-    """A hostfile is read like DeepSpeed does.
-
-    That includes comments, blank lines, any space, and anything after the number of slots.
+    """A hostfile is read like DeepSpeed does. That includes comments, blank lines, any space, and
+    anything after the number of slots.
     """
     assert parse_hostfile(HOSTFILE, "hostfile") == (
         Member("worker-2", 8),
@@ -106,9 +105,8 @@ def test_load_list_and_slurm() -> None:
 
 
 def test_load_dns() -> None:
-    """The addresses of a DNS name are the members.
-
-    A node that has both kinds of address counts once.
+    """The addresses of a DNS name are the members. A node that has both kinds of address counts
+    once.
     """
     options = MembershipOptions(dns="probes.example.org")
     assert load(options, answers("10.0.0.2", "10.0.0.10", "10.0.0.2", "fd00::2")).names == (
@@ -175,9 +173,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_one_source() -> None:
-    """No source, or several, is an error.
-
-    The error of the config names the key; an invalid node name is an error too.
+    """No source, or several, is an error. The error of the config names the key; an invalid node
+    name is an error too.
     """
     for options in (MembershipOptions(), MembershipOptions(nodes=("a",), slurm="b")):
         with pytest.raises(

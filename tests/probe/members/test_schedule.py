@@ -86,18 +86,16 @@ def test_design_lets_every_two_meet_once(count: int, size: int) -> None:
     ],
 )
 def test_rounds(count: int, size: int, expected: int) -> None:
-    """Pairs take one round less than there are members, or as many if their number is odd.
-
-    Squares of primes take the affine plane's number.
+    """Pairs take one round less than there are members, or as many if their number is odd. Squares
+    of primes take the affine plane's number.
     """
     assert rounds(count, size) == expected
 
 
 @given(st.integers(1, 300), st.integers(2, 12))
 def test_coprime_modulus(least: int, width: int) -> None:
-    """Two rows of a grid differ by a number that has an inverse.
-
-    Otherwise two groups would share more than one member.
+    """Two rows of a grid differ by a number that has an inverse. Otherwise two groups would share
+    more than one member.
     """
     modulus = coprime_modulus(least, width)
     assert modulus >= least
@@ -106,9 +104,8 @@ def test_coprime_modulus(least: int, width: int) -> None:
 
 @given(LAYOUTS, SIZES, EPOCHS)
 def test_nobody_is_in_two_groups(layout: list[int], size: int, epoch: int) -> None:
-    """Groups are disjoint and sorted, and have from two to `size` members.
-
-    With pairs, one member of an odd number rests.
+    """Groups are disjoint and sorted, and have from two to `size` members. With pairs, one member
+    of an odd number rests.
     """
     leaves = cluster(layout)
     made = Timetable(leaves, leaves, size).groups(epoch)
@@ -156,9 +153,8 @@ def test_every_two_meet_within_the_promise(layout: list[int], size: int, start: 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(2, 6), st.integers(2, 8), st.integers(0, 1 << 20))
 def test_no_pair_repeats_until_all_have_met(number: int, count: int, start: int) -> None:
-    """With an even number of leaves of one even size there are no extra pairs.
-
-    Each pair meets once in its cycle, in an epoch of its kind.
+    """With an even number of leaves of one even size there are no extra pairs. Each pair meets once
+    in its cycle, in an epoch of its kind.
     """
     leaves = cluster([2 * count] * (2 * (number // 2)))
     timetable = Cell(leaves, leaves, 2)
@@ -223,9 +219,8 @@ def test_survivors_pair_up(layout: list[int], data: st.DataObject, size: int, ep
 
 
 def test_a_leaf_without_a_partner_does_not_repeat_itself() -> None:
-    """With an odd number of leaves, one has no counterpart in an odd epoch.
-
-    It forms pairs inside, but not those of the even epoch before.
+    """With an odd number of leaves, one has no counterpart in an odd epoch. It forms pairs inside,
+    but not those of the even epoch before.
     """
     for count in (7, 8):
         leaves = cluster([count] * 3)
@@ -256,9 +251,8 @@ def test_one_member_rests() -> None:
 
 
 def test_who_is_no_member_is_told_so() -> None:
-    """A name that is not a member raises an error, which differs from resting.
-
-    A group size of one is an error too.
+    """A name that is not a member raises an error, which differs from resting. A group size of one
+    is an error too.
     """
     with pytest.raises(ValueError, match=r"^x is not a member$"):
         Timetable(["a", "b"], {}).group_of("x", 0)
@@ -292,9 +286,8 @@ def test_schedule_is_the_same_in_every_version() -> None:
 
 
 def calls(work: Callable[[], object]) -> int:
-    """Count the function calls of some work, including built-in functions.
-
-    This measures its cost on any machine.
+    """Count the function calls of some work, including built-in functions. This measures its cost
+    on any machine.
     """
     count = 0
 

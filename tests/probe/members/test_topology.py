@@ -22,9 +22,8 @@ SwitchName=s3 \\
 
 
 def test_tree() -> None:
-    """The tree form may have comments, quotes, continued lines and keys in either case.
-
-    Only leaves have nodes.
+    """The tree form may have comments, quotes, continued lines and keys in either case. Only leaves
+    have nodes.
     """
     switches = parse(TREE, "topology.conf")
     assert [
@@ -60,9 +59,8 @@ def test_rails() -> None:
 
 
 def test_long_and_short_names() -> None:
-    """A long name matches a short one in the file and the reverse, unless that is ambiguous.
-
-    An address has no short name.
+    """A long name matches a short one in the file and the reverse, unless that is ambiguous. An
+    address has no short name.
     """
     short = [Switch("s", ("gpu1", "10"), (), 1)]
     assert leaves(short, ["gpu1.example.org", "10.0.0.1"]) == {
@@ -74,9 +72,8 @@ def test_long_and_short_names() -> None:
 
 
 def test_every_bad_line_is_named() -> None:
-    """All errors are reported at once, with file and line.
-
-    A continued line is reported by its first line.
+    """All errors are reported at once, with file and line. A continued line is reported by its
+    first line.
     """
     text = """\
 SwitchName=s0 Nodes=n[1-2

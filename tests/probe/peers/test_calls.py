@@ -41,7 +41,6 @@ from tests.probe.peering import (
     metric,
     ping,
     request,
-    run,
     secret,
     signed,
     talking,
@@ -101,13 +100,10 @@ async def test_refusal_of_a_handler_is_told(key: Path) -> None:
         assert node.metric("requests_total", "echo", "declined") == 2
 
 
-def test_defect_of_a_handler_is_not_told(key: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An exception in a handler is in this node's log and not in its answer.
+async def test_defect_of_a_handler_is_not_told(key: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An exception in a handler is in this node's log and not in its answer. The listener goes on."""
+    with caplog.at_level(logging.ERROR):
 
-    The listener goes on.
-    """
-
-    async def scene() -> None:
         async def handler(_sender: str, body: dict[str, Any]) -> dict[str, Any]:
             if body["clock"] == 0:
                 raise KeyError(DEFECT)
@@ -124,9 +120,6 @@ def test_defect_of_a_handler_is_not_told(key: Path, caplog: pytest.LogCaptureFix
                 head, text = await raw.ask(request(signed(await raw.nonce(), body), body))
                 assert (head.status, text) == (500, b"Internal Server Error\n")
             await ping(client)
-
-    with caplog.at_level(logging.ERROR):
-        run(scene())
     assert "where it went wrong" in caplog.text
     caplog.clear()
 
@@ -380,9 +373,8 @@ MALFORMED = {
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
 async def test_malformed_message(key: Path, body: bytes) -> None:
-    """A signed message that is not what its method takes never reaches the handler.
-
-    Its sender is told, and may go on.
+    """A signed message that is not what its method takes never reaches the handler. Its sender is
+    told, and may go on.
     """
     async with listening(keyed(key)) as node, connected(node) as raw:
         head, text = await raw.ask(request(signed(await raw.nonce(), body), body))
@@ -447,9 +439,8 @@ async def test_nonces_are_not_handed_out_for_ever(key: Path) -> None:
 
 
 async def test_rotation_of_the_key(tmp_path: Path) -> None:
-    """With a second key in the file both are accepted, whichever side signs with which.
-
-    Without it, it is refused again.
+    """With a second key in the file both are accepted, whichever side signs with which. Without it,
+    it is refused again.
     """
     both, new = secret(tmp_path, "both", KEY, OTHER_KEY), secret(tmp_path, "new", OTHER_KEY)
     async with talking(keyed(both), keyed(new)) as (_, client):
@@ -461,9 +452,8 @@ async def test_rotation_of_the_key(tmp_path: Path) -> None:
 
 
 async def test_rate_limit(key: Path) -> None:
-    """A sender beyond its rate is declined with the reason and served again later.
-
-    Another sender is not concerned.
+    """A sender beyond its rate is declined with the reason and served again later. Another sender
+    is not concerned.
     """
     clock = Time()
     options = keyed(key, calls_per_second=2.0, burst=3)
@@ -483,9 +473,8 @@ async def test_rate_limit(key: Path) -> None:
 
 
 async def test_calls_at_once_are_bounded(key: Path) -> None:
-    """Many calls to one peer at once share a few connections.
-
-    Those that do not get their turn in time say so.
+    """Many calls to one peer at once share a few connections. Those that do not get their turn in
+    time say so.
     """
     release = asyncio.Event()
     held: list[str] = []

@@ -32,7 +32,6 @@ from tests.probe.peering import (
     listening,
     metric,
     ping,
-    run,
     secret,
     talking,
     tls,
@@ -129,9 +128,8 @@ def test_key_that_is_no_file(tmp_path: Path) -> None:
 def test_key_among_the_credentials_of_systemd(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name without a slash is one of systemd's credentials, whose modes are its own.
-
-    A path is a path.
+    """A name without a slash is one of systemd's credentials, whose modes are its own. A path is a
+    path.
     """
     secret(tmp_path, "probe-key", KEY).chmod(0o440)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
@@ -197,15 +195,13 @@ async def test_changed_key_is_read(tmp_path: Path) -> None:
     ["", KEY[:20], f"{KEY}\n{OTHER_KEY[:9]}"],
     ids=["empty", "half a key", "half a second one"],
 )
-def test_half_written_key_is_not_used(
+async def test_half_written_key_is_not_used(
     tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file that is half-written, gone or open to others leaves the key before in force.
-
-    It counts once and is logged without the key.
+    """A file that is half-written, gone or open to others leaves the key before in force. It counts
+    once and is logged without the key.
     """
-
-    async def scene() -> None:
+    with caplog.at_level(logging.DEBUG):
         path, clock = secret(tmp_path, "key", KEY), Time()
         credentials = Credentials(keyed(path), clock)
         path.write_text(content, encoding="ascii")
@@ -221,9 +217,6 @@ def test_half_written_key_is_not_used(
         path.chmod(0o600)
         assert (await looked(credentials, clock)).keys == (OTHER_KEY.encode(),)
         assert metric(credentials, "credentials_last_reload_successful") == 1
-
-    with caplog.at_level(logging.DEBUG):
-        run(scene())
     assert KEY[:9] not in caplog.text
     assert OTHER_KEY[:9] not in caplog.text
     caplog.clear()
@@ -233,9 +226,8 @@ def test_half_written_key_is_not_used(
 async def test_key_that_is_being_written_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that changes while it is looked at is read later.
-
-    What looks like a key may be the first half of one.
+    """A file that changes while it is looked at is read later. What looks like a key may be the
+    first half of one.
     """
     looks: list[object] = []
 
@@ -258,7 +250,6 @@ async def test_file_system_that_hangs_is_waited_for_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a look at the files hangs, the first call waits for it a moment, later ones do not.
-
     Every call does without, or each takes so much longer that its peer seems to be silent.
     """
     hanging = threading.Event()
@@ -284,9 +275,8 @@ async def test_file_system_that_hangs_is_waited_for_once(
 
 @pytest.mark.usefixtures("patient")
 async def test_rotation_without_a_gap(tmp_path: Path) -> None:
-    """While the key of two running nodes is changed step by step, no call fails.
-
-    The old key ends on kept connections too.
+    """While the key of two running nodes is changed step by step, no call fails. The old key ends
+    on kept connections too.
     """
     mine, theirs = secret(tmp_path, "mine", KEY), secret(tmp_path, "theirs", KEY)
     one, two = Time(), Time()
@@ -308,9 +298,8 @@ async def test_rotation_without_a_gap(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("patient")
 async def test_changed_certificate_is_shown(issued: Path, tmp_path: Path) -> None:
-    """A certificate that is renewed serves the next connection.
-
-    A half-written one leaves the old one in force.
+    """A certificate that is renewed serves the next connection. A half-written one leaves the old
+    one in force.
     """
     for name in (
         "ca.pem",

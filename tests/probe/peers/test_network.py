@@ -53,9 +53,8 @@ async def test_nobody_listens(key: Path) -> None:
 
 
 async def test_listener_that_restarts(key: Path) -> None:
-    """A kept connection whose listener has ended is not used again.
-
-    The next call is as if it were the first.
+    """A kept connection whose listener has ended is not used again. The next call is as if it were
+    the first.
     """
     async with listening(keyed(key)) as node:
         port = node.port
@@ -99,9 +98,8 @@ async def test_silent_name_server(key: Path) -> None:
 
 
 async def test_stopped_listener_hangs(key: Path) -> None:
-    """An agent that is stopped (SIGSTOP) is a hang and not an unreachable node.
-
-    Its kernel answers; afterwards it goes on.
+    """An agent that is stopped (SIGSTOP) is a hang and not an unreachable node. Its kernel answers;
+    afterwards it goes on.
     """
     with listener_process({"key_file": str(key)}) as (port, pid, _):
         async with calling(keyed(key), port) as client:
@@ -145,9 +143,8 @@ async def test_stopped_listener_hangs(key: Path) -> None:
 async def test_firewalls(
     key: Path, rule: str, kept: tuple[Outcome, str], new: tuple[Outcome, str]
 ) -> None:
-    """Packets that are dropped, in either direction, make a node unreachable; a reset refuses.
-
-    Both end when the firewall does.
+    """Packets that are dropped, in either direction, make a node unreachable; a reset refuses. Both
+    end when the firewall does.
     """
     with network_namespace():
         table = (
@@ -192,9 +189,8 @@ async def test_calls_come_from_the_listen_address(key: Path) -> None:
 
 
 async def test_clocks_that_differ(key: Path) -> None:
-    """With a shared key, the clocks of two nodes do not matter.
-
-    Nonces are aged by the one machine's monotonic clock.
+    """With a shared key, the clocks of two nodes do not matter. Nonces are aged by the one
+    machine's monotonic clock.
     """
     found = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
     if not found:

@@ -39,9 +39,8 @@ class Names:
 
 
 async def test_addresses_are_remembered() -> None:
-    """A name is looked up once a minute, also when many ask at once.
-
-    All its addresses are given, each once.
+    """A name is looked up once a minute, also when many ask at once. All its addresses are given,
+    each once.
     """
     names, clock = Names(), Time()
     resolver = Resolver(names, clock)
@@ -91,7 +90,6 @@ async def test_name_server_that_fails() -> None:
 
 async def test_silent_name_servers() -> None:
     """While name servers are silent, known names keep their old addresses and unknown ones wait.
-
     Threads are few, and all recovers.
     """
     names, clock = Names(), Time()

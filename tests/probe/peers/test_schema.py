@@ -77,9 +77,8 @@ def test_what_is_written_is_read(record: Record, data: st.DataObject) -> None:
 @pytest.mark.parametrize("record", RECORDS)
 @given(data=st.data())
 def test_any_json_is_a_message_or_refused(record: Record, data: st.DataObject) -> None:
-    """Whatever stands in a field, it is read as what is declared or refused as such.
-
-    Nothing else is raised.
+    """Whatever stands in a field, it is read as what is declared or refused as such. Nothing else
+    is raised.
     """
     message = data.draw(
         st.fixed_dictionaries(

@@ -158,9 +158,8 @@ async def test_no_certificate(issued: Path) -> None:
 
 
 async def test_client_that_speaks_no_tls(issued: Path, tmp_path: Path) -> None:
-    """A client with a key and no certificate is refused in the handshake.
-
-    One with a certificate finds a listener that has no TLS.
+    """A client with a key and no certificate is refused in the handshake. One with a certificate
+    finds a listener that has no TLS.
     """
     plain = PeerOptions(listen_address="127.0.0.1:0", key_file=secret(tmp_path, "key", KEY))
     async with talking(tls(issued, "b"), plain) as (_, client):
@@ -194,9 +193,8 @@ async def test_key_and_certificate(issued: Path, tmp_path: Path) -> None:
 
 
 async def test_handshake_that_stalls(issued: Path) -> None:
-    """A client that does not go on with the handshake is closed in time and counted.
-
-    A server that does not is a hang and no refusal.
+    """A client that does not go on with the handshake is closed in time and counted. A server that
+    does not is a hang and no refusal.
     """
     async with listening(tls(issued, "b", header_timeout=0.3)) as node:
         reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
@@ -215,9 +213,8 @@ async def test_handshake_that_stalls(issued: Path) -> None:
 
 
 def test_only_names_count() -> None:
-    """Of a certificate, DNS names and URIs are names.
-
-    Addresses, e-mail addresses and the subject are not.
+    """Of a certificate, DNS names and URIs are names. Addresses, e-mail addresses and the subject
+    are not.
     """
     certificate = {
         "subject": ((("commonName", "a"),),),
@@ -235,9 +232,8 @@ def test_only_names_count() -> None:
 async def test_call_that_is_given_up_as_the_handshake_ends(
     issued: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The socket stays its transport's: no other connection gets its number while that reads it.
-
-    A deadline that passes in the turn of the loop in which the handshake ends is such a case; the
+    """The socket stays its transport's: no other connection gets its number while that reads it. A
+    deadline that passes in the turn of the loop in which the handshake ends is such a case; the
     next connection then failed with "File descriptor … is used by transport".
     """
     calls: list[asyncio.Task[Any]] = []
@@ -266,9 +262,8 @@ async def test_call_that_is_given_up_as_the_handshake_ends(
 
 
 async def test_lost_link_is_not_used_again(issued: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asyncio's TLS tells a link that it is lost a turn of the loop later.
-
-    A call of that very turn takes another one; it failed with a TypeError.
+    """Asyncio's TLS tells a link that it is lost a turn of the loop later. A call of that very turn
+    takes another one; it failed with a TypeError.
     """
     made: list[Link] = []
     usable: list[bool] = []

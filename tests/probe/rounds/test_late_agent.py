@@ -8,13 +8,12 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.rounds import member
-from dshealthd.probe.rounds.leader import Leader
+from dshealthd.probe.rounds.active_round import ActiveRound
 from dshealthd.probe.rounds.member import Participant
+from tests.probe.peering import may_block
 from tests.suspension import Suspension, turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     import pytest
 
 SECONDS = 0.05
@@ -35,8 +34,8 @@ async def test_a_share_that_came_while_the_root_was_stopped_has_come() -> None:
         time.sleep(2 * SECONDS)
 
     loop.call_soon(stop)
-    assert await Leader._wait_for_shares(active, ["b"], SECONDS) == []
-    assert await Leader._wait_for_shares(active, ["b", "c"], SECONDS) == ["c"]
+    assert await ActiveRound.missing(active, ["b"], SECONDS) == []
+    assert await ActiveRound.missing(active, ["b", "c"], SECONDS) == ["c"]
 
 
 async def test_a_light_round_whose_end_was_told_while_the_member_was_stopped(
@@ -65,35 +64,22 @@ async def test_a_light_round_whose_end_was_told_while_the_member_was_stopped(
     assert await one.await_light(active) is concluded
 
 
-def test_shares_that_are_read_only_after_the_deadline_have_come(
+@may_block
+async def test_shares_that_are_read_only_after_the_deadline_have_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Neither the root nor a member misses the share of one that sent it in time."""
+    suspension, loop = Suspension(monkeypatch), asyncio.get_running_loop()
+    active: Any = SimpleNamespace(shares={}, arrived=asyncio.Event())
+    waiting = asyncio.ensure_future(ActiveRound.missing(active, ["b", "c"], 600.0))
+    await turns()
 
-    def as_root(active: Any) -> Coroutine[Any, Any, list[str]]:
-        return Leader._wait_for_shares(active, ["b", "c"], 600.0)
+    def arrive(name: str) -> None:
+        active.shares[name] = object()
+        active.arrived.set()
 
-    def as_member(active: Any) -> Coroutine[Any, Any, list[str]]:
-        monkeypatch.setattr(Participant, "_others", staticmethod(lambda _active: ["b", "c"]))
-        context: Any = SimpleNamespace()
-        return Participant(context)._wait_for_shares(active)
-
-    async def scene(wait: Callable[[Any], Coroutine[Any, Any, list[str]]]) -> None:
-        suspension = Suspension(monkeypatch)
-        active: Any = SimpleNamespace(shares={}, arrived=asyncio.Event(), decided=False)
-        waiting = asyncio.ensure_future(wait(active))
-        await turns()
-        loop = asyncio.get_running_loop()
-
-        def arrive(name: str) -> None:
-            active.shares[name] = object()
-            active.arrived.set()
-
-        # Two turns of the loop apart, as two requests are.
-        loop.call_soon(arrive, "b")
-        loop.call_soon(lambda: loop.call_soon(loop.call_soon, arrive, "c"))
-        suspension.resume(601.0)
-        assert await waiting == []
-
-    asyncio.run(scene(as_root))
-    asyncio.run(scene(as_member))
+    # Two turns of the loop apart, as two requests are.
+    loop.call_soon(arrive, "b")
+    loop.call_soon(lambda: loop.call_soon(loop.call_soon, arrive, "c"))
+    suspension.resume(601.0)
+    assert await waiting == []

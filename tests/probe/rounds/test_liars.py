@@ -40,6 +40,11 @@ def saying(**fields: object) -> Change:
     return lambda _peer, body: {**body, **fields}
 
 
+def timing(seconds: float, size: int = 8, part: str = "", op: str = "all_reduce") -> dict[str, Any]:
+    """Return a timing as a message has it."""
+    return {"op": op, "size": size, "seconds": seconds, "bus_bandwidth": 1.0, "part": part}
+
+
 async def seen(companions: list[Companion], *, light: bool = False) -> list[Observation]:
     """Let the first node lead a round of all, and return what the others make of it."""
     root, *members = companions
@@ -158,15 +163,7 @@ async def test_times_that_cannot_be_speak_against_the_teller(
 ) -> None:
     """A member that tells times below what any transport can do is what is wrong with a round."""
     async with company(tmp_path, 2) as (liar, member):
-        times = [
-            {
-                "op": "all_reduce",
-                "size": 8,
-                "seconds": seconds,
-                "bus_bandwidth": 1.0,
-                "part": "",
-            }
-        ]
+        times = [timing(seconds)]
         lie(liar, "conclusion", saying(timings=times))
         (observation,) = await seen([liar, member])
         ended(observation, Outcome.FAILED, late=(liar.name,), reason="implausible")
@@ -175,16 +172,7 @@ async def test_times_that_cannot_be_speak_against_the_teller(
 async def test_only_what_this_node_has_timed_counts(tmp_path: Path) -> None:
     """Operations, sizes and parts that another member makes up are nothing to this node."""
     async with company(tmp_path, 2) as (liar, member):
-        times = [
-            {
-                "op": "all_reduce",
-                "size": 8 + number,
-                "seconds": 1.0,
-                "bus_bandwidth": 1.0,
-                "part": f"mine{number}",
-            }
-            for number in range(100)
-        ]
+        times = [timing(1.0, 8 + number, f"mine{number}") for number in range(100)]
         lie(liar, "conclusion", saying(timings=times))
         (observation,) = await seen([liar, member])
         assert observation.outcome is Outcome.OK
@@ -194,7 +182,7 @@ async def test_only_what_this_node_has_timed_counts(tmp_path: Path) -> None:
 async def test_echo_times_of_others_are_not_taken_over(tmp_path: Path) -> None:
     """Who led a light round has measured it; the other end learns nothing from what it says."""
     async with company(tmp_path, 2) as (liar, member):
-        times = [{"op": "echo", "size": 0, "seconds": 2e-6, "bus_bandwidth": 0.0, "part": ""}]
+        times = [timing(2e-6, 0, op="echo")]
         lie(liar, "conclusion", saying(timings=times))
         (observation,) = await seen([liar, member], light=True)
         assert (observation.kind, observation.timings) == (Kind.LIGHT, ())

@@ -23,7 +23,6 @@ USUAL = 0.0005
 
 class ScriptedPeer:
     """A peer on a clock of its own; both ends wait for a CPU as is set for each echo in turn.
-
     `before` and `after` is what the peer waits for before it reads its own time and while it sends
     its answer, `here` what this agent waits for.
     """
@@ -97,9 +96,8 @@ def test_waits_now_and_then(end: str) -> None:
 
 @pytest.mark.parametrize("end", ["here", "before", "after"])
 def test_always_waits(end: str) -> None:
-    """Where an end waits each time, no time is known, and the echoes come to an end.
-
-    The time is not above that of an echo, and not below what it is without the waits around it.
+    """Where an end waits each time, no time is known, and the echoes come to an end. The time is
+    not above that of an echo, and not below what it is without the waits around it.
     """
     peer = waits(end, itertools.repeat(0.02))
     found = peer.measure()

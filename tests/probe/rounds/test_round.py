@@ -26,7 +26,7 @@ from dshealthd.probe.rounds import leader
 from dshealthd.probe.rounds.plan import ON_DEMAND
 from dshealthd.probe.workers.worker_pool import WorkerPool
 from tests.probe.company import EPOCH, NAMES, Companion, FakeWorkers, all_have, company, ended, same
-from tests.probe.peering import OTHER_KEY, PATIENT, eventually, may_block
+from tests.probe.peering import PATIENT, eventually, may_block
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -98,9 +98,8 @@ async def test_busy_member_makes_the_round_light(tmp_path: Path) -> None:
 
 
 async def test_light_round_by_the_root(tmp_path: Path) -> None:
-    """A root that may not use its own GPUs has a light round, whose reason both ends know.
-
-    Nobody's workers are needed.
+    """A root that may not use its own GPUs has a light round, whose reason both ends know. Nobody's
+    workers are needed.
     """
     async with company(tmp_path, 3, workers=lambda _: None) as companions:
         root, *members = companions
@@ -150,9 +149,8 @@ def other_version(root: Companion, member: Companion) -> None:
 async def test_disagreement(
     tmp_path: Path, difference: Callable[[Companion, Companion], None], reason: str
 ) -> None:
-    """Nodes that are set up differently decline each other's rounds at once with what differs.
-
-    The echoes tell the clocks' offset.
+    """Nodes that are set up differently decline each other's rounds at once with what differs. The
+    echoes tell the clocks' offset.
     """
     async with company(tmp_path, 3) as (root, member, _):
         difference(root, member)
@@ -215,14 +213,6 @@ async def test_name_server_that_does_not_answer(tmp_path: Path) -> None:
             )
 
 
-async def test_wrong_key(tmp_path: Path) -> None:
-    """A member with another key is unauthorized, whoever of the two asks."""
-    async with company(tmp_path, 2, keys={NAMES[1]: OTHER_KEY}) as (root, member):
-        assert (await led(root, member)).observation.outcome is Outcome.UNAUTHORIZED
-        assert (await led(member, root)).observation.outcome is Outcome.UNAUTHORIZED
-        assert root.fake.runs == member.fake.runs == 0
-
-
 async def test_both_start_at_once(tmp_path: Path) -> None:
     """Of two members that start the same round at once, the later one in the root order joins the
     other's: one test, one observation.
@@ -248,9 +238,8 @@ async def test_both_start_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("extra", [0, 1])
 async def test_extra_round_crosses_a_scheduled_one(tmp_path: Path, extra: int) -> None:
     """Of an extra round and the schedule's, which two members start with each other at once, that
-    of the schedule is run, whoever would come first in the order of each.
-
-    Both used to give way where the orders differed, and then waited for each other for a minute.
+    of the schedule is run, whoever would come first in the order of each. Both used to give way
+    where the orders differed, and then waited for each other for a minute.
     """
     async with company(tmp_path, 2) as companions:
         one, two = companions[extra], companions[1 - extra]
@@ -365,9 +354,8 @@ async def test_agent_dies_in_rendezvous(tmp_path: Path) -> None:
 
 
 async def test_agent_dies_in_a_collective(tmp_path: Path) -> None:
-    """A member whose agent dies when the workers have met is named within seconds.
-
-    The round does not wait for its own workers.
+    """A member whose agent dies when the workers have met is named within seconds. The round does
+    not wait for its own workers.
     """
     async with company(tmp_path, 2) as (root, member):
         root.fake.silent = member.fake.silent = True
@@ -561,9 +549,8 @@ class Sabotaged:
 )
 @may_block
 async def test_real_workers(tmp_path: Path, plan: str, outcome: Outcome, late: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """Real workers on gloo, which meet through the agents.
-
-    A healthy round, and one whose worker is killed or stopped on one node.
+    """Real workers on gloo, which meet through the agents. A healthy round, and one whose worker is
+    killed or stopped on one node.
     """
     deadline = 3.0 if plan == "stage:sizes:stop" else PATIENT
     workers = {NAMES[0]: Sabotaged("", deadline), NAMES[1]: Sabotaged(plan, deadline)}

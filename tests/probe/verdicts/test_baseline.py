@@ -55,9 +55,8 @@ def jittered(usual: float, jitter: float, count: int, seed: int = 1) -> list[flo
 
 
 def test_too_few_values_judge_nothing() -> None:
-    """A class that has been timed only a few times has no ratio.
-
-    Nobody is accused on so little evidence.
+    """A class that has been timed only a few times has no ratio. Nobody is accused on so little
+    evidence.
     """
     known = learnt([1.0] * (ENOUGH - 1))
     assert known.ratio(series(), 5.0) is None
@@ -86,9 +85,8 @@ def test_few_values_widen_the_limit() -> None:
 
 
 def test_values_span_days() -> None:
-    """Once there are enough values, one is kept every quarter of an hour.
-
-    A bad hour is a sixtieth of them.
+    """Once there are enough values, one is kept every quarter of an hour. A bad hour is a sixtieth
+    of them.
     """
     known = learnt([1.0] * FILL)
     for second in range(0, 3600, 10):
@@ -256,13 +254,3 @@ def test_survives_sigkill_at_any_point(tmp_path: Path) -> None:
         known = Baselines(OPTIONS)
         assert known.load(file)
         assert len(known) > 0
-
-
-def test_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
-    """A file that cannot be written raises an error, and the old one remains."""
-    file = tmp_path / "b"
-    replace(file, _GOOD, durable=True)
-    (tmp_path / "b.new").mkdir()
-    with pytest.raises(OSError, match=r"b\.new"):
-        replace(file, b"x", durable=True)
-    assert file.read_bytes() == _GOOD

@@ -116,9 +116,8 @@ class Scene:
     def run(
         self, world: Callable[[tuple[str, ...], Kind], Answer], epochs: int = 1
     ) -> tuple[Suspect, ...]:
-        """Run scheduled rounds and the extra ones that are asked for.
-
-        Return the suspects at the end.
+        """Run scheduled rounds and the extra ones that are asked for. Return the suspects at the
+        end.
         """
         for _ in range(epochs):
             self.epoch += 1
@@ -200,7 +199,6 @@ def test_single_spike_is_looked_at_and_dropped() -> None:
 
 def test_slow_node_is_named_after_two_rounds_and_confirmation() -> None:
     """A node that is slow on all rails with everybody, while its neighbors are well, is accused.
-
     The confirming rounds are all with different peers.
     """
     scene = settled()
@@ -333,9 +331,8 @@ def agreeing(me: str, peer: str, ratio: float) -> dict[str, float]:
 
 @pytest.mark.parametrize("me", ["a0", "a1", "d2"])
 def test_one_bad_pair_with_two_good_ends_is_a_link(me: str) -> None:
-    """The link is accused if both ends are well with others and agree on the pair.
-
-    It has the same name at either end, and rechecks clear it.
+    """The link is accused if both ends are well with others and agree on the pair. It has the same
+    name at either end, and rechecks clear it.
     """
     scene, peer = met(me=me)
     world = with_peer(peer, Answer(SLOW, told=agreeing(me, peer, SLOW)))
@@ -365,9 +362,8 @@ def test_ambiguous_pair_is_decided_once_the_other_end_agrees() -> None:
 
 
 def test_pair_is_not_ambiguous_before_the_other_end_has_met_others() -> None:
-    """While extra rounds keep the other end from meeting others, nothing verifies it.
-
-    Unknown is not the same as disagreement, so the pair is called ambiguous only in the end.
+    """While extra rounds keep the other end from meeting others, nothing verifies it. Unknown is
+    not the same as disagreement, so the pair is called ambiguous only in the end.
     """
     scene, peer = met()
     told = {f"{peer}--{ME}": SLOW, f"{peer}--b0": 1.0}
@@ -380,10 +376,9 @@ def test_pair_is_not_ambiguous_before_the_other_end_has_met_others() -> None:
 
 
 def echoes(scene: Scene, epochs: int, led: dict[str, float]) -> tuple[Suspect, ...]:
-    """Run light rounds of `a0`: slow ones with a1, normal ones with a2 and a3.
-
-    This node leads those with a1, so that a1 times none of them; `led` is what a1 reports of rounds
-    that it led itself.
+    """Run light rounds of `a0`: slow ones with a1, normal ones with a2 and a3. This node leads
+    those with a1, so that a1 times none of them; `led` is what a1 reports of rounds that it led
+    itself.
     """
     told = {f"a1--{ME}": 1.0, "a1--a2": 1.0, "a1--a3": 1.0, **led}
     for _ in range(epochs):
@@ -511,9 +506,8 @@ def test_a_link_has_the_reason_that_it_has_now() -> None:
 
 
 def test_node_that_calls_others_is_a_link_after_a_while() -> None:
-    """A node has called others since, but nobody has called it.
-
-    The link is accused only if the node stays silent towards this one.
+    """A node has called others since, but nobody has called it. The link is accused only if the
+    node stays silent towards this one.
     """
     scene, peer = met()
 
@@ -583,9 +577,8 @@ def test_node_that_calls_and_cannot_be_called() -> None:
 
 
 def test_peer_that_comes_and_goes_and_then_stays_away() -> None:
-    """A node that answered now and then before it vanished is accused all the same.
-
-    Only the time since its last answer counts.
+    """A node that answered now and then before it vanished is accused all the same. Only the time
+    since its last answer counts.
     """
     scene, peer = met()
     scene.run(vanished(peer, Outcome.UNREACHABLE, HARD))
@@ -644,9 +637,8 @@ def test_who_declines_has_answered() -> None:
 def silences(
     scene: Scene, names: Sequence[str], told: dict[str, float] | None = None
 ) -> set[Suspect]:
-    """Let peers in turn not answer, and answer at once when called again.
-
-    Return who is accused meanwhile.
+    """Let peers in turn not answer, and answer at once when called again. Return who is accused
+    meanwhile.
     """
     found: set[Suspect] = set()
     for name in names:
@@ -688,9 +680,8 @@ def test_one_outage_with_everybody_is_not_intermittent() -> None:
 
 
 def test_short_outages_of_one_peer_are_not_this_node() -> None:
-    """With only one peer it is the peer or the path to it.
-
-    A peer that takes the blame for its outages does not count.
+    """With only one peer it is the peer or the path to it. A peer that takes the blame for its
+    outages does not count.
     """
     scene = settled()
     assert silences(scene, ("a1", "a1", "a1", "a1")) <= {
@@ -701,9 +692,8 @@ def test_short_outages_of_one_peer_are_not_this_node() -> None:
 
 
 def test_word_from_before_the_fault_is_not_believed() -> None:
-    """A good round of another member with a node before that node was lost is not evidence.
-
-    No link is accused in the first epoch.
+    """A good round of another member with a node before that node was lost is not evidence. No link
+    is accused in the first epoch.
     """
     scene, peer = met()
     assert scene.run(vanished(peer, Outcome.UNREACHABLE, 1.0)) == ()
@@ -810,9 +800,8 @@ def test_local_rounds_that_end_badly() -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.DECLINED, Outcome.INCONCLUSIVE])
 def test_rounds_that_tell_nothing_accuse_nobody(outcome: Outcome) -> None:
-    """A declined or disturbed round is not evidence.
-
-    A reference peer that declines is replaced by another.
+    """A declined or disturbed round is not evidence. A reference peer that declines is replaced by
+    another.
     """
     scene = settled()
     assert scene.run(always(Answer(outcome=outcome, stage=Stage.INVITE)), 10) == ()
@@ -846,9 +835,8 @@ def test_one_peer_is_not_asked_for_ever() -> None:
 
 
 def test_two_nodes_cannot_be_told_apart() -> None:
-    """With a single peer, a slow round may be due to either end or the path between.
-
-    The pair is accused as ambiguous.
+    """With a single peer, a slow round may be due to either end or the path between. The pair is
+    accused as ambiguous.
     """
     scene = settled({"a0": "", "a1": ""})
     pair = (Suspect(Part.LINK, "a0--a1", "ambiguous"),)
@@ -871,9 +859,8 @@ def test_whole_node_timings_name_the_node() -> None:
 
 
 def test_without_baseline_nobody_is_accused() -> None:
-    """A node that has just started has no baselines.
-
-    Slow rounds are not evidence then, but lost members are.
+    """A node that has just started has no baselines. Slow rounds are not evidence then, but lost
+    members are.
     """
     scene = Scene()
     scene.detector = Detector(
@@ -897,9 +884,8 @@ def test_baselines_learn_from_good_rounds_only() -> None:
 
 
 def test_slow_echo_is_no_accusation() -> None:
-    """Echo times between agents depend on the load of both hosts.
-
-    One that takes half as long again is not flagged.
+    """Echo times between agents depend on the load of both hosts. One that takes half as long again
+    is not flagged.
     """
     scene = Scene()
     for number in range(64):
@@ -924,9 +910,8 @@ def test_members_that_leave_are_forgotten() -> None:
 
 
 def test_accusation_of_another_lapses() -> None:
-    """This node's accusation of a lost node holds only for some epochs.
-
-    After that, the members that meet the node accuse it.
+    """This node's accusation of a lost node holds only for some epochs. After that, the members
+    that meet the node accuse it.
     """
     scene, peer = met({f"n{number:02}": f"leaf-{number // 16}" for number in range(64)}, me="n05")
     world = vanished(peer, Outcome.UNREACHABLE, HARD)

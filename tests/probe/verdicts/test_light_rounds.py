@@ -108,23 +108,16 @@ class Company:
 
     def _round(self, leader: str, member: str, epoch: int) -> Iterator[tuple[str, Confirmation]]:
         self.now += 0.02
-        if (self.shut and member == SHUT) or (self.cut and {leader, member} == PAIR):
+        ends = leader, member
+        if (self.shut and member == SHUT) or (self.cut and {*ends} == PAIR):
+            ended = Outcome.REFUSED, Stage.INVITE
             observation = Observation(
-                epoch,
-                Kind.LIGHT,
-                "agent",
-                (leader, member),
-                Outcome.REFUSED,
-                Stage.INVITE,
-                late=(member,),
-                at=self.now,
+                epoch, Kind.LIGHT, "agent", ends, *ended, late=(member,), at=self.now
             )
             for extra in self._detectors[leader].observe(observation):
                 yield leader, extra
             return
-        slow = (self.slow and SLOW in {leader, member}) or (
-            self.slow_pair and {leader, member} == PAIR
-        )
+        slow = (self.slow and SLOW in ends) or (self.slow_pair and {*ends} == PAIR)
         echoes: list[Timing] = []
         bounds: list[Bounds] = []
         for size, usual in (
@@ -140,15 +133,13 @@ class Company:
                 delay = waited * self._draws.random()
                 least = max(0.0, seconds + delay - waited)
                 bounds.append(Bounds("echo", size, least, seconds + delay))
-        scores = tuple(
-            score for name in (leader, member) for score in self._detectors[name].scores()
-        )
-        for name in (leader, member):
+        scores = tuple(score for name in ends for score in self._detectors[name].scores())
+        for name in ends:
             observation = Observation(
                 epoch,
                 Kind.LIGHT,
                 "agent",
-                (leader, member),
+                ends,
                 Outcome.OK,
                 Stage.DONE,
                 tuple(echoes) if name == leader else (),
@@ -160,21 +151,30 @@ class Company:
                 yield name, extra
 
 
-@pytest.mark.parametrize("start", STARTS)
-def test_slow_node_is_named_whoever_leads(start: int) -> None:
-    """A node whose echoes are all slow is accused in the end, and none of its links before or
-    beside it.
-
-    Until it has led rounds, it does not know and reports that it has answered the others: their
-    reports of slow calls to it stand against that.
-    """
+def known(start: int, epochs: int = KNOWN) -> Company:
+    """Return agents that have met for so many epochs, and accuse nobody."""
     company = Company(start)
-    assert not any(company.told(KNOWN))
-    assert min(company.led.values()) > ENOUGH
-    company.slow = True
-    told, right = company.told(NAMED), {Suspect(Part.NODE, SLOW, "slow")}
+    assert not any(company.told(epochs))
+    return company
+
+
+def named(company: Company, epochs: int, *suspect: str) -> None:
+    """Require that in the end this suspect is accused, and nothing else before or beside it."""
+    part, component, reason = suspect
+    told, right = company.told(epochs), {Suspect(Part(part), component, reason)}
     assert all(found <= right for found in told), told
     assert told[-1] == right
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_slow_node_is_named_whoever_leads(start: int) -> None:
+    """A node whose echoes are all slow is accused, and none of its links. Until it has led rounds,
+    it does not know and reports that it has answered: others' reports of slow calls stand against.
+    """
+    company = known(start)
+    assert min(company.led.values()) > ENOUGH
+    company.slow = True
+    named(company, NAMED, "node", SLOW, "slow")
     company.slow = False
     assert not company.told(4 * NAMED)[-1]
 
@@ -186,21 +186,12 @@ def test_slow_node_is_named_whoever_leads(start: int) -> None:
 def test_slow_link_is_named_whoever_leads_and_times(
     start: int, untimed: float, *, bounded: bool
 ) -> None:
-    """A link that is slow for large payloads is accused as slow, and nothing else. This holds even
-    if many times do not count because agents wait for a CPU, and if one end leads all of its first
-    meetings.
-
-    An answered echo whose time does not count does not show that the link is well. If hardly any
-    counts, their bounds do: beyond the usual even without all waiting.
+    """A link that is slow for large payloads is accused, even if one end leads all of its first
+    meetings and hardly any time counts, as agents wait for a CPU: then the times' bounds do.
     """
-    company = Company(start)
-    for _ in range(KNOWN):
-        company.step()
+    company = known(start)
     company.slow_pair, company.untimed, company.bounded = True, untimed, bounded
-    told = company.told(4 * NAMED)
-    right = {Suspect(Part.LINK, "n0--n1", "slow")}
-    assert all(found <= right for found in told), told
-    assert told[-1] == right
+    named(company, 4 * NAMED, "link", "n0--n1", "slow")
 
 
 @pytest.mark.parametrize("start", FEW_STARTS)
@@ -208,44 +199,26 @@ def test_nodes_without_a_cpu_are_not_slow(start: int) -> None:
     """Echoes that take a hundred times as long because agents wait for a CPU accuse nobody, and the
     baselines learnt from those that count do not change.
     """
-    company = Company(start)
-    for _ in range(KNOWN):
-        company.step()
+    company = known(start)
     company.untimed, company.bounded = 0.95, True
-    for _ in range(4 * NAMED):
-        company.step()
-        assert company.suspects() == set()
+    assert not any(company.told(4 * NAMED))
     company.untimed, company.slow_pair = 0.0, True
-    for _ in range(NAMED):
-        company.step()
-    assert company.suspects() == {Suspect(Part.LINK, "n0--n1", "slow")}
+    assert company.told(NAMED)[-1] == {Suspect(Part.LINK, "n0--n1", "slow")}
 
 
 @pytest.mark.parametrize("start", STARTS)
 def test_node_that_nobody_can_call_is_named_whoever_leads(start: int) -> None:
-    """A node that refuses all calls while it calls others is accused, and no link to it.
-
-    For many epochs the members that meet it may not be the ones to call it: a witness that is asked
-    then calls it outside the schedule.
+    """A node that refuses all calls while it calls others is accused, and no link to it, though the
+    schedule may not have others call it for many epochs: a witness that is asked does.
     """
-    company = Company(start)
-    for _ in range(KNOWN // 10):
-        company.step()
+    company = known(start, KNOWN // 10)
     company.shut = True
-    told = company.told(NAMED)
-    right = {Suspect(Part.NODE, SHUT, "refused")}
-    assert all(found <= right for found in told), told
-    assert told[-1] == right
+    named(company, NAMED, "node", SHUT, "refused")
 
 
 @pytest.mark.parametrize("start", STARTS)
 def test_cut_link_is_named_whoever_leads(start: int) -> None:
     """If two nodes refuse only each other's calls, their link is accused."""
-    company = Company(start)
-    for _ in range(KNOWN // 10):
-        company.step()
+    company = known(start, KNOWN // 10)
     company.cut = True
-    told = company.told(2 * NAMED)
-    right = {Suspect(Part.LINK, "n0--n1", "refused")}
-    assert all(found <= right for found in told), told
-    assert told[-1] == right
+    named(company, 2 * NAMED, "link", "n0--n1", "refused")

@@ -12,17 +12,25 @@ HIGH = 1.07
 
 
 def note(
-    recent: RecentRounds, epoch: int, *, led: bool, timings: int = 0, ratio: float = 1.0
-) -> None:
-    """Record an echo of `me` with `peer`, which reports that its own to `me` take fifty times as
-    long.
+    recent: RecentRounds,
+    epoch: int,
+    *,
+    led: bool = False,
+    calls: dict[str, float] | None = None,
+    timings: int = 0,
+    ratio: float = 1.0,
+    kind: Kind = Kind.LIGHT,
+    extra: bool = True,
+) -> list[str]:
+    """Record a round of `me` with `peer`, which reports its own calls, by default one to `me` that
+    takes fifty times as long; return whom this node should call then.
     """
-    told = {} if led else {"peer": PeerReport(calls={"me": 50.0})}
-    round = ObservedRound(
-        epoch, 10.0 * epoch, Kind.LIGHT, ("peer",), near=False, extra=True, led=led, told=told
-    )
+    told = {} if led else {"peer": PeerReport(calls=calls or {"me": 50.0})}
+    at = 10.0 * epoch
+    round = ObservedRound(epoch, at, kind, ("peer",), near=False, extra=extra, led=led, told=told)
     bad = ratio > HIGH
     recent.note(round, [Measurement(round, ratio, bad, not bad, "")], timings, epoch)
+    return recent.doubts(epoch)
 
 
 def test_doubt_is_seconded_until_an_echo_is_timed() -> None:
@@ -47,30 +55,20 @@ def test_doubt_is_seconded_until_an_echo_is_timed() -> None:
     assert recent.told(9)[1] == {"peer": 40.0}  # a time that did not count changes nothing
 
 
-def asked(
-    recent: RecentRounds, calls: dict[str, float], *, kind: Kind = Kind.LIGHT, extra: bool = True
-) -> list[str]:
-    """Return whom this node should call after a round in which `peer` reports its `calls`."""
-    told = {"peer": PeerReport(calls=calls)}
-    round = ObservedRound(5, 50.0, kind, ("peer",), near=False, extra=extra, led=False, told=told)
-    recent.note(round, [Measurement(round, 1.0, bad=False, good=True, reason="")], 0, 5)
-    return recent.doubts(5)
-
-
 def test_witness_calls_whom_another_cannot_call() -> None:
     """A node that is asked as a witness calls the unreachable member, unless it has done so in this
     epoch: an earlier answer may be older than the fault.
     """
     silent = {"other": HARD, "third": 1.0}
-    assert asked(RecentRounds("me", HIGH), silent) == ["other"]
+    assert note(RecentRounds("me", HIGH), 5, calls=silent) == ["other"]
     knows = RecentRounds("me", HIGH)
     knows.declined("other", 5)
     assert knows.told(5)[1] == {"other": UNTIMED}  # it has answered
-    assert asked(knows, silent) == []
+    assert note(knows, 5, calls=silent) == []
     knew = RecentRounds("me", HIGH)
     knew.declined("other", 4)
-    assert asked(knew, silent) == ["other"]
-    assert asked(RecentRounds("me", HIGH), {"one": HARD, "two": HARD}) == ["one", "two"]
+    assert note(knew, 5, calls=silent) == ["other"]
+    assert note(RecentRounds("me", HIGH), 5, calls={"one": HARD, "two": HARD}) == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -88,16 +86,12 @@ def test_what_is_no_reason_to_call(calls: dict[str, float], kind: Kind, *, extra
     """A node calls nobody outside the schedule if a report does not single out one or two others, or
     an echo would show nothing.
     """
-    assert asked(RecentRounds("me", HIGH), calls, kind=kind, extra=extra) == []
+    assert note(RecentRounds("me", HIGH), 5, calls=calls, kind=kind, extra=extra) == []
 
 
 def test_names_of_no_members_do_not_pile_up() -> None:
     """Of all names in peers' reports, only those of the last epochs are kept."""
     recent = RecentRounds("me", HIGH)
     for epoch in range(100):
-        told = {"peer": PeerReport(calls={f"name-{epoch}": HARD})}
-        round = ObservedRound(
-            epoch, 0.0, Kind.LIGHT, ("peer",), near=False, extra=True, led=False, told=told
-        )
-        recent.note(round, [Measurement(round, 1.0, bad=False, good=True, reason="")], 0, epoch)
+        note(recent, epoch, calls={f"name-{epoch}": HARD})
     assert recent.doubts(99) == ["name-98", "name-99"]

@@ -161,7 +161,6 @@ def answered(
 
 def test_store_operations(channel: tuple[Any, socket.socket]) -> None:
     """Every operation goes to the agent with its group's prefix, and comes back with its value.
-
     Binary stays binary.
     """
     store, ours = channel
@@ -234,9 +233,8 @@ def test_store_failure(channel: tuple[Any, socket.socket]) -> None:
 
 
 def test_local_store() -> None:
-    """A get waits for the set of another rank; an add counts; a wait has an end.
-
-    Everything is bounded.
+    """A get waits for the set of another rank; an add counts; a wait has an end. Everything is
+    bounded.
     """
 
     async def main() -> None:
@@ -320,9 +318,8 @@ def test_writable_by_others(environment: Path, path: str) -> None:
 
 
 def test_owned_by_others(environment: Path) -> None:
-    """A file of another user or writable by another group is refused as well.
-
-    One that leads out of the environment is followed.
+    """A file of another user or writable by another group is refused as well. One that leads out of
+    the environment is followed.
     """
     if os.geteuid():
         pytest.skip("only root can give files away")
@@ -341,7 +338,6 @@ def test_owned_by_others(environment: Path) -> None:
 
 def test_sticky_folder_on_the_way(environment: Path) -> None:
     """A folder like /tmp on the way is no danger, as nobody can replace another's entry there.
-
     Inside the environment it is.
     """
     python = str(environment / "env" / "bin" / "python")

@@ -93,9 +93,8 @@ class Scene:
     async def timed(
         self, stage: Stage, plan: str, deadlines: dict[Stage, float]
     ) -> tuple[list[RankResult], float]:
-        """Run a round whose second rank goes wrong in a stage.
-
-        Return its results, and how long after that they came.
+        """Run a round whose second rank goes wrong in a stage. Return its results, and how long
+        after that they came.
         """
         watches: list[Stopwatch] = []
 
@@ -390,9 +389,8 @@ def test_stopped(scene: Scene) -> None:
 
 
 def test_killed(scene: Scene) -> None:
-    """A rank that is killed in a stage is named with the signal, long before the deadline.
-
-    The other is not accused.
+    """A rank that is killed in a stage is named with the signal, long before the deadline. The
+    other is not accused.
     """
 
     async def together() -> list[tuple[list[RankResult], float]]:
@@ -516,9 +514,8 @@ def test_no_such_address(scene: Scene) -> None:
 
 
 def test_listeners(scene: Scene) -> None:
-    """Workers listen on the address that they were given and nowhere else.
-
-    The parent listens on nothing.
+    """Workers listen on the address that they were given and nowhere else. The parent listens on
+    nothing.
     """
 
     async def play() -> str:
@@ -606,10 +603,7 @@ def test_nothing_inherited(scene: Scene) -> None:
 
 
 def test_threads_at_import() -> None:
-    """Where importing torch leaves threads nothing is forked.
-
-    Workers are started afresh, and work.
-    """
+    """Where importing torch leaves threads nothing is forked. Workers are started afresh, and work."""
 
     async def play(worker_pool: WorkerPool) -> None:
         results = await worker_pool.run(job(""), LocalStore(), ignore)
@@ -742,9 +736,8 @@ def test_unkillable(scene: Scene, tmp_path: Path) -> None:
 
 
 def test_other_environment(tmp_path: Path) -> None:
-    """The interpreter may be of another environment than the agent's.
-
-    One that others can write to is refused, by name.
+    """The interpreter may be of another environment than the agent's. One that others can write to
+    is refused, by name.
     """
     import importlib.util
 
@@ -782,9 +775,8 @@ def test_other_environment(tmp_path: Path) -> None:
     ],
 )
 def test_useless_interpreter(python: str, reason: str, words: str) -> None:
-    """An interpreter that is not there, or has no torch, is named.
-
-    It is not tried again before the back-off is over.
+    """An interpreter that is not there, or has no torch, is named. It is not tried again before the
+    back-off is over.
     """
 
     async def play(worker_pool: WorkerPool) -> None:
