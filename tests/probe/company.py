@@ -11,7 +11,7 @@ import functools
 import time
 from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from dshealthd.probe.rounds.active_round import RoundReport, Workers
+    from dshealthd.probe.rounds.active_round import RoundReport
 
 EPOCH = 1000
 Deadlines = tuple[tuple[ModuleType, tuple[str, ...]], ...]
@@ -152,7 +152,7 @@ class Companion:
         names: tuple[str, ...],
         options: PeerOptions,
         ports: dict[str, int],
-        workers: Workers | None,
+        workers: Any,
         waited: Callable[[], float | None] = lambda: 0.0,
     ) -> None:
         self.name = name
@@ -161,7 +161,7 @@ class Companion:
         self.reports: list[RoundReport] = []
         self.client = PeerClient(options, name, lambda peer: (peer, ports[peer]))
         self.rounds = Rounds(
-            self.node,
+            cast("Any", self.node),
             self.client,
             workers,
             self.reports.append,
@@ -235,7 +235,7 @@ async def company(
     directory: Path,
     count: int,
     *,
-    workers: Callable[[str], Workers | None] = lambda _: FakeWorkers(),
+    workers: Callable[[str], Any] = lambda _: FakeWorkers(),
     keys: dict[str, str] | None = None,
     silent: bool = False,
     waited: Callable[[str], float] = lambda _: 0.0,

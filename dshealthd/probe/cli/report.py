@@ -12,29 +12,17 @@ if TYPE_CHECKING:
     from dshealthd.probe.observation import Timing
 
 EXIT: Mapping[Outcome, int] = {
-    Outcome.OK: 0,
+    Outcome.CORRUPTED: 8,
+    Outcome.HUNG: 7,
     Outcome.FAILED: 1,
-    Outcome.DECLINED: 3,
     Outcome.UNREACHABLE: 4,
     Outcome.REFUSED: 5,
     Outcome.UNAUTHORIZED: 6,
-    Outcome.HUNG: 7,
-    Outcome.CORRUPTED: 8,
     Outcome.INCONCLUSIVE: 9,
+    Outcome.DECLINED: 3,
+    Outcome.OK: 0,
 }
-"""Exit statuses of `dshealthd probe` by outcome; 2 is bad usage, as with every command."""
-WORST = (
-    Outcome.CORRUPTED,
-    Outcome.HUNG,
-    Outcome.FAILED,
-    Outcome.UNREACHABLE,
-    Outcome.REFUSED,
-    Outcome.UNAUTHORIZED,
-    Outcome.INCONCLUSIVE,
-    Outcome.DECLINED,
-    Outcome.OK,
-)
-"""Outcomes, worst first; the worst of several rounds counts."""
+"""Exit statuses of `dshealthd probe` by outcome, worst first; 2 is bad usage, as everywhere."""
 ELEMENT = 4
 """Bytes of one float."""
 UNITS: Mapping[str, str] = {
@@ -110,4 +98,4 @@ def matrix(names: Sequence[str], cells: Mapping[frozenset[str], str], what: str)
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:
     """Return the worst of several outcomes, which is the report's; `ok` if there are none."""
-    return min(outcomes, key=WORST.index, default=Outcome.OK)
+    return min(outcomes, key=list(EXIT).index, default=Outcome.OK)

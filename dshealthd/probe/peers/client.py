@@ -171,7 +171,7 @@ class PeerClient:
         self, peer: str, path: str, body: bytes, progress: CallProgress
     ) -> UnverifiedAnswer:
         current = await self._credentials.current()
-        link = await self._pool.take(peer, current.client, progress)
+        link = await self._pool.acquire(peer, current.client, progress)
         keep = False
         try:
             if self._options.key_file is None:
@@ -194,7 +194,7 @@ class PeerClient:
                 raise PeerError(error.outcome, problem) from error
             raise
         finally:
-            self._pool.give_back(link, peer, keep=keep)
+            self._pool.release(link, peer, keep=keep)
         return answer
 
     async def _ask_signed(

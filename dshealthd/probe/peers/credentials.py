@@ -5,6 +5,7 @@ change, and the switch to turn it off.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import ssl
@@ -162,6 +163,16 @@ class _TlsFileError(Exception):
     """A TLS file that cannot be used."""
 
 
+@contextlib.contextmanager
+def _using(what: str) -> Iterator[None]:
+    """Say which file cannot be used."""
+    try:
+        yield
+    except OSError as error:  # what ssl raises is one too
+        message = f"{what} {_reason(error)}"
+        raise _TlsFileError(message) from error
+
+
 def _content(path: Path) -> bytes:
     descriptor = open_secret(path)
     with os.fdopen(descriptor, "rb") as file:
@@ -173,9 +184,7 @@ def _content(path: Path) -> bytes:
 
 
 def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
-    assert options.tls_cert_file is not None  # noqa: S101 - options.tls
-    assert options.tls_key_file is not None  # noqa: S101 - options.tls
-    assert options.tls_ca_file is not None  # noqa: S101 - options.tls
+    assert options.tls_cert_file and options.tls_key_file and options.tls_ca_file  # noqa: PT018, S101 - options.tls
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # The caller, which knows which node the peer must be, compares its exact name.
@@ -183,26 +192,19 @@ def _context(options: PeerOptions, protocol: ssl._SSLMethod) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED
     if protocol is ssl.PROTOCOL_TLS_SERVER:
         context.num_tickets = 0  # every connection shows its certificate anew
-    try:
+    with _using(f"tls_ca_file: {options.tls_ca_file}"):
         context.load_verify_locations(secret_path(options.tls_ca_file))
-    except OSError as error:  # what ssl raises is one too
-        message = f"tls_ca_file: {options.tls_ca_file} {_reason(error)}"
-        raise _TlsFileError(message) from error
-    try:
+    with _using(f"tls_key_file: {options.tls_key_file}"):
         descriptor = open_secret(options.tls_key_file)
-    except OSError as error:
-        message = f"tls_key_file: {options.tls_key_file} {_reason(error)}"
-        raise _TlsFileError(message) from error
+    pair = f"{options.tls_cert_file} and tls_key_file are not a certificate and its key:"
     try:  # by its descriptor, so that it is the file that was checked
-        context.load_cert_chain(
-            # Without a password OpenSSL would ask for that of an encrypted key at the terminal.
-            secret_path(options.tls_cert_file),
-            f"/proc/self/fd/{descriptor}",
-            password=lambda: "",
-        )
-    except OSError as error:
-        message = f"tls_cert_file: {options.tls_cert_file} and tls_key_file are not a certificate and its key: {_reason(error)}"
-        raise _TlsFileError(message) from error
+        with _using(f"tls_cert_file: {pair}"):
+            context.load_cert_chain(
+                # Without a password OpenSSL would ask for that of an encrypted key at the terminal.
+                secret_path(options.tls_cert_file),
+                f"/proc/self/fd/{descriptor}",
+                password=lambda: "",
+            )
     finally:
         os.close(descriptor)
     return context
@@ -267,8 +269,6 @@ SETTLE = 0.2
 look like a valid one.
 """
 
-__all__ = ["METRICS", "CredentialError", "Credentials", "Secrets"]
-
 
 class Credentials:
     """The secrets in force, and the switch that turns calls off. If changed files cannot be used,
@@ -281,16 +281,8 @@ class Credentials:
         """Read the files. Blocks, this once. Raises CredentialError."""
         self._options = options
         self._monotonic = monotonic
-        self._files = tuple(
-            secret_path(path)
-            for path in (
-                options.key_file,
-                options.tls_cert_file,
-                options.tls_key_file,
-                options.tls_ca_file,
-            )
-            if path is not None
-        )
+        files = (options.key_file, options.tls_cert_file, options.tls_key_file, options.tls_ca_file)
+        self._files = tuple(secret_path(path) for path in files if path is not None)
         self._marks = signatures(self._files)
         self.secrets = read(options)
         self.off = self._is_off()

@@ -10,7 +10,7 @@ import errno
 import socket
 import ssl
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dshealthd.core.address import listen_address
 from dshealthd.core.garbage import free_frames
@@ -83,7 +83,7 @@ class ConnectionPool:
         self._prune()
         return len(self._idle) + len(self._busy)
 
-    async def take(self, peer: str, tls: ssl.SSLContext | None, progress: CallProgress) -> Link:
+    async def acquire(self, peer: str, tls: ssl.SSLContext | None, progress: CallProgress) -> Link:
         """Return a connection to a peer: the idle one used last, or a new one. Raises PeerError."""
         self._prune()
         # The one used last has been idle for the shortest time, so it is the least likely to be
@@ -98,7 +98,7 @@ class ConnectionPool:
         self._busy.add(link)
         return link
 
-    def give_back(self, link: Link, peer: str, *, keep: bool) -> None:
+    def release(self, link: Link, peer: str, *, keep: bool) -> None:
         """Keep a connection in the pool for later calls, or close it."""
         self._busy.discard(link)
         if not keep or link.broken:
@@ -136,14 +136,14 @@ class ConnectionPool:
         host, port = self._addresses(peer)
         progress.to(Outcome.INCONCLUSIVE, "name_timeout")  # the peer has not been contacted yet
         try:
-            places = await self._resolver.addresses(host)
+            addresses = await self._resolver.addresses(host)
         except UnknownName as error:
             raise PeerError(Outcome.UNREACHABLE, "name_unknown") from error
         except LookupFailed as error:
             raise PeerError(Outcome.INCONCLUSIVE, "name_server") from error
         progress.to(Outcome.UNREACHABLE, "connect_timeout")
         try:
-            connection = await self._connect(places, port)
+            connection = await self._connect(addresses, port)
             self.opened += 1
             progress.to(Outcome.HUNG, "tls_handshake")
             return await self._greet(connection, peer, tls)
@@ -151,17 +151,17 @@ class ConnectionPool:
             free_frames(error)
             raise PeerError(*meaning(error)) from error
 
-    async def _connect(self, places: tuple[Address, ...], port: int) -> socket.socket:
-        for place in places[:-1]:
+    async def _connect(self, addresses: tuple[Address, ...], port: int) -> socket.socket:
+        for one in addresses[:-1]:
             try:
                 async with time_limit(FIRST_PATIENCE):
-                    return await self._connect_one(place, port)
+                    return await self._connect_one(one, port)
             except OSError:  # TimeoutError is one; the last address's error counts
                 continue
-        return await self._connect_one(places[-1], port)
+        return await self._connect_one(addresses[-1], port)
 
-    async def _connect_one(self, place: Address, port: int) -> socket.socket:
-        family, address = place
+    async def _connect_one(self, to: Address, port: int) -> socket.socket:
+        family, address = to
         connection = socket.socket(family, socket.SOCK_STREAM)
         try:
             connection.settimeout(0)
@@ -181,16 +181,13 @@ class ConnectionPool:
         its certificate is not the peer's.
         """
         link = Link()
-        handshake: dict[str, Any] = {}
-        if tls is not None:
-            handshake = {
-                "ssl": tls,
-                "server_hostname": "",
-                "ssl_shutdown_timeout": SHUTDOWN_TIMEOUT,
-            }
         try:
             await asyncio.get_running_loop().create_connection(
-                lambda: link, sock=connection, **handshake
+                lambda: link,
+                sock=connection,
+                ssl=tls,
+                server_hostname=None if tls is None else "",
+                ssl_shutdown_timeout=None if tls is None else SHUTDOWN_TIMEOUT,
             )
         except BaseException:
             # The transport owns the socket and closes it later. If it were closed here, another

@@ -466,12 +466,6 @@ class Detector:
 
     def suspects(self) -> tuple[Suspect, ...]:
         """Return all current suspects."""
-        if (
-            not self._verdicts
-            and not self._links.gone
-            and not any(history.pairs for history in self._history.values())
-        ):
-            return ()
         found = list(
             accusations(
                 self._me, self._peer_history.leaf, self._history, self._verdicts, self._wall()

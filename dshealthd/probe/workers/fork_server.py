@@ -164,16 +164,8 @@ class ForkServer:
         """Start the process; `ready` waits until it can fork. It first checks the interpreter,
         which may be on a dead mount. Raises StartError.
         """
-        command = [
-            sys.executable,
-            "-I",
-            "-S",
-            "-B",
-            "-W",
-            "ignore",
-            launch.__file__,
-            str(os.getpid()),
-        ]
+        flags = ("-I", "-S", "-B", "-W", "ignore")
+        command = [sys.executable, *flags, launch.__file__, str(os.getpid())]
         what = "the workers' fork server"
         # Packets keep descriptors together with their message.
         with channel(what, socket.SOCK_SEQPACKET) as (ours, theirs):

@@ -195,12 +195,8 @@ def agent_store(agent: AgentChannel, prefix: str, timeout: float) -> Any:
         def wait(self, keys: list[str], limit: timedelta | None = None) -> None:
             """Block the worker until all keys of the agent's store are set."""
             for key in keys:
-                agent.ask(
-                    "wait",
-                    prefix + key,
-                    None,
-                    min(timeout, limit.total_seconds()) if limit else timeout,
-                )
+                most = min(timeout, limit.total_seconds()) if limit else timeout
+                agent.ask("wait", prefix + key, None, most)
 
         def delete_key(self, key: str) -> bool:
             """Delete a key of the agent's store, for the worker."""
@@ -384,11 +380,8 @@ def device_steps(
     """
     import torch
 
-    repetitions, order, count = (
-        int(steps["repetitions"]),
-        int(steps["order"]),
-        max(1, int(steps["bytes"]) // 4),
-    )
+    repetitions, order = int(steps["repetitions"]), int(steps["order"])
+    count = max(1, int(steps["bytes"]) // 4)
     kind = torch.float16 if device.type == "cuda" else torch.float32
     source = torch.Generator().manual_seed(1)
     left, right = (
@@ -609,7 +602,6 @@ def work(channel: socket.socket, descriptor: int) -> None:
         round_.run()
     except (
         VersionsDiffer,
-        StoreFailure,
         RuntimeError,
         ValueError,
         OSError,
@@ -640,19 +632,8 @@ def start_worker(control: socket.socket, channel: int, board: int, roots: str) -
     if threads() > 1:
         for descriptor in (channel, board):
             os.set_inheritable(descriptor, True)  # noqa: FBT003 - positional only
-        command = [
-            sys.executable,
-            "-I",
-            "-B",
-            "-W",
-            "ignore",
-            sys.argv[0],
-            "worker",
-            roots,
-            str(me),
-            str(channel),
-            str(board),
-        ]
+        flags, numbers = ("-I", "-B", "-W", "ignore"), map(str, (me, channel, board))
+        command = [sys.executable, *flags, sys.argv[0], "worker", roots, *numbers]
         return os.posix_spawn(sys.executable, command, os.environ)
     pid = os.fork()
     if pid == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -60,7 +60,9 @@ class ScriptedPeer:
     def measure(self, waited: Callable[[], float | None] | None = None) -> light.Echoes:
         """Return what echoes with it tell."""
         monotonic = wall = lambda: self.now
-        return asyncio.run(light.measure(self, "b", monotonic, wall, waited or (lambda: self.here)))
+        return asyncio.run(
+            light.measure(cast("Any", self), "b", monotonic, wall, waited or (lambda: self.here))
+        )
 
 
 def seconds(found: light.Echoes) -> list[float]:
