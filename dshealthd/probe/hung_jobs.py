@@ -112,7 +112,6 @@ class HungJobs:
         yield ROUNDS(float(self._rounds))
 
     def _is_all_here(self, job: str) -> bool:
-        """Tell whether all ranks of a hung job are on this node."""
         return any(
             entry["job"] == summary_text(job)
             and entry["ranks"] >= entry.get("world_size", float("inf"))

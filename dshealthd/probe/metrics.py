@@ -251,7 +251,6 @@ def _keep(store: OrderedDict[Any, Any], key: object, value: object, most: int) -
 
 
 def _entry(report: RoundReport) -> dict[str, Any]:
-    """Return a round as it appears in the status document."""
     seen = report.observation
     return {
         "time": round(seen.at, 3),

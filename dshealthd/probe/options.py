@@ -20,7 +20,9 @@ _MINUTES = 60
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipOptions:
-    """Source of the list of nodes. At most one source; without one, probes between nodes are off."""
+    """Source of the list of nodes. At most one source; without one, probes between nodes are
+    off.
+    """
 
     hostfile: Path | None = option(
         None, "DeepSpeed hostfile that training is started with; re-read when it changes."

@@ -206,8 +206,8 @@ class Policy:
 
 
 def in_window(minutes: tuple[int, int] | None, now: float) -> bool:
-    """Tell whether a Unix time lies in the policy's daily window, in UTC. A window that ends before
-    it begins spans midnight; one with equal ends is always open.
+    """Return whether a Unix time lies in the policy's daily window, in UTC. A window that ends
+    before it begins spans midnight; one with equal ends is always open.
     """
     if minutes is None:
         return True

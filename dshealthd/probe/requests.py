@@ -72,7 +72,6 @@ class PeerRequests:
         return await self._rounds["invite"](sender, body)
 
     async def _asked(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Lead a round requested by a person at another node."""
         members, kind = body["members"], body["kind"]
         if members[0] != self._me or len(set(members)) != len(members) or kind is Kind.LOCAL:
             raise Refusal(Decline.MALFORMED)

@@ -232,7 +232,6 @@ class ProbeService:
             log.error("probe: %s", self._problem, exc_info=error)
 
     async def _run(self) -> None:
-        """Set the probes up and run them; retry if setup fails."""
         while True:
             try:
                 running = await self._set_up()

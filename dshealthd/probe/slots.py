@@ -271,7 +271,6 @@ class SlotRunner:
             self._absences.forget(names)
 
     def _neighborhood(self) -> Neighborhood:
-        """Return the members as `HungJobs` sees them."""
         return Neighborhood(
             self._me,
             lambda: self._local_membership.membership.names,
@@ -306,11 +305,9 @@ class SlotRunner:
         return self._local_membership.timetable.company(self._me, epoch)
 
     def _others(self) -> list[str]:
-        """Return the members that may call this node or miss it."""
         return [name for name in self._company() if name != self._me]
 
     async def _epoch(self, epoch: int) -> None:
-        """Run this node's slot of an epoch."""
         self._gone = {name: at for name, at in self._gone.items() if epoch - at < GONE_FOR}
         if self._absences.own_end():
             self._metrics.skip(MAINTENANCE)
@@ -398,11 +395,12 @@ class SlotRunner:
             await asyncio.sleep(self._options.period / TRIES)
 
     def _of(self, epoch: int) -> Iterator[Observation]:
-        """Yield this node's rounds in the slot of an epoch."""
         return (round for round in self._recent if round.epoch == epoch)
 
     def _paired(self, epoch: int) -> bool:
-        """Tell whether a round took place in the epoch: not declined, and the partner not gone."""
+        """Return whether a round took place in the epoch: not declined, and the partner not
+        gone.
+        """
         return any(
             round.outcome is not Outcome.DECLINED and round.outcome not in _GONE
             for round in self._of(epoch)
@@ -464,7 +462,6 @@ class SlotRunner:
         return False
 
     async def _local(self, epoch: int) -> None:
-        """Run a local round, among the GPUs of this node."""
         gpus, begin = self._gpus.count(), self._monotonic()
         backend = Backend.NCCL if gpus else Backend.GLOO
         plan = RoundPlan(

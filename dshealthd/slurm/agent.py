@@ -104,7 +104,6 @@ def _part(component: str, part: str) -> str:
 
 
 def _xid(document: Mapping[str, Any], gpu: str) -> str:
-    """Return a GPU's last Xid from the agent's answer, if it is recent."""
     family = document["metrics"].get("dshealthd_xid_last_timestamp_seconds", {"samples": ()})
     logged = [
         (float(sample["value"]), sample["labels"].get("xid", ""))

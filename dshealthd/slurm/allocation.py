@@ -80,7 +80,9 @@ class Reach(NamedTuple):
 
 
 def neighbors(me: str, nodes: Sequence[str], most: int = MOST) -> list[str]:
-    """Return the nodes that one of an allocation contacts: the next in a ring, to share the load."""
+    """Return the nodes that one of an allocation contacts: the next in a ring, to share the
+    load.
+    """
     ring = sorted(nodes)
     at = ring.index(me)
     return (ring[at + 1 :] + ring[:at])[:most]
@@ -116,7 +118,6 @@ def look(config: Config, node: str, expression: str) -> Reach:
 
 
 async def _ask(config: Config, me: str, others: Sequence[str], port: int) -> Reach:
-    """Run the light rounds with all of the allocation's nodes at once."""
     client = PeerClient(config.section(ProbeOptions).peer, me, lambda name: (name, port))
     with LoopLag() as lag:
         try:

@@ -159,7 +159,6 @@ class NodeCheck:
         return CheckReport(NodeCheckResult.DRAINED, f"{reason}; drained")
 
     def _clean(self, checks: int) -> CheckReport:
-        """Remove our note from Slurm and, if configured, undo our drain."""
         turn = self._options.undrain and checks % self._options.clean_checks == 0
         if not turn and not self._streaks.noted:
             return CheckReport(NodeCheckResult.CLEAN, "")

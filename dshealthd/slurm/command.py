@@ -73,7 +73,6 @@ def slurm(loaded: Config, hook: str) -> int:
 
 
 def _tell(hook: str, outcome: CheckReport) -> None:
-    """Write the Slurm hook's report to standard error and syslog."""
     if outcome.text:
         _say(PRIORITIES[outcome.result], f"{hook}: {outcome.text}")
 

@@ -224,7 +224,6 @@ def parse_nodes(text: str, separator: str) -> dict[str, SlurmNode]:
 
 
 def _time(text: str) -> float:
-    """Return a time in sinfo's output as Unix time; 0 if there is none."""
     try:
         return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
     except ValueError:

@@ -54,7 +54,6 @@ def keep(directory: Path, slurm: Controller, name: str, now: float) -> None:
 
 
 def _written(path: Path) -> Maintenance | None:
-    """Return the maintenance that the last run wrote for Slurm, or None if it is not usable."""
     try:
         return parse(state_file.read(path, LIMIT))
     except (FileNotFoundError, ValueError):

@@ -35,8 +35,8 @@ CLEAR = 12
 With four nodes each pair meets every third.
 """
 PATIENCE = 60.0
-"""Seconds that a wait lasts at least: a machine with other work skips rounds, and does not time those
-in which an agent waited for a CPU. In how many rounds a fault is named does not depend on it.
+"""Seconds that a wait lasts at least: a machine with other work skips rounds, and does not time
+those in which an agent waited for a CPU. In how many rounds a fault is named does not depend on it.
 """
 DISAGREES = "dshealthd_probe_peer_disagrees"
 SKIPS = "dshealthd_probe_skips_total"

@@ -1,9 +1,9 @@
 """Builds genuine NCCL host code on a simulated CUDA runtime: `python -m tests.nccl.build 2.30.7`.
 
 NCCL's own files are compiled as they are, but for device code: a kernel is a stub that the
-simulated runtime never enters. The result is under `build/nccl/VERSION/KEY/lib`; KEY is a hash of NCCL's
-sources, the simulation and this file, so that a change of any of them is a build from scratch. One
-that was interrupted goes on. A build takes a minute or two on one idle core.
+simulated runtime never enters. The result is under `build/nccl/VERSION/KEY/lib`; KEY is a hash of
+NCCL's sources, the simulation and this file, so that a change of any of them is a build from
+scratch. One that was interrupted goes on. A build takes a minute or two on one idle core.
 """
 
 from __future__ import annotations

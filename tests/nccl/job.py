@@ -32,7 +32,9 @@ GPUS = 8
 
 
 def loopback() -> dict[str, str]:
-    """Return what NCCL needs to take loopback and shared memory, with small buffers as no data moves."""
+    """Return what NCCL needs to take loopback and shared memory, with small buffers as no data
+    moves.
+    """
     return {
         "NCCL_SOCKET_IFNAME": "=lo",
         "NCCL_NET": "Socket",

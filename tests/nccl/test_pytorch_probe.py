@@ -110,7 +110,9 @@ def node(cuda_torch: Wheel, tmp_path: Path) -> Iterator[Node]:
 
 
 def job(*plans: str, **changes: object) -> WorkerJob:
-    """Return a round over NCCL with a GPU and a plan for each rank; an empty plan is honest work."""
+    """Return a round over NCCL with a GPU and a plan for each rank; an empty plan is honest
+    work.
+    """
     rank_specs = tuple(
         RankSpec(rank=rank, device=f"cuda:{rank}", part=str(rank), adapter=plan)
         for rank, plan in enumerate(plans)
@@ -171,7 +173,9 @@ def test_rails(node: Node) -> None:
     ("plan", "reason"), [("stop", "stopped"), ("kill", "killed"), ("hang", "deadline")]
 )
 def test_peer_is_lost(plan: str, reason: str, node: Node) -> None:
-    """A rank that is lost between collectives is told from who waits for it; then a round goes well."""
+    """A rank that is lost between collectives is told from who waits for it; then a round goes
+    well.
+    """
 
     async def scene(pool: WorkerPool) -> None:
         def note(rank: int, stage: Stage) -> None:

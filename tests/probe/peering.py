@@ -187,7 +187,9 @@ class Node:
         return self.metric("requests_refused_total", reason)
 
     async def raw(self, data: bytes, patience: float = PATIENT) -> bytes:
-        """Send bytes and return all that comes until the listener closes, or for so many seconds."""
+        """Send bytes and return all that comes until the listener closes, or for so many
+        seconds.
+        """
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(data)
@@ -343,7 +345,7 @@ class Raw:
         return parsed[0]
 
     async def closed(self, patience: float = PATIENT) -> bool:
-        """Tell whether the listener closes the connection within so many seconds."""
+        """Return whether the listener closes the connection within so many seconds."""
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(patience):
                 return await self._reader.read() == b""
@@ -364,7 +366,9 @@ async def connected(node: Node) -> AsyncIterator[Raw]:
 async def impersonating(
     serve: Callable[[AsyncIterator[bytes], asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[int]:
-    """Listen as somebody else would; `serve` is given each connection's requests. Gives the port."""
+    """Listen as somebody else would; `serve` is given each connection's requests. Gives the
+    port.
+    """
 
     async def requests(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
         while True:

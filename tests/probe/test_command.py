@@ -1,4 +1,6 @@
-"""`dshealthd probe`: the local probe as a process, and the matrix of pairs through running agents."""
+"""`dshealthd probe`: the local probe as a process, and the matrix of pairs through running
+agents.
+"""
 
 from __future__ import annotations
 

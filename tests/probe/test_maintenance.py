@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def met(agent: Agent, name: str, since: float) -> bool:
-    """Tell whether a node has had a round with another one that started after a time."""
+    """Return whether a node has had a round with another one that started after a time."""
     return any(
         name in entry["members"] and entry["outcome"] == "ok" and entry["time"] > since + PERIOD
         for entry in agent.rounds

@@ -86,7 +86,9 @@ def test_no_round_beside_a_training_on_cpus(
 
 
 def test_unknown_counts_as_busy() -> None:
-    """If a collector fails, is off, has not run yet, or misses a GPU, rounds do not use the GPUs."""
+    """If a collector fails, is off, has not run yet, or misses a GPU, rounds do not use the
+    GPUs.
+    """
     failing = snapshot({"0": 0})
     failing.put("gpu_processes", failed(Reason.TIMEOUT, "hangs"))
     off = snapshot({"0": 0})

@@ -105,7 +105,6 @@ def _read(path: Path) -> tuple[tuple[bytes, ...], int]:
 
 
 def _replace(path: Path, keys: list[bytes], step: int) -> None:
-    """Replace a key file atomically, keeping its owner."""
     owner = os.stat(path)
     temporary = path.with_name(f".{path.name}.new")
     with contextlib.suppress(FileNotFoundError):

@@ -66,7 +66,7 @@ class Absences:
         return ends[0] if ends and ends[0] > self._wall() else 0.0
 
     def absent(self, name: str) -> bool:
-        """Tell whether a member has announced that it is in maintenance now."""
+        """Return whether a member has announced that it is in maintenance now."""
         end = self._ends.get(name)
         if end is not None and end <= self._wall():
             del self._ends[name]

@@ -31,9 +31,9 @@ class HostlistError(ValueError):
 
 
 def is_name(text: str) -> bool:
-    """Tell whether a list may hold a name: a host name or address of at most 253 ASCII characters.
-    Names become labels, parts of `NODE/gpu3` and arguments of a resolver, so this one check rejects
-    whatever cannot be the name of a host.
+    """Return whether a list may hold a name: a host name or address of at most 253 ASCII
+    characters. Names become labels, parts of `NODE/gpu3` and arguments of a resolver, so this one
+    check rejects whatever cannot be the name of a host.
     """
     return len(text) <= MAX_NAME and _NAME.fullmatch(text) is not None
 

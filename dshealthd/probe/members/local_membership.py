@@ -64,8 +64,8 @@ def own_name(
 
 
 def _same_host(member: str, hostname: str) -> bool:
-    """Tell whether two names identify one host: they are equal, or one is the other's first label.
-    Two different long names are two hosts.
+    """Return whether two names identify one host: they are equal, or one is the other's first
+    label. Two different long names are two hosts.
     """
     if _address(member) is not None:
         return False
@@ -220,7 +220,6 @@ class LocalMembership:
             self._reading = None
 
     def _sources(self) -> str:
-        """Return the files, or the DNS name, that are read."""
         options = self._options
         files = [str(file) for file in (options.hostfile, options.topology) if file is not None]
         return ", ".join([*files, options.dns] if options.dns else files) or "the members"

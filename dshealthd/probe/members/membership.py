@@ -254,9 +254,9 @@ class Watcher:
         self._seen = signatures(self._files)
 
     def changed(self) -> bool:
-        """Tell whether a reload is due since this last returned True, or since the beginning. Call
-        it before `load`, never after: a change between the two is then seen by the next call and
-        not lost.
+        """Return whether a reload is due since this last returned True, or since the beginning.
+        Call it before `load`, never after: a change between the two is then seen by the next call
+        and not lost.
         """
         now, current = self._monotonic(), signatures(self._files)
         due = self._interval is not None and now - self._looked >= self._interval

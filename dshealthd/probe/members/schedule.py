@@ -109,7 +109,6 @@ class Timetable:
         return self._names if self._eras == 1 else self._cell(self._home(me, epoch)).names
 
     def _home(self, me: str, epoch: int) -> tuple[int, ...]:
-        """Return the cell of a member, as its units."""
         unit = self._unit_of.get(me)
         if unit is None:
             message = f"{me} is not a member"
@@ -126,7 +125,6 @@ class Timetable:
         return cell
 
     def _cells(self, epoch: int) -> dict[int, tuple[int, ...]]:
-        """Return the cell of each unit in an epoch's era."""
         era = epoch // ERA % self._eras
         if era not in self._dealt:
             while len(self._dealt) >= ERAS_KEPT:
@@ -201,7 +199,6 @@ class Cell:
 
 
 def _by_leaf(names: Iterable[str], leaves: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the members of each leaf, in their order."""
     by_leaf: dict[str, list[str]] = {}
     for name in names:
         by_leaf.setdefault(leaves.get(name, ""), []).append(name)

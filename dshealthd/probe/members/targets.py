@@ -41,7 +41,6 @@ def addresses(loaded: Config) -> list[str]:
 
 
 def _address(name: str, port: int) -> str:
-    """Return a member's address as a target."""
     try:
         is_bare = ipaddress.ip_address(name).version == 6  # noqa: PLR2004 - of the protocol
     except ValueError:

@@ -243,7 +243,6 @@ class PeerClient:
 async def _send(
     link: Link, path: str, body: bytes, claim: RequestClaim, progress: CallProgress
 ) -> UnverifiedAnswer:
-    """Return the peer's unverified answer to one request. Raises PeerError."""
     head = f"POST {path} HTTP/1.1\r\nHost: {claim.receiver}\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\nAuthorization: {claim}\r\n\r\n"
     progress.to(Outcome.HUNG, "no_answer")

@@ -165,7 +165,6 @@ class _TlsFileError(Exception):
 
 @contextlib.contextmanager
 def _using(what: str) -> Iterator[None]:
-    """Say which file cannot be used."""
     try:
         yield
     except OSError as error:  # what ssl raises is one too

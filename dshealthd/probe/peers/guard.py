@@ -130,7 +130,6 @@ class Guard:
         return f"{nonce} {ABSENT if call.key is None else answer_mac(call.key, call.claim.mac, code, body, nonce)}"
 
     def _key(self, path: str, body: bytes, claim: RequestClaim, keys: tuple[bytes, ...]) -> bytes:
-        """Return the key that a caller's request is signed with."""
         fitting = [
             key
             for key in keys
@@ -146,7 +145,6 @@ class Guard:
         return fitting[0]
 
     def _admit(self, claim: RequestClaim) -> None:
-        """Accept an authenticated sender's call, or raise RequestRejected with the reason."""
         if claim.receiver != self._me:
             raise RequestRejected(Rejection.RECEIVER)
         if claim.sender == self._me:
@@ -159,7 +157,7 @@ class Guard:
             raise RequestRejected(Rejection.OFF)
 
     async def _is_at(self, resolver: Resolver, sender: str, address: str) -> bool:
-        """Tell whether a member's name resolves to the address that its call comes from. False if
+        """Return whether a member's name resolves to the address that its call comes from. False if
         the name cannot be looked up: that member could not be called either.
         """
         try:

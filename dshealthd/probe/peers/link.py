@@ -173,8 +173,8 @@ class Link(asyncio.Protocol):
             await self._lost
 
     def usable(self) -> bool:
-        """Tell whether an idle link can be used again. The kernel may know that it is closed before
-        the loop has noticed.
+        """Return whether an idle link can be used again. The kernel may know that it is closed
+        before the loop has noticed.
         """
         # One of TLS has lost its socket a turn of the loop before the link learns of it.
         connection = None if self._transport is None else self._transport.get_extra_info("socket")
@@ -185,7 +185,7 @@ class Link(asyncio.Protocol):
         return not poll.poll(0)
 
     def unacknowledged(self) -> bool:
-        """Tell whether the kernel at the link's other end has left sent data unacknowledged. Then
+        """Return whether the kernel at the link's other end has left sent data unacknowledged. Then
         the host is down, or packets are lost.
         """
         connection = None if self._transport is None else self._transport.get_extra_info("socket")

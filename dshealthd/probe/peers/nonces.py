@@ -56,7 +56,7 @@ class Nonces:
         return (stamp + self._tag(stamp, sender)).hex()
 
     def fresh(self, nonce: str, sender: str) -> bool:
-        """Tell whether a nonce was issued here for this sender and is not too old."""
+        """Return whether a nonce was issued here for this sender and is not too old."""
         try:
             raw = bytes.fromhex(nonce)
         except ValueError:

@@ -122,7 +122,6 @@ class ConnectionPool:
         await self._resolver.close()
 
     def _prune(self) -> None:
-        """Close the pool's connections that have been idle too long, and the oldest of too many."""
         now = self._monotonic()
         for link in [
             link for link in self._idle if link.broken or now - link.idle_since > IDLE_TIMEOUT

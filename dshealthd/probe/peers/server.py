@@ -191,7 +191,6 @@ class PeerServer:
             self._guard.refused[Rejection.MALFORMED] += 1
 
     async def _handle(self, request: BaseRequest) -> Response:
-        """Answer one request of a peer: authenticate it, check its message, call its handler."""
         connection = cast("PeerConnection", connection_of(request))
         connection.begin()
         call = Call()

@@ -110,7 +110,6 @@ class Leader:
     async def _light(
         self, active: ActiveRound, errors: Mapping[str, PeerError]
     ) -> tuple[RoundResult, Mapping[str, float]]:
-        """Measure every present member with echoes, as leader."""
         declined = [error.reason for error in errors.values()]
         whole = next((reason for reason in declined if reason in WHOLE), "")
         if active.plan.kind is not Kind.LIGHT:
@@ -155,7 +154,6 @@ class Leader:
             return error
 
     async def _full(self, active: ActiveRound) -> RoundResult:
-        """Run this node's workers and collect the others' shares, as leader."""
         me = self._context.node.name
         others = active.plan.others(me)
         gone = await self._work_until_decided(active, others)
@@ -221,7 +219,6 @@ class Leader:
         offsets: Mapping[str, float],
         names: Sequence[str],
     ) -> None:
-        """Tell the members `names` that the leader's round is over, and this node's own result."""
         me = self._context.node.name
         own = MemberResult(
             active.shares[me].ranks if me in active.shares else (), active.scores.get(me, ())

@@ -97,7 +97,6 @@ class Participant:
     # Giving
 
     async def _give(self, active: ActiveRound) -> None:
-        """Send this node's share to all members of the round except the root."""
         others = [name for name in self._others(active) if name != active.plan.root]
         await self._context.errors(others, "result", self._share(active), HANDING_IN)
 
@@ -130,7 +129,6 @@ class Participant:
     # What it comes to
 
     async def _conclude(self, active: ActiveRound) -> RoundResult:
-        """Return a member's conclusion, now that the root says that the round is over."""
         told = active.told.result()
         outcome, stage, reason = told["outcome"], told["stage"], told["reason"]
         if told["kind"] is Kind.LIGHT:

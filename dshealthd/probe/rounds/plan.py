@@ -71,7 +71,7 @@ class RoundPlan:
         return tuple(name for name in self.members if name != me)
 
     def has_ranks(self, member: str, ranks: Iterable[int]) -> bool:
-        """Tell whether these are exactly the ranks that the plan assigns to a member."""
+        """Return whether these are exactly the ranks that the plan assigns to a member."""
         first = self.members.index(member) * self.ranks
         return sorted(ranks) == list(range(first, first + self.ranks))
 

@@ -71,7 +71,7 @@ class Rounds:
         return self._current is not None
 
     def joined(self, epoch: int, members: Iterable[str]) -> bool:
-        """Tell whether the agent is in a round of this epoch with these members."""
+        """Return whether the agent is in a round of this epoch with these members."""
         return any(
             active.plan.epoch == epoch and set(active.plan.members) == set(members)
             for active in self._parts.values()
@@ -153,7 +153,6 @@ class Rounds:
         return {"scores": score_fields(active.scores[self._node.name]), "clock": self._wall()}
 
     def _check(self, sender: str, plan: RoundPlan) -> None:
-        """Refuse an invitation to a round that contradicts what this node knows."""
         me = self._node.name
         membership = self._node.membership()
         if (
@@ -171,7 +170,7 @@ class Rounds:
             raise Refusal(Decline.MEMBERS)
 
     def _gives_way(self, current: ActiveRound, plan: RoundPlan) -> bool:
-        """Tell whether the current round gives way to another.
+        """Return whether the current round gives way to another.
 
         It does if two members of a group have both started it and the other comes first in the
         order, or its round has a later epoch; an extra round has none. Exactly one of two crossing
@@ -191,7 +190,6 @@ class Rounds:
     async def _follow(
         self, active: ActiveRound, take: Callable[[ActiveRound], Coroutine[Any, Any, RoundResult]]
     ) -> None:
-        """Take part in another agent's round until it is over."""
         try:
             findings = await take(active)
         finally:

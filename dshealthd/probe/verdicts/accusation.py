@@ -77,7 +77,7 @@ def nic(node: str, part: str) -> str:
 
 
 def waits_for_home(history: Mapping[Signal, SignalHistory], verdicts: Verdicts, now: float) -> bool:
-    """Tell whether a local round is needed to distinguish an adapter's fault from its GPU's."""
+    """Return whether a local round is needed to distinguish an adapter's fault from its GPU's."""
     return any(
         cause is Cause.SELF
         and track.part
@@ -114,7 +114,7 @@ def _parts(
 
 
 def _gpu_is_well(part: str, history: Mapping[Signal, SignalHistory], now: float) -> bool | None:
-    """Tell whether local rounds since the investigation was opened cleared an adapter's GPU. None
+    """Return whether local rounds since the investigation was opened cleared an adapter's GPU. None
     while that is not known. False if it cannot be known: the local round was refused, or none has
     given a result within `_WAIT` seconds, as when the GPU has no baseline yet.
     """

@@ -145,8 +145,8 @@ class _Class:
         return True
 
     def _faster(self) -> bool:
-        """Tell whether nearly all recent values are faster than the baseline's chance explains. No
-        single peer may have taken part in all of them; values of this node alone have no peers.
+        """Return whether nearly all recent values are faster than the baseline's chance explains.
+        No single peer may have taken part in all of them; values of this node alone have no peers.
         """
         limit = self.median * (1 - max(_FASTER, 2 * self.sigma))
         fast = [peers for value, peers in self.recent if value < limit]
@@ -302,7 +302,6 @@ def _checksum(body: bytes) -> str:
 
 
 def _parse(content: str) -> tuple[str, dict[TimingClass, _Class]]:
-    """Return the stamp and classes of a baseline file; raise ValueError if it is invalid."""
     head, _, body = content.partition("\n")
     body = body.removesuffix("\n")
     header = json.loads(head)
@@ -323,7 +322,6 @@ def _parse(content: str) -> tuple[str, dict[TimingClass, _Class]]:
 
 
 def _row(row: list[Any]) -> tuple[TimingClass, _Class]:
-    """Return one class of a baseline file; raise ValueError or TypeError if it is invalid."""
     if len(row) != _FIELDS:
         message = f"a class has {_FIELDS} fields, not {len(row)}"
         raise ValueError(message)

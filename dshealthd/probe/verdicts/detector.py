@@ -113,7 +113,6 @@ class Detector:
         self._keep_company()
 
     def _keep_company(self) -> None:
-        """Drop what is known of members with which this node has no more rounds."""
         company = self._peer_history.leaves
         self._around = self._surroundings()
         self._links.keep(company)
@@ -187,9 +186,9 @@ class Detector:
         return self._ask()
 
     def _is_scheduled(self, observation: Observation, peers: tuple[str, ...]) -> bool:
-        """Tell whether the schedule asked for a round, rather than the member that led it. A member
-        that leads any other round, or leads one again, has chosen this node: the round is evidence
-        about the two of them only.
+        """Return whether the schedule asked for a round, rather than the member that led it. A
+        member that leads any other round, or leads one again, has chosen this node: the round is
+        evidence about the two of them only.
         """
         epoch = observation.epoch
         if epoch < 0 or not peers or observation.members[0] == self._me:
@@ -335,7 +334,6 @@ class Detector:
         round: ObservedRound,
         found: list[tuple[SignalHistory, Measurement]],
     ) -> None:
-        """Record the peers met, for later suspicions and for this node's reports to its peers."""
         well = not any(measurement.bad for _, measurement in found)
         for peer in round.peers:
             self._peer_history.met(peer, round.at, well=well)
@@ -350,7 +348,6 @@ class Detector:
     # What it means
 
     def _consider(self, round: ObservedRound) -> None:
-        """Open, decide and close investigations."""
         # With occasional packet loss, good rounds come between the bad ones and the window never
         # becomes suspicious: such a fault is counted separately, by its short outages.
         if REACH not in self._verdicts and self._outages.many(self._epoch, self._around.liars):
@@ -442,7 +439,6 @@ class Detector:
         return (confirmation,)
 
     def _note_plan(self, planned: NextStep) -> None:
-        """Record what was planned, so that it is not requested again at once."""
         for signal in planned.considered:
             if investigation := self._history[signal].investigation:
                 investigation.asked += 1
@@ -532,7 +528,6 @@ class Detector:
 
 
 def _times(observation: Observation) -> Iterator[tuple[str, int, str, float, float]]:
-    """Yield operation, size and part of each time of a round, and its bounds in seconds."""
     for timing in observation.timings:
         yield timing.op, timing.size, timing.part, timing.seconds, timing.seconds
     for bounds in observation.bounds:

@@ -142,7 +142,7 @@ def explain(investigation: Investigation, track: Signal, around: Surroundings) -
 
 
 def _alike(measurements: Iterable[Measurement]) -> bool:
-    """Tell whether all bad rounds are slow by about the same ratio, unlike random spikes."""
+    """Return whether all bad rounds are slow by about the same ratio, unlike random spikes."""
     ratios = [measurement.ratio for measurement in measurements if measurement.bad]
     return max(ratios) <= _ALIKE * min(ratios)
 
@@ -202,7 +202,6 @@ def _way_out(
     around: Surroundings,
     needed: int,
 ) -> Cause:
-    """Explain rounds that are bad only if they leave the leaf."""
     if count["far good"] > 1 or (count["far good"] and not track.timed):
         return Cause.NOTHING
     spent = len(measurements) >= _MOST
@@ -232,7 +231,7 @@ def _way_out(
 
 
 def blamed_by_few(measurements: Iterable[Measurement], liars: int) -> bool:
-    """Tell whether `liars` members could have made all of these rounds bad between them. Counting
+    """Return whether `liars` members could have made all of these rounds bad between them. Counting
     all peers of the bad rounds is not enough: a liar can bring an honest third member into every
     round. What counts is the smallest set of peers of which every bad round includes one.
     """
@@ -293,7 +292,6 @@ def _words(
 
 
 def _next(measurements: Sequence[Measurement], around: Surroundings) -> Cause:
-    """Return the side that needs the next round: the one with fewer rounds so far."""
     near = sum(measurement.round.near for measurement in measurements)
     if not around.intra_leaf:
         return Cause.MORE_FAR

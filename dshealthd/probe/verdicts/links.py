@@ -226,7 +226,7 @@ class Links:
             pair.accuse(AMBIGUOUS)
 
     def _is_link(self, pair: PeerSuspicion, known: Iterable[float], epoch: int) -> bool:
-        """Tell whether calls fail between two ends that both reach others. If one end fails with
+        """Return whether calls fail between two ends that both reach others. If one end fails with
         others too, that end loses packets, and finds that out itself by its outages or an
         investigation. `known` has the ratios that others report for the peer.
         """
@@ -277,5 +277,5 @@ def calls_missing(pair: PeerSuspicion) -> int:
 
 
 def mostly_well(pair: PeerSuspicion) -> bool:
-    """Tell whether rounds with others were mostly good since the pair's first bad one."""
+    """Return whether rounds with others were mostly good since the pair's first bad one."""
     return pair.well > max(1, 2 * pair.ill)

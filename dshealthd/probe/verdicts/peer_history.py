@@ -112,11 +112,11 @@ class PeerHistory:
         )
 
     def near(self, names: Iterable[str]) -> bool:
-        """Tell whether all of these peers are known to be on this node's leaf."""
+        """Return whether all of these peers are known to be on this node's leaf."""
         return bool(self.leaf) and all(self.leaves.get(name) == self.leaf for name in names)
 
     def scheduled(self, members: Iterable[str], epoch: int) -> bool:
-        """Tell whether the schedule has a round of exactly these members in an epoch."""
+        """Return whether the schedule has a round of exactly these members in an epoch."""
         return set(self._timetable.group_of(self.me, epoch)) == set(members)
 
     def declined(self, names: Iterable[str], at: float, *, busy: bool = False) -> None:
@@ -124,7 +124,7 @@ class PeerHistory:
         self._declined.update(dict.fromkeys(names, at + (_BUSY if busy else _SHUNNED)))
 
     def shuns(self, name: str, now: float) -> bool:
-        """Tell whether a peer has declined recently and must not be asked yet."""
+        """Return whether a peer has declined recently and must not be asked yet."""
         return 0 < self._declined.get(name, float("-inf")) - now <= _SHUNNED
 
     def met(self, name: str, at: float, *, well: bool) -> None:
@@ -153,7 +153,7 @@ class PeerHistory:
                 }
 
     def spoke(self, name: str, since: float) -> bool:
-        """Tell whether a peer has reported anything since a Unix time."""
+        """Return whether a peer has reported anything since a Unix time."""
         return name in self._said and self._said[name].at > since
 
     def opinions(
@@ -187,8 +187,8 @@ class PeerHistory:
         return [ratio for ratio, heard in said if heard > epoch + 1 or unanswered([ratio])]
 
     def fails_with_others(self, name: str, epoch: int) -> bool:
-        """Tell whether a member's last report, if recent, blames itself or has a failed round. The
-        failed round must be with a member other than this node.
+        """Return whether a member's last report, if recent, blames itself or has a failed round.
+        The failed round must be with a member other than this node.
         """
         word = self._said.get(name)
         if word is None or not 0 <= epoch - word.epoch <= _LATELY:
@@ -198,26 +198,30 @@ class PeerHistory:
         )
 
     def uncalled(self, name: str, since: int) -> bool:
-        """Tell whether another member has reported since an epoch that it could not call `name`."""
+        """Return whether another member has reported since an epoch that it could not call
+        `name`.
+        """
         return self._uncalled.get(name, -1) >= since
 
     def verified_by_peers(self, name: str, high: float) -> bool:
-        """Tell whether a member's last rounds with others were mostly good, by its last report. For
-        a member on another leaf, only rounds that left its leaf count.
+        """Return whether a member's last rounds with others were mostly good, by its last report.
+        For a member on another leaf, only rounds that left its leaf count.
         """
         others = self._with_others(name)
         well = sum(value < high for value in others)
         return well > max(1, len(others) - well)
 
     def slow_for_others(self, name: str, high: float, epoch: int) -> bool:
-        """Tell whether another member has recently reported a slow call of its own to a member."""
+        """Return whether another member has recently reported a slow call of its own to a
+        member.
+        """
         return any(
             0 <= epoch - since <= _ECHOES_KEPT and ratio >= high
             for since, ratio in self._called_by.get(name, {}).values()
         )
 
     def tells_of_others(self, name: str) -> bool:
-        """Tell whether a member's last report has enough rounds with others to verify it."""
+        """Return whether a member's last report has enough rounds with others to verify it."""
         return len(self._with_others(name)) > 1
 
     def _with_others(self, name: str) -> list[float]:
@@ -241,16 +245,16 @@ class PeerHistory:
         return None if calls and ratio == UNTIMED else ratio
 
     def timed_slow(self, name: str, high: float, epoch: int) -> bool:
-        """Tell whether a peer's last timed call to this node was slow and recent."""
+        """Return whether a peer's last timed call to this node was slow and recent."""
         since, ratio = self._called.get(name, (epoch, 0.0))
         return ratio >= high and 0 <= epoch - since <= _ECHOES_KEPT
 
     def starves(self, name: str, epoch: int) -> bool:
-        """Tell whether a peer has recently been unable to time its echoes to this node."""
+        """Return whether a peer has recently been unable to time its echoes to this node."""
         return name in self._untimed and 0 <= epoch - self._untimed[name] <= _LATELY
 
     def well(self, leaf: str, since: float) -> bool:
-        """Tell whether a round with a member of a leaf has gone well since a Unix time."""
+        """Return whether a round with a member of a leaf has gone well since a Unix time."""
         return any(
             good and at >= since and self.leaves.get(name) == leaf
             for name, (at, good) in self._met.items()
@@ -296,7 +300,7 @@ class PeerHistory:
 
 
 def unanswered(opinions: Iterable[float]) -> bool:
-    """Tell whether every other member reports this one unreachable."""
+    """Return whether every other member reports this one unreachable."""
     return all(value >= HARD for value in opinions)
 
 
@@ -343,7 +347,7 @@ class Outages:
         self._ended = deque((entry for entry in self._ended if entry[1] not in out), maxlen=_MEMORY)
 
     def many(self, epoch: int, liars: int) -> bool:
-        """Tell whether there were so many recent outages that this node is to blame. They must
+        """Return whether there were so many recent outages that this node is to blame. They must
         involve more peers than the `liars` that may fall silent on purpose, and at least two.
         """
         while self._ended and not 0 <= epoch - self._ended[0][0] <= _MEMORY:

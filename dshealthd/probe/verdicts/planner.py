@@ -142,7 +142,6 @@ def _undecided(state: PlanningInput, considered: list[Signal]) -> Iterator[Extra
 
 
 def _others(state: PlanningInput) -> Iterator[ExtraRound]:
-    """Yield extra rounds for decided investigations, and for pairs."""
     me = state.peers.me
     if waits_for_home(state.history, state.verdicts, state.now):
         yield ExtraRound(Confirmation((me,), Kind.LOCAL), Purpose.TELL_APART)
@@ -283,7 +282,7 @@ def _ask_others(
 
 
 def early(track: Signal, history: Mapping[Signal, SignalHistory]) -> bool:
-    """Tell whether it is too early to decide on a signal. It is if other parts turned slow in the
+    """Return whether it is too early to decide on a signal. It is if other parts turned slow in the
     last round as well. By chance this part has become suspicious one round before them: it cannot
     be told from the node yet, nor the node from its leaf.
     """

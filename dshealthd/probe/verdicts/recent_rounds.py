@@ -67,7 +67,7 @@ class RecentRounds:
             _put(self._calls, peer, epoch, UNTIMED)
 
     def _is_timed(self, peer: str, epoch: int) -> bool:
-        """Tell whether this node still reports a timing of its own echo to a peer."""
+        """Return whether this node still reports a timing of its own echo to a peer."""
         since, ratio = self._calls.get(peer, (-1, UNTIMED))
         return UNTIMED < ratio < HARD and 0 <= epoch - since <= 1
 
@@ -91,8 +91,8 @@ class RecentRounds:
         It asks by an echo outside the schedule. The schedule alone decides who calls whom, and
         nobody else may call that member for some epochs: it could be down, or only the path from
         one node to it. A peer that fails with many members is at fault itself, or lies to use up
-        this node's rounds. If a collective failed, an answered echo shows nothing: the peer then asks
-        by a collective.
+        this node's rounds. If a collective failed, an answered echo shows nothing: the peer then
+        asks by a collective.
         """
         word = round.told.get(peer)
         silent = [name for name, ratio in word.calls.items() if ratio >= HARD] if word else []

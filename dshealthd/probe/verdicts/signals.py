@@ -50,7 +50,9 @@ class Signal(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The part to report to peers if the signal is slow; empty if the node's score covers it."""
+        """The part to report to peers if the signal is slow; empty if the node's score covers
+        it.
+        """
         return self.part or (self.family if self.family == "light" else "")
 
     @property
@@ -85,14 +87,14 @@ class PeerReport:
     """
 
     def accuses_itself(self, track: Signal, high: float) -> bool:
-        """Tell whether the peer takes the blame for a bad round of a signal."""
+        """Return whether the peer takes the blame for a bad round of a signal."""
         if not track.timed:
             return self.node is not None and self.node >= HARD
         return (self.node is not None and self.node >= high) or track.word in self.parts
 
     def is_well(self, but: str, high: float) -> bool:
-        """Tell whether most rounds in the report, except those with `but`, were good. True if there
-        are none.
+        """Return whether most rounds in the report, except those with `but`, were good. True if
+        there are none.
         """
         rounds = [value < high for peer, value in self.pairs.items() if peer != but]
         return not rounds or 2 * sum(rounds) > len(rounds)
@@ -193,9 +195,9 @@ class Investigation:
     """Whether a local round has been declined since."""
 
     def admits(self, round: ObservedRound) -> bool:
-        """Tell whether the investigation counts a round. Of the rounds that a peer alone requested,
-        it counts one per peer: otherwise a peer could fill the investigation with rounds of its
-        own.
+        """Return whether the investigation counts a round. Of the rounds that a peer alone
+        requested, it counts one per peer: otherwise a peer could fill the investigation with rounds
+        of its own.
         """
         return not round.unasked or not any(
             entry.round.unasked and not set(round.peers).isdisjoint(entry.round.peers)
@@ -278,15 +280,15 @@ class SignalHistory:
     _median: float | None = None
 
     def suspicious(self) -> bool:
-        """Tell whether the last rounds make the signal suspicious."""
+        """Return whether the last rounds make the signal suspicious."""
         return self._bads >= SUSPECT
 
     def uneasy(self) -> bool:
-        """Tell whether the signal's last rounds are above the usual, though not all flagged."""
+        """Return whether the signal's last rounds are above the usual, though not all flagged."""
         return sum(not measurement.good for measurement in self.window) >= SUSPECT
 
     def leaves_badly(self) -> bool:
-        """Tell whether the signal is bad in rounds that leave the leaf, and not inside it."""
+        """Return whether the signal is bad in rounds that leave the leaf, and not inside it."""
         return sum(measurement.bad for measurement in self.far) >= SUSPECT and not any(
             measurement.bad and measurement.round.near for measurement in self.window
         )

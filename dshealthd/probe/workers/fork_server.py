@@ -270,7 +270,6 @@ class ForkServer:
         socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
 
     def _receive(self) -> None:
-        """Take one packet from the fork server."""
         try:
             packet, descriptors, _flags, _address = socket.recv_fds(
                 self._socket, worker.PACKET, 1, socket.MSG_CMSG_CLOEXEC

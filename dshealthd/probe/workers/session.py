@@ -239,7 +239,6 @@ class WorkerSession:
         return False
 
     async def _serve(self, message: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        """Carry out one store operation for the session's worker and answer it."""
         number, value = message["id"], message["value"]
         answer: dict[str, Any]
         try:
@@ -291,7 +290,6 @@ def _line(text: str) -> str:
 
 
 def _description(job: WorkerJob, rank_spec: RankSpec) -> dict[str, Any]:
-    """Return one rank's job in the form that the session's worker expects."""
     return {
         "backend": job.backend,
         "prefix": f"{rank_spec.group}/",

@@ -88,7 +88,9 @@ class VersionsDiffer(Exception):
 
 
 class AgentChannel:
-    """The worker's end of its channel. Sends progress, and carries store operations for any thread."""
+    """The worker's end of its channel. Sends progress, and carries store operations for any
+    thread.
+    """
 
     def __init__(self, channel: socket.socket) -> None:
         """Take over a connected stream socket."""

@@ -201,7 +201,6 @@ class WorkerPool:
         return self._parent.pid if self._parent is not None and self._parent.usable else None
 
     async def _ready(self, deadline: float) -> ForkServer:
-        """Return the pool's fork server, started if necessary. Raises ForkServerError."""
         async with self._starting:
             if self._parent is not None and self._parent.usable:
                 return self._parent
@@ -241,7 +240,6 @@ class WorkerPool:
         log.warning("probe: %s", error)
 
     def _retire(self) -> None:
-        """End the pool's fork server after a while without rounds."""
         self._idle = None
         if self._parent is not None and not self._running:
             self._parent.close()
@@ -250,7 +248,6 @@ class WorkerPool:
     async def _attend(
         self, parent: ForkServer, rank_spec: RankSpec, round_: NodeWorkers
     ) -> RankResult:
-        """Start one worker of the pool, follow it to its end and return its result."""
         stuck = self._stuck.get(rank_spec.device)
         if stuck is not None and not stuck.ended.is_set():
             round_.hurry()
@@ -314,7 +311,6 @@ class WorkerPool:
 
 
 def _failed(rank_spec: RankSpec, outcome: Outcome, reason: str, detail: str) -> RankResult:
-    """Return the result of a worker of the pool that never ran."""
     return RankResult(
         rank=rank_spec.rank, outcome=outcome, stage=Stage.IMPORT, reason=reason, detail=detail
     )

@@ -264,7 +264,9 @@ NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,8}(\.example)?", fullmatch=True)
 
 @given(st.dictionaries(NAMES, st.integers(0, 64), min_size=1, max_size=20), st.data())
 def test_hostfile_round_trip(slots: dict[str, int], data: st.DataObject) -> None:
-    """Members written as a hostfile are read back, whatever blanks and comments are between them."""
+    """Members written as a hostfile are read back, whatever blanks and comments are between
+    them.
+    """
     noise = st.sampled_from(["", "\n", "# x slots=1\n", "   \n", "\t# y\r\n"])
     space = st.sampled_from([" ", "\t", "   "])
     lines = [

@@ -261,7 +261,9 @@ def test_who_is_no_member_is_told_so() -> None:
 
 
 def test_a_skewed_topology_takes_no_longer_than_meeting_everybody() -> None:
-    """One large leaf beside many leaves of one node does not make a cycle of leaves times members."""
+    """One large leaf beside many leaves of one node does not make a cycle of leaves times
+    members.
+    """
     leaves = cluster([60] + [1] * 30)
     timetable = Timetable(leaves, leaves)
     assert timetable.cycle <= 2 * len(leaves)
@@ -328,8 +330,8 @@ def test_ten_thousand_members() -> None:
 
 
 def test_a_node_meets_no_more_in_a_large_fleet() -> None:
-    """In an era a node has rounds with some hundred others, whatever the fleet has: all of its leaf,
-    all of at least three other leaves, and each of them within the era.
+    """In an era a node has rounds with some hundred others, whatever the fleet has: all of its
+    leaf, all of at least three other leaves, and each of them within the era.
     """
     leaves = cluster(LARGE)
     timetable = Timetable(leaves, leaves)

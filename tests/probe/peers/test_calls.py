@@ -101,7 +101,9 @@ async def test_refusal_of_a_handler_is_told(key: Path) -> None:
 
 
 async def test_defect_of_a_handler_is_not_told(key: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An exception in a handler is in this node's log and not in its answer. The listener goes on."""
+    """An exception in a handler is in this node's log and not in its answer. The listener goes
+    on.
+    """
     with caplog.at_level(logging.ERROR):
 
         async def handler(_sender: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -537,7 +539,9 @@ def test_options_that_cannot_be(table: dict[str, Any], error: str) -> None:
 
 
 async def test_node_type_is_complete() -> None:
-    """What a listener counts is there from the start, at zero, so that its first increase is seen."""
+    """What a listener counts is there from the start, at zero, so that its first increase is
+    seen.
+    """
     async with listening(OFF_BY_DEFAULT) as node:
         assert isinstance(node, Node)
         names = {(sample.metric.name, sample.labels) for sample in node.server.samples()}

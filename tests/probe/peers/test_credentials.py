@@ -57,7 +57,9 @@ def problem(options: PeerOptions) -> str:
 
 
 def test_keys_of_a_file() -> None:
-    """Keys stand one a line; comments and empty lines are left out, line ends of either kind are."""
+    """Keys stand one a line; comments and empty lines are left out, line ends of either kind
+    are.
+    """
     assert parse_keys(f"# of 2026\n{KEY}\r\n\n  {OTHER_KEY}  ".encode()) == (
         KEY.encode(),
         OTHER_KEY.encode(),

@@ -78,7 +78,9 @@ async def test_unknown_name() -> None:
 
 
 async def test_name_server_that_fails() -> None:
-    """Where no name server can tell, the name is not called unknown, also while it is remembered."""
+    """Where no name server can tell, the name is not called unknown, also while it is
+    remembered.
+    """
     names, clock = Names(), Time()
     resolver = Resolver(names, clock)
     for _ in range(2):

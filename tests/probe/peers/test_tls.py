@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 
 
 async def test_call_with_certificates(issued: Path) -> None:
-    """Nodes with each other's certificates talk, with one handshake for many calls and no nonces."""
+    """Nodes with each other's certificates talk, with one handshake for many calls and no
+    nonces.
+    """
     async with talking(tls(issued, "b"), tls(issued, "a")) as (node, client):
         for _ in range(3):
             await ping(client)
@@ -101,7 +103,9 @@ async def test_wrong_certificates(
     ("server", "client"), [("b-stranger", "a"), ("b", "a-expired"), ("c", "a")]
 )
 async def test_nothing_is_left_of_failed_handshakes(issued: Path, server: str, client: str) -> None:
-    """Neither the caller nor the member called keeps their 200 KiB until cycles are searched for."""
+    """Neither the caller nor the member called keeps their 200 KiB until cycles are searched
+    for.
+    """
     async with talking(tls(issued, server), tls(issued, client)) as (_, caller):
         with without_search(SSLProtocol, Link, Connection) as gone:
             for _ in range(3):

@@ -256,7 +256,9 @@ async def test_extra_round_crosses_a_scheduled_one(tmp_path: Path, extra: int) -
 
 
 async def test_invitations_that_cross(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is refused by a member that has begun the same round waits for its invitation, and joins."""
+    """Who is refused by a member that has begun the same round waits for its invitation, and
+    joins.
+    """
     async with company(tmp_path, 2) as companions:
         first, second = sorted(
             companions, key=lambda one: root_order(NAMES[:2], EPOCH).index(one.name)
@@ -405,7 +407,7 @@ CASES = {
     "ended early, as it had not come as far": (
         "hung init deadline 0",
         "inconclusive store ended_early 0",
-        "hung them deadline",
+        "inconclusive - deadline",
     ),
     "other torch": (
         "failed store versions_differ 0",

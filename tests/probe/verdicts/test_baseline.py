@@ -190,7 +190,9 @@ _GOOD = learnt([1.0] * 30).document()
 def test_bad_file_is_reported_and_set_aside(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
-    """A file that is bad in any way is reported by name, kept for inspection, and not used at all."""
+    """A file that is bad in any way is reported by name, kept for inspection, and not used at
+    all.
+    """
     file = tmp_path_factory.mktemp("bad") / "b"
     file.write_bytes(content)
     known = Baselines(OPTIONS)

@@ -431,7 +431,9 @@ GONE = Answer(outcome=Outcome.UNREACHABLE, stage=Stage.INVITE, silent=True)
 def vanished(
     name: str, outcome: Outcome, opinion: float | None
 ) -> Callable[[tuple[str, ...], Kind], Answer]:
-    """A world in which one node does not answer this one, and others report their results with it."""
+    """A world in which one node does not answer this one, and others report their results with
+    it.
+    """
 
     def world(peers: tuple[str, ...], _: Kind) -> Answer:
         if name in peers:
@@ -711,7 +713,9 @@ def test_everybody_unreachable_means_oneself(outcome: Outcome) -> None:
 
 
 def test_only_other_leaves_unreachable_is_the_leaf() -> None:
-    """If the neighbors answer and report the same, and no other leaf answers, the leaf is cut off."""
+    """If the neighbors answer and report the same, and no other leaf answers, the leaf is cut
+    off.
+    """
     scene = settled()
 
     def world(peers: tuple[str, ...], _: Kind) -> Answer:

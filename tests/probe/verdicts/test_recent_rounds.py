@@ -83,8 +83,8 @@ def test_witness_calls_whom_another_cannot_call() -> None:
     ],
 )
 def test_what_is_no_reason_to_call(calls: dict[str, float], kind: Kind, *, extra: bool) -> None:
-    """A node calls nobody outside the schedule if a report does not single out one or two others, or
-    an echo would show nothing.
+    """A node calls nobody outside the schedule if a report does not single out one or two others,
+    or an echo would show nothing.
     """
     assert note(RecentRounds("me", HIGH), 5, calls=calls, kind=kind, extra=extra) == []
 

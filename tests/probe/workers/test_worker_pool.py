@@ -603,7 +603,9 @@ def test_nothing_inherited(scene: Scene) -> None:
 
 
 def test_threads_at_import() -> None:
-    """Where importing torch leaves threads nothing is forked. Workers are started afresh, and work."""
+    """Where importing torch leaves threads nothing is forked. Workers are started afresh, and
+    work.
+    """
 
     async def play(worker_pool: WorkerPool) -> None:
         results = await worker_pool.run(job(""), LocalStore(), ignore)
@@ -792,8 +794,8 @@ def test_useless_interpreter(python: str, reason: str, words: str) -> None:
 
 
 def test_slow_is_not_hung(scene: Scene) -> None:
-    """Collectives that go on, at a tenth of their usual speed, are timed beyond their deadline, for a
-    few times as long; those that go on for ever are hung.
+    """Collectives that go on, at a tenth of their usual speed, are timed beyond their deadline, for
+    a few times as long; those that go on for ever are hung.
     """
     deadlines = {**LONG, Stage.SIZES: DEADLINE}
     drag = DEADLINE / 3
