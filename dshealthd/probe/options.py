@@ -20,9 +20,7 @@ _MINUTES = 60
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipOptions:
-    """Source of the list of nodes. At most one source; without one, probes between nodes are
-    off.
-    """
+    """At most one source of the list of nodes; without one, probes between nodes are off."""
 
     hostfile: Path | None = option(
         None, "DeepSpeed hostfile that training is started with; re-read when it changes."

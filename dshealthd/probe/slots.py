@@ -398,9 +398,7 @@ class SlotRunner:
         return (round for round in self._recent if round.epoch == epoch)
 
     def _paired(self, epoch: int) -> bool:
-        """Return whether a round took place in the epoch: not declined, and the partner not
-        gone.
-        """
+        """Return whether a round took place in the epoch: not declined, and with a partner."""
         return any(
             round.outcome is not Outcome.DECLINED and round.outcome not in _GONE
             for round in self._of(epoch)

@@ -80,9 +80,7 @@ class Reach(NamedTuple):
 
 
 def neighbors(me: str, nodes: Sequence[str], most: int = MOST) -> list[str]:
-    """Return the nodes that one of an allocation contacts: the next in a ring, to share the
-    load.
-    """
+    """Return the nodes that one of an allocation contacts: the next ones in a ring."""
     ring = sorted(nodes)
     at = ring.index(me)
     return (ring[at + 1 :] + ring[:at])[:most]
@@ -132,9 +130,7 @@ async def _ask(config: Config, me: str, others: Sequence[str], port: int) -> Rea
 
 
 async def _round(client: PeerClient, name: str) -> tuple[str, bool]:
-    """Return the problem of an allocated node (empty: none), and whether no packet came back from
-    it.
-    """
+    """Return the problem of a node (empty: none), and whether no packet came back from it."""
     answered = False
     try:
         async with time_limit(ROUND):

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: Function) -> bool | None:
-    """Run a test that is a coroutine; a blocking call in its event loop is an error, unless it
-    `may_block`.
-    """
+    """Run a coroutine; a blocking call in its loop is an error, unless it `may_block`."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = pyfuncitem._fixtureinfo.argnames

@@ -187,9 +187,7 @@ class Node:
         return self.metric("requests_refused_total", reason)
 
     async def raw(self, data: bytes, patience: float = PATIENT) -> bytes:
-        """Send bytes and return all that comes until the listener closes, or for so many
-        seconds.
-        """
+        """Send bytes and return what comes until the listener closes, or in so many seconds."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(data)
@@ -366,9 +364,7 @@ async def connected(node: Node) -> AsyncIterator[Raw]:
 async def impersonating(
     serve: Callable[[AsyncIterator[bytes], asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[int]:
-    """Listen as somebody else would; `serve` is given each connection's requests. Gives the
-    port.
-    """
+    """Listen as somebody else; `serve` is given each connection's requests. Yields the port."""
 
     async def requests(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
         while True:

@@ -67,9 +67,7 @@ def test_local() -> None:
 
 
 def test_local_json() -> None:
-    """`--json` prints one document with seconds and bytes per second, and nothing else on standard
-    output.
-    """
+    """`--json` prints one document, and nothing else, with seconds and bytes per second."""
     done = dshealthd("probe", "--size", "4096", "--repetitions", "3", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -170,9 +168,7 @@ async def test_matrix(tmp_path: Path) -> None:
 
 @may_block
 async def test_light_and_group_on_demand(tmp_path: Path) -> None:
-    """A light matrix touches no GPU and gives no reason for that. A group is one round of all
-    nodes.
-    """
+    """A light matrix gives no reason for being light; a group is one round of all nodes."""
     async with agents(tmp_path, 3) as members:
         await until(lambda: all(agent.value("probe_up") for agent in members))
         light = await pairs.between(
@@ -204,9 +200,7 @@ async def test_no_member(tmp_path: Path) -> None:
 
 
 def test_exit_statuses() -> None:
-    """Every outcome has its own status, distinct from that of bad usage, and the worst of several
-    counts.
-    """
+    """Every outcome has its own status, other than bad usage; the worst of several counts."""
     assert set(report.EXIT) == set(Outcome)
     assert len(set(report.EXIT.values())) == len(Outcome)
     assert 2 not in report.EXIT.values()
@@ -215,9 +209,7 @@ def test_exit_statuses() -> None:
 
 
 def test_gpus_alone_are_all_listed() -> None:
-    """A local probe lists each collective once, by its slowest rank, and each GPU's own steps once
-    per GPU.
-    """
+    """Each collective is listed once, by its slowest rank, a GPU's own steps once per GPU."""
     timings = (
         *(
             Timing("all_reduce", 8, seconds, 1.0, part)

@@ -289,9 +289,7 @@ def test_hangs_that_need_no_rounds() -> None:
 
 
 def test_a_job_that_hangs_again_and_again_is_looked_into_once_a_minute() -> None:
-    """A user can cause hangs at will, so their rate is bounded; the hang of another job gets its
-    turn.
-    """
+    """The rate of hangs that users cause is bounded; another job's hang gets its turn."""
     company, clock = Company(MANY), Clock()
     watch = watching(clock=clock)
     watch.see([hang("run-1")])

@@ -86,9 +86,7 @@ def test_no_round_beside_a_training_on_cpus(
 
 
 def test_unknown_counts_as_busy() -> None:
-    """If a collector fails, is off, has not run yet, or misses a GPU, rounds do not use the
-    GPUs.
-    """
+    """If a collector fails, is off, has not run or misses a GPU, rounds use none."""
     failing = snapshot({"0": 0})
     failing.put("gpu_processes", failed(Reason.TIMEOUT, "hangs"))
     off = snapshot({"0": 0})
@@ -103,9 +101,7 @@ def test_unknown_counts_as_busy() -> None:
 
 
 def test_released_gpus_are_not_used() -> None:
-    """If an operator has turned the GPU collectors off to unload the driver, no round uses the
-    GPUs.
-    """
+    """While an operator has the GPU collectors off to unload the driver, no GPU is used."""
     shot = snapshot({"0": 0})
     shot.put("gpu_processes", not_available("released by /run/dshealthd/release-gpus"))
     assert policy(shot).objection(scheduled=True) == RELEASED
@@ -137,9 +133,7 @@ def test_own_workers_do_not_count() -> None:
     ],
 )
 def test_window(window: str, moment: str, inside: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """The window is daily and in UTC, begins with its first minute, ends before its last, and may
-    span midnight.
-    """
+    """The window is daily, in UTC, without its last minute, and may span midnight."""
     now = datetime.fromisoformat(f"2026-03-01T{moment}:00").replace(tzinfo=UTC).timestamp()
     options = PolicyOptions(window=window)
     assert list(options.check()) == []

@@ -48,9 +48,7 @@ def secrets(agent: Agent) -> Secrets:
 
 @contextlib.asynccontextmanager
 async def changing(members: list[Agent], agent: Agent) -> AsyncIterator[None]:
-    """Let an agent notice that its files have changed, and require that all have good rounds
-    afterwards.
-    """
+    """Let an agent notice changed files, and require that all have good rounds afterwards."""
     old = secrets(agent)
     yield
     await until(lambda: secrets(agent) is not old)

@@ -183,9 +183,7 @@ async def test_clock_off(tmp_path: Path) -> None:
 
 
 async def test_wrong_key(tmp_path: Path) -> None:
-    """A node with another key is accused as unauthorized by the others, which continue with each
-    other.
-    """
+    """A node with another key is accused as unauthorized by the others, which go on."""
     async with agents(tmp_path, 3, keys={NAMES[2]: OTHER_KEY}) as (one, two, wrong):
         expected = {"kind": "node", "component": wrong.name, "reason": "unauthorized"}
         await until(lambda: expected in one.suspects and expected in two.suspects)
@@ -206,9 +204,7 @@ def reads(hostfile: Path) -> Callable[[ProbeOptions], ProbeOptions]:
 
 
 async def test_hostfile_is_read_again(tmp_path: Path) -> None:
-    """A changed hostfile is applied by the next epoch. A bad one changes only the metric and the
-    detail.
-    """
+    """A changed hostfile is applied by the next epoch; a bad one changes metric and detail."""
     hostfile = tmp_path / "hostfile"
     write(hostfile, *NAMES[:2])
     async with agents(tmp_path, 2, change=reads(hostfile)) as (one, two):
@@ -284,9 +280,7 @@ async def test_hung_hostfile_does_not_stop_the_rounds(
 
 
 async def test_waits_for_what_is_missing(tmp_path: Path) -> None:
-    """Without a usable key the probes are down with the reason, and start by themselves once there
-    is one.
-    """
+    """Without a usable key the probes are down with the reason, and start once there is one."""
     async with agents(tmp_path, 2) as (one, two):
         (tmp_path / two.name / "key").chmod(0o644)
         await two.service.close()
@@ -328,9 +322,7 @@ async def test_hung_key_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @may_block
 async def test_real_workers(tmp_path: Path) -> None:
-    """With an interpreter that has torch the rounds are collectives, and their baselines survive a
-    restart.
-    """
+    """With torch the rounds are collectives, and their baselines survive a restart."""
     change = lambda options: replace(  # noqa: E731
         options,
         python=Path(sys.executable),

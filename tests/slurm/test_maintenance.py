@@ -89,9 +89,7 @@ def test_drain_for_a_lost_gpu_holds_no_page_back(tmp_path: Path) -> None:
 
 
 def test_it_is_renewed_and_ends(tmp_path: Path) -> None:
-    """It counts for a day after it was asked last, begins once, and ends when the node is
-    resumed.
-    """
+    """It counts for a day after the last query, begins once, and ends with the drain."""
     place = tmp_path / FILES["slurm"]
     drained = Slurm(node("n1", "idle+drain", "PSU"))
     keep(tmp_path, drained, "n1", NOW)

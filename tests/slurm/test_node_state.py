@@ -34,8 +34,6 @@ from dshealthd.slurm.controller import NodeState
     ],
 )
 def test_states(text: str, *, drained: bool, working: bool) -> None:
-    """A node is touched only in a state in which it takes jobs; an unknown flag is somebody's
-    work.
-    """
+    """A node is touched only where it takes jobs; an unknown flag is somebody's work."""
     state = NodeState.parse(text)
     assert (state.drained, state.working) == (drained, working)

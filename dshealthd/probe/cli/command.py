@@ -44,7 +44,7 @@ def probe(
     repetitions: int | None,
     as_json: bool,
 ) -> int:
-    """Run collectives now, print their timings and return the exit status; see `report.EXIT`.
+    """Run collectives, print their timings and return the status, as in `report.EXIT`.
     Raises ConfigError.
     """
     source = str(file) if file is not None else "command line"

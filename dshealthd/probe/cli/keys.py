@@ -39,9 +39,7 @@ class KeysError(Exception):
 
 
 def keys(loaded: Config, action: str, file: str | None) -> int:
-    """Make, rotate or show the key file and return the exit status. On failure, print why and
-    return 1.
-    """
+    """Make, rotate or show the key file; on failure, print why and return 1."""
     path = Path(file) if file is not None else loaded.section(ProbeOptions).peer.key_file or DEFAULT
     try:
         {"new": new, "rotate": rotate, "show": show}[action](path)
@@ -53,9 +51,7 @@ def keys(loaded: Config, action: str, file: str | None) -> int:
 
 
 def new(path: Path) -> None:
-    """Make a key file with a new key. Raises FileExistsError if there is one already: it may be in
-    use.
-    """
+    """Make a key file; FileExistsError if there is one already, which may be in use."""
     _write(path, [_key()], 0, os.O_EXCL)
     print(f"{path}: made")
     show(path)

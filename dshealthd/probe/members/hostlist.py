@@ -25,9 +25,7 @@ _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
 
 class HostlistError(ValueError):
-    """An invalid node list expression. The message says why, and quotes at most 60 characters of
-    it.
-    """
+    """An invalid node list expression; the message quotes at most 60 characters of it."""
 
 
 def is_name(text: str) -> bool:

@@ -216,9 +216,7 @@ def _units(names: Iterable[str], leaves: Mapping[str, str]) -> list[list[str]]:
 
 
 def _packed(lines: Sequence[Sequence[int]], width: int) -> list[tuple[int, ...]]:
-    """Return cells of up to `width` units, or a `FEW` more, each of whole lines. Short lines share
-    a cell.
-    """
+    """Return cells of up to `width` units, or `FEW` more, of whole lines; short ones share one."""
     cells: list[list[int]] = []
     rest: list[int] = []
     for line in lines:

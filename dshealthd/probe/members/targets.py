@@ -49,9 +49,7 @@ def _address(name: str, port: int) -> str:
 
 
 def targets(loaded: Config, hostfile: str | None, output: str | None) -> int:
-    """Print the targets, or replace a file atomically. If the members are unknown, the file stays
-    unchanged.
-    """
+    """Print the targets, or replace a file; it stays as it is if the members are unknown."""
     options = (
         MembershipOptions(hostfile=Path(hostfile))
         if hostfile is not None

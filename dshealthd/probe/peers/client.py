@@ -262,9 +262,7 @@ async def _send(
 
 
 def _read(answer: UnverifiedAnswer, method: Method) -> dict[str, Any]:
-    """Return the contents of a peer's verified answer. Raises PeerError if it is a refusal or is
-    malformed.
-    """
+    """Return what a verified answer says; PeerError if it is a refusal or malformed."""
     try:
         if answer.status == HTTPStatus.OK:
             return protocol.loads(answer.body, method.answer)
@@ -280,9 +278,7 @@ def _read(answer: UnverifiedAnswer, method: Method) -> dict[str, Any]:
 
 
 def _unverified(answer: UnverifiedAnswer) -> PeerError:
-    """Return what an unsigned answer means. Its contents do not count: they may not come from the
-    peer.
-    """
+    """Return what an unsigned answer means, whose contents do not count."""
     if answer.status == HTTPStatus.OK:
         return PeerError(Outcome.UNAUTHORIZED, "answer_not_signed")
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:

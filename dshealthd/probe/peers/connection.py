@@ -98,9 +98,7 @@ class PeerGate(ConnectionLimiter):
     """Only clients that have proved who they are count as known."""
 
     def __init__(self, limit: int, limit_per_address: int) -> None:
-        """Admit at most `limit` connections at a time, `limit_per_address` of them from one
-        client.
-        """
+        """Admit `limit` connections at a time, `limit_per_address` of them from one client."""
         super().__init__(limit, limit_per_address)
         self.strangers: dict[PeerConnection, str] = {}
         """Unauthenticated connections and their clients, oldest first."""

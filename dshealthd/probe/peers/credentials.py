@@ -106,9 +106,7 @@ def open_secret(path: Path) -> int:
 
 
 def _exposed(status: os.stat_result, *, ours: bool) -> str | None:
-    """Return why a file cannot be trusted with a secret, or None. Modes and owners are checked only
-    for `ours`.
-    """
+    """Return why a file cannot be trusted with a secret; modes and owners count for `ours`."""
     if not stat.S_ISREG(status.st_mode):
         return "is not a regular file"
     if ours and status.st_mode & 0o077:

@@ -187,9 +187,7 @@ def _plain(address: str) -> str:
 
 
 def _content_length(request: BaseRequest) -> int:
-    """Return the length of a caller's body. Refuse a request that is ambiguous or that needs
-    decoding.
-    """
+    """Return the length of a body; refuse a request that is ambiguous or needs decoding."""
     lengths = request.headers.getall("Content-Length", ())
     if any(
         name in request.headers

@@ -231,9 +231,7 @@ class Data:
 
 
 def loads(body: bytes, schema: Record) -> dict[str, Any]:
-    """Return a parsed message. Raises SchemaError if it is not JSON, is ambiguous JSON, or does not
-    fit `schema`.
-    """
+    """Return a message; SchemaError if it is not unambiguous JSON that fits `schema`."""
     try:
         value = json.loads(
             body.decode(),

@@ -103,9 +103,7 @@ class ActiveRound:
     async def missing(
         self, names: Iterable[str], seconds: float, *, or_decided: bool = False
     ) -> list[str]:
-        """Wait for these members' shares, or until the round is `decided`; return whose are
-        missing.
-        """
+        """Wait for these members' shares, or until it is `decided`; return whose are missing."""
 
         def left() -> list[str]:
             return [name for name in names if name not in self.shares]

@@ -65,9 +65,7 @@ class Echoes:
 
     @property
     def timings(self) -> tuple[Timing, ...]:
-        """The light round's exact times as an observation's timings; bandwidth counts both
-        directions.
-        """
+        """The times that are exact; their bandwidth counts both directions."""
         return tuple(
             Timing(OP, size, span.least, 2 * size / max(span.least, 1e-9))
             for size, span in self._spans()

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 HANDING_IN = 2.0
 """Seconds for a member to acknowledge a share."""
 ROUND = 60.0
-"""Seconds after which a member considers the root silent. Each stage of a round has a shorter
-deadline.
-"""
+"""Seconds after which the root counts as silent; each stage has a shorter deadline."""
 LIGHT_ROUND = 20.0
 """The same in a light round."""
 REPEAT = 3.0
@@ -51,9 +49,7 @@ class Participant:
         self._context = context
 
     async def take_part(self, active: ActiveRound) -> RoundResult:
-        """Run this node's workers for another's round, send the others the results, and return
-        the conclusion.
-        """
+        """Run this node's workers, send the others their results, and return the conclusion."""
         me, plan = self._context.node.name, active.plan
         store = RemoteStore(self._context.peers, plan.root, plan.round, self._context.monotonic)
         working = asyncio.create_task(

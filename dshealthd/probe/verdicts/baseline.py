@@ -48,9 +48,7 @@ _TO_SIGMA = 1.4826
 _LEAST_SIBLINGS = 3
 """Minimum other parts of the node whose median can judge one part: of two, one may be slow."""
 _SMALL = 6.0
-"""A deviation estimated from n values is multiplied by 1 + 6/n. It and the median are themselves
-uncertain.
-"""
+"""A deviation of n values is multiplied by 1 + 6/n, as it and the median are uncertain."""
 _FASTER = 0.03
 """Minimum share by which recent values must lie below the median to replace it."""
 _IMPLAUSIBLE = 4.0

@@ -198,9 +198,7 @@ class PeerHistory:
         )
 
     def uncalled(self, name: str, since: int) -> bool:
-        """Return whether another member has reported since an epoch that it could not call
-        `name`.
-        """
+        """Return whether another member has reported since an epoch that it could not call it."""
         return self._uncalled.get(name, -1) >= since
 
     def verified_by_peers(self, name: str, high: float) -> bool:
@@ -212,9 +210,7 @@ class PeerHistory:
         return well > max(1, len(others) - well)
 
     def slow_for_others(self, name: str, high: float, epoch: int) -> bool:
-        """Return whether another member has recently reported a slow call of its own to a
-        member.
-        """
+        """Return whether another member has recently reported a slow call to a member."""
         return any(
             0 <= epoch - since <= _ECHOES_KEPT and ratio >= high
             for since, ratio in self._called_by.get(name, {}).values()

@@ -50,9 +50,7 @@ class Signal(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The part to report to peers if the signal is slow; empty if the node's score covers
-        it.
-        """
+        """The part to report if the signal is slow; empty if the node's score covers it."""
         return self.part or (self.family if self.family == "light" else "")
 
     @property

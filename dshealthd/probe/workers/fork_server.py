@@ -108,9 +108,7 @@ class ForkedWorker:
     """One forked worker: the agent can kill it, notices its end, and has it reaped."""
 
     def __init__(self, parent: ForkServer, pid: int, pidfd: int) -> None:
-        """Watch a process that the parent reaps only on request, so its pid stays its own until
-        then.
-        """
+        """Watch a process, whose pid stays its own until the parent is asked to reap it."""
         self.pid = pid
         self.ended = asyncio.Event()
         self.status: int | None = None

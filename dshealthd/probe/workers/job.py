@@ -15,9 +15,7 @@ STAGES = tuple(Stage)
 """All stages, in the order of a round."""
 
 LATENCY = ((8, 40), (1 << 10, 40), (64 << 10, 40))
-"""Small all-reduces: bytes and repetitions. They are cheap, and the first to show bad cables and
-busy switches.
-"""
+"""Small all-reduces, cheap and the first to show bad cables: bytes and repetitions."""
 BANDWIDTH = ((64 << 20, 5),)
 """A large all-reduce, run now and then."""
 

@@ -52,9 +52,7 @@ def objection(path: str, status: os.stat_result, *, on_the_way: bool = False) ->
 
 
 def way(path: str) -> Iterator[str]:
-    """Yield objections to an environment's file and to each folder and link on its path. Raises
-    OSError.
-    """
+    """Yield objections to a file and to each folder and link on its path. Raises OSError."""
     seen: set[str] = set()
     pending = [part for part in os.path.abspath(path).split("/") if part]
     at, links = "/", 0
@@ -97,9 +95,7 @@ def tree(root: str) -> Iterator[str]:
 
 
 def prefixes(python: str) -> list[str]:
-    """Return the prefixes of the environment's library and packages: a virtual environment and its
-    base.
-    """
+    """Return the prefixes of library and packages: a virtual environment and its base."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(python)))
     found = []
     configuration = os.path.join(folder, "pyvenv.cfg")

@@ -32,9 +32,7 @@ MORE = 3
 neighbors' speed is slow, not hung.
 """
 GRACE = 1.0
-"""Seconds that this node's other ranks get to report after one has failed. Most see their
-connections close.
-"""
+"""Seconds for this node's other ranks to report after one failed; most lose connections."""
 LAST_MOMENT = 2.0
 """Seconds that a worker which has closed its channel gets to exit with a status of its own."""
 STORE_MARGIN = 2.0

@@ -88,9 +88,7 @@ class VersionsDiffer(Exception):
 
 
 class AgentChannel:
-    """The worker's end of its channel. Sends progress, and carries store operations for any
-    thread.
-    """
+    """The worker's end of its channel, for progress and any thread's store operations."""
 
     def __init__(self, channel: socket.socket) -> None:
         """Take over a connected stream socket."""

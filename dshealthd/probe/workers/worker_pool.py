@@ -69,9 +69,7 @@ TORCH = gauge(
 METRICS = (PARENT_UP, PARENT_STARTS, PARENT_FAILURES, STUCK, TORCH)
 
 KILL_DEADLINE = 2.0
-"""Seconds after SIGKILL until a worker counts as unkillable. The driver is slow to tear down a CUDA
-context.
-"""
+"""Seconds after SIGKILL until a worker counts as unkillable; a CUDA context takes long."""
 
 
 class WorkerPool:

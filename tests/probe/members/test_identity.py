@@ -66,9 +66,7 @@ def test_own_name(
 def test_no_member(
     names: list[str], hostname: str, addresses: list[str], name: str, reason: str
 ) -> None:
-    """A machine that is not a member, or could be two of them, gets an error that says how to
-    identify it.
-    """
+    """A machine that is no member, or could be two, is told how to identify it."""
     with pytest.raises(MembershipError) as error:
         own_name(names, hostname, addresses, name)
     assert error.value.errors == (reason,)
@@ -98,9 +96,7 @@ Local:
 
 
 def test_addresses_of_the_kernel() -> None:
-    """Only the machine's own addresses are returned: no route, no broadcast and no link-local
-    address.
-    """
+    """Only own addresses count: no route, no broadcast and no link-local address."""
     assert parse_fib_trie(FIB_TRIE) == ["10.0.0.7", "127.0.0.1"]
     assert parse_if_inet6(
         "fd000000000000000000000000000007 02 40 00 80     eth0\n"
@@ -112,9 +108,7 @@ def test_addresses_of_the_kernel() -> None:
 
 
 def test_local_addresses(tmp_path: Path) -> None:
-    """Loopback addresses are left out, as every node has them. A kernel without the files has no
-    address.
-    """
+    """Loopback addresses are left out; a kernel without the files has no address."""
     (tmp_path / "net").mkdir()
     (tmp_path / "net" / "fib_trie").write_text(FIB_TRIE)
     assert local_addresses(Host(procfs=tmp_path)) == ("10.0.0.7",)
@@ -122,9 +116,7 @@ def test_local_addresses(tmp_path: Path) -> None:
 
 
 def test_local_addresses_of_this_machine() -> None:
-    """On a real kernel the addresses are those that ip(8) lists, or that can be bound if there is
-    no ip(8).
-    """
+    """The addresses are those that ip(8) lists, or can be bound where there is no ip(8)."""
     mine = local_addresses(Host())
     for address in mine:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -105,9 +105,7 @@ def test_load_list_and_slurm() -> None:
 
 
 def test_load_dns() -> None:
-    """The addresses of a DNS name are the members. A node that has both kinds of address counts
-    once.
-    """
+    """The addresses of a DNS name are members; a node with both kinds counts once."""
     options = MembershipOptions(dns="probes.example.org")
     assert load(options, answers("10.0.0.2", "10.0.0.10", "10.0.0.2", "fd00::2")).names == (
         "10.0.0.10",
@@ -229,9 +227,7 @@ def test_digest_is_the_same_in_every_version() -> None:
 
 
 def test_watcher_of_files(tmp_path: Path) -> None:
-    """A change of either file is reported once: new content, a rename over it, its removal and its
-    return.
-    """
+    """A change, a rename over it, a removal and a return of either file are reported once."""
     hosts, tree = tmp_path / "h", tmp_path / "t"
     hosts.write_text("a slots=8\n")
     watcher = Watcher(MembershipOptions(hostfile=hosts, topology=tree), lambda: 0.0)
@@ -264,9 +260,7 @@ NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,8}(\.example)?", fullmatch=True)
 
 @given(st.dictionaries(NAMES, st.integers(0, 64), min_size=1, max_size=20), st.data())
 def test_hostfile_round_trip(slots: dict[str, int], data: st.DataObject) -> None:
-    """Members written as a hostfile are read back, whatever blanks and comments are between
-    them.
-    """
+    """Members written as a hostfile are read back, whatever is blank between them."""
     noise = st.sampled_from(["", "\n", "# x slots=1\n", "   \n", "\t# y\r\n"])
     space = st.sampled_from([" ", "\t", "   "])
     lines = [

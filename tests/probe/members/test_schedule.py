@@ -185,9 +185,7 @@ def test_even_epochs_stay_inside_leaves(layout: list[int], half: int) -> None:
 
 @given(LAYOUTS, SIZES, st.integers(0, 1 << 20))
 def test_odd_epochs_cross_leaves(layout: list[int], size: int, half: int) -> None:
-    """In an odd epoch no group has two members of one leaf, except pairs of members that find
-    nobody across.
-    """
+    """In odd epochs no group has two members of a leaf, except pairs that find nobody across."""
     leaves = cluster(layout)
     if len(layout) < 2 or len(layout) * max(layout) > 2 * sum(layout):
         return
@@ -261,9 +259,7 @@ def test_who_is_no_member_is_told_so() -> None:
 
 
 def test_a_skewed_topology_takes_no_longer_than_meeting_everybody() -> None:
-    """One large leaf beside many leaves of one node does not make a cycle of leaves times
-    members.
-    """
+    """One large leaf beside many of one node does not make the cycle much longer."""
     leaves = cluster([60] + [1] * 30)
     timetable = Timetable(leaves, leaves)
     assert timetable.cycle <= 2 * len(leaves)
@@ -405,9 +401,7 @@ def test_roots_are_spread_evenly() -> None:
 
 
 def test_root_order_of_those_that_are_left() -> None:
-    """A missing member does not change the order of the others, and the order of the group does not
-    matter.
-    """
+    """A missing member changes nothing in the order of the others; nor does the group's order."""
     names = ["a", "b", "c", "d", "e"]
     for epoch in range(50):
         order = root_order(names, epoch)

@@ -22,9 +22,7 @@ SwitchName=s3 \\
 
 
 def test_tree() -> None:
-    """The tree form may have comments, quotes, continued lines and keys in either case. Only leaves
-    have nodes.
-    """
+    """Comments, quotes, continued lines and keys in either case are read; leaves have nodes."""
     switches = parse(TREE, "topology.conf")
     assert [
         (switch.name, len(switch.nodes), switch.switches, switch.line) for switch in switches
@@ -51,9 +49,7 @@ def test_blocks() -> None:
 
 
 def test_rails() -> None:
-    """A node on several leaf switches shares a leaf with nodes on the same ones, whatever their
-    order.
-    """
+    """A node on several leaf switches shares a leaf with nodes on the same ones."""
     switches = parse("SwitchName=r2 Nodes=a,b\nSwitchName=r1 Nodes=b,a,c\n", "t")
     assert leaves(switches, "abc") == {"a": "r1+r2", "b": "r1+r2", "c": "r1"}
 
@@ -72,9 +68,7 @@ def test_long_and_short_names() -> None:
 
 
 def test_every_bad_line_is_named() -> None:
-    """All errors are reported at once, with file and line. A continued line is reported by its
-    first line.
-    """
+    """All errors are reported at once, with file and the first line of a continued one."""
     text = """\
 SwitchName=s0 Nodes=n[1-2
 SwitchName=s1 Nodes=n1

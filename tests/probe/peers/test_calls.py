@@ -85,9 +85,7 @@ async def test_handler_gets_sender_and_values(key: Path) -> None:
 
 
 async def test_refusal_of_a_handler_is_told(key: Path) -> None:
-    """A handler's refusal reaches the caller as a decline with its reason, and is counted on both
-    sides.
-    """
+    """A handler's refusal is a decline with its reason, and counted on both sides."""
 
     async def handler(_sender: str, _body: dict[str, Any]) -> dict[str, Any]:
         raise Refusal(BUSY)
@@ -101,9 +99,7 @@ async def test_refusal_of_a_handler_is_told(key: Path) -> None:
 
 
 async def test_defect_of_a_handler_is_not_told(key: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """An exception in a handler is in this node's log and not in its answer. The listener goes
-    on.
-    """
+    """An exception in a handler is in this node's log, not in its answer; all goes on."""
     with caplog.at_level(logging.ERROR):
 
         async def handler(_sender: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -184,9 +180,7 @@ async def test_answer_of_an_earlier_request_is_not_believed(key: Path) -> None:
 
 
 async def test_replayed_request(key: Path) -> None:
-    """The same bytes a second time are refused as a stranger's are, on the same connection and on
-    another one.
-    """
+    """The same bytes are refused a second time as a stranger's, on any connection."""
     async with (
         listening(keyed(key)) as node,
         connected(node) as first,
@@ -539,9 +533,7 @@ def test_options_that_cannot_be(table: dict[str, Any], error: str) -> None:
 
 
 async def test_node_type_is_complete() -> None:
-    """What a listener counts is there from the start, at zero, so that its first increase is
-    seen.
-    """
+    """What a listener counts begins at zero, so that its first increase is seen."""
     async with listening(OFF_BY_DEFAULT) as node:
         assert isinstance(node, Node)
         names = {(sample.metric.name, sample.labels) for sample in node.server.samples()}

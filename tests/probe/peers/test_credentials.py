@@ -57,9 +57,7 @@ def problem(options: PeerOptions) -> str:
 
 
 def test_keys_of_a_file() -> None:
-    """Keys stand one a line; comments and empty lines are left out, line ends of either kind
-    are.
-    """
+    """Keys stand one a line, with line ends of either kind, comments and empty lines."""
     assert parse_keys(f"# of 2026\n{KEY}\r\n\n  {OTHER_KEY}  ".encode()) == (
         KEY.encode(),
         OTHER_KEY.encode(),
@@ -130,9 +128,7 @@ def test_key_that_is_no_file(tmp_path: Path) -> None:
 def test_key_among_the_credentials_of_systemd(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name without a slash is one of systemd's credentials, whose modes are its own. A path is a
-    path.
-    """
+    """A name without a slash is one of systemd's credentials, whose modes are its own."""
     secret(tmp_path, "probe-key", KEY).chmod(0o440)
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     options = PeerOptions(key_file=type(tmp_path)("probe-key"))
@@ -157,9 +153,7 @@ def test_tls_is_1_3_and_verifies(issued: Path) -> None:
 
 
 def test_certificate_files_that_cannot_be(issued: Path, tmp_path: Path) -> None:
-    """A private key that others can read, one of another certificate, and a file that holds none
-    are named.
-    """
+    """A key that others can read or of another certificate, and no certificate, are named."""
     for name in ("a.pem", "a.key", "b.key", "ca.pem"):
         shutil.copy(issued / name, tmp_path / name)
     options = tls(tmp_path, "a")

@@ -205,9 +205,7 @@ async def test_stranger_makes_room_for_its_own_address(key: Path) -> None:
 
 
 async def test_full_of_nodes(key: Path) -> None:
-    """Where all places are taken by nodes that proved themselves, a further connection is closed
-    and counted.
-    """
+    """Where proved nodes take all places, a further connection is closed and counted."""
     async with (
         listening(keyed(key, max_connections=2)) as node,
         calling(keyed(key), node.port) as one,
@@ -257,9 +255,7 @@ async def test_slow_body(key: Path) -> None:
 
 
 async def test_stranger_is_not_kept_idle(key: Path) -> None:
-    """A connection that asked for a nonce and then says nothing is closed like one that never said
-    anything.
-    """
+    """A connection that asks for a nonce and then says nothing is closed like a silent one."""
     async with listening(keyed(key, header_timeout=1.0)) as node, connected(node) as raw:
         await raw.nonce()
         watch = Stopwatch()

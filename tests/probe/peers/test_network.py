@@ -53,9 +53,7 @@ async def test_nobody_listens(key: Path) -> None:
 
 
 async def test_listener_that_restarts(key: Path) -> None:
-    """A kept connection whose listener has ended is not used again. The next call is as if it were
-    the first.
-    """
+    """A kept connection whose listener has ended is not used again."""
     async with listening(keyed(key)) as node:
         port = node.port
         async with calling(keyed(key), port) as client:
@@ -210,9 +208,7 @@ async def test_clocks_that_differ(key: Path) -> None:
 
 
 async def test_connections_do_not_pile_up(key: Path) -> None:
-    """One connection is kept for each peer in use, a bounded number in all, and none for those that
-    are forgotten.
-    """
+    """One connection is kept for each peer in use, a bounded number in all, none if forgotten."""
     names = [f"node-{number}" for number in range(40)]
 
     async with talking(

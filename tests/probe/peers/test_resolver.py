@@ -39,9 +39,7 @@ class Names:
 
 
 async def test_addresses_are_remembered() -> None:
-    """A name is looked up once a minute, also when many ask at once. All its addresses are given,
-    each once.
-    """
+    """A name is looked up once a minute, also when many ask; it has each address once."""
     names, clock = Names(), Time()
     resolver = Resolver(names, clock)
     found = await asyncio.gather(*(resolver.addresses("node-1") for _ in range(5)))
@@ -78,9 +76,7 @@ async def test_unknown_name() -> None:
 
 
 async def test_name_server_that_fails() -> None:
-    """Where no name server can tell, the name is not called unknown, also while it is
-    remembered.
-    """
+    """Where no name server can tell, the name is not called unknown."""
     names, clock = Names(), Time()
     resolver = Resolver(names, clock)
     for _ in range(2):

@@ -77,9 +77,7 @@ def test_what_is_written_is_read(record: Record, data: st.DataObject) -> None:
 @pytest.mark.parametrize("record", RECORDS)
 @given(data=st.data())
 def test_any_json_is_a_message_or_refused(record: Record, data: st.DataObject) -> None:
-    """Whatever stands in a field, it is read as what is declared or refused as such. Nothing else
-    is raised.
-    """
+    """Whatever stands in a field is read as declared or refused; nothing else is raised."""
     message = data.draw(
         st.fixed_dictionaries(
             {}, optional=dict.fromkeys({**record.fields, **record.optional}, JSON)
@@ -143,9 +141,7 @@ def test_any_bytes_are_a_message_or_refused(body: bytes) -> None:
     ],
 )
 def test_values_that_are_refused(kind: Type, value: object) -> None:
-    """A value that is not of its declared type, or beyond its bounds, is refused with the field's
-    name.
-    """
+    """A value of another type, or beyond its bounds, is refused with the field's name."""
     with pytest.raises(SchemaError, match=r"^field"):
         kind.read(value, "field")
 

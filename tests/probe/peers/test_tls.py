@@ -45,9 +45,7 @@ if TYPE_CHECKING:
 
 
 async def test_call_with_certificates(issued: Path) -> None:
-    """Nodes with each other's certificates talk, with one handshake for many calls and no
-    nonces.
-    """
+    """Nodes with good certificates talk, with one handshake for many calls and no nonces."""
     async with talking(tls(issued, "b"), tls(issued, "a")) as (node, client):
         for _ in range(3):
             await ping(client)
@@ -103,9 +101,7 @@ async def test_wrong_certificates(
     ("server", "client"), [("b-stranger", "a"), ("b", "a-expired"), ("c", "a")]
 )
 async def test_nothing_is_left_of_failed_handshakes(issued: Path, server: str, client: str) -> None:
-    """Neither the caller nor the member called keeps their 200 KiB until cycles are searched
-    for.
-    """
+    """Neither end keeps its 200 KiB until cycles are searched for."""
     async with talking(tls(issued, server), tls(issued, client)) as (_, caller):
         with without_search(SSLProtocol, Link, Connection) as gone:
             for _ in range(3):
@@ -134,9 +130,7 @@ async def test_other_authorities(issued: Path, tmp_path: Path) -> None:
 
 
 async def test_tls_1_2_client(issued: Path) -> None:
-    """A client that cannot do TLS 1.3 is refused in the handshake, although its certificate is
-    good.
-    """
+    """A client without TLS 1.3 is refused in the handshake, although its certificate is good."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.load_verify_locations(issued / "ca.pem")
@@ -217,9 +211,7 @@ async def test_handshake_that_stalls(issued: Path) -> None:
 
 
 def test_only_names_count() -> None:
-    """Of a certificate, DNS names and URIs are names. Addresses, e-mail addresses and the subject
-    are not.
-    """
+    """DNS names and URIs are names; addresses, e-mail addresses and the subject are not."""
     certificate = {
         "subject": ((("commonName", "a"),),),
         "subjectAltName": (

@@ -256,9 +256,7 @@ async def test_extra_round_crosses_a_scheduled_one(tmp_path: Path, extra: int) -
 
 
 async def test_invitations_that_cross(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is refused by a member that has begun the same round waits for its invitation, and
-    joins.
-    """
+    """Who is refused by a member that has begun the same round waits for it, and joins."""
     async with company(tmp_path, 2) as companions:
         first, second = sorted(
             companions, key=lambda one: root_order(NAMES[:2], EPOCH).index(one.name)

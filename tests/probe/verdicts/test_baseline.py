@@ -55,9 +55,7 @@ def jittered(usual: float, jitter: float, count: int, seed: int = 1) -> list[flo
 
 
 def test_too_few_values_judge_nothing() -> None:
-    """A class that has been timed only a few times has no ratio. Nobody is accused on so little
-    evidence.
-    """
+    """A class that has been timed only a few times has no ratio, and accuses nobody."""
     known = learnt([1.0] * (ENOUGH - 1))
     assert known.ratio(series(), 5.0) is None
     known.update(series(), 1.0, 1000.0)
@@ -85,9 +83,7 @@ def test_few_values_widen_the_limit() -> None:
 
 
 def test_values_span_days() -> None:
-    """Once there are enough values, one is kept every quarter of an hour. A bad hour is a sixtieth
-    of them.
-    """
+    """Of enough values, one a quarter of an hour is kept: a bad hour is a sixtieth of them."""
     known = learnt([1.0] * FILL)
     for second in range(0, 3600, 10):
         known.update(series(), 1.06, FILL * 10.0 + SPACING + second)
@@ -117,9 +113,7 @@ def test_slow_drift_is_not_accepted() -> None:
 
 
 def test_faster_is_believed_at_once() -> None:
-    """After a repair the baseline comes down within minutes, and a later fault is judged by the
-    better time.
-    """
+    """After a repair the baseline comes down within minutes, and judges a later fault."""
     known = learnt(jittered(1.3, 0.01, FILL))
     values = jittered(1.0, 0.01, ENOUGH + 8, seed=3)
     for number, value in enumerate(values):
@@ -190,9 +184,7 @@ _GOOD = learnt([1.0] * 30).document()
 def test_bad_file_is_reported_and_set_aside(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
 ) -> None:
-    """A file that is bad in any way is reported by name, kept for inspection, and not used at
-    all.
-    """
+    """A bad file is reported by name, kept for inspection, and not used at all."""
     file = tmp_path_factory.mktemp("bad") / "b"
     file.write_bytes(content)
     known = Baselines(OPTIONS)

@@ -39,9 +39,7 @@ def test_what_a_round_asks_for_is_run_after_it() -> None:
 
 
 def test_what_is_dropped_is_returned() -> None:
-    """Rounds over the limit per minute are not queued, but returned so that the detector can be
-    notified.
-    """
+    """Rounds over the limit per minute are returned, so that the detector is notified."""
 
     async def never(_confirmation: Confirmation) -> bool:
         raise AssertionError

@@ -116,9 +116,7 @@ class Scene:
     def run(
         self, world: Callable[[tuple[str, ...], Kind], Answer], epochs: int = 1
     ) -> tuple[Suspect, ...]:
-        """Run scheduled rounds and the extra ones that are asked for. Return the suspects at the
-        end.
-        """
+        """Run scheduled rounds and the extra ones asked for; return the suspects at the end."""
         for _ in range(epochs):
             self.epoch += 1
             self.now += 10
@@ -188,9 +186,7 @@ def test_health_is_quiet() -> None:
 
 
 def test_single_spike_is_looked_at_and_dropped() -> None:
-    """One slow round accuses nobody: the pair runs once more after the next good round, and that is
-    all.
-    """
+    """One slow round accuses nobody: the pair runs once more, and that is all."""
     scene, peer = met()
     scene.run(always(Answer(2.0, "1")))
     assert scene.run(well, 3) == ()
@@ -212,9 +208,7 @@ def test_slow_node_is_named_after_two_rounds_and_confirmation() -> None:
 
 
 def test_cleared_when_it_is_over() -> None:
-    """Three consecutive good rounds end an accusation, and one bad round after that does not
-    restore it.
-    """
+    """Three good rounds in a row end an accusation; one bad round does not restore it."""
     scene = settled()
     assert scene.run(always(Answer(SLOW)), 3)
     assert scene.run(well, 3) == ()
@@ -223,9 +217,7 @@ def test_cleared_when_it_is_over() -> None:
 
 
 def test_slow_rail_is_the_adapter_when_the_gpu_is_well() -> None:
-    """If one rail is slow, a local round is requested; if that finds the GPU normal, the adapter is
-    accused.
-    """
+    """If one rail is slow and a local round finds the GPU normal, the adapter is accused."""
     scene = settled()
     assert scene.run(always(Answer(SLOW, "2")), 2) == (Suspect(Part.NIC, f"{ME}/nic2", "slow"),)
     assert Confirmation((ME,), Kind.LOCAL) in scene.asked
@@ -241,9 +233,7 @@ def test_slow_gpu_explains_its_rail() -> None:
 
 
 def test_rail_without_local_round_is_ambiguous() -> None:
-    """If the GPU cannot be probed, the accusation says that adapter and GPU cannot be
-    distinguished.
-    """
+    """If the GPU cannot be probed, the accusation of its adapter is ambiguous."""
     scene = settled()
     world = always(Answer(SLOW, "2"), local=Answer(outcome=Outcome.DECLINED))
     assert scene.run(world, 2) == (Suspect(Part.NIC, f"{ME}/nic2", "ambiguous"),)
@@ -431,9 +421,7 @@ GONE = Answer(outcome=Outcome.UNREACHABLE, stage=Stage.INVITE, silent=True)
 def vanished(
     name: str, outcome: Outcome, opinion: float | None
 ) -> Callable[[tuple[str, ...], Kind], Answer]:
-    """A world in which one node does not answer this one, and others report their results with
-    it.
-    """
+    """A world in which one node does not answer this one; others report theirs with it."""
 
     def world(peers: tuple[str, ...], _: Kind) -> Answer:
         if name in peers:
@@ -476,9 +464,7 @@ def test_slow_round_of_the_other_end_by_chance_makes_no_link_ambiguous() -> None
 
 @pytest.mark.parametrize("outcome", [Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED])
 def test_node_that_nobody_reaches(outcome: Outcome) -> None:
-    """A node that answers neither this node nor the next scheduled peer is accused, with the
-    reason.
-    """
+    """A node that answers neither this node nor its next peer is accused, with the reason."""
     scene, peer = met()
     world = vanished(peer, outcome, HARD)
     scene.run(world)
@@ -487,9 +473,7 @@ def test_node_that_nobody_reaches(outcome: Outcome) -> None:
 
 
 def test_node_that_others_reach_is_a_link() -> None:
-    """If another member has had a good round with a node since, the path to it is broken, not the
-    node.
-    """
+    """If another member has had a good round with a node since, the path is broken."""
     scene, peer = met()
     assert scene.run(vanished(peer, Outcome.UNREACHABLE, 1.0), 3) == (
         Suspect(Part.LINK, f"{ME}--{peer}", "unreachable"),
@@ -610,9 +594,7 @@ def test_who_refuses_is_not_asked_for_what_its_rounds_come_to() -> None:
 
 @pytest.mark.parametrize(("opinion", "part"), [(HARD, Part.NODE), (1.0, Part.LINK)])
 def test_who_declines_is_there(opinion: float, part: Part) -> None:
-    """A node that was accused of refusing calls, and now declines rounds for another reason, is
-    cleared.
-    """
+    """A node that was accused of refusing calls, and now declines a round, is cleared."""
     scene, peer = met()
     assert {suspect.part for suspect in scene.run(vanished(peer, Outcome.REFUSED, opinion), 3)} == {
         part
@@ -639,9 +621,7 @@ def test_who_declines_has_answered() -> None:
 def silences(
     scene: Scene, names: Sequence[str], told: dict[str, float] | None = None
 ) -> set[Suspect]:
-    """Let peers in turn not answer, and answer at once when called again. Return who is accused
-    meanwhile.
-    """
+    """Let peers in turn not answer, and then answer; return who is accused meanwhile."""
     found: set[Suspect] = set()
     for name in names:
         scene.epoch += 1
@@ -657,9 +637,7 @@ def silences(
 
 
 def test_short_outages_with_several_peers_are_this_node() -> None:
-    """If three different peers in turn are silent and answer soon after, this node is losing
-    packets.
-    """
+    """If three peers in turn are silent and answer soon after, this node loses packets."""
     scene = settled()
     assert silences(scene, ("a1", "b2", "a3")) == {Suspect(Part.NODE, ME, "intermittent")}
     assert scene.detector.score() == HARD
@@ -713,9 +691,7 @@ def test_everybody_unreachable_means_oneself(outcome: Outcome) -> None:
 
 
 def test_only_other_leaves_unreachable_is_the_leaf() -> None:
-    """If the neighbors answer and report the same, and no other leaf answers, the leaf is cut
-    off.
-    """
+    """If the neighbors report the same, and no other leaf answers, the leaf is cut off."""
     scene = settled()
 
     def world(peers: tuple[str, ...], _: Kind) -> Answer:
@@ -804,9 +780,7 @@ def test_local_rounds_that_end_badly() -> None:
 
 @pytest.mark.parametrize("outcome", [Outcome.DECLINED, Outcome.INCONCLUSIVE])
 def test_rounds_that_tell_nothing_accuse_nobody(outcome: Outcome) -> None:
-    """A declined or disturbed round is not evidence. A reference peer that declines is replaced by
-    another.
-    """
+    """A declined or disturbed round is no evidence; a reference that declines is replaced."""
     scene = settled()
     assert scene.run(always(Answer(outcome=outcome, stage=Stage.INVITE)), 10) == ()
     assert scene.asked == []
@@ -863,9 +837,7 @@ def test_whole_node_timings_name_the_node() -> None:
 
 
 def test_without_baseline_nobody_is_accused() -> None:
-    """A node that has just started has no baselines. Slow rounds are not evidence then, but lost
-    members are.
-    """
+    """Without baselines slow rounds are no evidence, but lost members are."""
     scene = Scene()
     scene.detector = Detector(
         ME, scene.leaves, Baselines(BaselineOptions()), VerdictOptions(), lambda: scene.now
@@ -947,9 +919,7 @@ def test_stranger_rounds_are_ignored() -> None:
 
 
 def test_clock_that_jumped_back_stops_nothing() -> None:
-    """After a clock that was years ahead is corrected, faults are found and accusations end as
-    usual.
-    """
+    """After a clock that was years ahead is corrected, faults are found and end as usual."""
     scene = Scene()
     scene.now += 3e8
     scene.epoch += 30_000_000

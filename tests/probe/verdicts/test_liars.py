@@ -143,9 +143,7 @@ def test_one_fast_peer_does_not_move_the_usual() -> None:
 
 
 def test_faster_with_several_peers_is_learnt() -> None:
-    """A node that has become faster with everybody is compared with the faster times from then
-    on.
-    """
+    """A node that has become faster with everybody is compared with the faster times."""
     known = learned([(USUAL / 5, f"b{turn % 4}") for turn in range(24)])
     reading = known.ratio(ECHO, USUAL)
     assert reading is not None

@@ -73,9 +73,7 @@ def test_lossy_node_is_named_and_not_its_links(nodes: int, share: float) -> None
 
 @pytest.mark.parametrize(("nodes", "leaf"), [(4, 4), (8, 4)])
 def test_cut_link_of_a_few_nodes_is_named(nodes: int, leaf: int) -> None:
-    """A cut link among few nodes, of which few can report that they reach its ends, is accused in
-    time.
-    """
+    """A cut link among few nodes, of which few reach its ends, is accused in time."""
     made, metrics = Cluster(nodes, leaf, Conditions(), 15), RoundMetrics()
     for _ in range(6):
         made.step()
@@ -102,9 +100,7 @@ def test_worst_conditions_still_name_a_node() -> None:
 
 
 def test_both_ends_of_a_link_say_the_same() -> None:
-    """Both agents of a bad pair accuse the link by the same name, and neither accuses anything
-    else.
-    """
+    """Both agents of a bad pair accuse the link by the same name, and nothing else."""
     made = cluster(10)
     fault = faults(made)["link 30 % slow"]
     made.fault = fault

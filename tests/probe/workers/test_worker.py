@@ -45,9 +45,7 @@ def test_stands_alone() -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 8, 4096])
 def test_pattern_is_exact(torch: Any, world: int) -> None:
-    """What the ranks contribute adds up to what is expected, exactly, in single precision and in
-    any order.
-    """
+    """What the ranks contribute adds up exactly, in single precision and in any order."""
     total = torch.zeros(5000)
     for rank in reversed(range(min(world, 8))):
         total += worker.pattern(rank, 1, 7, 20000)
@@ -56,9 +54,7 @@ def test_pattern_is_exact(torch: Any, world: int) -> None:
 
 
 def test_pattern_differs(torch: Any) -> None:
-    """Another rank, repetition or place has other data, so that a stale, swapped or shifted buffer
-    shows.
-    """
+    """Each rank, repetition and place has other data: a stale or shifted buffer shows."""
     mine = worker.pattern(0, 1, 0, 1 << 16)
     assert not torch.any(mine == worker.pattern(1, 1, 0, 1 << 16))
     assert not torch.any(mine == worker.pattern(0, 1, 1, 1 << 16))
@@ -233,9 +229,7 @@ def test_store_failure(channel: tuple[Any, socket.socket]) -> None:
 
 
 def test_local_store() -> None:
-    """A get waits for the set of another rank; an add counts; a wait has an end. Everything is
-    bounded.
-    """
+    """A get waits for another's set; an add counts; a wait ends; everything is bounded."""
 
     async def main() -> None:
         store = LocalStore()
@@ -283,9 +277,7 @@ def environment(tmp_path: Path) -> Path:
 
 
 def test_sound_environment(environment: Path) -> None:
-    """What only its owner and root can write is accepted, with the folders that modules may come
-    from.
-    """
+    """What only its owner and root can write is accepted, with the folders of its modules."""
     objections, roots = launch.check(str(environment / "env" / "bin" / "python"))
     assert objections == []
     assert roots == [

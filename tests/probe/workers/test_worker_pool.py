@@ -57,9 +57,7 @@ chance; a rank that was ended at its deadline closes its connections to the othe
 
 
 class Scene:
-    """A loop, and a pool of saboteurs that is kept from test to test, as importing torch takes
-    seconds.
-    """
+    """A loop, and a pool of saboteurs that is kept, as importing torch takes seconds."""
 
     def __init__(self, runner: asyncio.Runner) -> None:
         """Nothing runs yet."""
@@ -210,9 +208,7 @@ async def until(condition: Callable[[], object], seconds: float = 150.0) -> None
 
 
 def test_healthy(scene: Scene) -> None:
-    """Every rank goes through all stages in order, times every size, and gives the bandwidth in
-    nccl-tests' terms.
-    """
+    """Every rank goes through all stages, times every size, and gives nccl-tests' bandwidth."""
     world = 4
     results = scene.play(*[""] * world)
     assert outcomes(results) == [(Outcome.OK, "")] * world, results
@@ -406,9 +402,7 @@ def test_killed(scene: Scene) -> None:
 
 
 def test_hang_in_collective(scene: Scene) -> None:
-    """A rank that hangs without being stopped is found by what it had not entered when the others
-    had.
-    """
+    """A rank that hangs is found by what it had not entered when the others had."""
     results = scene.play("", "", "collective:6:hang", "", deadlines=SHORT)
     assert all(
         result.outcome in {Outcome.HUNG, Outcome.INCONCLUSIVE}
@@ -514,9 +508,7 @@ def test_no_such_address(scene: Scene) -> None:
 
 
 def test_listeners(scene: Scene) -> None:
-    """Workers listen on the address that they were given and nowhere else. The parent listens on
-    nothing.
-    """
+    """Workers listen on the address given and nowhere else; the parent on nothing."""
 
     async def play() -> str:
         task = await scene.begin(Stage.SIZES, "", "stage:sizes:stop")
@@ -537,9 +529,7 @@ def test_listeners(scene: Scene) -> None:
 
 
 def test_stranger(scene: Scene) -> None:
-    """A stranger who connects to a worker's port and talks nonsense harms no round that is under
-    way.
-    """
+    """A stranger who talks nonsense to a worker's port harms no round under way."""
 
     async def play() -> list[RankResult]:
         deadlines = {**LONG, Stage.SIZES: 2 * DEADLINE}
@@ -603,9 +593,7 @@ def test_nothing_inherited(scene: Scene) -> None:
 
 
 def test_threads_at_import() -> None:
-    """Where importing torch leaves threads nothing is forked. Workers are started afresh, and
-    work.
-    """
+    """Where importing torch leaves threads, workers are started afresh, and work."""
 
     async def play(worker_pool: WorkerPool) -> None:
         results = await worker_pool.run(job(""), LocalStore(), ignore)
@@ -660,9 +648,7 @@ def test_idle() -> None:
 
 
 def test_parent_dies(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the parent is killed or stopped in a round, that round fails for it and the next one
-    works.
-    """
+    """When the parent is killed or stopped, that round fails for it and the next one works."""
 
     async def play(signal_number: int) -> list[RankResult]:
         task = await scene.begin(Stage.SIZES, "", "stage:sizes:hang")
