@@ -170,23 +170,14 @@ class NodeName(Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Slug(Plain):
-    """A reason, or nothing: lower case letters, digits and underscores."""
-
-    def read(self, value: object, place: str) -> str:
-        """Return the slug that the schema allows."""
-        if not isinstance(value, str) or (value and SLUG.fullmatch(value) is None):
-            misfit(place, "is not a slug")
-        return value
-
-
-@dataclass(frozen=True, slots=True)
-class KnownReason(Slug):
-    """A reason that this release knows, or nothing; any other slug becomes `other`."""
+class KnownReason(Plain):
+    """A slug that this release knows as a reason, or nothing; any other slug becomes `other`."""
 
     def read(self, value: object, place: str) -> str:
         """Return the reason that the schema allows."""
-        return known(Slug.read(self, value, place))
+        if not isinstance(value, str) or (value and SLUG.fullmatch(value) is None):
+            misfit(place, "is not a slug")
+        return known(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,9 +103,7 @@ async def test_flood_of_connections_takes_nothing_from_nodes(
         for name, value in metrics.items()
         if name.startswith("dshealthd_probe_peer_connections_refused_total")
     )
-    assert (
-        refused > count / 2
-    )  # the others had left the queue of the kernel before they were looked at
+    assert refused > count / 2  # the others had left the kernel's queue before they were accepted
 
 
 async def test_stranger_makes_room(key: Path) -> None:

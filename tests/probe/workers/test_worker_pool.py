@@ -200,6 +200,13 @@ def alive(pid: int) -> bool:
         return False
 
 
+def listeners(pids: list[int]) -> list[str]:
+    """Return the addresses on which processes listen."""
+    command = ["ss", "-Hltunp"]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    return [line.split()[4] for line in lines if any(f"pid={pid}," in line for pid in pids)]
+
+
 async def until(condition: Callable[[], object], seconds: float = 150.0) -> None:
     """Wait for something to become true."""
     async with asyncio.timeout(seconds):
@@ -461,18 +468,19 @@ def test_failures(scene: Scene, plan: str, reason: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("collective", "action", "accused"),
+    ("collective", "action", "index", "accused"),
     [
-        (9, "bad_output", (1,)),
-        (16, "stale", (1,)),
-        (9, "swapped", (1,)),
-        (16, "bad_input", (0, 1)),
+        (9, "bad_output", 7, (1,)),
+        (16, "stale", 0, (1,)),
+        (9, "swapped", 3, (1,)),
+        (16, "bad_input", 5, (0, 1)),
     ],
 )
 def test_wrong_data(
     scene: Scene,
     collective: int,
     action: str,
+    index: int,
     accused: tuple[int, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -486,7 +494,6 @@ def test_wrong_data(
         assert (results[rank].outcome, results[rank].reason) == (Outcome.CORRUPTED, "wrong_data")
         assert results[rank].stage is (Stage.SIZES if collective == 9 else Stage.VERIFY)
         assert f"rank {rank}: all_reduce" in results[rank].detail
-        index = {"bad_output": 7, "stale": 0, "swapped": 3, "bad_input": 5}[action]
         assert f"first at index {index}:" in results[rank].detail
 
 
@@ -510,22 +517,17 @@ def test_no_such_address(scene: Scene) -> None:
 def test_listeners(scene: Scene) -> None:
     """Workers listen on the address given and nowhere else; the parent on nothing."""
 
-    async def play() -> str:
+    async def play() -> list[str]:
         task = await scene.begin(Stage.SIZES, "", "stage:sizes:stop")
-        parent = scene.parent
-        pids = [parent, *children(parent)]
-        listing = subprocess.run(
-            ["ss", "-Hltunp"], check=True, capture_output=True, text=True
-        ).stdout
+        pids = [scene.parent, *children(scene.parent)]
+        found = listeners(pids)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        return "\n".join(
-            line for line in listing.splitlines() if any(f"pid={pid}," in line for pid in pids)
-        )
+        return found
 
-    ours = scene.runner.run(play()).splitlines()
+    ours = scene.runner.run(play())
     assert len(ours) == 2
-    assert all(f" {ADDRESS}:" in line for line in ours)
+    assert all(address.startswith(f"{ADDRESS}:") for address in ours)
 
 
 def test_stranger(scene: Scene) -> None:
@@ -534,15 +536,7 @@ def test_stranger(scene: Scene) -> None:
     async def play() -> list[RankResult]:
         deadlines = {**LONG, Stage.SIZES: 2 * DEADLINE}
         task = await scene.begin(Stage.SIZES, "", "", "collective:12:hang", deadlines=deadlines)
-        parent = scene.parent
-        listing = subprocess.run(
-            ["ss", "-Hltnp"], check=True, capture_output=True, text=True
-        ).stdout
-        ports = [
-            line.split()[3]
-            for line in listing.splitlines()
-            if any(f"pid={pid}," in line for pid in children(parent))
-        ]
+        ports = listeners(children(scene.parent))
         assert len(ports) == 3
         for port in ports:
             host, _, number = port.rpartition(":")
@@ -558,9 +552,8 @@ def test_stranger(scene: Scene) -> None:
     results = scene.runner.run(play())
     assert late(results) == (2,), results
     reasons = {result.reason for result in results}
-    assert "deadline" in reasons, (
-        results
-    )  # and the first to be ended by it takes the others' connections with it
+    # The first to be ended by its deadline takes the others' connections with it.
+    assert "deadline" in reasons, results
     assert reasons <= WAITED_IN_VAIN, results
 
 
