@@ -191,7 +191,9 @@ def combine(
                 key=lambda rank: rank.progress,
             )
             return RoundResult(outcome, first.stage, (), names, first.reason)
-    return RoundResult(Outcome.INCONCLUSIVE, stage, (), (), bad[0].reason)
+    # Of the first rank, whichever share came first here: all members conclude the same.
+    reason = min(bad, key=lambda rank: rank.rank).reason
+    return RoundResult(Outcome.INCONCLUSIVE, stage, reason=reason)
 
 
 def _furthest(shares: Mapping[str, MemberResult]) -> tuple[int, int, int] | None:
