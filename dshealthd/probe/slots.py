@@ -256,9 +256,7 @@ class SlotRunner:
                 tasks.create_task(self._epoch(epoch), name=f"epoch {epoch}")
 
     async def _refresh_members(self, *, again: bool = False) -> None:
-        """Apply a new list of members, if there is one. Raises Renamed if it gives this node
-        another name.
-        """
+        """Apply a new list of members, if any; Renamed if it gives this node another name."""
         if await self._local_membership.refresh(again=again):
             if self._local_membership.me != self._me:
                 raise Renamed
@@ -369,9 +367,7 @@ class SlotRunner:
             await self._substitute(epoch, group)
 
     async def _substitute(self, epoch: int, group: Sequence[str]) -> None:
-        """Find another partner for the slot, as the scheduled one is gone. Retry members that are
-        in another round now, as they may be free later.
-        """
+        """Find another partner for the slot; one that is in another round now may be free later."""
         others = [
             name
             for name in self._company()
@@ -538,9 +534,7 @@ def _spread(text: str) -> int:
 
 
 def _kind(epoch: int, members: int, gpus: int) -> Kind:
-    """Return the kind of an epoch's scheduled round. The kind stays the same for two epochs, so
-    that it runs both inside leaves and between them.
-    """
+    """Return an epoch's kind, the same for two, as one is inside leaves and one between them."""
     if members > PAIR:
         return Kind.GROUP
     return Kind.RAIL if gpus > 1 and epoch // 2 % 2 else Kind.PAIR

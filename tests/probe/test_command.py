@@ -40,9 +40,7 @@ def dshealthd(*arguments: str, seconds: float = 120.0) -> subprocess.CompletedPr
 
 
 def test_local() -> None:
-    """Without any configuration it runs on this machine, prints its stages on standard error, and
-    prints nccl-tests' columns.
-    """
+    """Without configuration it runs here, prints its stages and nccl-tests' columns."""
     done = dshealthd("probe", "--size", "8,32K,1M", "--repetitions", "5")
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith("  ")]
@@ -131,9 +129,7 @@ def hostfile(directory: Path, names: tuple[str, ...]) -> str:
 
 @may_block
 async def test_matrix(tmp_path: Path) -> None:
-    """Every pair of a hostfile is probed once through the agents, each result is printed as it
-    arrives, and the matrix shows who is gone.
-    """
+    """Every pair of a hostfile is probed once and printed, and the matrix shows who is gone."""
     async with agents(tmp_path, 3) as (one, two, gone):
         await until(lambda: all(agent.value("probe_up") for agent in (one, two, gone)))
         await gone.service.close()

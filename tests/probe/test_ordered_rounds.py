@@ -40,9 +40,7 @@ CHEAP = ((8, 1),)
 def idle(
     directory: Path, policy: PolicyOptions, way: str = "well"
 ) -> contextlib.AbstractAsyncContextManager[list[Agent]]:
-    """Run two agents with an idle GPU each, of which the second has this policy. The first's
-    workers end each round this way.
-    """
+    """Run two agents with an idle GPU each; the first's workers end each round this way."""
 
     def change(options: ProbeOptions) -> ProbeOptions:
         options = replace(options, period=Duration(PERIOD), large_every=0)

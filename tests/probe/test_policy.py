@@ -108,9 +108,7 @@ def test_released_gpus_are_not_used() -> None:
 
 
 def test_own_workers_do_not_count() -> None:
-    """A sample taken while this node's own workers ran shows one process on each GPU. A second
-    process belongs to somebody else.
-    """
+    """A sample with this node's own worker on each GPU; a second process is somebody else's."""
     for processes, expected in ((1, ""), (2, BUSY)):
         shot = snapshot({"0": processes})
         gpus = GpuOccupancy(shot, time.monotonic)
@@ -152,9 +150,7 @@ def test_bad_window(window: str) -> None:
 
 
 def test_duty() -> None:
-    """Scheduled rounds use at most their share of GPU time. Light rounds pay off an expensive one.
-    On-demand rounds are exempt.
-    """
+    """Scheduled rounds use at most their share of GPU time; on-demand ones are exempt."""
     clock = Time()
     ratio = PolicyOptions().duty_ratio
     limited = policy(snapshot(), clock)

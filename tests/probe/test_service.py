@@ -64,9 +64,7 @@ def epochs(members: Sequence[Agent]) -> list[int]:
 
 
 async def test_every_pair_meets(tmp_path: Path) -> None:
-    """Four nodes have one round per epoch, all in pairs, and each pair meets in one of three
-    epochs. Nothing is accused, no GPU is used.
-    """
+    """Four nodes have one round per epoch, in pairs that all meet; nothing is accused."""
     async with agents(tmp_path, 4) as members:
         await until(lambda: len(epochs(members)) >= 3)
         met = set()
@@ -109,9 +107,7 @@ async def survive(members: Sequence[Agent]) -> None:
 
 
 async def test_half_the_agents_gone(tmp_path: Path) -> None:
-    """If half of the agents end at once, the survivors find each other by the end of the next
-    epoch, and report who is gone.
-    """
+    """If half of the agents end, the others pair up by the next epoch, and say who is gone."""
     async with agents(tmp_path, 4) as members:
         await survive(members)
         *gone, one, _ = members
@@ -295,9 +291,7 @@ async def test_waits_for_what_is_missing(tmp_path: Path) -> None:
 
 
 async def test_hung_key_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the disk of the key hangs, the probes say what they wait for. They start by themselves
-    once it answers.
-    """
+    """While the disk of the key hangs, the probes say so; they start once it answers."""
     answers = threading.Event()
 
     def hung_credentials(options: PeerOptions) -> Credentials:
@@ -365,9 +359,7 @@ async def test_window_makes_all_rounds_light(tmp_path: Path) -> None:
 
 
 def test_starts_are_spread() -> None:
-    """The groups of an epoch start at different moments within a second, and all members of a group
-    compute the same one.
-    """
+    """The groups of an epoch start at different moments, each group's members at one."""
     moments = [jitter(7, (f"node{n}", f"node{n + 1}"), 10.0) for n in range(0, 1000, 2)]
     assert all(0 <= moment < JITTER for moment in moments)
     assert max(sum(int(moment * 100) == slot for moment in moments) for slot in range(100)) <= 20

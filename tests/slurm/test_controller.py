@@ -35,9 +35,7 @@ def tool(directory: Path, name: str, text: str) -> Controller:
 
 
 def sinfo(directory: Path, printed: str) -> Controller:
-    """Return a controller whose sinfo prints this, with the separator that it is given. It writes
-    its arguments to `asked`, and works in UTC alone.
-    """
+    """Return a controller whose sinfo prints this in UTC, and notes its arguments in `asked`."""
     (directory / "printed").write_text(printed, encoding="utf-8")
     script = (
         f'cd {directory}; echo "$*" > asked; mark=${{*#*NodeList:}}; mark=${{mark%%,*}}\n'

@@ -36,9 +36,7 @@ DEADLINES = {
 
 
 def interpreter(loaded: Config) -> str:
-    """Return the interpreter for the local probe's workers. The configured one, else this one if it
-    has torch, else the first python3 in PATH.
-    """
+    """Return the configured interpreter, else this one if it has torch, else python3 of PATH."""
     if loaded.section(ProbeOptions).python is not None:
         return str(loaded.section(ProbeOptions).python)
     if importlib.util.find_spec("torch") is not None:

@@ -79,9 +79,7 @@ def sums(outcome: Outcome) -> str:
 
 
 def matrix(names: Sequence[str], cells: Mapping[frozenset[str], str], what: str) -> str:
-    """Return the report's matrix of the results of all pairs. Its rows and columns are numbered
-    like the list below it.
-    """
+    """Return the matrix of all pairs, numbered like the list below it."""
     width = max([len(str(len(names))), *map(len, cells.values()), 1]) + 2
     lines = [
         f"# {what}",

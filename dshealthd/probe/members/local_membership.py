@@ -64,9 +64,7 @@ def own_name(
 
 
 def _same_host(member: str, hostname: str) -> bool:
-    """Return whether two names identify one host: they are equal, or one is the other's first
-    label. Two different long names are two hosts.
-    """
+    """Return whether two names are equal, or one is the other's first label."""
     if _address(member) is not None:
         return False
     one, other = member.lower().rstrip("."), hostname.lower().rstrip(".")
@@ -111,9 +109,7 @@ def parse_fib_trie(text: str) -> list[str]:
 
 
 def parse_if_inet6(text: str) -> list[str]:
-    """Return the IPv6 addresses of this machine's interfaces. Link-local ones are left out: they
-    mean nothing without their interface.
-    """
+    """Return the interfaces' IPv6 addresses, but not link-local ones, which need an interface."""
     found = []
     for line in text.splitlines():
         words = line.split()
@@ -266,9 +262,7 @@ class LocalMembership:
         yield OK(float(not self.errors))
 
     def _load(self, *, again: bool) -> tuple[Membership, str] | None:
-        """Return the members and this node's name among them, or None if nothing has changed. Call
-        it in a thread.
-        """
+        """Return the members and this node's name, or None if nothing has changed. Blocks."""
         if self._watcher is None:
             self._watcher = Watcher(self._options, self._monotonic)
         # Always reread after an error: it may have been a name server's, which changes no file.

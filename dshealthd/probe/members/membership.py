@@ -174,9 +174,7 @@ def parse_hostfile(text: str, place: str) -> tuple[Member, ...]:
 
 
 def parse_nodes(names: Iterable[str]) -> tuple[Member, ...]:
-    """Return the members of an explicit list, in its order. Raises MembershipError for an invalid
-    or duplicate name.
-    """
+    """Return the members of a list; MembershipError for an invalid or duplicate name."""
     errors: list[str] = []
     seen: dict[str, None] = {}
     for position, name in enumerate(names, 1):
@@ -240,9 +238,7 @@ def _text(file: Path) -> str:
 
 
 class Watcher:
-    """A watch on the sources: a reload is due when a file has changed or DNS is to be queried. A
-    check costs one stat(2) for each file.
-    """
+    """A watch on the sources, at the cost of one stat(2) for each file."""
 
     def __init__(self, options: MembershipOptions, monotonic: Callable[[], float]) -> None:
         self._files = tuple(

@@ -90,16 +90,12 @@ class Timetable:
         return self._cell(self._cells(0)[0]).cycle if self._eras == 1 else (self._eras + 1) * ERA
 
     def groups(self, epoch: int) -> tuple[tuple[str, ...], ...]:
-        """Return all groups of an epoch, each sorted; members in none of them rest. Costs O(members
-        · size).
-        """
+        """Return all groups of an epoch, sorted, at the cost of O(members · size); others rest."""
         cells = map(self._cell, sorted(set(self._cells(epoch).values())))
         return tuple(sorted(group for cell in cells for group in cell.groups(epoch)))
 
     def group_of(self, me: str, epoch: int) -> tuple[str, ...]:
-        """Return the group of one member, sorted and including itself; empty if it rests. Raises
-        ValueError if `me` is not a member.
-        """
+        """Return a member's sorted group; empty if it rests. Raises ValueError for no member."""
         return self._cell(self._home(me, epoch)).group_of(me, epoch)
 
     def company(self, me: str, epoch: int) -> tuple[str, ...]:
@@ -180,16 +176,12 @@ class Cell:
         return len(self._kinds) * max(self.inside, self.across)
 
     def groups(self, epoch: int) -> tuple[tuple[str, ...], ...]:
-        """Return all groups of an epoch, each sorted; members in none of them rest. Costs O(members
-        · size).
-        """
+        """Return all groups of an epoch, sorted, at the cost of O(members · size); others rest."""
         blocks, turn = self._turn(epoch)
         return tuple(sorted(blocks.groups(turn)))
 
     def group_of(self, me: str, epoch: int) -> tuple[str, ...]:
-        """Return the group of one member, sorted and including itself; empty if it rests. Raises
-        ValueError if `me` is not a member.
-        """
+        """Return a member's sorted group; empty if it rests. Raises ValueError for no member."""
         blocks, turn = self._turn(epoch)
         return blocks.group_of(me, turn)
 

@@ -22,9 +22,7 @@ EXIT_FAILURE = 1
 
 
 def document(membership: Membership, port: int) -> bytes:
-    """Return the list of targets: every member at `port`. Their labels are `node` and, where the
-    topology is known, `leaf`.
-    """
+    """Return every member at `port`, with the labels `node` and, where it is known, `leaf`."""
     groups = []
     for name in membership.names:
         leaf = membership.leaves.get(name, "")

@@ -118,9 +118,7 @@ def leaves(switches: Iterable[Switch], names: Iterable[str]) -> dict[str, str]:
 
 
 def _by_label(name: str, joined: Mapping[str, str], short: Mapping[str, str]) -> str:
-    """Return the leaf switch by the first label of a node's name. For a long name in a file of
-    short ones, or a short name in a file of long ones.
-    """
+    """Return the leaf switch by the first label of a node's name, or of one in the file."""
     first, dot, _ = name.partition(".")
     if dot:  # an address has no labels, and two different long names are two nodes
         return joined.get(first, "") if not first.isdecimal() else ""
@@ -145,9 +143,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _switch(line: str, number: int, limit: int) -> Switch | None:
-    """Return the switch that a topology line defines, None if it defines none. Raises
-    HostlistError, which says what is wrong.
-    """
+    """Return the switch that a line defines, None if none. Raises HostlistError."""
     fields = _fields(line)
     if not fields:
         return None
@@ -175,9 +171,7 @@ def _switch(line: str, number: int, limit: int) -> Switch | None:
 
 
 def _fields(line: str) -> dict[str, str]:
-    """Return the fields of a topology line by lower-case key. Raises HostlistError if the line is
-    not a list of KEY=VALUE.
-    """
+    """Return a line's fields by lower-case key; HostlistError if it is no list of KEY=VALUE."""
     fields: dict[str, str] = {}
     position = 0
     while position < len(line):

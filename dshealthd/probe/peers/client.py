@@ -62,9 +62,7 @@ OPENED = counter(
 METRICS = (CALLS, OPEN, OPENED)
 
 MAX_PER_PEER = 4
-"""Concurrent calls to one peer, each on its own connection. Further calls wait for their turn,
-within their deadlines.
-"""
+"""Concurrent calls to one peer, each on its own connection; further ones wait."""
 NONCE_MARGIN = 2.0
 """Seconds before a nonce expires in which it is not used: it has to reach the peer in time."""
 REFUSAL = Record({"refusal": protocol.KnownReason()})

@@ -15,13 +15,9 @@ if TYPE_CHECKING:
     from aiohttp.web_server import Server
 
 MAX_UNPROVED = 3
-"""Unauthenticated requests in a row after which the connection is closed. The request for a nonce
-is one of them.
-"""
+"""Unauthenticated requests in a row, that for a nonce included, that end a connection."""
 MAX_AGE = 900.0
-"""Seconds after which a connection closes with its next answer, so that the caller has to present
-its certificate again.
-"""
+"""Seconds after which a caller has to connect, and present its certificate, again."""
 
 
 class PeerConnection(Connection):

@@ -117,9 +117,7 @@ def _exposed(status: os.stat_result, *, ours: bool) -> str | None:
 
 
 def parse_keys(data: bytes) -> tuple[bytes, ...]:
-    """Return the keys of a key file. Raises ValueError, whose text never quotes the file. Empty
-    lines and lines that start with `#` are ignored.
-    """
+    """Return the keys of a file with `#` comments; ValueError, which never quotes the file."""
     keys = [line.strip() for line in data.splitlines()]
     keys = [key for key in keys if key and not key.startswith(b"#")]
     if not 1 <= len(keys) <= MAX_KEYS:
@@ -262,15 +260,11 @@ CHECK_PATIENCE = 0.5
 calls do not wait for the same check.
 """
 SETTLE = 0.2
-"""Seconds for which a changed file must stay unchanged before it is read. A half-written key may
-look like a valid one.
-"""
+"""Seconds for which a changed file must stay unchanged: half a key may look like one."""
 
 
 class Credentials:
-    """The secrets in force, and the switch that turns calls off. If changed files cannot be used,
-    the previous secrets stay in force.
-    """
+    """The secrets in force, which outlast files that cannot be used; and the off switch."""
 
     def __init__(
         self, options: PeerOptions, monotonic: Callable[[], float] = time.monotonic
@@ -291,9 +285,7 @@ class Credentials:
         self._failures = 0
 
     async def current(self) -> Secrets:
-        """Return the credentials in force now, after checking whether a file has changed. Do not
-        wait for a hung file system.
-        """
+        """Return the credentials in force, after a look at the files, unless they hang."""
         if self._check is None and self._monotonic() - self._checked >= CHECK_INTERVAL:
             self._check = asyncio.create_task(self._refresh(), name="peer credentials")
         check = self._check

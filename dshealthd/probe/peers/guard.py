@@ -86,9 +86,7 @@ class Guard:
     async def body(
         self, request: BaseRequest, connection: PeerConnection, call: Call
     ) -> bytes | None:
-        """Return the body of an accepted request; None if it only requests a nonce. Raises
-        RequestRejected.
-        """
+        """Return an accepted body; None if it requests a nonce. Raises RequestRejected."""
         length = _content_length(request)
         authorization = request.headers.getall("Authorization", ())
         claim = RequestClaim.parse(authorization[0]) if len(authorization) == 1 else None

@@ -52,9 +52,7 @@ class UnverifiedAnswer:
 
 
 def parse_head(head: bytes) -> Head:
-    """Return the parsed head of an answer on a link; `head` excludes the empty line. Raises
-    BadAnswer for anything ambiguous.
-    """
+    """Return the parsed head of an answer; BadAnswer for anything ambiguous."""
     try:
         status, *lines = head.decode("ascii").split("\r\n")
     except UnicodeDecodeError as error:
@@ -185,9 +183,7 @@ class Link(asyncio.Protocol):
         return not poll.poll(0)
 
     def unacknowledged(self) -> bool:
-        """Return whether the kernel at the link's other end has left sent data unacknowledged. Then
-        the host is down, or packets are lost.
-        """
+        """Return whether sent data is unacknowledged: the host is down, or packets are lost."""
         connection = None if self._transport is None else self._transport.get_extra_info("socket")
         if connection is None:
             return True

@@ -176,9 +176,7 @@ class ConnectionPool:
     async def _greet(
         self, connection: socket.socket, peer: str, tls: ssl.SSLContext | None
     ) -> Link:
-        """Return the link on a pool's new connection, after any TLS handshake. Raises PeerError if
-        its certificate is not the peer's.
-        """
+        """Return the link on a connection, after any handshake. Raises PeerError."""
         link = Link()
         try:
             await asyncio.get_running_loop().create_connection(

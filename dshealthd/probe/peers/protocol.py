@@ -75,9 +75,7 @@ class Refusal(Exception):
 
 
 class PeerError(Exception):
-    """A call without an answer; `outcome` is the kind of failure, `reason` a bounded slug (the
-    peer's own, if it declined).
-    """
+    """A call without an answer: the kind of failure, and a slug, the peer's if it declined."""
 
     def __init__(self, outcome: Outcome, reason: str) -> None:
         super().__init__(f"{outcome}: {reason}")
@@ -111,9 +109,7 @@ class RequestClaim:
 
 
 def certificate_names(certificate: Mapping[str, Any]) -> set[str]:
-    """Return the names (DNS and URI) of a peer's certificate, as `getpeercert()` gives it. They are
-    compared literally, without wildcards.
-    """
+    """Return a certificate's names (DNS and URI), which are compared without wildcards."""
     return {name for kind, name in certificate.get("subjectAltName", ()) if kind in {"DNS", "URI"}}
 
 

@@ -117,9 +117,7 @@ class ActiveRound:
 
     @property
     def offsets(self) -> Mapping[str, float]:
-        """Seconds by which the clock of the active round's root is ahead of this member's; empty
-        until the root has sent it.
-        """
+        """Seconds by which the root's clock is ahead; empty until it has sent that."""
         if not self.told.done() or "offset" not in self.told.result():
             return {}
         return {self.plan.root: -self.told.result()["offset"]}

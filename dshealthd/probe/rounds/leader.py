@@ -67,9 +67,7 @@ class Leader:
         self._context = context
 
     async def lead(self, active: ActiveRound) -> tuple[RoundResult, Mapping[str, float]]:
-        """Lead the round: return its result, and by how many seconds others' clocks are ahead.
-        Raises Superseded.
-        """
+        """Return the result, and by how many seconds others' clocks are ahead, or Superseded."""
         plan = active.plan
         others = plan.others(self._context.node.name)
         invitation = {

@@ -59,9 +59,7 @@ class Echoes:
     transfer: Span | None
     """The time of an echo with a payload."""
     offset: float
-    """Seconds by which the peer's clock is ahead of this node's, from the fastest echo. Accurate to
-    half of that echo's time.
-    """
+    """Seconds by which the peer's clock is ahead, accurate to half of the fastest echo's time."""
 
     @property
     def timings(self) -> tuple[Timing, ...]:

@@ -92,9 +92,7 @@ class RoundPlan:
         return cls(steps=steps, **{name: body[name] for name in names})
 
     def gpu_seconds(self, timings: Sequence[Timing]) -> float:
-        """Return how long these timings' operations kept each GPU busy, in seconds, including the
-        untimed ones before and after.
-        """
+        """Return the seconds of each GPU for these operations, untimed ones included."""
         repetitions = dict(self.steps)
         return sum(
             timing.seconds * (repetitions.get(timing.size, 1) + WARM_UP + 1) for timing in timings

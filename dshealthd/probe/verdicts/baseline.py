@@ -34,13 +34,9 @@ SPACING = 900.0
 """Minimum seconds between two kept values, once a class has FILL of them."""
 FILL = 64
 ENOUGH = 16
-"""Minimum values for a class to be judged by its own baseline. Its median is then known to within a
-third of sigma.
-"""
+"""Minimum values of a class; its median is then known to within a third of sigma."""
 RECENT = 8
-"""Consecutive values that show that a part has become faster. They take a minute and a half at a
-period of 10 s.
-"""
+"""Consecutive values that show that a part has become faster: a minute and a half."""
 MAX_CLASSES = 2048
 """Maximum classes of one node. 8 rails, 4 sizes, on one leaf and across: 64; a few dozen others."""
 _TO_SIGMA = 1.4826

@@ -291,9 +291,7 @@ class Detector:
     def _timed(
         self, round: ObservedRound, series: TimingClass, least: float, most: float
     ) -> Measurement | None:
-        """Return the measurement of a time between `least` and `most` seconds. None if too little
-        is known to judge it.
-        """
+        """Return the measurement of a time with bounds; None if too little is known to judge it."""
         low = self._baselines.ratio(series, least)
         high = low if least == most else self._baselines.ratio(series, most)
         if low is None or high is None:

@@ -44,9 +44,7 @@ _MOST = 12
 called so only after a wait since the first of them, by the following constants.
 """
 _EPOCHS = 2
-"""The wait in epochs for reports from others. Extra rounds follow each other at once, but others
-report only in other epochs.
-"""
+"""The wait in epochs for others' reports, which do not come between extra rounds."""
 _DISPUTES = 3
 """Epochs in which the other end must disagree for this short wait to apply to a slow pair. A single
 one may be chance: one of its rounds with others took longer.
@@ -97,9 +95,7 @@ class Links:
 
     @property
     def back(self) -> frozenset[str]:
-        """Accused nodes that have called since this node last failed to call them. They may be well
-        again.
-        """
+        """Accused nodes that have called since this node last failed to call them."""
         return frozenset(self._back)
 
     def suspects(self) -> list[Suspect]:
@@ -239,9 +235,7 @@ class Links:
         )
 
     def _accuse(self, name: str, reason: str, since: float, epoch: int) -> None:
-        """Accuse a node that others do not reach either. If several nodes of its leaf are gone and
-        none is well, accuse the leaf.
-        """
+        """Accuse a node that others do not reach either, or its leaf if several are gone."""
         self._gone[name] = Suspect(Part.NODE, name, reason), epoch
         self._back.discard(name)
         leaf = self._peer_history.leaves.get(name, "")

@@ -257,9 +257,7 @@ class PeerHistory:
         )
 
     def witness(self, name: str, epoch: int, now: float) -> str | None:
-        """Return the peer scheduled to meet a member in an epoch, which knows about it. None if
-        nobody can be asked.
-        """
+        """Return the peer that meets a member in an epoch, and knows of it; None without one."""
         for partner in self._timetable.group_of(name, epoch):
             if partner not in {name, self.me} and not self.shuns(partner, now):
                 return partner

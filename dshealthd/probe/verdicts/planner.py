@@ -108,9 +108,7 @@ class PlanningInput:
 
     @property
     def unreached(self) -> set[str]:
-        """Members that did not answer when last called. No round is planned with them, as nothing
-        else can be learnt from them now.
-        """
+        """Members that did not answer when last called, with whom no round is planned."""
         return unreached(self.history, self.gone)
 
 
@@ -301,9 +299,7 @@ def early(track: Signal, history: Mapping[Signal, SignalHistory]) -> bool:
 
 
 def _kind(track: Signal, measurement: Measurement) -> Kind:
-    """Return the kind of extra round, of two nodes, that repeats a measurement. It is an echo if
-    only reachability is in question.
-    """
+    """Return the kind of a pair's round that repeats a measurement: an echo for reachability."""
     if track == REACH:
         return Kind.LIGHT
     return Kind.PAIR if measurement.round.kind is Kind.GROUP else measurement.round.kind

@@ -145,9 +145,7 @@ class ObservedRound:
     near: bool
     """Whether all its members are on this node's leaf."""
     extra: bool
-    """Whether it was outside the schedule. It then serves the purpose for which it was run, and is
-    not learnt as usual.
-    """
+    """Whether it was outside the schedule; it is not learnt as usual then."""
     led: bool
     """Whether this node called the others, rather than being called."""
     told: Mapping[str, PeerReport]
@@ -166,9 +164,7 @@ class Measurement:
     ratio: float
     bad: bool
     good: bool
-    """Whether it is well within the usual, and so helps to end an accusation. A measurement may be
-    neither bad nor good.
-    """
+    """Whether it is well within the usual, which ends accusations; it may be neither."""
     reason: str
     explained: bool = False
     """Whether a peer takes the blame, or only others were late."""
@@ -233,9 +229,7 @@ class PeerSuspicion:
     later: int = 0
     """Good rounds with others since the first measurement."""
     well: int = 0
-    """Those of them that say something about the path to the peer. For a peer on another leaf, only
-    rounds that leave the leaf do.
-    """
+    """Those of them that say something of the path: to another leaf, those that leave the leaf."""
     ill: int = 0
     """Bad rounds with others since the first measurement."""
     hearings: int = 0

@@ -128,9 +128,7 @@ class ForkedWorker:
         return await happens(self.ended, seconds)
 
     def state(self) -> str:
-        """Return the letter of the forked worker's process state. T: stopped. D: uninterruptible
-        wait in the kernel. Empty: gone.
-        """
+        """Return the process state. T: stopped. D: uninterruptible wait. Empty: gone."""
         try:
             return parse_stat(read_bytes(f"/proc/{self.pid}/stat", 4096)).state
         except (OSError, ValueError):
@@ -217,9 +215,7 @@ class ForkServer:
             raise ForkServerError(DEADLINE, detail) from error
 
     async def fork(self, channel: int, board: int) -> ForkedWorker:
-        """Have the fork server start a worker on two descriptors. Raises ForkServerError, with the
-        parent killed if it does not answer.
-        """
+        """Have a worker started on two descriptors; ForkServerError, with the parent killed."""
         self._count += 1
         number = self._count
         future: asyncio.Future[ForkedWorker]
@@ -239,9 +235,7 @@ class ForkServer:
             self._forks.pop(number, None)
 
     def reap(self, child: ForkedWorker) -> None:
-        """Have the fork server reap a dead worker and report its exit status. The worker's `ended`
-        is set even without a status.
-        """
+        """Have a dead worker reaped; its `ended` is set even without an exit status."""
         self._reaps[child.pid] = child
         try:
             self._send({"reap": child.pid})

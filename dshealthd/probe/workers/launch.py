@@ -133,9 +133,7 @@ def libraries(prefix: str) -> list[str]:
 
 
 def check(python: str) -> tuple[list[str], list[str]]:
-    """Return the objections to a Python environment, and the folders that were checked. Raises
-    OSError if it cannot be read.
-    """
+    """Return the objections to an environment, and the folders checked. Raises OSError."""
     objections = list(way(python))
     roots: list[str] = []
     for prefix in prefixes(python):

@@ -435,9 +435,7 @@ async def test_nonces_are_not_handed_out_for_ever(key: Path) -> None:
 
 
 async def test_rotation_of_the_key(tmp_path: Path) -> None:
-    """With a second key in the file both are accepted, whichever side signs with which. Without it,
-    it is refused again.
-    """
+    """With a second key in the file both are accepted; without it, it is refused again."""
     both, new = secret(tmp_path, "both", KEY, OTHER_KEY), secret(tmp_path, "new", OTHER_KEY)
     async with talking(keyed(both), keyed(new)) as (_, client):
         await ping(client)
@@ -448,9 +446,7 @@ async def test_rotation_of_the_key(tmp_path: Path) -> None:
 
 
 async def test_rate_limit(key: Path) -> None:
-    """A sender beyond its rate is declined with the reason and served again later. Another sender
-    is not concerned.
-    """
+    """A sender beyond its rate is declined with the reason for a while; others are not."""
     clock = Time()
     options = keyed(key, calls_per_second=2.0, burst=3)
     async with (
@@ -469,9 +465,7 @@ async def test_rate_limit(key: Path) -> None:
 
 
 async def test_calls_at_once_are_bounded(key: Path) -> None:
-    """Many calls to one peer at once share a few connections. Those that do not get their turn in
-    time say so.
-    """
+    """Many calls to one peer share a few connections; those without a turn in time say so."""
     release = asyncio.Event()
     held: list[str] = []
 

@@ -222,9 +222,7 @@ async def test_half_written_key_is_not_used(
 async def test_key_that_is_being_written_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that changes while it is looked at is read later. What looks like a key may be the
-    first half of one.
-    """
+    """A file that changes meanwhile is read later: it may be the first half of a key."""
     looks: list[object] = []
 
     def signatures(files: Any) -> Any:
@@ -271,9 +269,7 @@ async def test_file_system_that_hangs_is_waited_for_once(
 
 @pytest.mark.usefixtures("patient")
 async def test_rotation_without_a_gap(tmp_path: Path) -> None:
-    """While the key of two running nodes is changed step by step, no call fails. The old key ends
-    on kept connections too.
-    """
+    """While two nodes' key is changed step by step, no call fails; then the old one ends."""
     mine, theirs = secret(tmp_path, "mine", KEY), secret(tmp_path, "theirs", KEY)
     one, two = Time(), Time()
     ours, others = Credentials(keyed(mine), one), Credentials(keyed(theirs), two)
@@ -294,9 +290,7 @@ async def test_rotation_without_a_gap(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("patient")
 async def test_changed_certificate_is_shown(issued: Path, tmp_path: Path) -> None:
-    """A certificate that is renewed serves the next connection. A half-written one leaves the old
-    one in force.
-    """
+    """A renewed certificate serves the next connection; half a one leaves the old in force."""
     for name in (
         "ca.pem",
         "a.pem",

@@ -96,9 +96,7 @@ async def test_silent_name_server(key: Path) -> None:
 
 
 async def test_stopped_listener_hangs(key: Path) -> None:
-    """An agent that is stopped (SIGSTOP) is a hang and not an unreachable node. Its kernel answers;
-    afterwards it goes on.
-    """
+    """A stopped agent is a hang and not an unreachable node; afterwards it goes on."""
     with listener_process({"key_file": str(key)}) as (port, pid, _):
         async with calling(keyed(key), port) as client:
             await ping(client)
@@ -141,9 +139,7 @@ async def test_stopped_listener_hangs(key: Path) -> None:
 async def test_firewalls(
     key: Path, rule: str, kept: tuple[Outcome, str], new: tuple[Outcome, str]
 ) -> None:
-    """Packets that are dropped, in either direction, make a node unreachable; a reset refuses. Both
-    end when the firewall does.
-    """
+    """Dropped packets make a node unreachable, a reset refuses; both end with the firewall."""
     with network_namespace():
         table = (
             "add table inet test; add chain inet test in { type filter hook input priority 0; }; "
@@ -187,9 +183,7 @@ async def test_calls_come_from_the_listen_address(key: Path) -> None:
 
 
 async def test_clocks_that_differ(key: Path) -> None:
-    """With a shared key, the clocks of two nodes do not matter. Nonces are aged by the one
-    machine's monotonic clock.
-    """
+    """With a shared key clocks do not matter: nonces are aged by one monotonic clock."""
     found = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
     if not found:
         pytest.skip("libfaketime is not installed")

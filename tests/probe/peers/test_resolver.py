@@ -87,9 +87,7 @@ async def test_name_server_that_fails() -> None:
 
 
 async def test_silent_name_servers() -> None:
-    """While name servers are silent, known names keep their old addresses and unknown ones wait.
-    Threads are few, and all recovers.
-    """
+    """While name servers are silent, known names keep their addresses, and threads are few."""
     names, clock = Names(), Time()
     resolver = Resolver(names, clock)
     await resolver.addresses("known")

@@ -84,9 +84,7 @@ async def test_certificates_named_by_uri(issued: Path) -> None:
 async def test_wrong_certificates(
     issued: Path, server: str, client: str, reason: str, counted: str | None
 ) -> None:
-    """A certificate of another node, of another authority, or not valid now ends the call on
-    whichever side it is wrong, and says which.
-    """
+    """A wrong certificate ends the call on whichever side it is wrong, which says how."""
     async with talking(tls(issued, server), tls(issued, client)) as (node, caller):
         for _ in range(3):
             await fails(ping(caller), Outcome.UNAUTHORIZED, reason)
@@ -111,9 +109,7 @@ async def test_nothing_is_left_of_failed_handshakes(issued: Path, server: str, c
 
 
 async def test_other_authorities(issued: Path, tmp_path: Path) -> None:
-    """Where only the receiver finds fault with a certificate, by its authorities or its clock, the
-    caller knows that it is that.
-    """
+    """The caller knows where only the receiver finds fault with its certificate."""
     both = tmp_path / "both.pem"
     both.write_text(
         (issued / "ca.pem").read_text(encoding="ascii")
@@ -156,9 +152,7 @@ async def test_no_certificate(issued: Path) -> None:
 
 
 async def test_client_that_speaks_no_tls(issued: Path, tmp_path: Path) -> None:
-    """A client with a key and no certificate is refused in the handshake. One with a certificate
-    finds a listener that has no TLS.
-    """
+    """A client without a certificate is refused; one with it finds a listener without TLS."""
     plain = PeerOptions(listen_address="127.0.0.1:0", key_file=secret(tmp_path, "key", KEY))
     async with talking(tls(issued, "b"), plain) as (_, client):
         with pytest.raises(Exception, match=r"closed|reset|bad_answer"):
@@ -191,9 +185,7 @@ async def test_key_and_certificate(issued: Path, tmp_path: Path) -> None:
 
 
 async def test_handshake_that_stalls(issued: Path) -> None:
-    """A client that does not go on with the handshake is closed in time and counted. A server that
-    does not is a hang and no refusal.
-    """
+    """A client that stalls in the handshake is closed and counted; a server is a hang."""
     async with listening(tls(issued, "b", header_timeout=0.3)) as node:
         reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
         writer.write(b"\x16\x03\x01")

@@ -113,9 +113,7 @@ def test_always_waits(end: str) -> None:
 
 @pytest.mark.parametrize("end", ["here", "before", "after"])
 def test_slow_network_of_which_no_time_counts(end: str) -> None:
-    """Of a path that has become five hundred times slower the bounds say so, although an end waits
-    for a third of each echo.
-    """
+    """Of a path that has become 500 times slower the bounds say so, despite waits."""
     found = waits(end, itertools.repeat(0.12), network=500 * USUAL).measure()
     assert found.timings == ()
     (bounds,) = (bounds for bounds in found.bounds if bounds.size)

@@ -53,9 +53,7 @@ async def led(companion: Companion, *others: Companion, epoch: int = EPOCH) -> R
 
 @pytest.mark.parametrize("count", [2, 4])
 async def test_healthy(tmp_path: Path, count: int) -> None:
-    """All members meet in the root's store, run once, and have the same observation with the same
-    timings and scores.
-    """
+    """All meet in the root's store, run once, and have the same timings and scores."""
     async with company(tmp_path, count) as companions:
         companions[1].fake.seconds = 0.002
         await led(companions[0], *companions[1:])
@@ -74,9 +72,7 @@ async def test_healthy(tmp_path: Path, count: int) -> None:
 
 
 async def test_busy_member_makes_the_round_light(tmp_path: Path) -> None:
-    """A member whose GPUs are busy declines, no worker starts, and the echoes between the agents
-    take the round's place at both ends.
-    """
+    """A member whose GPUs are busy declines, and echoes take the round's place at both ends."""
     async with company(tmp_path, 2) as (root, member):
         member.node.reason = "busy_gpu"
         report = await led(root, member)
@@ -98,9 +94,7 @@ async def test_busy_member_makes_the_round_light(tmp_path: Path) -> None:
 
 
 async def test_light_round_by_the_root(tmp_path: Path) -> None:
-    """A root that may not use its own GPUs has a light round, whose reason both ends know. Nobody's
-    workers are needed.
-    """
+    """A root that may not use its GPUs has a light round, whose reason both ends know."""
     async with company(tmp_path, 3, workers=lambda _: None) as companions:
         root, *members = companions
         plan = root.plan(*(member.name for member in members)).light()
@@ -149,9 +143,7 @@ def other_version(root: Companion, member: Companion) -> None:
 async def test_disagreement(
     tmp_path: Path, difference: Callable[[Companion, Companion], None], reason: str
 ) -> None:
-    """Nodes that are set up differently decline each other's rounds at once with what differs. The
-    echoes tell the clocks' offset.
-    """
+    """Nodes that are set up differently decline with what differs; echoes tell the offset."""
     async with company(tmp_path, 3) as (root, member, _):
         difference(root, member)
         watch = Stopwatch()
@@ -174,9 +166,7 @@ async def test_clock_does_not_matter_on_demand(tmp_path: Path) -> None:
 
 
 async def test_absent_member(tmp_path: Path) -> None:
-    """A member whose agent is gone ends the round at its invitation, named and told from one that
-    is only slow.
-    """
+    """A member whose agent is gone ends the round at its invitation, and is named."""
     async with company(tmp_path, 2) as (root, member):
         await member.server.close()
         observation = (await led(root, member)).observation
@@ -185,9 +175,7 @@ async def test_absent_member(tmp_path: Path) -> None:
 
 
 async def test_name_server_that_does_not_answer(tmp_path: Path) -> None:
-    """A member whose address no name server could tell is not named: the round is inconclusive.
-    One that has really gone is, beside it.
-    """
+    """A member whose address no name server tells is not named, one that has gone is."""
 
     def fails(*_arguments: object, **_named: object) -> list[object]:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
@@ -214,9 +202,7 @@ async def test_name_server_that_does_not_answer(tmp_path: Path) -> None:
 
 
 async def test_both_start_at_once(tmp_path: Path) -> None:
-    """Of two members that start the same round at once, the later one in the root order joins the
-    other's: one test, one observation.
-    """
+    """Of two that start a round at once, the later in the root order joins the other's."""
     async with company(tmp_path, 2) as (one, two):
         for turn in range(5):
             epoch = EPOCH - turn % 2
@@ -317,9 +303,7 @@ async def test_one_test_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("blocked", [0.0, 0.8])
 @may_block
 async def test_an_agent_without_a_cpu_accuses_nobody(tmp_path: Path, *, blocked: float) -> None:
-    """A member that looks silent to a root whose loop was blocked in the round is not named; one
-    that is silent to a root that ran is.
-    """
+    """Who looks silent to a root whose loop was blocked is not named; else it is."""
     async with company(tmp_path, 2, silent=True) as (root, member):
         member.fake.silent = True
         with pytest.MonkeyPatch.context() as patch:
@@ -341,9 +325,7 @@ async def test_an_agent_without_a_cpu_accuses_nobody(tmp_path: Path, *, blocked:
 
 
 async def test_agent_dies_in_rendezvous(tmp_path: Path) -> None:
-    """A member whose agent dies before its worker has met the others is named as the one that is
-    gone, with the stage it came to.
-    """
+    """A member whose agent dies before its worker has met the others is named."""
     async with company(tmp_path, 2) as (root, member):
         task = asyncio.create_task(led(root, member))
         member.fake.absent = True
@@ -354,9 +336,7 @@ async def test_agent_dies_in_rendezvous(tmp_path: Path) -> None:
 
 
 async def test_agent_dies_in_a_collective(tmp_path: Path) -> None:
-    """A member whose agent dies when the workers have met is named within seconds. The round does
-    not wait for its own workers.
-    """
+    """A member whose agent dies when the workers have met is named within seconds."""
     async with company(tmp_path, 2) as (root, member):
         root.fake.silent = member.fake.silent = True
         task = asyncio.create_task(led(root, member))
@@ -428,9 +408,7 @@ CASES = {
 
 @pytest.mark.parametrize(("mine", "theirs", "expected"), CASES.values(), ids=CASES.keys())
 async def test_what_workers_say(tmp_path: Path, mine: str, theirs: str, expected: str) -> None:
-    """The results of both nodes' workers make one outcome, which names who had not come as far, or
-    whose own doing it was.
-    """
+    """Both nodes' results make one outcome, with who had not come as far or was at fault."""
     async with company(tmp_path, 2) as (root, member):
         for companion, result in ((root, mine), (member, theirs)):
             ended, stage, slug, entered = result.split()
@@ -449,9 +427,7 @@ async def test_what_workers_say(tmp_path: Path, mine: str, theirs: str, expected
 
 
 async def test_silent_member(tmp_path: Path) -> None:
-    """A member whose agent answers but whose workers never end is late, and the round does not wait
-    for it without end.
-    """
+    """A member whose workers never end is late, and not waited for without end."""
     async with company(tmp_path, 2, silent=True) as (root, member):
         member.fake.silent = True
         watch = Stopwatch()
@@ -462,9 +438,7 @@ async def test_silent_member(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("guilty", [0, 1], ids=["root", "member"])
 async def test_who_waits_for_the_guilty_is_not_late(tmp_path: Path, guilty: int) -> None:
-    """A worker was killed: the round ends at once with its node's name, although the others'
-    workers would wait for long.
-    """
+    """A round ends at once with the node of a killed worker, whatever the others do."""
     async with company(tmp_path, 2) as companions:
         root, member = companions
         companions[guilty].fake.outcome, companions[guilty].fake.reason = (
@@ -482,9 +456,7 @@ async def test_who_waits_for_the_guilty_is_not_late(tmp_path: Path, guilty: int)
 
 
 async def test_messages_of_strangers(tmp_path: Path) -> None:
-    """Results, conclusions and store operations of another round, or of a node that is not in the
-    round, are refused and change nothing.
-    """
+    """What is of another round, or of a node not in it, is refused and changes nothing."""
     async with company(tmp_path, 3) as (root, member, stranger):
         root.fake.silent = True
         plan = root.plan(member.name)
@@ -549,9 +521,7 @@ class Sabotaged:
 )
 @may_block
 async def test_real_workers(tmp_path: Path, plan: str, outcome: Outcome, late: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """Real workers on gloo, which meet through the agents. A healthy round, and one whose worker is
-    killed or stopped on one node.
-    """
+    """Real workers meet through the agents; one is well, killed or stopped."""
     deadline = 3.0 if plan == "stage:sizes:stop" else PATIENT
     workers = {NAMES[0]: Sabotaged("", deadline), NAMES[1]: Sabotaged(plan, deadline)}
     async with company(tmp_path, 2, workers=workers.__getitem__) as (root, member):

@@ -94,9 +94,7 @@ def test_values_span_days() -> None:
 
 
 def test_slow_drift_is_not_accepted() -> None:
-    """A part that gets 1 % slower each day, never enough to be flagged at once, is flagged before
-    it is 15 % slower.
-    """
+    """A part that gets 1 % slower each day is flagged before it is 15 % slower."""
     known = learnt(jittered(1.0, 0.01, FILL))
     draw = random.Random(2)
     factor, flagged = 1.0, 0.0
@@ -124,9 +122,7 @@ def test_faster_is_believed_at_once() -> None:
 
 
 def test_new_part_is_judged_by_its_siblings() -> None:
-    """A rail without a baseline is compared with the node's other rails, with a wider tolerance;
-    with fewer than three of them, not at all.
-    """
+    """A rail without a baseline is compared with three other rails or more, less strictly."""
     known = Baselines(OPTIONS)
     for part in "012":
         assert known.ratio(series("7"), 2.0) is None

@@ -13,9 +13,7 @@ OTHER = Confirmation(("a", "c"), Kind.PAIR)
 
 
 def test_what_a_round_asks_for_is_run_after_it() -> None:
-    """If a running round asks for the same members again, that is another round and not a duplicate
-    of a queued one.
-    """
+    """A running round may ask for the same members again: that is no duplicate."""
     ran: list[Confirmation] = []
 
     async def scene() -> None:

@@ -267,9 +267,7 @@ def test_slow_leaf_is_told_from_a_slow_node() -> None:
 
 
 def test_slow_leaf_is_found_by_who_comes_later() -> None:
-    """An agent that starts when its neighbors already know of a slow leaf finds it too, by its
-    rounds with other leaves.
-    """
+    """An agent that starts when its neighbors know of a slow leaf finds it too."""
     scene = Scene()
     world = scene.run(
         lambda peers, _: Answer(
@@ -408,9 +406,7 @@ def test_echo_that_the_other_end_has_not_timed_is_not_ambiguous() -> None:
 def test_echo_that_the_other_end_never_finds_slow_is_ambiguous(
     led: dict[str, float], epochs: int
 ) -> None:
-    """The pair is called ambiguous soon if the ends disagree, and eventually if the other end never
-    leads a round.
-    """
+    """A pair is ambiguous soon if its ends disagree, or at last if the other never leads."""
     found = echoes(four_that_know_their_echoes(), epochs, led)
     assert found == (Suspect(Part.LINK, f"{ME}--a1", "ambiguous"),)
 
@@ -563,9 +559,7 @@ def test_node_that_calls_and_cannot_be_called() -> None:
 
 
 def test_peer_that_comes_and_goes_and_then_stays_away() -> None:
-    """A node that answered now and then before it vanished is accused all the same. Only the time
-    since its last answer counts.
-    """
+    """A node that answered now and then before it vanished is accused all the same."""
     scene, peer = met()
     scene.run(vanished(peer, Outcome.UNREACHABLE, HARD))
     scene.now += 1
@@ -604,9 +598,7 @@ def test_who_declines_is_there(opinion: float, part: Part) -> None:
 
 
 def test_who_declines_has_answered() -> None:
-    """A call that a peer declined is reported as an answer without a time; a round that the peer
-    led is not a call by this node.
-    """
+    """A call that a peer declined is an answer without a time; its own round is no call."""
     scene = Scene()
     scene.run(well)
     peer, other = sorted(scene.leaves.keys() - {ME})[-2:]
@@ -660,9 +652,7 @@ def test_one_outage_with_everybody_is_not_intermittent() -> None:
 
 
 def test_short_outages_of_one_peer_are_not_this_node() -> None:
-    """With only one peer it is the peer or the path to it. A peer that takes the blame for its
-    outages does not count.
-    """
+    """With one peer it is the peer or the path; one that takes the blame does not count."""
     scene = settled()
     assert silences(scene, ("a1", "a1", "a1", "a1")) <= {
         Suspect(Part.LINK, f"{ME}--a1", "ambiguous")
@@ -672,9 +662,7 @@ def test_short_outages_of_one_peer_are_not_this_node() -> None:
 
 
 def test_word_from_before_the_fault_is_not_believed() -> None:
-    """A good round of another member with a node before that node was lost is not evidence. No link
-    is accused in the first epoch.
-    """
+    """Another's good round with a node before that was lost is no evidence."""
     scene, peer = met()
     assert scene.run(vanished(peer, Outcome.UNREACHABLE, 1.0)) == ()
 
@@ -731,9 +719,7 @@ def test_half_of_the_members_gone_accuses_none_of_the_living() -> None:
     ],
 )
 def test_collectives_that_end_badly_with_everybody(outcome: Outcome, stage: Stage) -> None:
-    """Hangs, wrong data and errors are this node's fault if they happen with all peers; each has
-    its own reason.
-    """
+    """Hangs, wrong data and errors with all peers are this node's, each with its reason."""
     scene = settled()
     late = (ME,) if outcome is Outcome.HUNG else ()
     assert scene.run(always(Answer(outcome=outcome, stage=stage, late=late)), 2) == (
@@ -755,9 +741,7 @@ def test_hang_that_waits_for_the_peer_is_not_ours() -> None:
 
 
 def test_wrong_data_with_one_peer_only_is_a_link() -> None:
-    """If one pair gives wrong sums and both its ends give right ones with others, the link is
-    accused as corrupted.
-    """
+    """If one pair gives wrong sums, and its ends right ones with others, it is the link."""
     scene, peer = met()
     world = with_peer(
         peer, Answer(outcome=Outcome.CORRUPTED, stage=Stage.VERIFY, told=agreeing(ME, peer, HARD))
@@ -796,9 +780,7 @@ def test_rounds_that_tell_nothing_accuse_nobody(outcome: Outcome) -> None:
 
 
 def test_one_peer_is_not_asked_for_ever() -> None:
-    """While all peers but one are busy, that one gets no more extra rounds than count; the others
-    get theirs once they are free.
-    """
+    """While all peers but one are busy, that one gets no more extra rounds than count."""
     scene = settled(dict.fromkeys(("a0", "a1", "a2", "a3"), ""))
     failed = Answer(outcome=Outcome.FAILED, stage=Stage.STORE)
     busy = {"a2", "a3"}
@@ -813,9 +795,7 @@ def test_one_peer_is_not_asked_for_ever() -> None:
 
 
 def test_two_nodes_cannot_be_told_apart() -> None:
-    """With a single peer, a slow round may be due to either end or the path between. The pair is
-    accused as ambiguous.
-    """
+    """With a single peer, the pair is accused as ambiguous."""
     scene = settled({"a0": "", "a1": ""})
     pair = (Suspect(Part.LINK, "a0--a1", "ambiguous"),)
     assert scene.run(always(Answer(SLOW)), 8) == pair
@@ -847,9 +827,7 @@ def test_without_baseline_nobody_is_accused() -> None:
 
 
 def test_baselines_learn_from_good_rounds_only() -> None:
-    """Flagged timings, extra rounds, and rounds with a peer that reports itself slow are not
-    learnt, however long that lasts.
-    """
+    """Flagged timings, extra rounds, and those with a slow peer are never learnt."""
     scene = settled()
     before = scene.baselines.document()
     scene.now += 86400
@@ -860,9 +838,7 @@ def test_baselines_learn_from_good_rounds_only() -> None:
 
 
 def test_slow_echo_is_no_accusation() -> None:
-    """Echo times between agents depend on the load of both hosts. One that takes half as long again
-    is not flagged.
-    """
+    """An echo that takes half as long again is not flagged, as hosts may be loaded."""
     scene = Scene()
     for number in range(64):
         for far in (False, True):
@@ -886,9 +862,7 @@ def test_members_that_leave_are_forgotten() -> None:
 
 
 def test_accusation_of_another_lapses() -> None:
-    """This node's accusation of a lost node holds only for some epochs. After that, the members
-    that meet the node accuse it.
-    """
+    """This node's accusation of a lost node holds for some epochs, then others judge it."""
     scene, peer = met({f"n{number:02}": f"leaf-{number // 16}" for number in range(64)}, me="n05")
     world = vanished(peer, Outcome.UNREACHABLE, HARD)
     assert scene.run(world, 3) == (Suspect(Part.NODE, peer, "unreachable"),)

@@ -34,9 +34,7 @@ def note(
 
 
 def test_doubt_is_seconded_until_an_echo_is_timed() -> None:
-    """A peer's doubt causes one call in three epochs; a busy peer, or a time that does not count,
-    leaves it open.
-    """
+    """A doubt causes one call in three epochs, and is left open without a time."""
     recent = RecentRounds("me", HIGH)
     note(recent, 5, led=False)
     assert recent.doubts(5) == ["peer"]

@@ -156,9 +156,7 @@ def answered(
 
 
 def test_store_operations(channel: tuple[Any, socket.socket]) -> None:
-    """Every operation goes to the agent with its group's prefix, and comes back with its value.
-    Binary stays binary.
-    """
+    """Every operation goes to the agent with its group's prefix; binary stays binary."""
     store, ours = channel
     replies: dict[str, Any] = {
         "set": True,
@@ -310,9 +308,7 @@ def test_writable_by_others(environment: Path, path: str) -> None:
 
 
 def test_owned_by_others(environment: Path) -> None:
-    """A file of another user or writable by another group is refused as well. One that leads out of
-    the environment is followed.
-    """
+    """A file of another user or group is refused, also where a link leads out."""
     if os.geteuid():
         pytest.skip("only root can give files away")
     packages = environment / "base" / "lib" / "python3.11" / "site-packages"
@@ -329,9 +325,7 @@ def test_owned_by_others(environment: Path) -> None:
 
 
 def test_sticky_folder_on_the_way(environment: Path) -> None:
-    """A folder like /tmp on the way is no danger, as nobody can replace another's entry there.
-    Inside the environment it is.
-    """
+    """A sticky folder on the way is no danger; inside the environment it is."""
     python = str(environment / "env" / "bin" / "python")
     environment.chmod(0o1777)
     assert launch.check(python)[0] == []

@@ -91,9 +91,7 @@ class Scene:
     async def timed(
         self, stage: Stage, plan: str, deadlines: dict[Stage, float]
     ) -> tuple[list[RankResult], float]:
-        """Run a round whose second rank goes wrong in a stage. Return its results, and how long
-        after that they came.
-        """
+        """Run a round whose second rank goes wrong; return the results, and how soon they came."""
         watches: list[Stopwatch] = []
 
         def progress(rank: int, entered: Stage) -> None:
@@ -318,9 +316,7 @@ def test_pair(scene: Scene) -> None:
 
 
 def test_rails(scene: Scene) -> None:
-    """GPU k reduces with GPU k: each rail is a group of its own, and a fault on one leaves the
-    other's result whole.
-    """
+    """Each rail is a group of its own, and a fault on one leaves the other's result whole."""
     store = LocalStore()
 
     def node(number: int, plan: str = "") -> WorkerJob:
@@ -373,9 +369,7 @@ def test_an_agent_that_is_stopped_for_a_deadline(scene: Scene) -> None:
 
 
 def test_stopped(scene: Scene) -> None:
-    """A rank that is stopped in a stage is the late one, of that stage, and is told from the rank
-    that waits for it.
-    """
+    """A rank that is stopped in a stage is the late one, and not the rank that waits."""
 
     async def together() -> list[tuple[list[RankResult], float]]:
         return await asyncio.gather(
@@ -392,9 +386,7 @@ def test_stopped(scene: Scene) -> None:
 
 
 def test_killed(scene: Scene) -> None:
-    """A rank that is killed in a stage is named with the signal, long before the deadline. The
-    other is not accused.
-    """
+    """A killed rank is named with the signal, long before the deadline, and no other."""
 
     async def together() -> list[tuple[list[RankResult], float]]:
         return await asyncio.gather(*(scene.timed(stage, "kill", LONG) for stage in STAGES))
@@ -458,9 +450,7 @@ def test_a_rank_without_a_cpu_is_not_hung(scene: Scene) -> None:
     ],
 )
 def test_failures(scene: Scene, plan: str, reason: str, words: str) -> None:
-    """A worker that crashes, leaves, has a defect or babbles is a failure with its last words,
-    never a defect of the agent.
-    """
+    """A worker that crashes, leaves or babbles is a failure with its last words."""
     results = scene.play("", plan)
     assert (results[1].outcome, results[1].reason) == (Outcome.FAILED, reason), results
     assert words in results[1].detail
@@ -484,9 +474,7 @@ def test_wrong_data(
     accused: tuple[int, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Wrong, stale and swapped data are found in the timed part and after it, with the rank and the
-    first wrong place.
-    """
+    """Wrong, stale and swapped data are found, with the rank and the first wrong place."""
     monkeypatch.setattr(session, "GRACE", 60.0)  # all ranks check, the slow ones too
     results = scene.play("", f"collective:{collective}:{action}", steps=((64, 5), (4096, 5)))
     assert late(results) == accused, results
@@ -558,9 +546,7 @@ def test_stranger(scene: Scene) -> None:
 
 
 def test_nothing_inherited(scene: Scene) -> None:
-    """The parent has neither the agent's environment nor any of its descriptors, and one thread
-    after many rounds.
-    """
+    """The parent has nothing of the agent's environment and descriptors, and one thread."""
     scene.play("", "")
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.set_inheritable(True)
@@ -693,9 +679,7 @@ def test_agent_dies(tmp_path: Path) -> None:
 
 
 def test_unkillable(scene: Scene, tmp_path: Path) -> None:
-    """A worker that cannot be killed is counted, and no second one is started on its device until
-    it has ended.
-    """
+    """A worker that cannot be killed is counted, and keeps its device until it has ended."""
     with frozen.mounted(tmp_path) as mount:
         mount.freeze()
         deadlines = {**LONG, Stage.INIT: DEADLINE}
@@ -717,9 +701,7 @@ def test_unkillable(scene: Scene, tmp_path: Path) -> None:
 
 
 def test_other_environment(tmp_path: Path) -> None:
-    """The interpreter may be of another environment than the agent's. One that others can write to
-    is refused, by name.
-    """
+    """The interpreter may be of another environment, unless others can write to that."""
     import importlib.util
 
     spec = importlib.util.find_spec("torch")
@@ -756,9 +738,7 @@ def test_other_environment(tmp_path: Path) -> None:
     ],
 )
 def test_useless_interpreter(python: str, reason: str, words: str) -> None:
-    """An interpreter that is not there, or has no torch, is named. It is not tried again before the
-    back-off is over.
-    """
+    """An interpreter without torch is named, and not tried again before the back-off."""
 
     async def play(worker_pool: WorkerPool) -> None:
         results = await worker_pool.run(job(""), LocalStore(), ignore)
