@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural
 from dshealthd.core.timing import time_limit
-from dshealthd.doctor.check import ORDER, Outcome, Result
+from dshealthd.doctor.check import ORDER, unknown
 from dshealthd.doctor.examination import Examined, accept
 from dshealthd.doctor.node_context import NodeContext, facts
 from dshealthd.doctor.options import DoctorOptions
@@ -94,7 +94,7 @@ def node_report(
             seconds = time.monotonic() - started
             found.append(Examined(check.slug, check.name, check.title, tuple(results), seconds))
         elif is_answered(check):
-            silent = Result(Outcome.UNKNOWN, "the check returned no result")
+            silent = unknown("the check returned no result")
             found.append(Examined(check.slug, check.name, check.title, (silent,), 0.0))
         else:
             left_out += 1

@@ -6,9 +6,13 @@ import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
+from dshealthd.core.text import printable
+
 T = TypeVar("T")
+Given = TypeVar("Given")
 
 
 class Outcome(enum.Enum):
@@ -27,7 +31,7 @@ ORDER = (Outcome.OK, Outcome.WARNING, Outcome.UNKNOWN, Outcome.CRITICAL)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One thing that a check found."""
+    """One thing that a check found, made printable: users name files, keys and hosts."""
 
     outcome: Outcome
     text: str
@@ -42,6 +46,18 @@ class Result:
     """Where the limit comes from."""
     component: str = ""
     """The part concerned, such as `gpu 3` or `ds_config.json: train_batch_size`."""
+
+    def __post_init__(self) -> None:
+        """Escape control characters; a command with some would act on the terminal, so drop it."""
+        for name in ("text", "value", "limit", "source", "component"):
+            object.__setattr__(self, name, printable(getattr(self, name)))
+        object.__setattr__(self, "remedy", self.remedy if self.remedy.isprintable() else "")
+
+
+ok = partial(Result, Outcome.OK)
+warning = partial(Result, Outcome.WARNING)
+critical = partial(Result, Outcome.CRITICAL)
+unknown = partial(Result, Outcome.UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,30 @@ class Check(Generic[T]):
     run: Callable[[T], Iterable[Result]]
     deadline: float = 5.0
     """Seconds after which the check is killed and reported as hung."""
+    applies: Callable[[T], object] = lambda _context: True
+    """Whether there is something to check; where there is not, the result is unknown, not ok."""
+
+
+def check_of(
+    given: Callable[[T], Given | None],
+    missing: str,
+    slug: str,
+    name: str,
+    title: str,
+    find: Callable[[T, Given], Iterable[Result]],
+    deadline: float = 5.0,
+    *,
+    applies: Callable[[T], object] | None = None,
+) -> Check[T]:
+    """Return the check of what a user may have given; `missing` is its result if there is nothing.
+
+    `applies` is for a check that also has a result where it need not be run.
+    """
+
+    def run(context: T) -> Iterable[Result]:
+        return find(context, found) if (found := given(context)) else [unknown(missing)]
+
+    return Check(slug, name, title, run, deadline, applies or given)
 
 
 def worst(outcomes: Iterable[Outcome]) -> Outcome:

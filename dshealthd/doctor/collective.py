@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import ORDER, Outcome, Result
+from dshealthd.doctor.check import ORDER, Outcome, Result, critical, ok, unknown
 from dshealthd.doctor.examination import Examined
 from dshealthd.probe.cli.pairs import LEAD, Ask, member_client, one
 from dshealthd.probe.node import WARMING_UP
@@ -85,7 +85,7 @@ def judged(ended: Ended, hosts: Sequence[str], left_out: Sequence[str]) -> Exami
     """Return the check of the collectives' outcome; `left_out` are hosts that took no part."""
     if ended.problem:
         text = f"the collective {ended.problem}" if ended.hung else ended.problem
-        return _examined(_WHY, [Result(Outcome.UNKNOWN, text)], ended.seconds)
+        return _examined(_WHY, [unknown(text)], ended.seconds)
     results = [_result(entry) for entry in ended.value]
     slugs = {entry["outcome"] for entry in ended.value if entry["outcome"] != Came.OK}
     slug = next((_SLUGS[one] for one in _SLUGS if one in slugs), _WHY)
@@ -99,8 +99,7 @@ def judged(ended: Ended, hosts: Sequence[str], left_out: Sequence[str]) -> Exami
 def without(names: Sequence[str], count: int) -> Result:
     """Return the collective check's result for nodes whose agents do not answer."""
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")  # noqa: PLR2004 - as many as fit in a line
-    return Result(
-        Outcome.UNKNOWN,
+    return unknown(
         f"{len(names)} of {plural(count, 'node')} took no part in a collective because no agent "
         f"with probes answers there: {shown}",
         remedy="dshealthd probe --help  # and docs/probes.md: a key and members for every agent",
@@ -110,7 +109,7 @@ def without(names: Sequence[str], count: int) -> Result:
 def not_run(why: str) -> Examined:
     """Return the check if no collective can be run at all."""
     remedy = "dshealthd doctor --hosts … --probe --config.file /etc/dshealthd/dshealthd.toml"
-    return _examined(_WHY, [Result(Outcome.UNKNOWN, f"no collective was run: {why}", remedy)], 0.0)
+    return _examined(_WHY, [unknown(f"no collective was run: {why}", remedy)], 0.0)
 
 
 def _examined(slug: str, results: Iterable[Result], seconds: float) -> Examined:
@@ -128,14 +127,13 @@ def _result(entry: Mapping[str, Any]) -> Result:
         best = max(entry["timings"], key=lambda timing: timing["size"], default=None)
         speed = f", {best['busbw'] / 1e9:.2f} GB/s at {best['size']} bytes" if best else ""
         text = f"an all-reduce over {count} nodes ({entry['backend']}) is correct{speed}"
-        return Result(Outcome.OK, text)
+        return ok(text)
     if outcome in {Came.OK, Came.DECLINED, Came.INCONCLUSIVE, Came.UNAUTHORIZED}:
         text = f"no collective was run over {count} nodes: {why}" + (f" ({late})" if late else "")
         if outcome == Came.OK:
             text += "; their agents reach each other"
-        return Result(Outcome.UNKNOWN, text, "dshealthd status  # on these nodes", component=late)
-    return Result(
-        Outcome.CRITICAL,
+        return unknown(text, "dshealthd status  # on these nodes", component=late)
+    return critical(
         f"an all-reduce over {count} nodes: {outcome} at stage {entry['stage']}, {why}"
         + (f"; late: {late}" if late else ""),
         remedy=pairs,

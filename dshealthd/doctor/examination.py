@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.doctor.check import ORDER, Outcome, Result, decode, encode, worst
+from dshealthd.doctor.check import ORDER, Outcome, Result, decode, encode, unknown, worst
 from dshealthd.doctor.processes import Pool
 from dshealthd.doctor.status_document import DEADLINE
 
@@ -106,10 +106,10 @@ def _runner(check: Check[Any], context: Any) -> Callable[[], object]:
 def _examined(check: Check[Any], ended: Ended) -> Examined:
     again = f"sudo dshealthd doctor --only {check.name}"
     if ended.problem:
-        results: tuple[Result, ...] = (Result(Outcome.UNKNOWN, _why(check, ended), again),)
+        results: tuple[Result, ...] = (unknown(_why(check, ended), again),)
     else:
         results = tuple(decode(one) for one in ended.value)
-        results = results or (Result(Outcome.UNKNOWN, "the check returned no result", again),)
+        results = results or (unknown("the check returned no result", again),)
     results = tuple(sorted(results, key=lambda one: -ORDER.index(one.outcome)))
     return Examined(check.slug, check.name, check.title, results, ended.seconds)
 

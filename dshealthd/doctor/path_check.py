@@ -10,7 +10,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.check import Check, Outcome, Result, critical, ok, warning
 from dshealthd.findings import limits
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.linux.credentials import assumed
@@ -40,8 +40,7 @@ def path_check(path: str) -> Check[NodeContext]:
                 finally:
                     os.close(directory)
         except OSError as error:
-            yield Result(
-                Outcome.CRITICAL,
+            yield critical(
                 f"{path}: {error.strerror or error}",
                 remedy=f"df -h {path}; mount | grep {path}; ls -ld {path}",
                 component=path,
@@ -76,8 +75,7 @@ def _judge(
     well = True
     if seconds > slow:
         well = False
-        yield Result(
-            Outcome.WARNING,
+        yield warning(
             f"a write of 4 KiB to {path} took {seconds:.2g} s",
             remedy=f"nfsiostat 1 5 {path}; iostat -x 1 5",
             value=f"{seconds:.2g} s",
@@ -99,4 +97,4 @@ def _judge(
         )
     if well:
         text = f"{path}: wrote 4 KiB in {seconds * 1e3:.2g} ms, {free / 1e9:.1f} GB are free"
-        yield Result(Outcome.OK, text, component=path)
+        yield ok(text, component=path)

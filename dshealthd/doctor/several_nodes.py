@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural, printable
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.check import Check, Result, ok, unknown, warning
 from dshealthd.doctor.examination import Examined
 from dshealthd.doctor.hosts import ask
 from dshealthd.doctor.processes import Pool
@@ -42,10 +42,10 @@ def compare(reports: Sequence[NodeReport]) -> list[Examined]:
     if len(answered) > 1 and not results:
         known = len({name for one in answered.values() for name in one})
         text = f"{len(answered)} nodes have the same versions, devices and settings ({known})"
-        results = (Result(Outcome.OK, text),)
+        results = (ok(text),)
     if len(answered) <= 1:
         text = f"{len(answered)} of {plural(len(reports), 'node')} answered: nothing to compare"
-        results = (Result(Outcome.UNKNOWN, text),)
+        results = (unknown(text),)
     return [Examined("node-drift", "same-on-all-nodes", "The nodes are alike", results, 0.0)]
 
 
@@ -59,11 +59,10 @@ def _differences(answered: Mapping[str, Mapping[str, str]]) -> Iterator[Result]:
         (usual, most), *_ = counts.most_common(1)
         if 2 * most <= len(values):
             groups = "; ".join(f"{value} on {_nodes(values, value)}" for value in sorted(counts))
-            yield Result(Outcome.WARNING, f"the nodes disagree on {name}: {groups}", component=name)
+            yield warning(f"the nodes disagree on {name}: {groups}", component=name)
             continue
         for value in sorted(counts.keys() - {usual}):
-            yield Result(
-                Outcome.WARNING,
+            yield warning(
                 f"{_nodes(values, value)}: {name} is {value}, but {usual} on "
                 f"{plural(most, 'other')}",
                 value=value,
@@ -79,8 +78,7 @@ def _missing(
     without = [node for node in answered if node not in values]
     if without and len(values) > len(without):
         usual, most = Counter(values.values()).most_common(1)[0]
-        yield Result(
-            Outcome.UNKNOWN,
+        yield unknown(
             f"{_list(without)}: {name} is unknown there, but {usual} on {plural(most, 'other')}",
             component=name,
         )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import is_of_job
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.check import Check, Outcome, Result, ok, unknown
 from dshealthd.doctor.node_context import NodeContext
 from dshealthd.findings.judge import words
 from dshealthd.probe.options import ProbeOptions
@@ -72,7 +72,7 @@ def snapshot_check(
         if reads_host and context.elsewhere:
             return
         if not found and (text := _readable(context, collectors)):
-            yield Result(Outcome.OK, summary(context) if text == "ok" else text)
+            yield ok(summary(context) if text == "ok" else text)
 
     return SnapshotCheck(
         slug, name, title, run, collectors=collectors, alerts=alerts, reads_host=reads_host
@@ -82,12 +82,11 @@ def snapshot_check(
 def _without_agent(context: NodeContext) -> Result:
     """Return the result of a check that only an agent can answer, where no agent does."""
     if context.config.section(ProbeOptions).wanted:
-        return Result(
-            Outcome.UNKNOWN,
+        return unknown(
             "probes are configured, but no agent answers, so their results are unknown",
             remedy="systemctl status dshealthd; journalctl -u dshealthd -n 50",
         )
-    return Result(Outcome.OK, "not applicable: neither an agent nor probes")
+    return ok("not applicable: neither an agent nor probes")
 
 
 def _findings(
@@ -131,8 +130,7 @@ def _unread(
     for name in collectors:
         state = context.collectors.get(name)
         if state is None:
-            yield Result(
-                Outcome.UNKNOWN,
+            yield unknown(
                 f"collector {name} is disabled",
                 remedy=f"set collectors.{name}.enabled = true",
                 component=name,
@@ -140,8 +138,7 @@ def _unread(
             continue
         if state["state"] in {"failing", "pending"}:
             reason = words(state["reason"] or "no answer in time")
-            yield Result(
-                Outcome.UNKNOWN,
+            yield unknown(
                 f"{name} could not be read: {reason}: {state['detail']}",
                 remedy=_how_to_read(state["reason"], name),
                 component=name,
@@ -150,8 +147,7 @@ def _unread(
             if is_of_job(fault["part"]):
                 continue
             if (part := component(fault["part"])).lower() not in told:
-                yield Result(
-                    Outcome.UNKNOWN,
+                yield unknown(
                     f"{fault['part']} could not be read: {words(fault['reason'])}: "
                     f"{fault['detail']}",
                     remedy=_how_to_read(fault["reason"], name),

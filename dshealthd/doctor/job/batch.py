@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.text import plural, printable
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.core.text import plural
+from dshealthd.doctor.check import Result, check_of, critical, ok, unknown
 from dshealthd.doctor.job.sources.remedies import add_key, find_key, set_number
 
 if TYPE_CHECKING:
@@ -20,21 +20,16 @@ TRAIN, MICRO, ACCUMULATION = (
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
 )
+UNREADABLE = "there is no readable configuration"
 SOURCE = "deepspeed/runtime/config.py, _set_batch_related_parameters and _batch_assertion"
 
 
-def applies(context: JobContext) -> bool:
-    """Whether batch sizes can be checked: a configuration is given."""
-    return context.config is not None
-
-
-def run(context: JobContext) -> Iterator[Result]:
+def _batch_sizes(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
     """Yield the batch sizes that do not add up, with numbers that would."""
-    document = context.document
-    if context.config is None or document is None:
-        yield Result(Outcome.UNKNOWN, "there is no readable configuration")
+    name, document = config.name, context.document
+    if document is None:
+        yield unknown(UNREADABLE)
         return
-    name = context.config.name
     given = {key: document[key] for key in (TRAIN, MICRO, ACCUMULATION) if key in document}
     given = {key: value for key, value in given.items() if value is not None}
     automatic = [key for key, value in given.items() if value == "auto"]
@@ -42,22 +37,20 @@ def run(context: JobContext) -> Iterator[Result]:
     if wrong:
         yield from wrong
     elif automatic:
-        yield Result(
-            Outcome.OK,
+        yield ok(
             f"{name}: Hugging Face's Trainer or Accelerate fills in {', '.join(automatic)};"
             " plain DeepSpeed aborts on `auto`",
             source=SOURCE,
         )
     elif TRAIN not in given and MICRO not in given:
-        yield Result(
-            Outcome.CRITICAL,
+        yield critical(
             f"{name} has neither {TRAIN} nor {MICRO}; DeepSpeed needs one of them",
-            remedy=add_key(context.config, MICRO, "1"),
+            remedy=add_key(config, MICRO, "1"),
             source=SOURCE,
             component=f"{name}: {TRAIN}",
         )
     else:
-        yield _judged(context, context.config, given)
+        yield _judged(context, config, given)
 
 
 def _wrong(name: str, given: dict[str, Any]) -> Iterator[Result]:
@@ -67,11 +60,10 @@ def _wrong(name: str, given: dict[str, Any]) -> Iterator[Result]:
             isinstance(value, int) and not isinstance(value, bool) and value > 0
         ):
             continue
-        yield Result(
-            Outcome.CRITICAL,
-            printable(f"{name}: {key} is {str(value)[:40]!r}, not a whole number above 0"),
+        yield critical(
+            f"{name}: {key} is {str(value)[:40]!r}, not a whole number above 0",
             remedy=find_key(name, key),
-            value=printable(str(value)[:40]),
+            value=str(value)[:40],
             limit="a whole number of at least 1",
             source=SOURCE,
             component=f"{name}: {key}",
@@ -83,8 +75,7 @@ def _judged(context: JobContext, config: Source[Parsed], given: dict[str, int]) 
     copies, said = context.data_parallel, context.layout.source
     train, micro, steps = given.get(TRAIN), given.get(MICRO), given.get(ACCUMULATION)
     if context.layout.ranks is not None and copies is None:
-        return Result(
-            Outcome.CRITICAL,
+        return critical(
             f"{plural(context.layout.ranks, 'rank')} ({said}) cannot be split into groups of"
             f" {context.model_parallel} (--model-parallel)",
             value=str(context.layout.ranks),
@@ -96,8 +87,7 @@ def _judged(context: JobContext, config: Source[Parsed], given: dict[str, int]) 
             if copies and micro
             else ""
         )
-        return Result(
-            Outcome.OK,
+        return ok(
             f"{name}: {TRAIN} follows from {MICRO} {micro} x {ACCUMULATION} {steps or 1}{known}",
             source=SOURCE,
         )
@@ -108,8 +98,7 @@ def _judged(context: JobContext, config: Source[Parsed], given: dict[str, int]) 
     # DeepSpeed computes a missing value by integer division
     fits = train == unit if complete else train % unit == 0
     if fits:
-        return Result(
-            Outcome.OK,
+        return ok(
             f"{name}: {TRAIN} {train} fits {plural(copies, 'data-parallel rank')} ({said})",
             source=SOURCE,
         )
@@ -122,8 +111,7 @@ def _judged(context: JobContext, config: Source[Parsed], given: dict[str, int]) 
     )
     relation = "is not" if complete else "is not a multiple of"
     offers = list(_offers(train, micro, steps, copies))
-    return Result(
-        Outcome.CRITICAL,
+    return critical(
         f"{name}: {TRAIN} {train} {relation} {product} = {unit}; possible fixes: "
         + ", or ".join(f"{key} {value}" for key, value in offers),
         remedy=set_number(config, *offers[0])
@@ -158,8 +146,7 @@ def _without_ranks(
     """Judge batch sizes when the number of ranks is unknown: can they fit any number?"""
     name, unit = config.name, (micro or 1) * (steps or 1)
     if train % unit:
-        return Result(
-            Outcome.CRITICAL,
+        return critical(
             f"{name}: {TRAIN} {train} is not a multiple of {MICRO} x {ACCUMULATION} = {unit},"
             " so it fits no number of ranks",
             remedy=set_number(config, TRAIN, max(unit, round(train / unit) * unit)),
@@ -172,14 +159,18 @@ def _without_ranks(
         text = f"{name}: the batch is for {plural(train // unit, 'data-parallel rank')}"
     else:
         text = f"{name}: {TRAIN} {train} must be a multiple of {unit} x the ranks"
-    return Result(
-        Outcome.UNKNOWN,
+    return unknown(
         f"{text}, but the job's number of ranks is unknown (give --ranks, --hostfile or --launch)",
         source=SOURCE,
         component=f"{name}: {TRAIN}",
     )
 
 
-CHECK: Check[JobContext] = Check(
-    "batch-arithmetic", "batch-sizes", "Batch sizes fit the number of ranks", run
+CHECK = check_of(
+    lambda job: job.config,
+    UNREADABLE,
+    "batch-arithmetic",
+    "batch-sizes",
+    "Batch sizes fit the number of ranks",
+    _batch_sizes,
 )

@@ -5,14 +5,15 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from dshealthd.core.text import plural, printable
-from dshealthd.doctor.check import Check, Outcome, Result
-from dshealthd.doctor.job.sources.remedies import find_key, paste, show
+from dshealthd.core.text import plural
+from dshealthd.doctor.check import Result, check_of, critical, ok
+from dshealthd.doctor.job.sources.remedies import find_key, paste, show, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.doctor.job.context import JobContext
+    from dshealthd.doctor.job.sources.source import Source
     from dshealthd.jobs.checkpoint_files import Checkpoint, Gap
 
 ENGINE = "deepspeed/runtime/engine.py"
@@ -21,25 +22,11 @@ PARTITIONED = 3
 """The ZeRO stage that saves partitioned parameters; 1 and 2 can load each other's files."""
 
 
-def applies(context: JobContext) -> bool:
-    """Whether a checkpoint is given."""
-    return context.checkpoint is not None
-
-
-def run(context: JobContext) -> Iterator[Result]:
+def _checkpoint(context: JobContext, source: Source[Checkpoint]) -> Iterator[Result]:
     """Yield what is missing or damaged in the checkpoint, or does not match the job."""
-    source = context.checkpoint
-    if source is None:
-        yield Result(Outcome.UNKNOWN, "no checkpoint is given (--checkpoint)")
-        return
     checkpoint = source.value
     if checkpoint is None:
-        yield Result(
-            Outcome.UNKNOWN if source.hung else Outcome.CRITICAL,
-            printable(f"{source.name}: {source.problem}" if source.hung else source.problem),
-            remedy=show(source.name),
-            component=printable(source.name),
-        )
+        yield unreadable(source)
         return
     missing = list(_tag(checkpoint))
     if missing:
@@ -51,17 +38,10 @@ def run(context: JobContext) -> Iterator[Result]:
         kind = "universal" if checkpoint.is_universal else f"ZeRO stage {_stage(checkpoint)}"
         ranks = max((len(one) for one in checkpoint.shards().values()), default=0)
         saved = f", from {plural(ranks, 'data-parallel rank')}" if ranks else ""
-        yield Result(
-            Outcome.OK,
-            printable(
-                f"{_place(checkpoint)}: {plural(len(checkpoint.files), 'file is', 'files are')}"
-                f" complete, {kind}{saved}"
-            ),
+        yield ok(
+            f"{_place(checkpoint)}: {plural(len(checkpoint.files), 'file is', 'files are')}"
+            f" complete, {kind}{saved}",
         )
-
-
-def _shown(command: str) -> str:
-    return command if command.isprintable() else ""
 
 
 def _place(checkpoint: Checkpoint) -> str:
@@ -82,31 +62,26 @@ def _tag(checkpoint: Checkpoint) -> Iterator[Result]:
     if not checkpoint.tag:
         suited = [tag for tag in checkpoint.tags if tag.endswith("_universal") == universal]
         newest = suited[-1] if suited else "TAG"
-        yield Result(
-            Outcome.CRITICAL,
-            printable(
-                f"{directory} has no file `{pointer}`: DeepSpeed only warns, and training starts"
-                f" from scratch{tags}"
-            ),
-            remedy=_shown(f"echo {shlex.quote(newest)} > {shlex.quote(f'{directory}/{pointer}')}"),
+        yield critical(
+            f"{directory} has no file `{pointer}`: DeepSpeed only warns, and training starts"
+            f" from scratch{tags}",
+            remedy=f"echo {shlex.quote(newest)} > {shlex.quote(f'{directory}/{pointer}')}",
             source=f"{ENGINE}, load_checkpoint",
-            component=printable(directory),
+            component=directory,
         )
     elif not checkpoint.tag_exists:
         origin = f"named in `{pointer}`, " if checkpoint.tag == checkpoint.latest else ""
-        yield Result(
-            Outcome.CRITICAL,
-            printable(f"{_place(checkpoint)}, {origin}does not exist{tags}"),
+        yield critical(
+            f"{_place(checkpoint)}, {origin}does not exist{tags}",
             remedy=show(directory),
             source=f"{ENGINE}, load_checkpoint",
-            component=printable(_place(checkpoint)),
+            component=_place(checkpoint),
         )
     elif not checkpoint.files:
-        yield Result(
-            Outcome.CRITICAL,
-            printable(f"{_place(checkpoint)} has no files"),
+        yield critical(
+            f"{_place(checkpoint)} has no files",
             remedy=show(_place(checkpoint)),
-            component=printable(_place(checkpoint)),
+            component=_place(checkpoint),
         )
 
 
@@ -116,17 +91,14 @@ def _files(checkpoint: Checkpoint) -> Iterator[Result]:
     empty = [name for name, size in checkpoint.files.items() if not size and name.endswith(".pt")]
     for names, what in ((empty, "is empty"), (checkpoint.truncated, "is truncated")):
         for name in names[:MAX_NAMED]:
-            yield Result(
-                Outcome.CRITICAL,
-                printable(f"{place}/{name} {what}: it was not written completely"),
+            yield critical(
+                f"{place}/{name} {what}: it was not written completely",
                 remedy=paste("df", "-h", "--", checkpoint.directory),
                 value=plural(checkpoint.files[name], "byte"),
-                component=printable(name),
+                component=name,
             )
         if len(names) > MAX_NAMED:
-            yield Result(
-                Outcome.CRITICAL, f"{plural(len(names) - MAX_NAMED, 'more file')}: each {what}"
-            )
+            yield critical(f"{plural(len(names) - MAX_NAMED, 'more file')}: each {what}")
     if checkpoint.is_universal:
         return
     for gap in checkpoint.gaps():
@@ -135,22 +107,18 @@ def _files(checkpoint: Checkpoint) -> Iterator[Result]:
     if models and shards:
         saved, optimizers = _most(models), _most(shards)
         if saved != optimizers:
-            yield Result(
-                Outcome.CRITICAL,
-                printable(
-                    f"{place} has the parameters of {plural(saved, 'rank')} but the optimizer"
-                    f" states of {optimizers}"
-                ),
+            yield critical(
+                f"{place} has the parameters of {plural(saved, 'rank')} but the optimizer"
+                f" states of {optimizers}",
                 remedy=show(place),
-                component=printable(place),
+                component=place,
             )
     if not models and not checkpoint.models():
-        yield Result(
-            Outcome.CRITICAL,
-            printable(f"{place} has no model: mp_rank_00_model_states.pt is missing"),
+        yield critical(
+            f"{place} has no model: mp_rank_00_model_states.pt is missing",
             remedy=show(place),
             source=f"{ENGINE}, _get_ckpt_name",
-            component=printable(place),
+            component=place,
         )
 
 
@@ -162,17 +130,14 @@ def _absent(place: str, gap: Gap) -> Result:
     kind, absent, whole = gap.kind, gap.absent, gap.whole
     shown = ", ".join(map(str, absent[:MAX_NAMED])) + (", ..." if len(absent) > MAX_NAMED else "")
     file = f"zero_pp_rank_{absent[0]}_mp_rank_{gap.model_rank:02d}_{kind}_states.pt"
-    return Result(
-        Outcome.CRITICAL,
-        printable(
-            f"{place}: {len(absent)} of {whole} {kind}_states files are missing: data-parallel"
-            f" ranks {shown}"
-        ),
+    return critical(
+        f"{place}: {len(absent)} of {whole} {kind}_states files are missing: data-parallel"
+        f" ranks {shown}",
         remedy=show(place),
         value=str(whole - len(absent)),
         limit=str(whole),
         source=f"{ENGINE}, _get_all_zero_checkpoint_names",
-        component=printable(file),
+        component=file,
     )
 
 
@@ -190,12 +155,9 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
     convert = paste(*program, "--input_folder", place, "--output_folder", target)
     if checkpoint.is_universal != universal and (context.config is not None or universal):
         have = "a universal checkpoint" if checkpoint.is_universal else "not a universal checkpoint"
-        yield Result(
-            Outcome.CRITICAL,
-            printable(
-                f"{place} is {have}, but the configuration has checkpoint.load_universal"
-                f" {'true' if universal else 'off'}"
-            ),
+        yield critical(
+            f"{place} is {have}, but the configuration has checkpoint.load_universal"
+            f" {'true' if universal else 'off'}",
             remedy=convert
             if universal
             else find_key(context.config.name if context.config else "", "checkpoint", "-A4"),
@@ -206,12 +168,9 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
         return
     stage = _configured_stage(context)
     if stage is not None and (stage == PARTITIONED) != (checkpoint.stage == PARTITIONED):
-        yield Result(
-            Outcome.CRITICAL,
-            printable(
-                f"{place} was saved with ZeRO stage {_stage(checkpoint)}, but the configuration"
-                f" has stage {stage}: DeepSpeed ends with an AssertionError without a message"
-            ),
+        yield critical(
+            f"{place} was saved with ZeRO stage {_stage(checkpoint)}, but the configuration"
+            f" has stage {stage}: DeepSpeed ends with an AssertionError without a message",
             remedy=convert,
             value=str(stage),
             limit=_stage(checkpoint),
@@ -221,12 +180,9 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
     saved = _most(checkpoint.shards()) if checkpoint.shards() else None
     copies = context.data_parallel
     if saved is not None and copies is not None and saved != copies and not checkpoint.has_experts:
-        yield Result(
-            Outcome.CRITICAL,
-            printable(
-                f"{place} was saved by {plural(saved, 'data-parallel rank')}, but the job has"
-                f" {copies} ({context.layout.source})"
-            ),
+        yield critical(
+            f"{place} was saved by {plural(saved, 'data-parallel rank')}, but the job has"
+            f" {copies} ({context.layout.source})",
             remedy=convert,
             value=str(copies),
             limit=str(saved),
@@ -247,6 +203,11 @@ def _configured_stage(context: JobContext) -> int | None:
     return stage if isinstance(stage, int) else None
 
 
-CHECK: Check[JobContext] = Check(
-    "checkpoint-incompatible", "checkpoint", "The checkpoint is complete and fits", run
+CHECK = check_of(
+    lambda job: job.checkpoint,
+    "no checkpoint is given (--checkpoint)",
+    "checkpoint-incompatible",
+    "checkpoint",
+    "The checkpoint is complete and fits",
+    _checkpoint,
 )

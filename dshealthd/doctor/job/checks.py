@@ -17,37 +17,17 @@ from dshealthd.doctor.job import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from dshealthd.doctor.check import Check
     from dshealthd.doctor.job.context import JobContext
 
-_CHECKS: tuple[tuple[Check[JobContext], Callable[[JobContext], bool]], ...] = (
-    (config.FILE, config.applies),
-    (config.KEYS, config.keys_apply),
-    (config.DEPRECATED, config.keys_apply),
-    (config_conflicts.CHECK, config_conflicts.applies),
-    (batch.CHECK, batch.applies),
-    (hostfile.LINES, hostfile.applies),
-    (hostfile.NAMES, hostfile.applies),
-    (hostfile.SSH, hostfile.ssh_applies),
-    (launcher.CHECK, launcher.applies),
-    (launcher.RANKS, launcher.ranks_apply),
-    (rendezvous.ADDRESS, rendezvous.address_applies),
-    (rendezvous.PORT, rendezvous.port_applies),
-    (nccl.VARIABLES, nccl.variables_applies),
-    (nccl.TRANSPORTS, nccl.transports_applies),
-    (checkpoint.CHECK, checkpoint.applies),
-    (memory.MEMORY, memory.memory_applies),
-    (memory.OFFLOAD, memory.offload_applies),
+CHECKS: tuple[Check[JobContext], ...] = (
+    *(config.FILE, config.KEYS, config.DEPRECATED, config_conflicts.CHECK, batch.CHECK),
+    *(hostfile.LINES, hostfile.NAMES, hostfile.SSH, launcher.CHECK, launcher.RANKS),
+    *(rendezvous.ADDRESS, rendezvous.PORT, nccl.VARIABLES, nccl.TRANSPORTS),
+    *(checkpoint.CHECK, memory.MEMORY, memory.OFFLOAD),
 )
-"""Each check, and whether the user gave something for it."""
-CHECKS = tuple(check for check, _ in _CHECKS)
 
 
 def applicable(context: JobContext) -> tuple[Check[JobContext], ...]:
-    """Return the checks for which the user gave something to check.
-
-    The others would find nothing, which is unknown, not ok.
-    """
-    return tuple(check for check, applies in _CHECKS if applies(context))
+    """Return the checks for which the user gave something to check."""
+    return tuple(check for check in CHECKS if check.applies(context))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from dshealthd.core.text import plural, printable
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.core.text import plural
+from dshealthd.doctor.check import Outcome, Result, check_of, critical, ok, unknown, warning
+from dshealthd.doctor.job.batch import UNREADABLE
 from dshealthd.doctor.job.sources import deepspeed_config
-from dshealthd.doctor.job.sources.remedies import find_key, paste, rename_key, show
+from dshealthd.doctor.job.sources.remedies import find_key, paste, rename_key, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -20,26 +21,11 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job.sources.source import Source
 
 
-def applies(context: JobContext) -> bool:
-    """Whether a configuration file is given."""
-    return context.config is not None
-
-
-def run(context: JobContext) -> Iterator[Result]:
+def _file(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
     """Yield what is wrong with the syntax of the configuration file."""
-    config = context.config
-    if config is None:
-        yield Result(Outcome.UNKNOWN, "no DeepSpeed configuration is given (--deepspeed-config)")
-        return
     if config.value is None:
-        text = f"{config.name}: {config.problem}" if config.hung else config.problem
-        yield Result(
-            Outcome.UNKNOWN if config.hung else Outcome.CRITICAL,
-            printable(text),
-            component=config.name,
-            remedy=show(config.name),
-            limit=f"{deepspeed_config.MAX_BYTES >> 10} KiB, {deepspeed_config.MAX_DEPTH} levels",
-        )
+        limit = f"{deepspeed_config.MAX_BYTES >> 10} KiB, {deepspeed_config.MAX_DEPTH} levels"
+        yield unreadable(config, limit=limit)
         return
     found = list(_form(context, config.name, config.value))
     yield from found
@@ -47,55 +33,51 @@ def run(context: JobContext) -> Iterator[Result]:
         kind = "JSON"
         if config.value["document"] is None:
             kind = "Hjson, which Hugging Face's Trainer and Accelerate cannot read"
-        yield Result(Outcome.OK, f"{config.name} is well-formed {kind}", component=config.name)
+        yield ok(f"{config.name} is well-formed {kind}", component=config.name)
 
 
 def _form(context: JobContext, name: str, parsed: deepspeed_config.Parsed) -> Iterator[Result]:
     inspection = context.inspection
-    if parsed["document"] is None:
-        if inspection is not None and inspection.document is None and inspection.syntax:
-            yield Result(
-                Outcome.CRITICAL,
-                printable(f"{name} is neither JSON nor Hjson: {inspection.syntax}"),
+    is_read = parsed["document"] is not None or (inspection and inspection.document is not None)
+    if not is_read:
+        if inspection is not None and inspection.syntax:
+            yield critical(
+                f"{name} is neither JSON nor Hjson: {inspection.syntax}",
                 remedy=paste("python3", "-m", "json.tool", name),
                 source=f"DeepSpeed {inspection.version}",
                 component=name,
             )
-        elif inspection is None or inspection.document is None:
-            yield Result(
-                Outcome.UNKNOWN,
+        else:
+            yield unknown(
                 f"{name} is not JSON ({parsed['syntax']}), and only DeepSpeed can tell whether it"
-                f" is Hjson: {printable(context.why_not_inspected)}",
+                f" is Hjson: {context.why_not_inspected}",
                 remedy=paste("python3", "-m", "json.tool", name),
                 component=name,
             )
-    if context.document is None and (parsed["document"] is not None or _is_read(inspection)):
-        yield Result(
-            Outcome.CRITICAL, f"{name} is not an object: it must begin with {{", component=name
-        )
+    elif context.document is None:
+        yield critical(f"{name} is not an object: it must begin with {{", component=name)
     for key in parsed["duplicates"]:
-        yield Result(
-            Outcome.CRITICAL,
-            printable(f"{name} has key {key!r} twice in one block; DeepSpeed aborts at startup"),
+        yield critical(
+            f"{name} has key {key!r} twice in one block; DeepSpeed aborts at startup",
             remedy=find_key(name, key),
             source="deepspeed/runtime/config_utils.py, dict_raise_error_on_duplicate_keys",
             component=name,
         )
     for word in dict.fromkeys(parsed["constants"]):
-        yield Result(
-            Outcome.CRITICAL,
+        yield critical(
             f"{name} has the number {word}, which neither JSON nor Hjson allows",
             remedy=paste("grep", "-nw", "-e", word.removeprefix("-"), "--", name),
             component=name,
         )
 
 
-def _is_read(inspection: object) -> bool:
-    return getattr(inspection, "document", None) is not None
-
-
-FILE: Check[JobContext] = Check(
-    "config-key", "config-file", "DeepSpeed configuration can be read", run
+FILE = check_of(
+    lambda job: job.config,
+    "no DeepSpeed configuration is given (--deepspeed-config)",
+    "config-key",
+    "config-file",
+    "DeepSpeed configuration can be read",
+    _file,
 )
 
 
@@ -118,47 +100,28 @@ GUIDES = {
 """Keys that troubleshooting guides recommend but no release reads; see the runbook."""
 
 
-def keys_apply(context: JobContext) -> bool:
-    """Whether a configuration is given."""
-    return context.config is not None
+def _inspected(context: JobContext) -> Inspection | Result:
+    """Return what DeepSpeed says about the configuration, or an unknown result without that."""
+    if context.document is None:
+        return unknown(UNREADABLE)
+    if context.inspection is None or context.inspection.problem:
+        return unknown(f"keys are not checked: {context.why_not_inspected}")
+    return context.inspection
 
 
-class _Inspected(NamedTuple):
-    """A configuration that DeepSpeed has inspected."""
-
-    config: Source[Parsed]
-    document: dict[str, Any]
-    inspection: Inspection
-    source: str
-    """Which DeepSpeed inspected it, for people."""
-
-
-def _inspected(context: JobContext) -> _Inspected | Result:
-    """Return a job's configuration and its inspection, or an unknown result if one is missing."""
-    inspection = context.inspection
-    if context.config is None or context.document is None:
-        return Result(Outcome.UNKNOWN, "there is no readable configuration")
-    if inspection is None or inspection.problem:
-        return Result(Outcome.UNKNOWN, f"keys are not checked: {context.why_not_inspected}")
-    source = f"DeepSpeed {inspection.version} of {context.python}"
-    return _Inspected(context.config, context.document, inspection, source)
-
-
-def _keys(context: JobContext) -> Iterator[Result]:
+def _keys(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
     """Yield keys of the configuration that nothing reads, and keys on which DeepSpeed aborts."""
-    inspected = _inspected(context)
-    if isinstance(inspected, Result):
-        yield inspected
+    inspection, source = _inspected(context), context.inspector
+    if isinstance(inspection, Result):
+        yield inspection
         return
-    config, document, inspection, source = inspected
     found = 0
     for error in inspection.errors:
         if error["kind"] == "unknown":
             found += 1
             yield _refused(config, error, inspection, source)
     if inspection.unread is None:
-        yield Result(
-            Outcome.UNKNOWN,
+        yield unknown(
             f"{config.name}: keys without effect cannot be found while DeepSpeed refuses other"
             " keys",
             source=source,
@@ -169,10 +132,8 @@ def _keys(context: JobContext) -> Iterator[Result]:
             found += 1
             yield _unread(config, path, inspection, source)
     if not found:
-        keys = plural(len(document), "top-level key")
-        yield Result(
-            Outcome.OK, f"{config.name}: no key without effect among {keys}", source=source
-        )
+        keys = plural(len(context.document or ()), "top-level key")
+        yield ok(f"{config.name}: no key without effect among {keys}", source=source)
 
 
 def _is_comment(key: str) -> bool:
@@ -184,15 +145,12 @@ def _refused(
 ) -> Result:
     block, _, key = error["path"].rpartition(".")
     near, is_misspelt = _nearest(key, inspection.models.get(error.get("model", ""), ()))
-    return Result(
-        Outcome.CRITICAL,
-        printable(
-            f"{config.name}: {block} has no key {key!r}, so DeepSpeed aborts at startup"
-            f"{f'; did you mean {near!r}?' if near else ''}"
-        ),
+    return critical(
+        f"{config.name}: {block} has no key {key!r}, so DeepSpeed aborts at startup"
+        f"{f'; did you mean {near!r}?' if near else ''}",
         remedy=_mend(config, key, near if is_misspelt else ""),
         source=source,
-        component=printable(f"{config.name}: {error['path']}"),
+        component=f"{config.name}: {error['path']}",
     )
 
 
@@ -207,10 +165,10 @@ def _unread(config: Source[Parsed], path: str, inspection: Inspection, source: s
     # may be meant for the script that reads the same file.
     return Result(
         Outcome.CRITICAL if is_misspelt else Outcome.WARNING,
-        printable(f"{config.name}: nothing reads {path!r}, so it has no effect{advice}"),
+        f"{config.name}: nothing reads {path!r}, so it has no effect{advice}",
         remedy=_mend(config, key, near if is_misspelt else ""),
         source=source,
-        component=printable(f"{config.name}: {path}"),
+        component=f"{config.name}: {path}",
     )
 
 
@@ -247,28 +205,31 @@ def _slips(left: str, right: str) -> int:
     return rows[-1][-1]
 
 
-KEYS: Check[JobContext] = Check(
-    "config-key", "config-keys", "Every key of the configuration is read", _keys
+KEYS = check_of(
+    lambda job: job.config,
+    UNREADABLE,
+    "config-key",
+    "config-keys",
+    "Every key of the configuration is read",
+    _keys,
 )
 
 
 _DEPRECATED = re.compile(r"Config parameter (\S+) is deprecated(?: use (.+?) instead)?\b")
 
 
-def _deprecated(context: JobContext) -> Iterator[Result]:
+def _deprecated(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
     """Yield keys that the installed DeepSpeed deprecates or has removed."""
-    inspected = _inspected(context)
-    if isinstance(inspected, Result):
-        yield inspected
+    name, inspection, source = config.name, _inspected(context), context.inspector
+    if isinstance(inspection, Result):
+        yield inspection
         return
-    name, inspection, source = inspected.config.name, inspected.inspection, inspected.source
     found = False
     for error in inspection.errors:
         if error["kind"] == "removed":
             found = True
-            yield Result(
-                Outcome.CRITICAL,
-                printable(f"{name}: DeepSpeed aborts on {error['path']!r}: {error['text']}"),
+            yield critical(
+                f"{name}: DeepSpeed aborts on {error['path']!r}: {error['text']}",
                 remedy=find_key(name, error["path"].rpartition(".")[2]),
                 source=source,
                 component=f"{name}: {error['path']}",
@@ -277,27 +238,28 @@ def _deprecated(context: JobContext) -> Iterator[Result]:
         found = True
         match = _DEPRECATED.match(line)
         key = match[1] if match else ""
-        yield Result(
-            Outcome.WARNING,
-            printable(
-                f"{name}: {key!r} is deprecated{f', use {match[2]!r}' if match[2] else ''}"
-                if match
-                else f"{name}: DeepSpeed warns: {line.partition(chr(10))[0][:300]}"
-            ),
+        yield warning(
+            f"{name}: {key!r} is deprecated{f', use {match[2]!r}' if match[2] else ''}"
+            if match
+            else f"{name}: DeepSpeed warns: {line.partition(chr(10))[0][:300]}",
             remedy=find_key(name, key) if key else "",
             source=source,
-            component=printable(f"{name}: {key}") if key else name,
+            component=f"{name}: {key}" if key else name,
         )
     if inspection.settings is None and not found:
-        yield Result(
-            Outcome.UNKNOWN,
+        yield unknown(
             f"{name}: DeepSpeed refuses the configuration before reading all of it",
             source=source,
         )
     elif not found:
-        yield Result(Outcome.OK, f"{name}: DeepSpeed gives no warning", source=source)
+        yield ok(f"{name}: DeepSpeed gives no warning", source=source)
 
 
-DEPRECATED: Check[JobContext] = Check(
-    "config-key", "config-deprecated", "No key of the configuration is deprecated", _deprecated
+DEPRECATED = check_of(
+    lambda job: job.config,
+    UNREADABLE,
+    "config-key",
+    "config-deprecated",
+    "No key of the configuration is deprecated",
+    _deprecated,
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.text import printable
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
+from dshealthd.doctor.job.batch import UNREADABLE
 from dshealthd.doctor.job.sources.remedies import add_key, find_key, paste
 
 if TYPE_CHECKING:
@@ -19,27 +19,21 @@ _CPU = ("adagrad", "adam", "adamw", "lion", "muon")
 """Optimizers that DeepSpeed has for the CPU (0.19.8, engine.py, `_configure_basic_optimizer`)."""
 
 
-def applies(context: JobContext) -> bool:
-    """Whether a configuration is given."""
-    return context.config is not None
-
-
-def run(context: JobContext) -> Iterator[Result]:
+def _conflicts(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
     """Yield conflicting settings, whether DeepSpeed's configuration or only its engine refuses them."""
-    if context.config is None or context.document is None:
-        yield Result(Outcome.UNKNOWN, "there is no readable configuration")
+    name = config.name
+    if context.document is None:
+        yield unknown(UNREADABLE)
         return
-    name = context.config.name
     found = list(_written(name, context.document))
     inspection = context.inspection
     if inspection is None or inspection.problem:
         yield from found
-        yield Result(
-            Outcome.UNKNOWN,
+        yield unknown(
             f"{name} was not checked by DeepSpeed: {context.why_not_inspected}",
         )
         return
-    source = f"DeepSpeed {inspection.version} of {context.python}"
+    source = context.inspector
     both = any(result.component.endswith("bf16") for result in found)
     found += [
         _refused(name, error, source)
@@ -48,26 +42,23 @@ def run(context: JobContext) -> Iterator[Result]:
         if error["kind"] in {"refused", "value"} and not (both and "bfloat16" in error["text"])
     ]
     if inspection.settings is not None:
-        found += _engine(context.config, inspection.settings, source)
+        found += _engine(config, inspection.settings, source)
     yield from found
     if not found and inspection.settings is not None:
         stage = inspection.settings["stage"]
-        yield Result(
-            Outcome.OK, f"{name}: DeepSpeed accepts it, with ZeRO stage {stage}", source=source
-        )
+        yield ok(f"{name}: DeepSpeed accepts it, with ZeRO stage {stage}", source=source)
     elif not found:
-        yield Result(Outcome.UNKNOWN, f"{name}: refused keys hide the rest", source=source)
+        yield unknown(f"{name}: refused keys hide the rest", source=source)
 
 
 def _refused(name: str, error: Mapping[str, str], source: str) -> Result:
     path = error["path"]
-    return Result(
-        Outcome.CRITICAL,
-        printable(f"{name}: DeepSpeed refuses {path or 'it'}: {error['text']}"),
+    return critical(
+        f"{name}: DeepSpeed refuses {path or 'it'}: {error['text']}",
         # without a path, only DeepSpeed's message can name the place
         remedy=find_key(name, path.rpartition(".")[2]) if path else paste("cat", "--", name),
         source=source,
-        component=printable(f"{name}: {path}" if path else name),
+        component=f"{name}: {path}" if path else name,
     )
 
 
@@ -76,16 +67,14 @@ def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
     half = {kind: _block(document, kind) for kind in ("fp16", "bf16", "bfloat16")}
     bf16 = half["bf16"] or half["bfloat16"]
     if half["fp16"].get("enabled") is True and bf16.get("enabled") is True:
-        yield Result(
-            Outcome.CRITICAL,
+        yield critical(
             f"{name}: fp16 and bf16 are both enabled; DeepSpeed aborts at startup",
             remedy=find_key(name, "bf16", "-A2"),
             source="deepspeed/runtime/config.py, _initialize_params",
             component=f"{name}: bf16",
         )
     if "max_grad_norm" in _block(_block(document, "optimizer"), "params"):
-        yield Result(
-            Outcome.CRITICAL,
+        yield critical(
             f"{name}: DeepSpeed aborts at startup because max_grad_norm is not an optimizer"
             " parameter; use gradient_clipping at top level",
             remedy=find_key(name, "max_grad_norm"),
@@ -96,8 +85,7 @@ def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
     for key in ("offload_param", "offload_optimizer"):
         offload = _block(zero, key)
         if offload.get("device") == "nvme" and not offload.get("nvme_path"):
-            yield Result(
-                Outcome.CRITICAL,
+            yield critical(
                 f"{name}: {key} goes to NVMe but has no nvme_path",
                 remedy=find_key(name, key, "-A4"),
                 source="deepspeed/runtime/zero/offload_config.py",
@@ -111,8 +99,7 @@ def _engine(config: Source[Parsed], settings: Mapping[str, Any], source: str) ->
     stage, optimizer = settings["stage"], settings["optimizer"] or ""
     for key, least in (("offload_param", 3), ("offload_optimizer", 1)):
         if settings[key] != "none" and stage < least:
-            yield Result(
-                Outcome.WARNING,
+            yield warning(
                 f"{name}: {key} needs ZeRO stage {least} or higher, but the stage is {stage}:"
                 " nothing is offloaded",
                 remedy=find_key(name, "stage"),
@@ -122,14 +109,11 @@ def _engine(config: Source[Parsed], settings: Mapping[str, Any], source: str) ->
                 component=f"{name}: zero_optimization.{key}",
             )
     if settings["offload_optimizer"] != "none" and stage and optimizer not in {"", *_CPU}:
-        yield Result(
-            Outcome.WARNING,
-            printable(
-                f"{name}: the optimizer is offloaded to the CPU, but DeepSpeed has no {optimizer}"
-                " for the CPU"
-            ),
+        yield warning(
+            f"{name}: the optimizer is offloaded to the CPU, but DeepSpeed has no {optimizer}"
+            " for the CPU",
             remedy=find_key(name, "optimizer", "-A2"),
-            value=printable(optimizer),
+            value=optimizer,
             limit=", ".join(_CPU),
             source=source,
             component=f"{name}: optimizer.type",
@@ -137,21 +121,17 @@ def _engine(config: Source[Parsed], settings: Mapping[str, Any], source: str) ->
     yield from _ratio(name, settings)
     yield from _scheduler(name, settings, source)
     if settings["optimizer_problem"] == "unknown":
-        yield Result(
-            Outcome.CRITICAL,
-            printable(f"{name}: neither DeepSpeed nor torch.optim has the optimizer {optimizer}"),
+        yield critical(
+            f"{name}: neither DeepSpeed nor torch.optim has the optimizer {optimizer}",
             remedy=find_key(name, "optimizer", "-A2"),
-            value=printable(optimizer),
+            value=optimizer,
             source=source,
             component=f"{name}: optimizer.type",
         )
     elif settings["optimizer_problem"] == "untested":
-        yield Result(
-            Outcome.CRITICAL,
-            printable(
-                f"{name}: ZeRO is not tested with {optimizer}, and DeepSpeed aborts at startup"
-                " unless zero_allow_untested_optimizer is true"
-            ),
+        yield critical(
+            f"{name}: ZeRO is not tested with {optimizer}, and DeepSpeed aborts at startup"
+            " unless zero_allow_untested_optimizer is true",
             remedy=add_key(config, "zero_allow_untested_optimizer", "true"),
             source=source,
             component=f"{name}: optimizer.type",
@@ -165,8 +145,7 @@ def _ratio(name: str, settings: Mapping[str, Any]) -> Iterator[Result]:
         return
     value = f"{settings['ratio']:g}"
     if device == "nvme":
-        yield Result(
-            Outcome.WARNING,
+        yield warning(
             f"{name}: offload_optimizer.ratio {value} is for CPU Adam, but the states are"
             " offloaded to NVMe",
             remedy=find_key(name, "ratio"),
@@ -176,14 +155,11 @@ def _ratio(name: str, settings: Mapping[str, Any]) -> Iterator[Result]:
             component=f"{name}: zero_optimization.offload_optimizer.ratio",
         )
     elif optimizer not in {"", "adam", "adamw"}:
-        yield Result(
-            Outcome.CRITICAL,
-            printable(
-                f"{name}: offload_optimizer.ratio {value} works with CPU Adam alone, so DeepSpeed"
-                f" aborts at startup with {optimizer}"
-            ),
+        yield critical(
+            f"{name}: offload_optimizer.ratio {value} works with CPU Adam alone, so DeepSpeed"
+            f" aborts at startup with {optimizer}",
             remedy=find_key(name, "ratio"),
-            value=printable(optimizer),
+            value=optimizer,
             limit="adam or adamw",
             source="deepspeed/runtime/zero/stage3.py, DeepSpeedZeroOptimizer_Stage3",
             component=f"{name}: zero_optimization.offload_optimizer.ratio",
@@ -200,11 +176,10 @@ def _scheduler(name: str, settings: Mapping[str, Any], source: str) -> Iterator[
         " callable given to deepspeed.initialize(lr_scheduler=...)",
     }
     if problem := settings["scheduler_problem"]:
-        yield Result(
-            Outcome.CRITICAL,
-            printable(f"{name}: {meanings[problem].format(scheduler)}"),
+        yield critical(
+            f"{name}: {meanings[problem].format(scheduler)}",
             remedy=find_key(name, "scheduler", "-A2"),
-            value=printable(str(scheduler)),
+            value=str(scheduler),
             limit="a scheduler of DeepSpeed, such as WarmupCosineLR",
             source=f"deepspeed/runtime/engine.py, _scheduler_from_config; {source}",
             component=f"{name}: scheduler.type",
@@ -216,6 +191,11 @@ def _block(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-CHECK: Check[JobContext] = Check(
-    "config-key", "config-conflicts", "The configuration does not contradict itself", run
+CHECK = check_of(
+    lambda job: job.config,
+    UNREADABLE,
+    "config-key",
+    "config-conflicts",
+    "The configuration does not contradict itself",
+    _conflicts,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +101,12 @@ class JobContext:
             return "no interpreter with DeepSpeed is given (--python)"
         return self.inspected.problem or (self.inspection.problem if self.inspection else "")
 
+    @property
+    def inspector(self) -> str:
+        """The DeepSpeed that was queried."""
+        version = self.inspection.version if self.inspection else "of an unknown version"
+        return f"DeepSpeed {version} of {self.python}"
+
     @cached_property
     def members(self) -> tuple[Member, ...]:
         """The hosts in the job's hostfile; empty without a well-formed one."""
@@ -111,14 +117,22 @@ class JobContext:
         except MembershipError:
             return ()  # the check `hostfile` reports what is wrong
 
-    @cached_property
+    @property
+    def batch_script(self) -> SlurmScript | None:
+        """The job's script; None if it could not be read."""
+        return self.script.value if self.script else None
+
+    @property
     def launcher(self) -> LauncherCommand | None:
         """The launcher in the job's command, else in its script."""
         if self.command is not None and self.command.value is not None:
             return self.command.value
-        if self.script is not None and self.script.value is not None:
-            return self.script.value.command
-        return None
+        return self.batch_script.command if self.batch_script else None
+
+    @property
+    def deepspeed(self) -> LauncherCommand | None:
+        """The call of `deepspeed` in the launcher."""
+        return self.launcher.find("deepspeed") if self.launcher else None
 
     @cached_property
     def variables(self) -> Mapping[str, str]:
@@ -126,13 +140,11 @@ class JobContext:
         found: dict[str, str] = {}
         if self.environment is not None and self.environment.value is not None:
             found |= self.environment.value
-        if self.script is not None and self.script.value is not None:
-            found |= {name: f"${{{name}}}" for name in self.script.value.unknown}
-            found |= self.script.value.exports
-        command = self.launcher
-        while command is not None:
+        if self.batch_script is not None:
+            found |= {name: f"${{{name}}}" for name in self.batch_script.unknown}
+            found |= self.batch_script.exports
+        for command in self.launcher.chain() if self.launcher else ():
             found |= command.variables
-            command = command.inner
         return found
 
     @cached_property
@@ -145,20 +157,19 @@ class JobContext:
 
     def filtered_layout(self) -> Layout:
         """Return ranks and nodes of the job; FilterError if the launcher's filters are wrong."""
-        count = self.gpus_per_node
         return layout(
             ranks=self.ranks,
             command=self.launcher,
-            script=self.script.value if self.script else None,
+            script=self.batch_script,
             members=self.members,
             variables=self.variables,
-            gpus=count,
+            gpus=self.gpus_per_node,
         )
 
     @property
     def slurm_options(self) -> Mapping[str, str]:
         """What the job requests of Slurm, by the long names of options."""
-        return slurm_script.requested(self.launcher, self.script.value if self.script else None)
+        return slurm_script.requested(self.launcher, self.batch_script)
 
     @property
     def gpus_per_node(self) -> int | None:
@@ -190,14 +201,12 @@ class JobContext:
         """Whether `deepspeed` reaches hosts over SSH; without a launcher, if there is a hostfile."""
         if self.launcher is None:
             return self.hostfile is not None
-        inner = self.launcher.find("deepspeed")
-        return inner is not None and "no-ssh" not in inner.options
+        return self.deepspeed is not None and "no-ssh" not in self.deepspeed.options
 
     @property
     def ssh_options(self) -> tuple[str, ...]:
         """The options that `deepspeed` passes to ssh."""
-        inner = self.launcher.find("deepspeed") if self.launcher else None
-        port = inner.number("ssh-port") if inner else None
+        port = self.deepspeed.number("ssh-port") if self.deepspeed else None
         return () if port is None else ("-p", str(port))
 
     @property
@@ -279,12 +288,7 @@ def _inspected(made: JobContext, args: argparse.Namespace) -> JobContext:
     answer = read_all(
         {"inspection": partial(inspection.inspect, made.python, request)}, inspection.DEADLINE
     )["inspection"]
-    inspected = _mapped(answer, made.python, inspection.from_json)
-    return JobContext(**{**_fields(made), "inspected": inspected})
-
-
-def _fields(made: JobContext) -> dict[str, Any]:
-    return {name: getattr(made, name) for name in JobContext.__dataclass_fields__}
+    return replace(made, inspected=_mapped(answer, made.python, inspection.from_json))
 
 
 def _mapped(source: Source[Any] | None, name: str, make: Callable[[Any], Any]) -> Any:
@@ -301,7 +305,7 @@ def _read_config(path: str) -> deepspeed_config.Parsed:
 
 def _read_script(path: str) -> dict[str, Any]:
     try:
-        return slurm_script.as_json(slurm_script.parse(read_text(path, slurm_script.MAX_BYTES)))
+        return asdict(slurm_script.parse(read_text(path, slurm_script.MAX_BYTES)))
     except ValueError as error:
         message = str(error) if str(error).startswith(path) else f"{path}: {error}"
         raise ValueError(message) from error
@@ -317,7 +321,7 @@ def _command(text: str) -> Source[LauncherCommand]:
 
 
 def _loads_universal(config: Source[deepspeed_config.Parsed] | None) -> bool:
-    """Tell whether the job's configuration loads a universal checkpoint."""
+    """Return whether the job's configuration loads a universal checkpoint."""
     document = config.value["document"] if config and config.value else None
     block = document.get("checkpoint") if isinstance(document, dict) else None
     return isinstance(block, dict) and block.get("load_universal") is True

@@ -5,52 +5,37 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from dshealthd.core.text import plural, printable
+from dshealthd.core.text import plural
 from dshealthd.doctor import hosts as remote
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.check import Outcome, Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.sources import rendezvous
 from dshealthd.doctor.job.sources.layout import FilterError
-from dshealthd.doctor.job.sources.remedies import paste, show
+from dshealthd.doctor.job.sources.remedies import paste, unreadable
 from dshealthd.probe.members.membership import MembershipError, parse_hostfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.doctor.job.context import JobContext
+    from dshealthd.doctor.job.sources.source import Source
 
 
 SOURCE = "deepspeed/launcher/runner.py, _parse_hostfile"
 
 
-def applies(context: JobContext) -> bool:
-    """Whether a hostfile is given."""
-    return context.hostfile is not None
-
-
-def _lines(context: JobContext) -> Iterator[Result]:
+def _lines(context: JobContext, hostfile: Source[str]) -> Iterator[Result]:
     """Yield what is wrong with the hostfile's lines, names and slots."""
-    hostfile = context.hostfile
-    if hostfile is None:
-        yield Result(Outcome.UNKNOWN, "no hostfile is given (--hostfile)")
-        return
     name = hostfile.name
     if hostfile.value is None:
-        yield Result(
-            Outcome.UNKNOWN if hostfile.hung else Outcome.CRITICAL,
-            # a missing hostfile is not an error to deepspeed, which then runs on one node
-            printable(f"{name}: {hostfile.problem}" if hostfile.hung else hostfile.problem),
-            remedy=show(name),
-            source="deepspeed/launcher/runner.py, fetch_hostfile",
-            component=name,
-        )
+        # a missing hostfile is not an error to deepspeed, which then runs on one node
+        yield unreadable(hostfile, source="deepspeed/launcher/runner.py, fetch_hostfile")
         return
     try:
         members = parse_hostfile(hostfile.value, name)
     except MembershipError as error:
         for line in error.errors:
-            yield Result(
-                Outcome.CRITICAL,
-                printable(line),
+            yield critical(
+                line,
                 remedy=_show_line(line.removeprefix(f"{name}:").partition(":")[0], name),
                 source=SOURCE,
                 component=name,
@@ -60,8 +45,7 @@ def _lines(context: JobContext) -> Iterator[Result]:
     for member in members:
         if not member.slots:
             found = True
-            yield Result(
-                Outcome.WARNING,
+            yield warning(
                 f"{name}: {member.name} has slots=0 and gets no ranks",
                 remedy=paste("grep", "-nw", "-e", member.name, "--", name),
                 source=SOURCE,
@@ -70,9 +54,8 @@ def _lines(context: JobContext) -> Iterator[Result]:
     try:
         layout = context.filtered_layout()
     except FilterError as error:
-        yield Result(
-            Outcome.CRITICAL,
-            printable(f"options of deepspeed do not match {name}: {error}"),
+        yield critical(
+            f"options of deepspeed do not match {name}: {error}",
             remedy=paste("cat", "--", name),
             source="deepspeed/launcher/runner.py, parse_resource_filter",
             component=name,
@@ -80,8 +63,7 @@ def _lines(context: JobContext) -> Iterator[Result]:
         return
     if not found:
         slots = sum(member.slots or 0 for member in members)
-        yield Result(
-            Outcome.OK,
+        yield ok(
             f"{name}: {plural(len(members), 'host')} with {plural(slots, 'slot')}, "
             f"{plural(layout.ranks or slots, 'rank')}",
             source=SOURCE,
@@ -95,20 +77,26 @@ def _show_line(number: str, name: str) -> str:
     return paste("sed", "-n", f"{number}p", "--", name)
 
 
-LINES: Check[JobContext] = Check(
-    "hostfile-unresolvable", "hostfile", "The hostfile is well-formed", _lines
+LINES = check_of(
+    lambda job: job.hostfile,
+    "no hostfile is given (--hostfile)",
+    "hostfile-unresolvable",
+    "hostfile",
+    "The hostfile is well-formed",
+    _lines,
 )
+UNREADABLE = "there is no readable hostfile"
 
 
 MAX_NAMED = 8
 """Hosts that get their own result; the others are only counted."""
 
 
-def _names(context: JobContext) -> Iterator[Result]:
+def _names(context: JobContext, _hostfile: Source[str]) -> Iterator[Result]:
     """Yield names in the hostfile that do not resolve, and names of the same host."""
     names = [name for name, _ in context.layout.hosts] or [one.name for one in context.members]
     if not names:
-        yield Result(Outcome.UNKNOWN, "there is no readable hostfile")
+        yield unknown(UNREADABLE)
         return
     resolved = rendezvous.resolve(names)
     failed = {name: one for name, one in resolved.items() if not one.addresses}
@@ -131,8 +119,7 @@ def _names(context: JobContext) -> Iterator[Result]:
             other = first.setdefault(address, name)
             if other != name:
                 found = True
-                yield Result(
-                    Outcome.CRITICAL,
+                yield critical(
                     f"{name} and {other} are the same host ({address}), which would get the ranks"
                     " of both",
                     remedy=f"getent hosts {name} {other}",
@@ -140,10 +127,12 @@ def _names(context: JobContext) -> Iterator[Result]:
                 )
                 break
     if not found:
-        yield Result(Outcome.OK, f"every name in the hostfile resolves ({len(names)})")
+        yield ok(f"every name in the hostfile resolves ({len(names)})")
 
 
-NAMES: Check[JobContext] = Check(
+NAMES = check_of(
+    lambda job: job.hostfile,
+    UNREADABLE,
     "hostfile-unresolvable",
     "hostfile-names",
     "Names in the hostfile resolve",
@@ -156,35 +145,28 @@ MAX_HOSTS = 256
 """Maximum number of hosts to check, from the first on."""
 
 
-def ssh_applies(context: JobContext) -> bool:
-    """Whether `deepspeed` reaches the hosts over SSH."""
-    return context.hostfile is not None and context.by_ssh
-
-
-def _ssh(context: JobContext) -> Iterator[Result]:
+def _ssh(context: JobContext, _hostfile: Source[str]) -> Iterator[Result]:
     """Yield hosts that cannot be reached over SSH, and hosts with fewer GPUs than ranks."""
     hosts = dict(context.layout.hosts) or {one.name: one.slots or 0 for one in context.members}
     if not hosts:
-        yield Result(Outcome.UNKNOWN, "there is no readable hostfile")
+        yield unknown(UNREADABLE)
         return
     if shutil.which(context.ssh) is None:
-        yield Result(Outcome.UNKNOWN, f"{context.ssh} is not installed here")
+        yield unknown(f"{context.ssh} is not installed here")
         return
     asked = list(hosts)[:MAX_HOSTS]
     answers = remote.look(asked, context.ssh, context.ssh_options)
     bad = [name for name in asked if answers[name].problem]
     for name in bad[:MAX_NAMED]:
         answer = answers[name]
-        yield Result(
-            Outcome.CRITICAL,
-            printable(f"{name} is not reachable over SSH: {answer.problem}"),
+        yield critical(
+            f"{name} is not reachable over SSH: {answer.problem}",
             remedy=remote.remedy(name, answer.problem),
             source="deepspeed/launcher/runner.py, which uses SSH without a password",
             component=name,
         )
     if len(bad) > MAX_NAMED:
-        yield Result(
-            Outcome.CRITICAL,
+        yield critical(
             f"{plural(len(bad) - MAX_NAMED, 'more host is', 'more hosts are')} not reachable, "
             f"of {len(asked)}",
         )
@@ -193,8 +175,7 @@ def _ssh(context: JobContext) -> Iterator[Result]:
         gpus = answers[name].gpus
         if gpus is not None and gpus < hosts[name]:
             short = True
-            yield Result(
-                Outcome.CRITICAL,
+            yield critical(
                 f"{name} has {plural(gpus, 'GPU')} but would get {plural(hosts[name], 'rank')}",
                 remedy=f"ssh {name} nvidia-smi -L",
                 value=str(gpus),
@@ -203,18 +184,17 @@ def _ssh(context: JobContext) -> Iterator[Result]:
                 component=name,
             )
     if len(hosts) > len(asked):
-        yield Result(
-            Outcome.UNKNOWN, f"{len(hosts) - len(asked)} of {len(hosts)} hosts were not checked"
-        )
+        yield unknown(f"{len(hosts) - len(asked)} of {len(hosts)} hosts were not checked")
     if not bad and not short:
         known = sum(answers[name].gpus is not None for name in asked)
-        yield Result(
-            Outcome.OK,
+        yield ok(
             f"{plural(len(asked), 'host accepts', 'hosts accept')} SSH; GPUs counted on {known}",
         )
 
 
-SSH: Check[JobContext] = Check(
+SSH = check_of(
+    lambda job: job.hostfile if job.by_ssh else None,
+    UNREADABLE,
     "hostfile-unresolvable",
     "ssh",
     "Hosts accept SSH without a password",

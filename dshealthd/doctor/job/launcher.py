@@ -7,8 +7,8 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from dshealthd.core.text import plural, printable
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.core.text import plural
+from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.doctor.job.sources.slurm_script import gpus_per_node, tasks_per_node
 from dshealthd.jobs.environment import natural, visible
@@ -24,17 +24,8 @@ _ONE_A_NODE = ("torchrun", "deepspeed")
 """Launchers that start the ranks of a node themselves."""
 
 
-def applies(context: JobContext) -> bool:
-    """Whether a launcher command or script is given, or the environment has a rank's number."""
-    named = context.command is not None or context.script is not None
-    return named or "RANK" in context.variables or "WORLD_SIZE" in context.variables
-
-
-def run(context: JobContext) -> Iterator[Result]:
+def _launch(context: JobContext, _given: object) -> Iterator[Result]:
     """Yield whatever makes ranks disagree or prevents the launcher from starting them."""
-    if not applies(context):
-        yield Result(Outcome.UNKNOWN, "no launcher command or script is given (--launch)")
-        return
     found = [
         *(*_readable(context), *_script(context), *_options(context)),
         *(*_environment(context), *_left_behind(context)),
@@ -43,8 +34,7 @@ def run(context: JobContext) -> Iterator[Result]:
     if not found:
         launcher = context.launcher
         name = launcher.program if launcher else "environment"
-        yield Result(
-            Outcome.OK,
+        yield ok(
             f"{name}: {_count(context.layout.ranks, 'rank')} on"
             f" {_count(context.layout.nodes, 'node')}",
         )
@@ -58,34 +48,24 @@ def _readable(context: JobContext) -> Iterator[Result]:
     for source in (context.command, context.script, context.environment):
         if source is not None and source.value is None:
             shown = textwrap.shorten(source.name, 80)
-            yield Result(
-                Outcome.UNKNOWN,
-                printable(
-                    source.problem
-                    if source.name in source.problem
-                    else f"{shown}: {source.problem}"
-                ),
-                component=printable(shown),
+            yield unknown(
+                source.problem if source.name in source.problem else f"{shown}: {source.problem}",
+                component=shown,
             )
-    script = context.script.value if context.script else None
+    script = context.batch_script
     if script is not None and script.command is None and context.command is None:
         name = context.script.name if context.script else ""
         why = f" ({script.problem})" if script.problem else ""
-        yield Result(
-            Outcome.UNKNOWN,
-            printable(f"{name}: no call of deepspeed, torchrun or srun found{why}"),
+        yield unknown(
+            f"{name}: no call of deepspeed, torchrun or srun found{why}",
             component=name,
         )
 
 
 def _script(context: JobContext) -> Iterator[Result]:
-    script = context.script.value if context.script else None
-    if script is None or context.script is None:
-        return
-    name = context.script.name
-    for line in script.ignored:
-        yield Result(
-            Outcome.WARNING,
+    name = context.script.name if context.script else ""
+    for line in context.batch_script.ignored if context.batch_script else ():
+        yield warning(
             f"{name}:{line}: Slurm ignores #SBATCH after the first command",
             remedy=paste("sed", "-n", f"{line}p", "--", name),
             source="sbatch(1)",
@@ -100,12 +80,11 @@ def _options(context: JobContext) -> Iterator[Result]:
         if inner is None or launcher is None:
             continue
         for option in inner.unknown:
-            yield Result(
-                Outcome.WARNING,  # another release may have it
-                printable(f"{program} has no option {option} and would exit at once"),
+            yield warning(  # another release may have it
+                f"{program} has no option {option} and would exit at once",
                 remedy=f"{program} --help",
                 source={"deepspeed": "DeepSpeed 0.19.8", "torchrun": "torch 2.13"}[program],
-                component=printable(option),
+                component=option,
             )
         outer = launcher if launcher.program == "srun" else None
         asked = context.slurm_options
@@ -113,8 +92,7 @@ def _options(context: JobContext) -> Iterator[Result]:
         spread = {} if nodes or not context.layout.nodes else {"nodes": str(context.layout.nodes)}
         tasks = tasks_per_node({**asked, **spread})
         if outer is not None and tasks is not None and tasks > 1:
-            yield Result(
-                Outcome.CRITICAL,
+            yield critical(
                 f"srun starts {program} {tasks} times on each node, and each one starts all ranks"
                 " of the node: every rank exists more than once",
                 remedy=f"srun --ntasks-per-node=1 {program} ...",
@@ -124,16 +102,14 @@ def _options(context: JobContext) -> Iterator[Result]:
                 component="srun",
             )
         if outer is None and nodes is not None and nodes > 1 and program == "torchrun":
-            yield Result(
-                Outcome.CRITICAL,
+            yield critical(
                 f"the job has {nodes} nodes but torchrun starts only on the first: srun is missing",
                 remedy="srun --ntasks-per-node=1 torchrun ...",
                 source="sbatch(1): the script runs on the first node",
                 component="torchrun",
             )
         if program == "torchrun" and nodes and context.layout.nodes not in (None, nodes):
-            yield Result(
-                Outcome.CRITICAL,
+            yield critical(
                 f"torchrun waits for {plural(context.layout.nodes or 0, 'node')}, but Slurm gives"
                 f" the job {nodes}",
                 remedy=f"torchrun --nnodes={nodes} ...",
@@ -149,17 +125,15 @@ def _environment(context: JobContext) -> Iterator[Result]:
     numbers = {name: natural(have.get(name)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     for name, number in numbers.items():
         if name in have and number is None and "$" not in have[name]:
-            yield Result(
-                Outcome.CRITICAL,
-                printable(f"{name}={have[name][:40]} is not a number"),
+            yield critical(
+                f"{name}={have[name][:40]} is not a number",
                 remedy=f"unset {name}",
-                value=printable(have[name][:40]),
+                value=have[name][:40],
                 component=name,
             )
     rank, world = numbers["RANK"], numbers["WORLD_SIZE"]
     if rank is not None and world is not None and rank >= world:
-        yield Result(
-            Outcome.CRITICAL,
+        yield critical(
             f"RANK={rank} is not below WORLD_SIZE={world}",
             remedy="unset RANK WORLD_SIZE",
             value=str(rank),
@@ -174,23 +148,19 @@ def _environment(context: JobContext) -> Iterator[Result]:
         set_to = have.get(name, "")
         written = name == "MASTER_ADDR" or _has_port(context)
         if set_to and said and set_to != said and "$" not in set_to and written:
-            yield Result(
-                Outcome.WARNING,
-                printable(
-                    f"{name}={set_to[:80]} is set, but the launcher replaces it with {said[:80]}"
-                    f" ({meeting.source})"
-                ),
+            yield warning(
+                f"{name}={set_to[:80]} is set, but the launcher replaces it with {said[:80]}"
+                f" ({meeting.source})",
                 remedy=f"unset {name}",
-                value=printable(set_to[:80]),
-                limit=printable(said[:80]),
+                value=set_to[:80],
+                limit=said[:80],
                 component=name,
             )
 
 
 def _left_behind(context: JobContext) -> Iterator[Result]:
     """Yield variables that `deepspeed` does not pass on to the other nodes."""
-    inner = context.launcher.find("deepspeed") if context.launcher else None
-    if inner is None or not context.by_ssh or (context.layout.nodes or 1) < 2:  # noqa: PLR2004 - nodes
+    if context.deepspeed is None or not context.by_ssh or (context.layout.nodes or 1) < 2:  # noqa: PLR2004 - nodes
         return
     taken = context.taken_to_all_nodes
     exported = (taken.value if taken else None) or ()  # an unreadable one counts as empty
@@ -198,13 +168,10 @@ def _left_behind(context: JobContext) -> Iterator[Result]:
         name for name in context.variables if name.startswith(_LEFT_BEHIND) and name not in exported
     )
     if names:
-        yield Result(
-            Outcome.WARNING,
-            printable(
-                f"{', '.join(names[:8])}: deepspeed does not pass"
-                f" {'this' if len(names) == 1 else 'these'} on to the other nodes unless set in"
-                " ~/.deepspeed_env"
-            ),
+        yield warning(
+            f"{', '.join(names[:8])}: deepspeed does not pass"
+            f" {'this' if len(names) == 1 else 'these'} on to the other nodes unless set in"
+            " ~/.deepspeed_env",
             remedy="cat ~/.deepspeed_env",
             source="deepspeed/launcher/runner.py, EXPORT_ENVS: NCCL*, PYTHON*, MLFLOW*, MV2*, UCX*",
             component=names[0],
@@ -212,17 +179,18 @@ def _left_behind(context: JobContext) -> Iterator[Result]:
 
 
 def _has_port(context: JobContext) -> bool:
-    """Tell whether the command gives a port instead of relying on the launcher's default."""
-    command = context.launcher
-    while command is not None:
-        if command.options.keys() & {"master-port", "rdzv-endpoint"}:
-            return True
-        command = command.inner
-    return False
+    """Return whether the command gives a port instead of relying on the launcher's default."""
+    commands = context.launcher.chain() if context.launcher else ()
+    return any(one.options.keys() & {"master-port", "rdzv-endpoint"} for one in commands)
 
 
-CHECK: Check[JobContext] = Check(
-    "rendezvous-env-mismatch", "launcher", "Launcher, script and environment agree", run
+CHECK = check_of(
+    lambda job: job.command or job.script or job.variables.keys() & {"RANK", "WORLD_SIZE"},
+    "no launcher command or script is given (--launch)",
+    "rendezvous-env-mismatch",
+    "launcher",
+    "Launcher, script and environment agree",
+    _launch,
 )
 
 
@@ -230,18 +198,14 @@ _ORDERS = frozenset({"PCI_BUS_ID", "FASTEST_FIRST"})
 _EXPLICIT = frozenset({"include", "exclude", "num-gpus", "num-accelerators", "num-nodes"})
 
 
-def ranks_apply(context: JobContext) -> bool:
-    """Whether the ranks per node are known, or variables choose GPUs."""
-    return context.layout.ranks_per_node is not None or any(
-        name in context.variables for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-    )
+def _known_ranks(context: JobContext) -> bool:
+    """Return whether the ranks per node are known, or variables choose GPUs."""
+    chosen = context.variables.keys() & {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
+    return context.layout.ranks_per_node is not None or bool(chosen)
 
 
-def run_ranks(context: JobContext) -> Iterator[Result]:
+def _ranks_and_gpus(context: JobContext, _given: object) -> Iterator[Result]:
     """Yield whatever leaves a rank without its own GPU."""
-    if not ranks_apply(context):
-        yield Result(Outcome.UNKNOWN, "the number of ranks per node is unknown (--launch)")
-        return
     found = [*_order(context), *_ranks(context)]
     yield from found
     if not found:
@@ -257,17 +221,16 @@ def run_ranks(context: JobContext) -> Iterator[Result]:
             gpus = f", {plural(limit, 'GPU')} per node"
         elif _is_counted_by_ssh(context):
             gpus = "; the check `ssh` counts each host's GPUs"
-        yield Result(Outcome.OK, f"{counted}{gpus}")
+        yield ok(f"{counted}{gpus}")
 
 
 def _order(context: JobContext) -> Iterator[Result]:
     order = context.variables.get("CUDA_DEVICE_ORDER")
     if order is not None and order not in _ORDERS:
-        yield Result(
-            Outcome.WARNING,
-            printable(f"CUDA_DEVICE_ORDER={order[:40]} is invalid; CUDA uses FASTEST_FIRST"),
+        yield warning(
+            f"CUDA_DEVICE_ORDER={order[:40]} is invalid; CUDA uses FASTEST_FIRST",
             remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID",
-            value=printable(order[:40]),
+            value=order[:40],
             limit=" or ".join(sorted(_ORDERS)),
             source="CUDA programming guide, environment variables",
             component="CUDA_DEVICE_ORDER",
@@ -275,8 +238,7 @@ def _order(context: JobContext) -> Iterator[Result]:
     names = context.gpus.value.names if context.gpus and context.gpus.value else ()
     chosen = context.variables.get("CUDA_VISIBLE_DEVICES", "")
     if order is None and len(set(names)) > 1 and chosen[:1].isdecimal():
-        yield Result(
-            Outcome.WARNING,
+        yield warning(
             f"this node's GPUs differ ({', '.join(sorted(set(names)))}): without"
             " CUDA_DEVICE_ORDER=PCI_BUS_ID, CUDA_VISIBLE_DEVICES numbers them differently from"
             " nvidia-smi",
@@ -292,10 +254,8 @@ def _ranks(context: JobContext) -> Iterator[Result]:
     if text is not None and "$" not in text:
         ignored = _ignores_visible(context)
         if ignored:
-            yield Result(
-                Outcome.WARNING,
-                f"deepspeed ignores CUDA_VISIBLE_DEVICES={printable(text[:40])} because of"
-                f" {ignored}",
+            yield warning(
+                f"deepspeed ignores CUDA_VISIBLE_DEVICES={text[:40]} because of {ignored}",
                 remedy=paste("deepspeed", "--include", f"localhost:{text}"),
                 source="deepspeed/launcher/runner.py, main",
                 component="CUDA_VISIBLE_DEVICES",
@@ -306,11 +266,10 @@ def _ranks(context: JobContext) -> Iterator[Result]:
             if seen.missing:
                 problem = f"names a GPU that does not exist: the node has {gpus}"
             if problem:
-                yield Result(
-                    Outcome.CRITICAL,
-                    f"CUDA_VISIBLE_DEVICES={printable(text[:40])} {problem}",
+                yield critical(
+                    f"CUDA_VISIBLE_DEVICES={text[:40]} {problem}",
                     remedy="unset CUDA_VISIBLE_DEVICES",
-                    value=printable(text[:40]),
+                    value=text[:40],
                     limit="" if gpus is None else f"0 to {gpus - 1}",
                     source="torch.cuda._parse_visible_devices",
                     component="CUDA_VISIBLE_DEVICES",
@@ -321,14 +280,12 @@ def _ranks(context: JobContext) -> Iterator[Result]:
     if limit is None:
         if _is_counted_by_ssh(context):
             return
-        yield Result(
-            Outcome.UNKNOWN,
+        yield unknown(
             f"{plural(per_node, 'rank')} per node ({context.layout.source}); the number of GPUs"
             f" per node is unknown: {_why(context)}",
         )
     elif per_node > limit:
-        yield Result(
-            Outcome.CRITICAL,
+        yield critical(
             f"{plural(per_node, 'rank')} per node ({context.layout.source}) but"
             f" {plural(limit, 'visible GPU')}: local rank {limit} fails with"
             " `invalid device ordinal`",
@@ -344,7 +301,7 @@ def _ranks(context: JobContext) -> Iterator[Result]:
 
 def _ignores_visible(context: JobContext) -> str:
     """Return what makes `deepspeed` ignore CUDA_VISIBLE_DEVICES; empty if it does not."""
-    inner = context.launcher.find("deepspeed") if context.launcher else None
+    inner = context.deepspeed
     if inner is None:
         return ""
     if inner.options.get("include") == f"localhost:{context.variables['CUDA_VISIBLE_DEVICES']}":
@@ -375,6 +332,11 @@ def _source(context: JobContext) -> str:
     return "--gpus-per-node" if context.gpus_wanted is not None else "NVML of this node"
 
 
-RANKS: Check[JobContext] = Check(
-    "device-ordinal", "ranks-and-gpus", "Every rank has its own GPU", run_ranks
+RANKS = check_of(
+    _known_ranks,
+    "the number of ranks per node is unknown (--launch)",
+    "device-ordinal",
+    "ranks-and-gpus",
+    "Every rank has its own GPU",
+    _ranks_and_gpus,
 )

@@ -7,8 +7,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read
-from dshealthd.core.text import printable
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.check import Outcome, Result, check_of, critical, ok, unknown
 from dshealthd.doctor.job.sources.remedies import paste
 
 if TYPE_CHECKING:
@@ -29,27 +28,18 @@ ERROR = (
 """The limits of the estimators, by DeepSpeed's documentation (docs/code-docs/source/memory.rst)."""
 
 
-def memory_applies(context: JobContext) -> bool:
-    """Whether the model size and a configuration are given."""
-    return context.parameters is not None and context.config is not None
-
-
-def _memory(context: JobContext) -> Iterator[Result]:
+def _memory(context: JobContext, _parameters: int) -> Iterator[Result]:
     """Yield the model states that do not fit into memory."""
     inspection = context.inspection
-    if context.parameters is None or inspection is None:
-        why = "(--parameters)" if context.parameters is None else context.why_not_inspected
-        yield Result(Outcome.UNKNOWN, f"memory is not estimated: {why}")
+    if inspection is None:
+        yield unknown(f"memory is not estimated: {context.why_not_inspected}")
         return
     if inspection.settings is None:
-        yield Result(
-            Outcome.UNKNOWN, "memory is not estimated: DeepSpeed refuses the configuration"
-        )
+        yield unknown("memory is not estimated: DeepSpeed refuses the configuration")
         return
     stage = inspection.settings["stage"]
     if not stage:
-        yield Result(
-            Outcome.UNKNOWN,
+        yield unknown(
             "memory is not estimated: DeepSpeed has no estimator without ZeRO",
             source=f"DeepSpeed {inspection.version}",
         )
@@ -57,9 +47,7 @@ def _memory(context: JobContext) -> Iterator[Result]:
     estimate = inspection.estimate
     if "gpu" not in estimate:
         known = "nodes and ranks of the job are unknown (--ranks, --hostfile, --launch)"
-        yield Result(
-            Outcome.UNKNOWN, f"memory is not estimated: {estimate.get('problem') or known}"
-        )
+        yield unknown(f"memory is not estimated: {estimate.get('problem') or known}")
         return
     source = f"{estimate['function']} of DeepSpeed {inspection.version}, which {ERROR}"
     yield _gpu(context, estimate["gpu"], stage, source)
@@ -71,8 +59,7 @@ def _gpu(context: JobContext, needed: int, stage: int, source: str) -> Result:
     memory = context.memory_of_gpu
     text = f"states of {context.parameters:,} parameters need {needed / GIB:.1f} GiB per GPU"
     if memory is None:
-        return Result(
-            Outcome.UNKNOWN,
+        return unknown(
             f"{text} at least; the memory of a GPU is unknown (--gpu-memory)",
             source=source,
         )
@@ -103,9 +90,7 @@ def _host(context: JobContext, needed: int, source: str) -> Result | None:
         lines = read(context.host.proc("meminfo")).splitlines()
         (total,) = (int(line.split()[1]) << 10 for line in lines if line.startswith("MemTotal:"))
     except (OSError, ValueError, IndexError):
-        return Result(
-            Outcome.UNKNOWN, "the memory size of this node is unknown", source="/proc/meminfo"
-        )
+        return unknown("the memory size of this node is unknown", source="/proc/meminfo")
     if needed <= total:
         return None
     inspection = context.inspection
@@ -129,40 +114,37 @@ def _host(context: JobContext, needed: int, source: str) -> Result | None:
     )
 
 
-MEMORY: Check[JobContext] = Check(
-    "cuda-oom", "model-memory", "Model states fit into memory", _memory
+MEMORY = check_of(
+    lambda job: job.parameters if job.config else None,
+    "memory is not estimated: (--parameters, --deepspeed-config)",
+    "cuda-oom",
+    "model-memory",
+    "Model states fit into memory",
+    _memory,
 )
 
 
 _BLOCKS = ("offload_optimizer", "offload_param")
 
 
-def offload_applies(context: JobContext) -> bool:
-    """Whether the configuration offloads to directories on NVMe."""
-    return bool(_paths(context))
-
-
-def _offload(context: JobContext) -> Iterator[Result]:
+def _offload(_context: JobContext, paths: dict[str, str]) -> Iterator[Result]:
     """Yield offload directories that are missing or that this user cannot write."""
-    paths = _paths(context)
-    if not paths:
-        yield Result(Outcome.UNKNOWN, "the configuration names no offload directory")
     for key, path in paths.items():
         problem = _problem(path)
-        shown = printable(path[:255])
+        shown = path[:255]
         if problem:
-            yield Result(
-                Outcome.CRITICAL,
+            yield critical(
                 f"{key}: {shown} {problem}",
                 remedy=paste("mkdir", "-p", "--", path),
                 source="deepspeed/runtime/zero/stage3.py",
                 component=f"zero_optimization.{key}.nvme_path",
             )
         else:
-            yield Result(Outcome.OK, f"{key}: {shown} is a writable directory")
+            yield ok(f"{key}: {shown} is a writable directory")
 
 
 def _paths(context: JobContext) -> dict[str, str]:
+    """Return the directories on NVMe to which the configuration offloads, by its block."""
     zero = (context.document or {}).get("zero_optimization")
     found = {}
     for key in _BLOCKS:
@@ -185,6 +167,11 @@ def _problem(path: str) -> str:
     return "" if os.access(path, os.W_OK | os.X_OK) else "is not writable by this user"
 
 
-OFFLOAD: Check[JobContext] = Check(
-    "nvme-offload", "offload-path", "Offload directories can be used", _offload
+OFFLOAD = check_of(
+    _paths,
+    "the configuration names no offload directory",
+    "nvme-offload",
+    "offload-path",
+    "Offload directories can be used",
+    _offload,
 )

@@ -7,8 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Context
-from dshealthd.core.text import printable
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.check import Outcome, Result, check_of, ok, unknown, warning
 from dshealthd.doctor.node.running_jobs import MEANINGS
 from dshealthd.jobs import environment_problems as problems
 from dshealthd.jobs.environment import nccl_variables
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dshealthd.doctor.job.context import JobContext
+    from dshealthd.doctor.job.sources.source import Source
 
 
 WORDS: Mapping[str, str] = {
@@ -40,19 +40,13 @@ _OF_TRANSPORTS = frozenset({"NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISA
 """Variables that the check `transports` covers in more detail."""
 
 
-def variables_applies(context: JobContext) -> bool:
-    """Whether any variable is set that NCCL might read."""
-    return any(name.startswith(("NCCL_", "TORCH_NCCL_")) for name in context.variables)
+UNKNOWN_ENVIRONMENT = "the environment of the job is unknown (--environment)"
 
 
-def _variables(context: JobContext) -> Iterator[Result]:
+def _variables(context: JobContext, source: Source[Mapping[str, str]]) -> Iterator[Result]:
     """Yield what is wrong with NCCL variables: names, values, and devices on this node."""
-    if context.environment is None:
-        yield Result(Outcome.UNKNOWN, "the environment of the job is unknown (--environment)")
-        return
-    source = context.environment
-    if source is not None and source.problem:
-        yield Result(Outcome.UNKNOWN, printable(f"{source.name}: {source.problem}"))
+    if source.problem:
+        yield unknown(f"{source.name}: {source.problem}")
     have = {name: value for name, value in context.variables.items() if "$" not in value}
     devices = NetworkDevices(Context(host=context.host, monotonic=time.monotonic, wall=time.time))
     count = 0
@@ -73,22 +67,22 @@ def _variables(context: JobContext) -> Iterator[Result]:
         shown = f"{variable}={value[:60]}" if value else variable
         yield Result(
             Outcome.CRITICAL if problem in _CRITICAL else Outcome.WARNING,
-            printable(f"{shown} {words}"),
+            f"{shown} {words}",
             remedy=f"unset {variable}" if variable in have else "env | grep NCCL",
-            value=printable(value[:60]),
+            value=value[:60],
             source=SOURCE,
             component=variable,
         )
     for fault in devices.faults:
         count += 1
-        yield Result(Outcome.UNKNOWN, f"{fault.part}: {fault.detail}", component=fault.part)
+        yield unknown(f"{fault.part}: {fault.detail}", component=fault.part)
     if not count:
         known = sorted(name for name in have if "NCCL" in name)
-        yield Result(Outcome.OK, f"{', '.join(known[:8]) or 'no variable'}: NCCL reads it as set")
+        yield ok(f"{', '.join(known[:8]) or 'no variable'}: NCCL reads it as set")
 
 
 def _runs_elsewhere(context: JobContext) -> bool:
-    """Tell whether the job runs on several nodes of which this one, without GPUs, is none."""
+    """Return whether the job runs on several nodes of which this one, without GPUs, is none."""
     has_gpus = context.gpus is not None and context.gpus.value is not None
     return (context.layout.nodes or 1) > 1 and not has_gpus
 
@@ -107,21 +101,19 @@ def _problems(
         yield from problems.adapters(text, devices.ports())
 
 
-VARIABLES: Check[JobContext] = Check(
-    "nccl-environment", "nccl-variables", "NCCL's variables are read and fit this node", _variables
+VARIABLES = check_of(
+    lambda job: job.environment,
+    UNKNOWN_ENVIRONMENT,
+    "nccl-environment",
+    "nccl-variables",
+    "NCCL's variables are read and fit this node",
+    _variables,
+    applies=lambda job: any(name.startswith(("NCCL_", "TORCH_NCCL_")) for name in job.variables),
 )
 
 
-def transports_applies(context: JobContext) -> bool:
-    """Whether a variable is set that can disable transports."""
-    return bool(_OF_TRANSPORTS & context.variables.keys())
-
-
-def _transports(context: JobContext) -> Iterator[Result]:
+def _transports(context: JobContext, _environment: object) -> Iterator[Result]:
     """Yield the variables that disable transports between GPUs."""
-    if context.environment is None:
-        yield Result(Outcome.UNKNOWN, "the environment of the job is unknown (--environment)")
-        return
     have = context.variables
     found = [
         variable
@@ -130,20 +122,23 @@ def _transports(context: JobContext) -> Iterator[Result]:
     ]
     for variable in found:
         kind = "shared memory" if variable == "NCCL_SHM_DISABLE" else "NVLink and PCIe peer-to-peer"
-        yield Result(
-            Outcome.WARNING,
-            printable(
-                f"{variable}={have[variable][:40]} disables {kind} between the GPUs of a node"
-            ),
+        yield warning(
+            f"{variable}={have[variable][:40]} disables {kind} between the GPUs of a node",
             remedy=f"unset {variable}",
-            value=printable(have[variable][:40]),
+            value=have[variable][:40],
             source="NCCL 2.30.7, docs/userguide/source/env.rst",
             component=variable,
         )
     if not found:
-        yield Result(Outcome.OK, "no variable disables peer-to-peer or shared memory")
+        yield ok("no variable disables peer-to-peer or shared memory")
 
 
-TRANSPORTS: Check[JobContext] = Check(
-    "p2p-disabled", "transports", "Transports between GPUs are enabled", _transports
+TRANSPORTS = check_of(
+    lambda job: job.environment,
+    UNKNOWN_ENVIRONMENT,
+    "p2p-disabled",
+    "transports",
+    "Transports between GPUs are enabled",
+    _transports,
+    applies=lambda job: _OF_TRANSPORTS & job.variables.keys(),
 )

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read
-from dshealthd.core.text import printable
 from dshealthd.doctor import hosts as remote
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.check import Outcome, Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.sources import rendezvous
 from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.jobs.environment import is_loopback
@@ -25,19 +24,10 @@ if TYPE_CHECKING:
 REMEDY = "hostname -I"
 
 
-def address_applies(context: JobContext) -> bool:
-    """Whether the master address is given anywhere."""
-    return bool(context.rendezvous.address)
-
-
-def _address(context: JobContext) -> Iterator[Result]:
+def _address(context: JobContext, address: str) -> Iterator[Result]:
     """Yield whatever prevents other nodes from reaching the master address."""
     meeting, nodes = context.rendezvous, context.layout.nodes
-    address = meeting.address
-    if not address:
-        yield Result(Outcome.UNKNOWN, "no rendezvous address is given (MASTER_ADDR, --launch)")
-        return
-    shown = printable(address[:255])
+    shown = address[:255]
     where = f"{shown} ({meeting.source})"
     several = nodes is not None and nodes > 1
     if is_loopback(address):
@@ -67,8 +57,7 @@ def _address(context: JobContext) -> Iterator[Result]:
         others = rendezvous.resolve(hosts)
         known = {one for host in others.values() for one in host.addresses}
         if all(host.addresses for host in others.values()) and known.isdisjoint(resolved.addresses):
-            yield Result(
-                Outcome.WARNING,
+            yield warning(
                 f"{where} is {resolved.addresses[0]}, which is not the address of any host in the"
                 " hostfile",
                 remedy=f"getent hosts {hosts[0]}",
@@ -76,7 +65,7 @@ def _address(context: JobContext) -> Iterator[Result]:
                 component="MASTER_ADDR",
             )
             return
-    yield Result(Outcome.OK, f"{where} is {', '.join(resolved.addresses[:3])}")
+    yield ok(f"{where} is {', '.join(resolved.addresses[:3])}")
 
 
 def _loopback(context: JobContext, where: str, *, several: bool) -> Result:
@@ -84,8 +73,7 @@ def _loopback(context: JobContext, where: str, *, several: bool) -> Result:
     if several:
         default = context.rendezvous.is_default
         option = " --master-addr is missing;" if default else ""
-        return Result(
-            Outcome.CRITICAL,
+        return critical(
             f"{where} is each node's own loopback, but the job has {nodes} nodes:{option} only"
             " ranks on the same node would meet",
             remedy=REMEDY,
@@ -94,15 +82,16 @@ def _loopback(context: JobContext, where: str, *, several: bool) -> Result:
             component="MASTER_ADDR",
         )
     if nodes is None and not context.rendezvous.is_default:
-        return Result(
-            Outcome.UNKNOWN,
+        return unknown(
             f"{where} works for a single-node job, but the job's number of nodes is unknown",
             component="MASTER_ADDR",
         )
-    return Result(Outcome.OK, f"{where} works for a single-node job")
+    return ok(f"{where} works for a single-node job")
 
 
-ADDRESS: Check[JobContext] = Check(
+ADDRESS = check_of(
+    lambda job: job.rendezvous.address,
+    "no rendezvous address is given (MASTER_ADDR, --launch)",
     "rendezvous-unreachable",
     "master-address",
     "Other nodes can reach the rendezvous address",
@@ -120,24 +109,15 @@ MAX_SOCKETS = 16 << 20
 """Maximum bytes of `/proc/net/tcp`: about 100,000 sockets."""
 
 
-def port_applies(context: JobContext) -> bool:
-    """Whether the master port is given anywhere."""
-    return bool(context.rendezvous.port_text)
-
-
-def _port(context: JobContext) -> Iterator[Result]:
+def _port(context: JobContext, written: str) -> Iterator[Result]:
     """Yield whatever holds the master port or may take it."""
     meeting = context.rendezvous
     port = meeting.port
-    if not meeting.port_text:
-        yield Result(Outcome.UNKNOWN, "no rendezvous port is given (MASTER_PORT)")
-        return
     if port is None or not 0 < port <= rendezvous.MAX_PORT:
-        yield Result(
-            Outcome.CRITICAL,
-            printable(f"{meeting.port_text[:40]!r} ({meeting.source}) is not a port"),
+        yield critical(
+            f"{written[:40]!r} ({meeting.source}) is not a port",
             remedy="dshealthd free-port",
-            value=printable(meeting.port_text[:40]),
+            value=written[:40],
             limit=f"1 to {rendezvous.MAX_PORT}",
             component="MASTER_PORT",
         )
@@ -150,7 +130,7 @@ def _port(context: JobContext) -> Iterator[Result]:
         except ValueError:
             pass  # cut off, or another system's
         if opens:
-            yield Result(Outcome.UNKNOWN, f"whether port {port} is free on {place} is unknown")
+            yield unknown(f"whether port {port} is free on {place} is unknown")
     if (result := _range(context, port)) is not None:
         yield result
 
@@ -169,7 +149,7 @@ def _tables(context: JobContext) -> Iterator[tuple[str, str | None, bool]]:
     if not address or address in here or resolved[address].is_loopback:
         yield "this node", _own_tables(context), True
     elif address not in hosts:
-        yield printable(address), None, True
+        yield address, None, True
     if not context.by_ssh:
         return
     taken = {one for name in here for one in resolved[name].addresses}
@@ -214,22 +194,20 @@ def _judged(port: int, place: str, tables: str, *, opens: bool) -> Result:
         )
     if states:
         kind = "in TIME_WAIT" if states == {TcpState.TIME_WAIT} else "in use"
-        return Result(
-            Outcome.WARNING,
+        return warning(
             f"port {port} has connections {kind} on {place}, from an earlier run or another"
             " program",
             remedy="dshealthd free-port",
             value=str(port),
             component="MASTER_PORT",
         )
-    return Result(Outcome.OK, f"port {port} is free on {place} now")
+    return ok(f"port {port} is free on {place} now")
 
 
 def _range(context: JobContext, port: int) -> Result | None:
     """Return what is wrong with the port number itself; None if nothing is."""
     if port < PRIVILEGED:
-        return Result(
-            Outcome.WARNING,
+        return warning(
             f"port {port} is privileged: only root may open it",
             remedy="dshealthd free-port",
             value=str(port),
@@ -240,15 +218,13 @@ def _range(context: JobContext, port: int) -> Result | None:
     try:
         assigned = local_ports(context.host)
     except (OSError, ValueError) as error:
-        return Result(
-            Outcome.UNKNOWN,
+        return unknown(
             f"whether the kernel assigns port {port} to connections is unknown: {error}",
             source="net.ipv4.ip_local_port_range",
             component="MASTER_PORT",
         )
     if port in assigned:
-        return Result(
-            Outcome.WARNING,
+        return warning(
             f"port {port} is in the ephemeral range, so any connection may take it before the job",
             remedy="dshealthd free-port",
             value=str(port),
@@ -259,7 +235,9 @@ def _range(context: JobContext, port: int) -> Result | None:
     return None
 
 
-PORT: Check[JobContext] = Check(
+PORT = check_of(
+    lambda job: job.rendezvous.port_text,
+    "no rendezvous port is given (MASTER_PORT)",
     "address-in-use",
     "master-port",
     "The rendezvous port is free",

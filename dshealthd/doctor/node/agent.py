@@ -9,7 +9,7 @@ from dshealthd.collectors.job_master import ConnectionOutcome, connect
 from dshealthd.core import background
 from dshealthd.core.address import listen_address
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.check import Check, Outcome, Result, ok, unknown
 from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.findings.agent import FILES
@@ -64,8 +64,7 @@ def _telling(context: NodeContext) -> float:
 def _unless_probed(context: NodeContext) -> Iterator[Result]:
     """Yield an unknown result where probes run but no round says anything yet."""
     if context.series.value("probe_up") is not None and not _telling(context):
-        yield Result(
-            Outcome.UNKNOWN,
+        yield unknown(
             "probes are configured, but no round with another node has had a result yet",
             remedy="dshealthd metrics | grep dshealthd_probe_rounds_total",
         )
@@ -177,12 +176,12 @@ def _attempts(names: Sequence[str], port: int) -> dict[str, ConnectionOutcome | 
 def _run(context: NodeContext) -> Iterator[Result]:
     options = context.config.section(ProbeOptions)
     if not options.wanted:
-        yield Result(Outcome.OK, "not applicable: no other members are configured (probe.members)")
+        yield ok("not applicable: no other members are configured (probe.members)")
         return
     try:
         me, names = own_place(context.config, options.members)
     except MembershipError as error:
-        yield Result(Outcome.UNKNOWN, f"the members are unknown: {'; '.join(error.errors)}")
+        yield unknown(f"the members are unknown: {'; '.join(error.errors)}")
         return
     at = names.index(me)
     others = [*names[at + 1 :], *names[:at]][:MOST_MEMBERS]
@@ -205,8 +204,7 @@ def _run(context: NodeContext) -> Iterator[Result]:
         )
     reached = sum(outcome == ConnectionOutcome.OK for outcome in found.values())
     if reached == len(others):
-        yield Result(
-            Outcome.OK,
+        yield ok(
             f"the agents of {plural(reached, 'member')} accept connections to port {port}",
         )
 

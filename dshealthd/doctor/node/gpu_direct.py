@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read, read_bytes
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.check import Check, Result, critical, ok, unknown, warning
 from dshealthd.linux.imex import daemon
 from dshealthd.linux.pci import NVIDIA, bus
 
@@ -125,7 +125,7 @@ def _bridges(host: Host) -> list[str]:
 def _acs(context: NodeContext) -> Iterator[Result]:
     host = context.host
     if reason := _not_applicable(host) or _not_bare_metal(host):
-        yield Result(Outcome.OK, f"not applicable: {reason}")
+        yield ok(f"not applicable: {reason}")
         return
     redirecting, unread = [], 0
     for place in _bridges(host):
@@ -135,8 +135,7 @@ def _acs(context: NodeContext) -> Iterator[Result]:
         elif (parse_acs(config) or 0) & _REDIRECTS:
             redirecting.append(os.path.basename(place))
     if redirecting:
-        yield Result(
-            Outcome.WARNING,
+        yield warning(
             f"ACS is on in {plural(len(redirecting), 'PCIe switch port')} above GPUs or adapters "
             f"({', '.join(redirecting[:4])}): traffic between devices goes through the root complex,"
             " which is slow and may hang",
@@ -150,20 +149,19 @@ def _acs(context: NodeContext) -> Iterator[Result]:
             component="ACS",
         )
     elif unread:
-        yield Result(
-            Outcome.UNKNOWN,
+        yield unknown(
             f"only root can read ACS of {plural(unread, 'PCI bridge')} above GPUs and adapters",
             remedy="sudo dshealthd doctor --only pcie-acs",
             component="ACS",
         )
     else:
-        yield Result(Outcome.OK, "no PCIe switch redirects traffic between GPUs and adapters")
+        yield ok("no PCIe switch redirects traffic between GPUs and adapters")
 
 
 def _iommu(context: NodeContext) -> Iterator[Result]:
     host = context.host
     if reason := _not_applicable(host) or _not_bare_metal(host):
-        yield Result(Outcome.OK, f"not applicable: {reason}")
+        yield ok(f"not applicable: {reason}")
         return
     kinds: dict[str, list[str]] = {}
     for address in _gpus(host):
@@ -174,8 +172,7 @@ def _iommu(context: NodeContext) -> Iterator[Result]:
         kinds.setdefault(kind, []).append(address)
     translated = [address for kind in kinds for address in kinds[kind] if kind.startswith("DMA")]
     if translated:
-        yield Result(
-            Outcome.WARNING,
+        yield warning(
             f"an IOMMU translates the addresses of {plural(len(translated), 'GPU')} "
             f"({', '.join(translated[:4])}): GPUDirect RDMA needs it off or in pass-through mode",
             remedy="cat /proc/cmdline  # add iommu=pt to the kernel's parameters and reboot",
@@ -185,38 +182,33 @@ def _iommu(context: NodeContext) -> Iterator[Result]:
             component="IOMMU",
         )
     else:
-        yield Result(
-            Outcome.OK, f"the IOMMU passes GPUs through ({', '.join(kinds) or 'no IOMMU in use'})"
-        )
+        yield ok(f"the IOMMU passes GPUs through ({', '.join(kinds) or 'no IOMMU in use'})")
 
 
 def _peer_memory(context: NodeContext) -> Iterator[Result]:
     host = context.host
     if reason := _not_applicable(host):
-        yield Result(Outcome.OK, f"not applicable: {reason}")
+        yield ok(f"not applicable: {reason}")
         return
     if not any(name.startswith("mlx5_") for name in _adapters(host)):
-        yield Result(Outcome.OK, "not applicable: no adapter of NVIDIA")
+        yield ok("not applicable: no adapter of NVIDIA")
         return
     try:
         version = read(host.proc("driver/nvidia/version"))
     except FileNotFoundError:
-        yield Result(Outcome.OK, "not applicable: no NVIDIA driver is loaded")
+        yield ok("not applicable: no NVIDIA driver is loaded")
         return
     modules = {line.split(" ", 1)[0] for line in read(host.proc("modules")).splitlines()}
     if loaded := sorted(PEER_MEMORY & modules):
-        yield Result(Outcome.OK, f"adapters reach GPU memory: {loaded[0]} is loaded")
+        yield ok(f"adapters reach GPU memory: {loaded[0]} is loaded")
         return
     release = read(host.proc("sys/kernel/osrelease")).strip()
     numbers = tuple(int(part) for part in release.split("-")[0].split(".")[:2] if part.isdecimal())
     is_open = "Open Kernel Module" in version
     if is_open and numbers >= FIRST_KERNEL:
-        yield Result(
-            Outcome.OK, f"adapters reach GPU memory by DMA-BUF: open driver, kernel {release}"
-        )
+        yield ok(f"adapters reach GPU memory by DMA-BUF: open driver, kernel {release}")
         return
-    yield Result(
-        Outcome.WARNING,
+    yield warning(
         "nvidia_peermem is not loaded, and DMA-BUF needs the open kernel modules and Linux 5.12 or"
         f" newer (here: {'open' if is_open else 'proprietary'} modules, {release}): NCCL copies"
         " everything through the host's memory",
@@ -265,8 +257,7 @@ def _fabric_manager(context: NodeContext) -> Iterator[Result]:
         except OSError as error:
             is_known = any(context.series("gpu_info"))
             if any(context.series("gpu_fabric_state")) if is_known else _gpus(host):
-                yield Result(
-                    Outcome.UNKNOWN,
+                yield unknown(
                     "whether NVSwitches are managed through this node's adapters cannot be read: "
                     f"{error.strerror}",
                     remedy="sudo dshealthd doctor --only fabric-manager",
@@ -275,12 +266,11 @@ def _fabric_manager(context: NodeContext) -> Iterator[Result]:
                 return
             adapters = []
         if not adapters:
-            yield Result(Outcome.OK, "not applicable: no NVSwitch is managed by this node")
+            yield ok("not applicable: no NVSwitch is managed by this node")
             return
         what, daemons = f"NVSwitches behind {', '.join(adapters)}", [SUBNET_MANAGER, *daemons]
         if not os.path.isdir(host.sys("class/infiniband_mad")):
-            yield Result(
-                Outcome.CRITICAL,
+            yield critical(
                 f"ib_umad is not loaded, but the node has {what}, which are managed through it: "
                 "Fabric Manager cannot start, and new CUDA programs fail with "
                 "cudaErrorSystemNotReady",
@@ -292,8 +282,7 @@ def _fabric_manager(context: NodeContext) -> Iterator[Result]:
                 component="Fabric Manager",
             )
             return
-    unseen = Result(
-        Outcome.UNKNOWN,
+    unseen = unknown(
         f"the node has {what}, but whether Fabric Manager runs cannot be seen from here (a"
         " container, or /proc hides processes)",
         remedy="systemctl status nvidia-fabricmanager  # on the node itself",
@@ -309,10 +298,9 @@ def _fabric_manager(context: NodeContext) -> Iterator[Result]:
         yield unseen
         return
     if not missing:
-        yield Result(Outcome.OK, f"Fabric Manager runs for {what}")
+        yield ok(f"Fabric Manager runs for {what}")
         return
-    yield Result(
-        Outcome.CRITICAL,
+    yield critical(
         f"Fabric Manager is not at work ({', '.join(missing)}), but the node has {what}: new CUDA"
         " programs fail with cudaErrorSystemNotReady or lose NVLink. NVML"
         " still shows the state from when it ran",

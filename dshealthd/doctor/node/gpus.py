@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.check import Result, unknown
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.linux.imex import DAEMON, NODES
 
@@ -19,8 +19,7 @@ def _gpus_problems(context: NodeContext) -> Iterator[Result]:
     """Yield the GPUs on the PCI bus that cannot be queried because there is no NVML."""
     expected = context.series.value("gpus_expected")
     if expected and context.series.value("gpus_visible") is None:
-        yield Result(
-            Outcome.UNKNOWN,
+        yield unknown(
             f"{plural(expected, 'NVIDIA GPU')} on the PCI bus, but no NVML to query them",
             remedy="nvidia-smi; dmesg | grep -i nvrm",
         )
@@ -87,8 +86,7 @@ def _gpu_throttling_problems(context: NodeContext) -> Iterator[Result]:
     """Yield the GPUs that do not report whether heat or power throttles them."""
     telling = {(point.labels["gpu"],) for point in context.series("gpu_throttle_active")}
     for (gpu,) in sorted(context.series.parts("gpu_up", "gpu") - telling):
-        yield Result(
-            Outcome.UNKNOWN,
+        yield unknown(
             f"GPU {gpu} does not report whether it is throttled",
             remedy=f"nvidia-smi -i {gpu} -q -d PERFORMANCE,TEMPERATURE",
             component=f"gpu {gpu}",
@@ -179,8 +177,7 @@ def _pcie_problems(context: NodeContext) -> Iterator[Result]:
         for name in ("pcie_link_width", "pcie_link_width_max")
     )
     for (gpu,) in sorted(series.parts("gpu_up", "gpu") - (wide & possible)):
-        yield Result(
-            Outcome.UNKNOWN,
+        yield unknown(
             f"GPU {gpu} does not report its PCIe link width",
             remedy=f"nvidia-smi -i {gpu} -q | grep -A 8 'GPU Link Info'",
             component=f"gpu {gpu}",

@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.check import Result, critical, warning
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.snapshot_check import snapshot_check
 
@@ -53,8 +53,7 @@ def _problems(context: NodeContext) -> Iterator[Result]:
     wanted = context.config.section(DoctorOptions).infiniband_ports
     up = [port for port, value in ports.items() if value]
     if wanted and len(up) < wanted:
-        yield Result(
-            Outcome.CRITICAL,
+        yield critical(
             f"{plural(len(up), 'InfiniBand port is', 'InfiniBand ports are')} up, but "
             f"{wanted} must be",
             remedy="ibstat; ip -br link",
@@ -71,16 +70,14 @@ def _problems(context: NodeContext) -> Iterator[Result]:
         for port in peers:
             name = "/".join(port)
             if not ports[port] and port in linked:
-                yield Result(
-                    Outcome.WARNING,
+                yield warning(
                     f"{name} has a link but is not active: no subnet manager has configured it",
                     remedy="sminfo; systemctl status opensm",
                     component=name,
                 )
             elif not ports[port] and 2 * len(alive) > len(peers):
                 if port not in disabled and (name, f"dshealthd_{_UP}") not in told:
-                    yield Result(
-                        Outcome.WARNING,
+                    yield warning(
                         f"{name} is down, but {len(alive)} of {len(peers)} ports like it are up",
                         remedy=f"ibstat {port[0]} {port[1]}  # then reseat or replace the cable",
                         component=name,
@@ -92,8 +89,7 @@ def _problems(context: NodeContext) -> Iterator[Result]:
                 and rates[port] < fastest
                 and (name, f"dshealthd_{_RATE}") not in told
             ):
-                yield Result(
-                    Outcome.WARNING,
+                yield warning(
                     f"{name} runs at {rates[port] * 8e-9:g} Gb/s, its peers run at "
                     f"{fastest * 8e-9:g}",
                     remedy=f"ibstat {port[0]} {port[1]}; mlxlink -d {port[0]} -m",

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.check import Check, Result, critical, ok, unknown, warning
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.linux.kernel_lines import event
 from dshealthd.linux.kmsg import KernelLogReader
@@ -49,7 +49,7 @@ SERIOUS = {
 def _run(context: NodeContext) -> Iterator[Result]:
     place = context.host.device("kmsg")
     if not os.path.exists(place):
-        yield Result(Outcome.OK, f"not applicable: there is no {place}")
+        yield ok(f"not applicable: there is no {place}")
         return
     reader = KernelLogReader(place, time.monotonic)
     now = time.clock_gettime(time.CLOCK_MONOTONIC)
@@ -66,8 +66,7 @@ def _run(context: NodeContext) -> Iterator[Result]:
                 counts[name] += 1
                 last[name] = record.message
     except PermissionError:
-        yield Result(
-            Outcome.UNKNOWN,
+        yield unknown(
             "no permission to read the kernel log, which reports Xids, OOM kills and hung tasks",
             remedy="sudo dshealthd doctor --only kernel-log",
         )
@@ -75,19 +74,16 @@ def _run(context: NodeContext) -> Iterator[Result]:
     finally:
         reader.close()
     for name, count in counts.items():
-        yield Result(
-            Outcome.WARNING,
+        yield warning(
             f"{SERIOUS[name]}, {plural(count, 'time')} in the last hour: {last[name][:200]}",
             remedy="journalctl -k --since -1h",
             value=str(count),
             component=name.replace("_", " "),
         )
     if not reader.drained:
-        yield Result(Outcome.UNKNOWN, f"the log was not read to its end within {SECONDS:g} s")
+        yield unknown(f"the log was not read to its end within {SECONDS:g} s")
     if not counts:
-        yield Result(
-            Outcome.OK, f"nothing serious in the last hour among {plural(records, 'record')}"
-        )
+        yield ok(f"nothing serious in the last hour among {plural(records, 'record')}")
 
 
 KERNEL_LOG: Check[NodeContext] = Check(
@@ -123,8 +119,7 @@ def _stuck(context: NodeContext) -> Iterator[Result]:
         now = sleeping(host)
         stuck = {sleep: name for sleep, name in stuck.items() if sleep in (now or ())}
     if stuck is None:
-        yield Result(
-            Outcome.UNKNOWN,
+        yield unknown(
             "/proc does not show the processes of others (hidepid)",
             remedy="sudo dshealthd doctor --only stuck-processes",
         )
@@ -141,8 +136,7 @@ def _stuck(context: NodeContext) -> Iterator[Result]:
             continue
         if devices:
             found += 1
-            yield Result(
-                Outcome.CRITICAL,
+            yield critical(
                 f"process {pid} ({name}) is hung in the kernel with {', '.join(sorted(devices))} "
                 "open: it cannot be killed, and its GPU stays in use",
                 remedy="dmesg | grep -i -e xid -e 'blocked for more than'"
@@ -155,15 +149,13 @@ def _stuck(context: NodeContext) -> Iterator[Result]:
         f"{sleep.pid} ({stuck[sleep]})" for sleep in unread if still is None or sleep in still
     ]
     if hidden:
-        yield Result(
-            Outcome.UNKNOWN,
+        yield unknown(
             f"processes {', '.join(hidden)} are hung in the kernel; you have no permission to see "
             "their open files",
             remedy="sudo dshealthd doctor --only stuck-processes",
         )
     if not found and not hidden:
-        yield Result(
-            Outcome.OK,
+        yield ok(
             f"{plural(len(stuck), 'process is', 'processes are')} hung in the kernel, "
             "none with a GPU open",
         )

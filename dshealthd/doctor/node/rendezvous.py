@@ -11,7 +11,7 @@ from dshealthd.collectors.rendezvous import parse_ports
 from dshealthd.core.address import name_is_unknown
 from dshealthd.core.host import read
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.check import Check, Outcome, Result, ok, unknown, warning
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.linux.local_network import container_networks, local_ports
 
@@ -23,15 +23,14 @@ if TYPE_CHECKING:
 
 def _listeners_problems(context: NodeContext) -> Iterator[Result]:
     """Yield the listeners on rendezvous ports that may be orphans."""
-    unknown = context.series.value("rendezvous_listeners", orphaned="unknown")
-    if unknown:
+    unowned = context.series.value("rendezvous_listeners", orphaned="unknown")
+    if unowned:
         first, last = parse_ports(getattr(context.config.collectors["rendezvous"], "ports", ""))
-        yield Result(
-            Outcome.UNKNOWN,
-            f"the owner of {plural(unknown, 'listener')} on rendezvous ports is unknown: it was "
+        yield unknown(
+            f"the owner of {plural(unowned, 'listener')} on rendezvous ports is unknown: it was "
             "not found in time, belongs to another user, or is in a container",
             remedy=f"sudo ss -ltnp 'sport >= :{first} and sport <= :{last}'",
-            value=f"{unknown:g}",
+            value=f"{unowned:g}",
             limit="0",
             source="dshealthd_rendezvous_listeners",
         )
@@ -61,8 +60,7 @@ def _ports_problems(context: NodeContext) -> Iterator[Result]:
     assigned = local_ports(context.host)
     free = [port for port in range(first, last + 1) if port in assigned]
     if free:
-        yield Result(
-            Outcome.WARNING,
+        yield warning(
             f"rendezvous ports {free[0]}-{free[-1]} are inside the ephemeral range {assigned}: an "
             "outgoing connection can hold one that a job needs to bind",
             remedy=f"sudo {assigned.reserving(free[0], free[-1])}",
@@ -153,15 +151,13 @@ def _run(context: NodeContext) -> Iterator[Result]:
         addresses = _resolve(name)
     except socket.gaierror as error:
         if not name_is_unknown(error):
-            yield Result(
-                Outcome.UNKNOWN,
+            yield unknown(
                 f"no name server answered for the host name {name}: {error.strerror}",
                 remedy=f"getent ahosts {name}; cat /etc/resolv.conf",
                 component=name,
             )
             return
-        yield Result(
-            Outcome.WARNING,
+        yield warning(
             f"the host name {name} does not resolve: {error.strerror}",
             remedy=f"echo \"$(hostname -I | cut -d' ' -f1) {name}\" | sudo tee -a /etc/hosts",
             component=name,
@@ -195,16 +191,13 @@ def _run(context: NodeContext) -> Iterator[Result]:
             component=name,
         )
     elif not any(_here(str(address)) for address in usable):
-        yield Result(
-            Outcome.WARNING,
+        yield warning(
             f"the host name {name} resolves to {shown}, but no interface of this node has it",
             remedy=f"getent hosts {name}; ip -br addr",
             component=name,
         )
     else:
-        yield Result(
-            Outcome.OK, f"the host name {name} resolves to {shown}, an address of this node"
-        )
+        yield ok(f"the host name {name} resolves to {shown}, an address of this node")
 
 
 HOST_NAME: Check[NodeContext] = Check(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.collectors.memory import parse_meminfo
 from dshealthd.core.host import read
-from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.check import Result, warning
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.findings import storage
 
@@ -65,8 +65,7 @@ def _host_memory_problems(context: NodeContext) -> Iterator[Result]:
         raise ValueError(message)
     total, free = fields["SwapTotal"], fields["SwapFree"]
     if total and (total - free) / total > SWAP_USED:
-        yield Result(
-            Outcome.WARNING,
+        yield warning(
             f"{(total - free) / _GIB:.1f} of {total / _GIB:.1f} GiB of swap are in use: offloaded "
             "optimizer states and data loaders become very slow once they are swapped out",
             # `swapoff` would have the OOM killer end jobs where the pages do not fit into memory
@@ -80,8 +79,7 @@ def _host_memory_problems(context: NodeContext) -> Iterator[Result]:
     unused = int(counts.get("HugePages_Free", 0)) - int(counts.get("HugePages_Rsvd", 0))
     huge = unused * int(counts.get("Hugepagesize", 0)) * 1024
     if huge > HUGE_PAGES_UNUSED * fields.get("MemTotal", huge):
-        yield Result(
-            Outcome.WARNING,
+        yield warning(
             f"{huge / _GIB:.1f} of {fields['MemTotal'] / _GIB:.1f} GiB of memory are set aside as "
             "huge pages that nothing uses: offloaded optimizer states and data loaders cannot have"
             " them",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.check import Result, warning
 from dshealthd.doctor.snapshot_check import snapshot_check
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def problems(
         variable, problem = labels["variable"], labels["problem"]
         if ranks and wanted(variable, problem):
             meaning = MEANINGS.get(problem, problem.replace("_", " "))
-            yield Result(
-                Outcome.WARNING,
+            yield warning(
                 f"{variable} of job {labels['training_job']} {meaning} ({plural(ranks, 'rank')}, first rank "
                 f"{labels.get('rank', '?')})",
                 remedy=remedy,

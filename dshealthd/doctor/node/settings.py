@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dshealthd.core.host import read, read_bytes, read_int
 from dshealthd.core.options import Bytes
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.check import Check, Result, ok, unknown, warning
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.linux import security
@@ -66,16 +66,13 @@ def _run(context: NodeContext) -> Iterator[Result]:
         try:
             value = read_int(context.host.proc(path))
         except OSError as error:
-            yield Result(
-                Outcome.UNKNOWN, f"{setting.name}: {error.strerror}", component=setting.name
-            )
+            yield unknown(f"{setting.name}: {error.strerror}", component=setting.name)
             continue
         values[setting.name] = value
         if not setting.least <= value <= setting.most:
             bad = True
             bound = setting.least if value < setting.least else setting.most
-            yield Result(
-                Outcome.WARNING,
+            yield warning(
                 f"{setting.name} is {value}: {setting.effect}",
                 remedy=f"sudo sysctl -w {setting.name}={setting.good}",
                 value=str(value),
@@ -84,9 +81,7 @@ def _run(context: NodeContext) -> Iterator[Result]:
                 component=setting.name,
             )
     if values and not bad:
-        yield Result(
-            Outcome.OK, "read " + ", ".join(f"{name}={value}" for name, value in values.items())
-        )
+        yield ok("read " + ", ".join(f"{name}={value}" for name, value in values.items()))
 
 
 KERNEL_SETTINGS: Check[NodeContext] = Check(
@@ -121,8 +116,7 @@ def _judge(context: NodeContext, who: str, limits: ProcessLimits) -> Iterator[Re
     options = context.config.section(DoctorOptions)
     slurm = who in LAUNCHERS
     if context.has_gpus and limits.files < options.open_files:
-        yield Result(
-            Outcome.WARNING,
+        yield warning(
             f"{who} may open {plural(limits.files, 'file')}: a training job's data loaders and "
             "sockets run out of them at random",
             remedy="systemctl edit slurmd  # [Service] LimitNOFILE=1048576"
@@ -136,8 +130,7 @@ def _judge(context: NodeContext, who: str, limits: ProcessLimits) -> Iterator[Re
     # CAP_IPC_LOCK lifts the limit for root, but not for other users' jobs
     lifted = not slurm and os.geteuid() == 0
     if context.has_infiniband and limits.locked < options.locked_memory_bytes and not lifted:
-        yield Result(
-            Outcome.WARNING,
+        yield warning(
             f"{who} may lock {limits.locked / (1 << 20):g} MiB of memory: RDMA pins every buffer, "
             "and NCCL fails with ibv_reg_mr or ENOMEM",
             remedy="systemctl edit slurmd  # [Service] LimitMEMLOCK=infinity"
@@ -186,13 +179,13 @@ def _selinux_mode(context: NodeContext) -> Iterator[Result]:
         found = security.mode(context.host)
     except OSError as error:
         why = f"the SELinux mode cannot be read: {error.strerror}"
-        yield Result(Outcome.UNKNOWN, why, remedy="getenforce", component="selinux")
+        yield unknown(why, remedy="getenforce", component="selinux")
         return
     if found not in _SAID:
         why = "the kernel reports an SELinux mode that this version does not know"
-        yield Result(Outcome.UNKNOWN, why, remedy="getenforce", component="selinux")
+        yield unknown(why, remedy="getenforce", component="selinux")
         return
-    yield Result(Outcome.OK, _SAID[found], value=found, component="selinux")
+    yield ok(_SAID[found], value=found, component="selinux")
 
 
 SELINUX: Check[NodeContext] = Check(

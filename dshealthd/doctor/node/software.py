@@ -11,7 +11,7 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.check import Check, Result, ok, unknown, warning
 from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.doctor.snapshot_check import SnapshotCheck, snapshot_check
 from dshealthd.findings.settings import known_defects
@@ -131,7 +131,7 @@ def _problems(context: NodeContext) -> Iterator[Result]:
             with Root.of_owner(context.host.rootfs, place) as root:
                 versions = installations.environment(root, place)
         except OSError as error:
-            yield Result(Outcome.UNKNOWN, f"{place}: {error.strerror or error}", component=place)
+            yield unknown(f"{place}: {error.strerror or error}", component=place)
             continue
         pip = f"{paste(f'{place}/bin/python')} -m pip "
         problems = [
@@ -142,9 +142,7 @@ def _problems(context: NodeContext) -> Iterator[Result]:
             problems += judge_for_blackwell(versions, driver_cuda)
         for text, given, source in problems:
             remedy = given.replace("pip ", pip)
-            yield Result(
-                Outcome.WARNING, f"{place}: {text}", remedy, source=source, component=place
-            )
+            yield warning(f"{place}: {text}", remedy, source=source, component=place)
 
 
 def _summary(context: NodeContext) -> str:
@@ -217,10 +215,9 @@ def _cuda_problems(context: NodeContext) -> Iterator[Result]:
         code, output, errors = _ask(python)
         if code or not output.isdecimal():
             last = errors.splitlines()[-1:] or [f"exit status {code}"]
-            yield Result(Outcome.UNKNOWN, f"{python}: {last[0][:300]}", component=python)
+            yield unknown(f"{python}: {last[0][:300]}", component=python)
         elif int(output) < expected:
-            yield Result(
-                Outcome.WARNING,
+            yield warning(
                 f"torch of {python} sees {plural(int(output), 'GPU')}, but NVML sees {expected:g}",
                 remedy=f"{python} -c 'import torch; torch.cuda.init()'; ls -l /dev/nvidia*",
                 value=output,
@@ -274,12 +271,12 @@ def _library(offload: str) -> Result:
         except OSError:
             continue
         text = f"{name} loads, as DeepSpeed's async_io requires"
-        return Result(Outcome.OK, text, component="libaio")
+        return ok(text, component="libaio")
     if not offload:
         text = "libaio is not installed; only NVMe offload needs it"
-        return Result(Outcome.OK, text, component="libaio")
+        return ok(text, component="libaio")
     text = f"libaio is not installed, and DeepSpeed needs it to offload to {offload}"
-    return Result(Outcome.WARNING, text, remedy=INSTALL, component="libaio")
+    return warning(text, remedy=INSTALL, component="libaio")
 
 
 def _operator(context: NodeContext, place: str, offload: str) -> Result | None:
@@ -290,17 +287,16 @@ def _operator(context: NodeContext, place: str, offload: str) -> Result | None:
             header = root.look(HEADER) is not None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        return Result(Outcome.UNKNOWN, f"{place}: {why}", component=place)
+        return unknown(f"{place}: {why}", component=place)
     if built is None:
         return None
     count = f"{sum(built.values())} of {plural(len(built), 'DeepSpeed operator')} built"
     if built.get(OPERATOR):
-        return Result(Outcome.OK, f"{place}: {count}, including {OPERATOR}", component=place)
+        return ok(f"{place}: {count}, including {OPERATOR}", component=place)
     if header or not offload:
         text = f"{place}: {count}; {OPERATOR} is compiled on first use"
-        return Result(Outcome.OK, text, component=place)
-    return Result(
-        Outcome.WARNING,
+        return ok(text, component=place)
+    return warning(
         f"{place}: {OPERATOR} is not built and cannot be built because {HEADER} is missing; "
         f"DeepSpeed needs it to offload to {offload}",
         remedy=INSTALL,

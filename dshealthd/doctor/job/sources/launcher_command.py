@@ -17,7 +17,7 @@ from dshealthd.doctor.job.sources import shell
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _WRAPPERS = frozenset(
@@ -132,11 +132,15 @@ class LauncherCommand:
         """Return an option's value as a number; None if it is absent or not a plain number."""
         return natural(self.options.get(name))
 
+    def chain(self) -> Iterator[LauncherCommand]:
+        """Yield the launcher, and those inside it."""
+        yield self
+        if self.inner is not None:
+            yield from self.inner.chain()
+
     def find(self, program: str) -> LauncherCommand | None:
         """Return the launcher with this name: this one or one inside it; None if neither."""
-        if self.program == program:
-            return self
-        return self.inner.find(program) if self.inner else None
+        return next((one for one in self.chain() if one.program == program), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,31 +313,15 @@ def _long(name: str, grammar: Grammar) -> str:
     return longer[0] if len(longer) == 1 else name
 
 
-def as_json(command: LauncherCommand | None) -> dict[str, Any] | None:
-    """Return a launcher command as JSON."""
-    if command is None:
-        return None
-    return {
-        "program": command.program,
-        "options": dict(command.options),
-        "arguments": list(command.arguments),
-        "unknown": list(command.unknown),
-        "variables": dict(command.variables),
-        "inner": as_json(command.inner),
-        "is_partial": command.is_partial,
-    }
-
-
-def from_json(document: Mapping[str, Any] | None) -> LauncherCommand | None:
-    """Return the launcher command in a JSON document."""
+def from_json(document: dict[str, Any] | None) -> LauncherCommand | None:
+    """Return the launcher command whose fields a JSON document has."""
     if document is None:
         return None
     return LauncherCommand(
-        document["program"],
-        document["options"],
-        tuple(document["arguments"]),
-        tuple(document["unknown"]),
-        document["variables"],
-        from_json(document["inner"]),
-        document["is_partial"],
+        **document
+        | {
+            "arguments": tuple(document["arguments"]),
+            "unknown": tuple(document["unknown"]),
+            "inner": from_json(document["inner"]),
+        }
     )

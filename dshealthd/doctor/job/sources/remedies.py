@@ -13,6 +13,8 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.doctor.check import Result, critical, unknown
+
 if TYPE_CHECKING:
     from dshealthd.doctor.job.sources.deepspeed_config import Parsed
     from dshealthd.doctor.job.sources.source import Source
@@ -31,6 +33,13 @@ def paste(*words: str) -> str:
 def show(path: str) -> str:
     """Return the command that lists what is at a path."""
     return paste("ls", "-la", "--", path)
+
+
+def unreadable(source: Source[Any], /, **more: str) -> Result:
+    """Return the result for a source that cannot be read; one that hung may still be well."""
+    text = f"{source.name}: {source.problem}" if source.hung else source.problem
+    result = unknown if source.hung else critical
+    return result(text, remedy=show(source.name), component=source.name, **more)
 
 
 def find_key(path: str, key: str, *options: str) -> str:

@@ -144,25 +144,13 @@ def _slurm_variables(directives: Mapping[str, str]) -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if value is not None}
 
 
-def as_json(script: SlurmScript) -> dict[str, Any]:
-    """Return a Slurm script as JSON."""
-    return {
-        "directives": dict(script.directives),
-        "ignored": list(script.ignored),
-        "exports": dict(script.exports),
-        "unknown": list(script.unknown),
-        "command": launcher_command.as_json(script.command),
-        "problem": script.problem,
-    }
-
-
-def from_json(document: Mapping[str, Any]) -> SlurmScript:
-    """Return the Slurm script in a JSON document."""
+def from_json(document: dict[str, Any]) -> SlurmScript:
+    """Return the Slurm script whose fields a JSON document has."""
     return SlurmScript(
-        document["directives"],
-        tuple(document["ignored"]),
-        document["exports"],
-        tuple(document["unknown"]),
-        launcher_command.from_json(document["command"]),
-        document["problem"],
+        **document
+        | {
+            "ignored": tuple(document["ignored"]),
+            "unknown": tuple(document["unknown"]),
+            "command": launcher_command.from_json(document["command"]),
+        }
     )
