@@ -86,7 +86,7 @@ def ask(
     pool = Pool()
     try:
         for host in hosts:
-            call = functools.partial(run, command(ssh, host, remote, seconds))
+            call = functools.partial(_run, command(ssh, host, remote, seconds))
             pool.start(host, call, seconds)
         for ended in pool.ended(on_tick=lambda: progress(len(found), len(hosts), pool.names)):
             found[ended.name] = _report(ended, seconds)
@@ -95,17 +95,14 @@ def ask(
     return [found[host] for host in hosts]
 
 
-def run(arguments: Sequence[str], script: str = "") -> tuple[int, str, str]:
-    """Run a program, such as ssh; return its status, its output and the end of its errors."""
+def _run(arguments: Sequence[str]) -> tuple[int, str, str]:
+    """Run ssh; return its status, its output and its errors."""
     with subprocess.Popen(  # noqa: S603 - a list of arguments, and no shell here
         arguments,
-        stdin=subprocess.PIPE if script else subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
-        if script and process.stdin:
-            process.stdin.write(script.encode())
-            process.stdin.close()
         output = process.stdout.read(MAX_ANSWER + 1) if process.stdout else b""
         if len(output) > MAX_ANSWER:
             process.kill()
@@ -113,7 +110,7 @@ def run(arguments: Sequence[str], script: str = "") -> tuple[int, str, str]:
     return process.returncode, output.decode(errors="replace"), errors.decode(errors="replace")
 
 
-def last_line(text: str) -> str:
+def _last_line(text: str) -> str:
     """Return the last non-empty line of ssh's output, made safe."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return printable(lines[-1][:300]) if lines else "no message"
@@ -127,15 +124,15 @@ def _report(ended: Ended, seconds: float) -> NodeReport:
         return NodeReport(host, problem=f"SSH could not be run: {ended.problem}")
     code, output, errors = ended.value
     if code == _SSH_FAILED and not output:
-        return NodeReport(host, problem=f"not reachable over SSH: {last_line(errors)}")
+        return NodeReport(host, problem=f"not reachable over SSH: {_last_line(errors)}")
     if code == _NOT_FOUND:
-        text = f"dshealthd is not in the PATH there (--remote-command): {last_line(errors)}"
+        text = f"dshealthd is not in the PATH there (--remote-command): {_last_line(errors)}"
         return NodeReport(host, problem=text, severity=Outcome.UNKNOWN)
     try:
         document: Any = json.loads(output)
         return parse_node(document, host)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = last_line(errors) if not output else f"{type(error).__name__}: {error}"
+        why = _last_line(errors) if not output else f"{type(error).__name__}: {error}"
         text = f"sent an unreadable report (exit status {code}): {printable(why[:300])}"
         return NodeReport(host, problem=text, severity=Outcome.UNKNOWN)
 
@@ -262,5 +259,5 @@ def _answer(code: int, output: bytes, errors: bytes, *, over: bool) -> Answer:
         return Answer("", len(names) or None, sockets)
     if over:
         return Answer(f"no answer within {DEADLINE:g} s")
-    said = last_line(errors.decode(errors="replace"))
+    said = _last_line(errors.decode(errors="replace"))
     return Answer(said if errors.strip() else f"ssh ended with status {code}")

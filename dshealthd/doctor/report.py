@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
-from dshealthd.core.text import plural
+from dshealthd.core.text import plural, printable
 from dshealthd.doctor.check import ORDER, Outcome, Result, decode, encode, worst
 from dshealthd.doctor.examination import EXIT, Examined
 from dshealthd.findings.finding import State
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 """Version of the JSON document; new keys keep it, a change of meaning increments it."""
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0 does not allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +165,7 @@ def text(report: Report, paint: Paint, *, verbose: bool) -> Iterator[str]:
 
 
 def _well(checks: Sequence[Examined]) -> str:
-    return "; ".join(safe(result.text) for one in checks for result in one.results)
+    return "; ".join(result.text for one in checks for result in one.results)
 
 
 def _node_lines(node: NodeReport, paint: Paint, *, verbose: bool) -> Iterator[str]:
@@ -181,7 +178,7 @@ def _node_lines(node: NodeReport, paint: Paint, *, verbose: bool) -> Iterator[st
             for result in one.results:
                 if result.outcome is Outcome.OK:
                     word = paint(State.OK, "OK".ljust(8))
-                    yield f"  {word}  {safe(one.name)}: {safe(result.text)}"
+                    yield f"  {word}  {safe(one.name)}: {result.text}"
     yield ""
 
 
@@ -198,15 +195,15 @@ def _headline(node: NodeReport) -> str:
 def _lines(one: Examined, result: Result, accepted: str, paint: Paint) -> Iterator[str]:
     state = State(result.outcome.value)
     word = paint(State.OK, "ACCEPTED") if accepted else paint(state, state.upper().ljust(8))
-    yield f"  {word}  {safe(one.name)}: {safe(result.text)}"
+    yield f"  {word}  {safe(one.name)}: {result.text}"
     if result.limit:
-        value = f"{safe(result.value)} against " if result.value else ""
-        source = f" ({safe(result.source)})" if result.source else ""
-        yield f"            Limit: {value}{safe(result.limit)}{source}"
+        value = f"{result.value} against " if result.value else ""
+        source = f" ({result.source})" if result.source else ""
+        yield f"            Limit: {value}{result.limit}{source}"
     if accepted:
         yield f"            {safe(accepted)}"
     elif result.remedy:
-        yield f"            Remedy: {safe(result.remedy)}"
+        yield f"            Remedy: {result.remedy}"
     yield f"            Runbook: dshealthd doctor --runbook {safe(one.slug)}"
 
 
@@ -233,36 +230,32 @@ def junit(report: Report) -> str:
 def _suite(suites: ET.Element, name: str, checks: Sequence[Examined], problem: str) -> None:
     from xml.etree import ElementTree as ET
 
-    suite = ET.SubElement(suites, "testsuite", name=_xml(name))
+    suite = ET.SubElement(suites, "testsuite", name=printable(name))
     if problem:
-        case = ET.SubElement(suite, "testcase", classname=_xml(name), name="reachable")
-        ET.SubElement(case, "failure", type="critical", message=_xml(problem))
+        case = ET.SubElement(suite, "testcase", classname=printable(name), name="reachable")
+        ET.SubElement(case, "failure", type="critical", message=printable(problem))
     for one in checks:
         case = ET.SubElement(
             suite,
             "testcase",
-            classname=_xml(name),
-            name=_xml(one.name),
+            classname=printable(name),
+            name=printable(one.name),
             time=f"{one.seconds:.3f}",
         )
         entries = found([one])
         for _, result, accepted in entries[:1]:
             kind = "error" if result.outcome is Outcome.UNKNOWN else "failure"
-            message = _xml("; ".join(entry[1].text for entry in entries))
+            message = "; ".join(entry[1].text for entry in entries)
             if accepted:
-                ET.SubElement(case, "skipped", message=_xml(accepted))
+                ET.SubElement(case, "skipped", message=printable(accepted))
             else:
                 child = ET.SubElement(case, kind, type=result.outcome.value, message=message)
-                child.text = _xml(result.remedy)
+                child.text = result.remedy
     tally = {kind: len(suite.findall(f"testcase/{kind}")) for kind in ("failure", "error")}
     suite.set("tests", str(len(suite)))
     suite.set("failures", str(tally["failure"]))
     suite.set("errors", str(tally["error"]))
     suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
-
-
-def _xml(value: str) -> str:
-    return _NOT_XML.sub("\ufffd", value)
 
 
 NPD_LINE = 80
@@ -279,7 +272,7 @@ def summary(report: Report, least: Outcome, most: int) -> str:
     parts = [f"{safe(node.node)} unreachable" for node in report.nodes if node.problem]
     for node in report.nodes:
         parts += [
-            " ".join(filter(None, (safe(one.slug), safe(result.component).replace(" ", "="))))
+            " ".join(filter(None, (safe(one.slug), result.component.replace(" ", "="))))
             for one, result, accepted in found((*node.checks, *report.across))
             if result.outcome in wanted and not accepted
         ]

@@ -32,7 +32,7 @@ class SnapshotCheck(Check[NodeContext]):
 
 
 def is_answered(check: Check[Any]) -> bool:
-    """Tell whether a node's agent can answer a check in full."""
+    """Return whether a node's agent can answer a check in full."""
     return isinstance(check, SnapshotCheck) and not check.reads_host
 
 
@@ -46,7 +46,7 @@ def snapshot_check(
     name: str,
     title: str,
     collectors: tuple[str, ...],
-    summary: Callable[[NodeContext], str],
+    summary: str | Callable[[NodeContext], str],
     problems: Callable[[NodeContext], Iterable[Result]] = nothing,
     alerts: str | tuple[str, ...] = "",
     *,
@@ -54,7 +54,8 @@ def snapshot_check(
 ) -> SnapshotCheck:
     """Return the check of one symptom.
 
-    `summary` returns the text of the ok result; `problems` yields results that findings do not cover.
+    `summary` is or returns the text of the ok result; `problems` yields results that findings do not
+    cover.
     `alerts` has the prefixes of this check's alerts, for a symptom with several checks. `reads_host`
     says that `summary` or `problems` reads more than the status document: for another node's document,
     such a check yields problems but never an ok result.
@@ -72,7 +73,8 @@ def snapshot_check(
         if reads_host and context.elsewhere:
             return
         if not found and (text := _readable(context, collectors)):
-            yield ok(summary(context) if text == "ok" else text)
+            says = summary if isinstance(summary, str) else summary(context)
+            yield ok(says if text == "ok" else text)
 
     return SnapshotCheck(
         slug, name, title, run, collectors=collectors, alerts=alerts, reads_host=reads_host

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
+import functools
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.job_master import ConnectionOutcome, connect
-from dshealthd.core import background
 from dshealthd.core.address import listen_address
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Outcome, Result, ok, unknown
 from dshealthd.doctor.job.sources.remedies import paste
+from dshealthd.doctor.job.sources.rendezvous import in_threads
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.findings.agent import FILES
 from dshealthd.probe.cli.pairs import own_place
@@ -19,7 +19,7 @@ from dshealthd.probe.observation import Outcome as Ended
 from dshealthd.probe.options import ProbeOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from dshealthd.doctor.node_context import NodeContext
 
@@ -40,12 +40,12 @@ AGENT = snapshot_check(
 )
 
 
-def _maintenance(_context: NodeContext) -> str:
-    return "this node is not in maintenance"
-
-
 MAINTENANCE = snapshot_check(
-    "maintenance", "maintenance", "This node is not in maintenance", (), _maintenance
+    "maintenance",
+    "maintenance",
+    "This node is not in maintenance",
+    (),
+    "this node is not in maintenance",
 )
 
 
@@ -70,15 +70,15 @@ def _unless_probed(context: NodeContext) -> Iterator[Result]:
         )
 
 
-def _coverage(context: NodeContext, none: str) -> str:
-    """Return what probes covered; `none` completes "none that ..."."""
-    if context.series.value("probe_up") is None:
-        return "no probes are configured"
-    return f"{plural(_telling(context), 'round')} with other nodes; none {none}"
+def _coverage(none: str) -> Callable[[NodeContext], str]:
+    """Return a summary of what probes covered; `none` completes "none that ..."."""
 
+    def summary(context: NodeContext) -> str:
+        if context.series.value("probe_up") is None:
+            return "no probes are configured"
+        return f"{plural(_telling(context), 'round')} with other nodes; none {none}"
 
-def _link_suspects(context: NodeContext) -> str:
-    return _coverage(context, "suspects a link of this node")
+    return summary
 
 
 LINK_SUSPECTS = snapshot_check(
@@ -86,14 +86,10 @@ LINK_SUSPECTS = snapshot_check(
     "link-suspects",
     "No probe suspects a link of this node",
     (),
-    _link_suspects,
+    _coverage("suspects a link of this node"),
     _unless_probed,
     alerts="DshealthdLink",
 )
-
-
-def _probe_failures(context: NodeContext) -> str:
-    return _coverage(context, "suspects this node of failing")
 
 
 PROBE_FAILURES = snapshot_check(
@@ -101,7 +97,7 @@ PROBE_FAILURES = snapshot_check(
     "probe-failures",
     "Probes reach the other nodes",
     (),
-    _probe_failures,
+    _coverage("suspects this node of failing"),
     _unless_probed,
 )
 
@@ -122,16 +118,12 @@ PROBE_ROUNDS = snapshot_check(
 )
 
 
-def _straggler(context: NodeContext) -> str:
-    return _coverage(context, "suspects this node of being slow")
-
-
 STRAGGLER = snapshot_check(
     "straggler",
     "straggler",
     "This node is as fast as its peers in probes",
     (),
-    _straggler,
+    _coverage("suspects this node of being slow"),
     _unless_probed,
 )
 
@@ -142,7 +134,7 @@ TIMEOUT = 2.0
 """Seconds for a connection: the first packet is sent again after one."""
 DEADLINE = 6.0
 """Seconds for all of them: a name server that is down costs 5 to 10."""
-_MEANINGS = {
+_MEANINGS: Mapping[str, str] = {
     ConnectionOutcome.REFUSED: "refuses: its agent is not running, or a firewall rejects",
     ConnectionOutcome.TIMED_OUT: f"does not answer within {TIMEOUT:g} s: a firewall or a dead "
     "route drops packets, or the node is down",
@@ -151,26 +143,12 @@ _MEANINGS = {
 }
 
 
-def _attempts(names: Sequence[str], port: int) -> dict[str, ConnectionOutcome | str]:
-    """Return the outcome of a connection to each member, or why there is none. StartError."""
-    found: dict[str, ConnectionOutcome | str] = {}
-    changed = threading.Condition()
-
-    def attempt(name: str) -> None:
-        answer: ConnectionOutcome | str
-        try:
-            answer = connect(name, port, TIMEOUT)
-        except OSError as error:
-            answer = str(error)
-        with changed:
-            found[name] = answer
-            changed.notify_all()
-
-    for name in names:
-        background.start(lambda name=name: attempt(name), "connect")  # type: ignore[misc] # bound here
-    with changed:
-        changed.wait_for(lambda: len(found) == len(names), DEADLINE)
-        return {name: found.get(name, f"no answer within {DEADLINE:g} s") for name in names}
+def _connect(name: str, port: int) -> ConnectionOutcome | str:
+    """Return the outcome of a connection to a member, or why there is none."""
+    try:
+        return connect(name, port, TIMEOUT)
+    except OSError as error:
+        return str(error)
 
 
 def _run(context: NodeContext) -> Iterator[Result]:
@@ -186,16 +164,15 @@ def _run(context: NodeContext) -> Iterator[Result]:
     at = names.index(me)
     others = [*names[at + 1 :], *names[:at]][:MOST_MEMBERS]
     _, port = listen_address(options.peer.listen_address)
-    found = _attempts(others, port)
+    late = f"no answer within {DEADLINE:g} s"
+    found = in_threads(others, functools.partial(_connect, port=port), DEADLINE, late)
     for name, outcome in found.items():
         if outcome == ConnectionOutcome.OK:
             continue
-        is_known = isinstance(outcome, ConnectionOutcome) and outcome in _MEANINGS
+        meaning = _MEANINGS.get(outcome)
         yield Result(
-            Outcome.WARNING if is_known else Outcome.UNKNOWN,
-            f"{name}, port {port}: {_MEANINGS[outcome]}"
-            if isinstance(outcome, ConnectionOutcome) and is_known
-            else f"{name}, port {port}: {outcome}",
+            Outcome.WARNING if meaning else Outcome.UNKNOWN,
+            f"{name}, port {port}: {meaning or outcome}",
             remedy=paste("ssh", name, "systemctl status dshealthd")
             if outcome == ConnectionOutcome.REFUSED
             else f"getent ahosts {name}; nc -zv -w 3 {name} {port}",

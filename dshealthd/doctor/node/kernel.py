@@ -91,16 +91,12 @@ KERNEL_LOG: Check[NodeContext] = Check(
 )
 
 
-def _host_errors(_context: NodeContext) -> str:
-    return "no error of memory, processor or kernel that the agent has seen"
-
-
 HOST_ERRORS = snapshot_check(
     "host-errors",
     "host-errors",
     "The host's memory, processor, kernel and GPU driver report no errors",
     ("kernel_log",),
-    _host_errors,
+    "no error of memory, processor or kernel that the agent has seen",
 )
 
 

@@ -9,7 +9,7 @@ from dshealthd.doctor.check import Result, warning
 from dshealthd.doctor.snapshot_check import snapshot_check
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from dshealthd.doctor.node_context import NodeContext
 
@@ -31,13 +31,13 @@ MEANINGS = {
 }
 
 
-def problems(
-    context: NodeContext, wanted: Callable[[str, str], bool], remedy: str
+def _problems(
+    context: NodeContext, remedy: str, *, variables: Container[str], problems: Container[str]
 ) -> Iterator[Result]:
-    """Yield results on running jobs' variables for which `wanted(variable, problem)` holds."""
+    """Yield results on running jobs' variables that are among these or have one of these problems."""
     for labels, ranks in context.series("job_environment_problems"):
         variable, problem = labels["variable"], labels["problem"]
-        if ranks and wanted(variable, problem):
+        if ranks and (variable in variables or problem in problems):
             meaning = MEANINGS.get(problem, problem.replace("_", " "))
             yield warning(
                 f"{variable} of job {labels['training_job']} {meaning} ({plural(ranks, 'rank')}, first rank "
@@ -47,8 +47,24 @@ def problems(
             )
 
 
-def _collectives(_context: NodeContext) -> str:
-    return "NCCL RAS reports no stuck communicator in the jobs on this node"
+def _runs(says: str) -> Callable[[NodeContext], str]:
+    """Return a summary that counts the training runs and ends with `says`."""
+
+    def summary(context: NodeContext) -> str:
+        runs = len(list(context.series("job_ranks")))
+        return f"{plural(runs, 'training run')} on this node; {says}"
+
+    return summary
+
+
+def _reporting(metric: str, says: str) -> Callable[[NodeContext], str]:
+    """Return a summary that counts the jobs that report a metric and ends with `says`."""
+
+    def summary(context: NodeContext) -> str:
+        jobs = {point.labels["training_job"] for point in context.series(metric)}
+        return f"{plural(len(jobs), 'training job reports', 'training jobs report')} {says}"
+
+    return summary
 
 
 COLLECTIVES = snapshot_check(
@@ -56,60 +72,38 @@ COLLECTIVES = snapshot_check(
     "collectives",
     "No collective is stuck",
     ("nccl_ras",),
-    _collectives,
+    "NCCL RAS reports no stuck communicator in the jobs on this node",
 )
-
-
-def _arrivals(_context: NodeContext) -> str:
-    return "NCCL RAS reports no job here whose ranks wait for others to arrive"
-
-
 ARRIVALS = snapshot_check(
     "ranks-stuck-at-init",
     "job-arrivals",
     "All ranks of training jobs arrive",
     ("nccl_ras",),
-    _arrivals,
+    "NCCL RAS reports no job here whose ranks wait for others to arrive",
 )
-
-
-def _job_ends(_context: NodeContext) -> str:
-    return "no rank of a job here has failed within ten minutes"
-
-
 JOB_ENDS = snapshot_check(
     "child-failed",
     "job-ends",
     "No rank of a training job has failed",
     ("job_hang",),
-    _job_ends,
+    "no rank of a job here has failed within ten minutes",
 )
-
-
-def _job_ports(_context: NodeContext) -> str:
-    return "no job here continues on fewer ports"
-
-
 JOB_PORTS = snapshot_check(
     "slow-communication",
     "job-ports",
     "Training jobs use all ports of the fabric",
     ("infiniband",),
-    _job_ports,
+    "no job here continues on fewer ports",
 )
 
 
 def _job_devices_problems(context: NodeContext) -> Iterator[Result]:
-    yield from problems(
+    return _problems(
         context,
-        lambda variable, _problem: variable in {"LOCAL_RANK", "CUDA_VISIBLE_DEVICES"},
         "echo $CUDA_VISIBLE_DEVICES; nvidia-smi -L  # as many as ranks on this node?",
+        variables={"LOCAL_RANK", "CUDA_VISIBLE_DEVICES"},
+        problems=(),
     )
-
-
-def _job_devices(context: NodeContext) -> str:
-    runs = len(list(context.series("job_ranks")))
-    return f"{plural(runs, 'training run')} on this node; every rank sees the GPU that it requests"
 
 
 JOB_DEVICES = snapshot_check(
@@ -117,7 +111,7 @@ JOB_DEVICES = snapshot_check(
     "job-devices",
     "Ranks of running jobs see their GPUs",
     ("job_environment",),
-    _job_devices,
+    _runs("every rank sees the GPU that it requests"),
     _job_devices_problems,
 )
 
@@ -134,35 +128,19 @@ JOB_HANGS = snapshot_check(
     ("training", "job_hang"),
     _job_hangs,
 )
-
-
-def _job_losses(context: NodeContext) -> str:
-    jobs = {point.labels["training_job"] for point in context.series("job_loss_finite")}
-    report = plural(len(jobs), "training job reports", "training jobs report")
-    return f"{report} a loss; none is NaN or infinite"
-
-
 JOB_LOSSES = snapshot_check(
     "loss-nan",
     "job-losses",
     "The loss of each training job is a number",
     ("training",),
-    _job_losses,
+    _reporting("job_loss_finite", "a loss; none is NaN or infinite"),
 )
-
-
-def _job_steps(context: NodeContext) -> str:
-    jobs = {point.labels["training_job"] for point in context.series("job_loss_scale")}
-    report = plural(len(jobs), "training job reports", "training jobs report")
-    return f"{report} a loss scale; none skips many steps"
-
-
 JOB_STEPS = snapshot_check(
     "loss-scale-collapse",
     "job-steps",
     "Training jobs do not skip their steps",
     ("training",),
-    _job_steps,
+    _reporting("job_loss_scale", "a loss scale; none skips many steps"),
 )
 
 
@@ -182,16 +160,12 @@ JOB_CPUS = snapshot_check(
 
 def _job_nccl_settings_problems(context: NodeContext) -> Iterator[Result]:
     """Yield the variables that nothing reads, which harm no job. All others are findings."""
-    yield from problems(
+    return _problems(
         context,
-        lambda _variable, problem: problem in {"unread", "retired", "renamed"},
         "env | grep NCCL_; cat /etc/nccl.conf ~/.nccl.conf  # of the job",
+        variables=(),
+        problems={"unread", "retired", "renamed"},
     )
-
-
-def _job_nccl_settings(context: NodeContext) -> str:
-    runs = len(list(context.series("job_ranks")))
-    return f"{plural(runs, 'training run')} on this node; none has a wrong NCCL variable"
 
 
 JOB_NCCL_SETTINGS = snapshot_check(
@@ -199,22 +173,13 @@ JOB_NCCL_SETTINGS = snapshot_check(
     "job-nccl-settings",
     "NCCL's variables in running jobs fit the node",
     ("job_environment",),
-    _job_nccl_settings,
+    _runs("none has a wrong NCCL variable"),
     _job_nccl_settings_problems,
 )
-
-
-def _job_ranks(context: NodeContext) -> str:
-    runs = len(list(context.series("job_ranks")))
-    return (
-        f"{plural(runs, 'training run')} on this node; no rank is used twice, or on another's GPU"
-    )
-
-
 JOB_RANKS = snapshot_check(
     "rendezvous-env-mismatch",
     "job-ranks",
     "No rank of a running job is used twice",
     ("job_environment",),
-    _job_ranks,
+    _runs("no rank is used twice, or on another's GPU"),
 )

@@ -5,17 +5,18 @@ from __future__ import annotations
 import socket
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dshealthd.core import background
 from dshealthd.core.address import name_is_unknown
 from dshealthd.jobs.environment import is_loopback, natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 
+T = TypeVar("T")
 STATIC_PORT = 29500
 """Default port of torch's static rendezvous and of `deepspeed`."""
 DYNAMIC_PORT = 29400
@@ -93,35 +94,42 @@ class Resolved:
         return bool(self.addresses) and all(map(is_loopback, self.addresses))
 
 
-def resolve(names: Iterable[str], seconds: float = RESOLVE_DEADLINE) -> dict[str, Resolved]:
-    """Return the addresses of names, by name, within `seconds` for all together.
+def in_threads(
+    names: Iterable[str], function: Callable[[str], T], seconds: float, late: T
+) -> dict[str, T]:
+    """Return what a function returns for each name, within `seconds` for all together.
 
-    A hung look-up is left behind. StartError if no thread can be started.
+    `late` stands for an answer that did not come; a hung call is left behind. StartError if no
+    thread can be started.
     """
     waiting = list(dict.fromkeys(names))
-    found: dict[str, Resolved] = {}
+    found: dict[str, T] = {}
     changed = threading.Condition()
     remaining = iter(tuple(waiting))
 
-    def look_up() -> None:
+    def work() -> None:
         while True:
             with changed:
                 name = next(remaining, None)
             if name is None:
                 return
-            answer = _look_up(name)
+            answer = function(name)
             with changed:
                 found[name] = answer
                 changed.notify_all()
 
     for _ in range(min(_AT_ONCE, len(waiting))):
-        background.start(look_up, "names")
+        background.start(work, "names")
     with changed:
         changed.wait_for(lambda: len(found) == len(waiting), seconds)
-        late = Resolved(
-            problem=f"no answer from the name server within {seconds:g} s", is_unknown=True
-        )
         return {name: found.get(name, late) for name in waiting}
+
+
+def resolve(names: Iterable[str]) -> dict[str, Resolved]:
+    """Return the addresses of names, by name."""
+    problem = f"no answer from the name server within {RESOLVE_DEADLINE:g} s"
+    late = Resolved(problem=problem, is_unknown=True)
+    return in_threads(names, _look_up, RESOLVE_DEADLINE, late)
 
 
 def _look_up(name: str) -> Resolved:
