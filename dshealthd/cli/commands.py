@@ -208,7 +208,6 @@ def jobs(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], 
 
 
 def _access(own: dict[str, Any]) -> Access:
-    """Take the settings for access to agents out of a command's arguments."""
     from dshealthd.http.client import Access
 
     return Access(**{name: own.pop(name) for name in ACCESS})

@@ -186,7 +186,6 @@ def _ports(options: argparse.Namespace, loaded: Config) -> list[int]:
 
 
 def _serve(options: argparse.Namespace, ports: Sequence[int]) -> int:
-    """Choose a free port, hold it, and print it or pass it to the command."""
     held = hold(ports)
     try:
         if options.run:

@@ -39,7 +39,6 @@ def _reader_gone() -> bool:
 
 
 def _run(words: list[str] | None) -> int:
-    """Import the called command's module, run it, and return its exit status."""
     words = sys.argv[1:] if words is None else words
     if words[:1] == ["explain"]:  # needs no configuration, and has exit statuses of its own
         from dshealthd.explain import command as explain

@@ -64,7 +64,6 @@ def check_alerting(alertmanager: str, prometheus: str | None, severity: str, wai
 
 
 def _check_prometheus(url: str) -> None:
-    """Check that Prometheus scrapes agents, evaluates the rules and has an Alertmanager."""
     rules = _get(url, "/api/v1/rules?type=alert", "Prometheus")["data"]["groups"]
     alerts = {rule["name"]: rule for group in rules for rule in group["rules"]}
     watchdog = alerts.get("DshealthdWatchdog")

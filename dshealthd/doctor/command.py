@@ -185,7 +185,6 @@ def _runbook(slug: str) -> int:
 
 
 def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[Any]]) -> Report:
-    """Examine this node and return its report."""
     wall, started = time.time(), time.monotonic()
     base = NodeContext(
         loaded, several=_several(options, loaded), python=_training_environments(options, loaded)
@@ -221,7 +220,7 @@ def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[An
 
 
 def _several(options: argparse.Namespace, loaded: Config) -> bool:
-    """Tell whether jobs of this node run across several nodes."""
+    """Return whether jobs of this node run across several nodes."""
     slurm = os.environ.get("SLURM_JOB_NUM_NODES", "")
     return (
         bool(options.across)
@@ -271,7 +270,6 @@ def _across(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[
 
 
 def _passed_on(options: argparse.Namespace) -> list[str]:
-    """Return the arguments that are passed on to the other nodes."""
     passed = []
     if options.config_file is not None:
         passed += ["--config.file", str(options.config_file)]

@@ -151,7 +151,6 @@ class Progress:
     """Progress line on standard error, shown only if that is a terminal."""
 
     def __init__(self, what: str) -> None:
-        """Make a line that counts `what`, such as checks or nodes."""
         self._what = what
         self._shown = sys.stderr.isatty()
         self._last = ""

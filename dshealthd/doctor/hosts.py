@@ -96,7 +96,6 @@ def ask(
 
 
 def _run(arguments: Sequence[str]) -> tuple[int, str, str]:
-    """Run ssh; return its status, its output and its errors."""
     with subprocess.Popen(  # noqa: S603 - a list of arguments, and no shell here
         arguments,
         stdin=subprocess.DEVNULL,

@@ -70,7 +70,6 @@ class NodeContext:
 
 
 def _samples(document: Mapping[str, Any]) -> list[Sample]:
-    """Return the samples of a status document."""
     samples = []
     for name, family in document.get("metrics", {}).items():
         for sample in family["samples"]:

@@ -64,7 +64,6 @@ class Pool:
     """
 
     def __init__(self, most: int = MOST) -> None:
-        """Make a pool that runs at most `most` functions at a time."""
         self._most = most
         self._waiting: deque[tuple[str, Callable[[], object], float]] = deque()
         self._running: dict[int, _Running] = {}

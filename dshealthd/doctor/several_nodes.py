@@ -196,7 +196,6 @@ def _by_agents(
 
 
 def _parsed(ended: Ended) -> NodeReport | str:
-    """Return a node's report, or why there is none."""
     if ended.problem:
         return ended.problem
     if problem := ended.value.get("problem"):
@@ -216,7 +215,6 @@ def _with(report: NodeReport, problem: str) -> NodeReport:
 def _collective(
     request: Request, loaded: Config, members: _Members, names: Sequence[str]
 ) -> Examined:
-    """Run a collective over the nodes whose agents answer."""
     from dshealthd.doctor import collective
 
     if len(names) < 2:  # noqa: PLR2004 - a collective needs two

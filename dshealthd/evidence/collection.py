@@ -225,7 +225,6 @@ class Collection:
         )
 
     def _note(self, step: RunningStep) -> None:
-        """Store the result of a step."""
         kind, _, pid = step.name.partition(" ")
         rank = next((rank for rank in self.findings.ranks if pid == str(rank.pid)), None)
         if rank is not None:
@@ -276,7 +275,6 @@ class Collection:
         return functools.partial(RunningStep, name, function, seconds, max_bytes, self._keep)
 
     def _keep(self, name: str, data: bytes) -> None:
-        """Append a step's output to the bundle."""
         self._bundle.append(name, data)
 
 

@@ -37,7 +37,6 @@ def compare(digests: Mapping[int, Digest]) -> list[str]:
 
 
 def _apart(ranks: Mapping[int, Digest]) -> list[str]:
-    """Compare how many collectives each rank has entered."""
     first = max(group["entered"] for group in ranks.values())
     ahead = sorted(rank for rank, group in ranks.items() if group["entered"] == first)
     behind = sorted(
@@ -69,7 +68,6 @@ def _apart(ranks: Mapping[int, Digest]) -> list[str]:
 
 
 def _different(ranks: Mapping[int, Digest]) -> list[str]:
-    """Find the first collective that differs between ranks."""
     by_number: dict[int, dict[int, tuple[str, str]]] = defaultdict(dict)
     for rank, group in ranks.items():
         for operation in (*group["pending"], *group["last"]):
@@ -93,7 +91,6 @@ def _different(ranks: Mapping[int, Digest]) -> list[str]:
 
 
 def _described(group: Digest, number: int) -> str:
-    """Describe a collective by its number: operation, size and call site."""
     for operation in (*group["pending"], *group["last"]):
         if operation["number"] == number:
             size = f" of {operation['sizes']}" if operation["sizes"] else ""

@@ -90,7 +90,6 @@ def _open(
     paths: tuple[str, ...],
     problems: list[str],
 ) -> Iterator[Opened]:
-    """Open the logs of one job, each once."""
     seen: set[tuple[int, int]] = set()
     writers: dict[str, set[int]] = defaultdict(set)
     for rank, pid in members:

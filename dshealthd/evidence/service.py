@@ -282,7 +282,6 @@ class Evidence:
         return last is None or not 0 <= self._wall() - last < self.options.again_after
 
     async def _take_waiting(self) -> None:
-        """Take evidence of the waiting jobs, one after another."""
         try:
             while self._waiting:
                 job = next(iter(self._waiting))

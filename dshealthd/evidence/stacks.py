@@ -70,7 +70,6 @@ def take(emit: Emit, host: Host, pid: int, rank: int, program: str | None) -> di
 
 
 def _run(program: int, pid: int) -> tuple[bytes, str]:
-    """Return the stacks that py-spy prints, or why there are none."""
     with subprocess.Popen(  # noqa: S603 - a program of the administrator's
         ["py-spy", "dump", "--nonblocking", "--json", "--pid", str(pid)],  # noqa: S607 - the open file is what runs
         executable=f"/proc/self/fd/{program}",

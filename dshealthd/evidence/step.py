@@ -170,7 +170,6 @@ def run(steps: Iterable[Callable[[], RunningStep]], at_once: int) -> list[Runnin
 
 
 def _run(function: Function, descriptor: int) -> NoReturn:
-    """Run a step in the child."""
     status = 1
     try:
         # So that programs that it starts, such as py-spy, are killed with it.

@@ -237,7 +237,6 @@ def _moving(findings: CollectedEvidence, series: Series) -> Iterator[str]:
 
 
 def _rank(findings: CollectedEvidence, series: Series, rank: RankEvidence) -> str:
-    """Return one rank as one line."""
     key = str(rank.rank)
     step = of_job(series, "dshealthd_job_step", rank.job).get(key)
     doing = [
@@ -277,7 +276,6 @@ def _problem(rank: RankEvidence, name: str) -> str:
 
 
 def _round(entry: Mapping[str, Any]) -> str:
-    """Return one probe round as one line, with the fields of the status document."""
     return ", ".join(
         f"{name} {value}"
         for name, value in entry.items()

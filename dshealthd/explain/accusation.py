@@ -176,11 +176,11 @@ def absent_ranks(case: Case) -> list[int]:
 
 
 def _tied(events: Sequence[Event], case: Case) -> bool:
-    """Tell whether the clocks give no order between events of several ranks."""
+    """Return whether the clocks give no order between events of several ranks."""
     times = [when for event in events if event.exact and (when := case.when(event)) is not None]
     return len(times) < len(events) or max(times) - min(times) <= clocks.UNCERTAINTY
 
 
 def is_timeout(event: Event) -> bool:
-    """Tell whether an event is a collective that timed out."""
+    """Return whether an event is a collective that timed out."""
     return event.slug in {"nccl-timeout", "gradient-sync-timeout"}

@@ -90,7 +90,7 @@ class Case:
         return len(self.seen_on[event.pattern]), len(self.seen_on[""])
 
     def is_rare(self, event: Event) -> bool:
-        """Tell whether only few hosts have this fault of their own.
+        """Return whether only few hosts have this fault of their own.
 
         A host's report about its peers is not such a fault: the first to notice are few, too.
         """
@@ -313,7 +313,7 @@ def _sort(case: Case) -> None:
 
 
 def _is_skipped(event: Event, skips: list[int]) -> bool:
-    """Tell whether a line right before or after a traceback says that what failed was skipped."""
+    """Return whether a line right before or after a traceback says that what failed was skipped."""
     if not event.frames:
         return False
     begin = event.order - AROUND - 3 * len(event.frames)  # each frame has up to three lines

@@ -237,7 +237,7 @@ def _key(event: Event, first: float | None, case: Case) -> tuple[object, ...]:
 
 
 def _is_aftermath(event: Event, case: Case) -> bool:
-    """Tell whether a rank's failure came after the communication broke, so it is not the cause."""
+    """Return whether a rank's failure came after the communication broke, so it is not the cause."""
     if event.origin.labeled and case.broken.get(event.origin, event.order) < event.order:
         return True
     when, clock = case.when(event), clocks.clock_of(event.origin)
@@ -248,7 +248,7 @@ def _is_aftermath(event: Event, case: Case) -> bool:
 
 
 def _is_crash(event: Event, case: Case) -> bool:
-    """Tell whether a launcher reports that a signal ended a rank before anything else failed.
+    """Return whether a launcher reports that a signal ended a rank before anything else failed.
 
     Watchdogs, and launchers once a rank has failed, end the rest with signals, too.
     """
@@ -258,7 +258,7 @@ def _is_crash(event: Event, case: Case) -> bool:
 
 
 def _comes_after(event: Event, case: Case) -> bool:
-    """Tell whether the scheduler ended a job that had already failed, so it is not the cause."""
+    """Return whether the scheduler ended a job that had already failed, so it is not the cause."""
     for other in case.causes:
         if other.layer in {"scheduler", "launcher"} or other.role == "loss" or other is event:
             continue
@@ -274,7 +274,6 @@ def _comes_after(event: Event, case: Case) -> bool:
 
 
 def _argue(root: Event, ordered: Sequence[Event], case: Case) -> None:
-    """Say why the other candidates are not the cause."""
     said = {root.slug}
     for event in ordered[1:]:
         if event.slug in said:
@@ -387,7 +386,7 @@ def _without_cause(case: Case) -> Finding:
 
 
 def _is_telling(event: Event, case: Case) -> bool:
-    """Tell whether a consequence shows that something failed: not at the end of a good run."""
+    """Return whether a consequence shows that something failed: not at the end of a good run."""
     facts = case.found.sources[event.origin.source]
     if event.weak and (facts.finished or facts.alive > event.last_order):
         return False

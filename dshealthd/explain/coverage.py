@@ -147,12 +147,12 @@ class Coverage:
         return not any(facts.has_part_of_summary for facts in self._sources)
 
     def begins_before(self, rank: int) -> bool:
-        """Tell whether a log of a rank begins before the hang."""
+        """Return whether a log of a rank begins before the hang."""
         homes = self._homes.get(rank, set()) or (self._reporters if self._is_shared else set())
         return any(self._sources[home].begins_before for home in homes)
 
     def _goes_on(self, source: int) -> bool:
-        """Tell whether a file with reports continues until all its ranks have reported."""
+        """Return whether a file with reports continues until all its ranks have reported."""
         if source not in self._unended and not self._sources[source].is_cut:
             return True
         if source in self._concatenated:  # later lines in it need not be later in time
@@ -160,7 +160,7 @@ class Coverage:
         return source in self._ended_jobs or self._is_late(self._until.get(source))
 
     def _is_late(self, when: float | None) -> bool:
-        """Tell whether a time is so late that no rank's first report comes after it."""
+        """Return whether a time is so late that no rank's first report comes after it."""
         return when is not None and self._reported is not None and when >= self._reported + GRACE
 
     def _find_concatenated(self) -> set[int]:
@@ -179,7 +179,7 @@ class Coverage:
         return found
 
     def _is_still(self, rank: int, homes: set[int]) -> bool:
-        """Tell whether a rank's own log ends where that of a stopped or dead process would.
+        """Return whether a rank's own log ends where that of a stopped or dead process would.
 
         It has no line that is known to be after the hang, so everything else must show that the
         logs were taken after the job's end, and that this rank got as far as the others.

@@ -25,7 +25,7 @@ class UnreadableDump(Exception):
 
 
 def is_dump(name: str) -> bool:
-    """Tell by its first bytes whether a file is a flight recorder's pickle."""
+    """Return by its first bytes whether a file is a flight recorder's pickle."""
     if name == "-" or not Path(name).is_file():
         return False
     with open_file(name) as file:

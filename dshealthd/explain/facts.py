@@ -51,12 +51,10 @@ class Bounded(dict[K, V]):
     """A dictionary that ignores new keys once it is full: logs may hold any number of names."""
 
     def __init__(self, most: int) -> None:
-        """Make a dictionary of at most `most` keys."""
         super().__init__()
         self._most = most
 
     def __setitem__(self, key: K, value: V) -> None:
-        """Set a key if it exists or there is room for it."""
         if key in self or len(self) < self._most:
             super().__setitem__(key, value)
 
@@ -304,7 +302,7 @@ class Identities:
         return next(iter(ranks)) if len(ranks) == 1 else None
 
     def is_node(self, source: int, task: int) -> bool:
-        """Tell whether a task of srun is a launcher of several ranks."""
+        """Return whether a task of srun is a launcher of several ranks."""
         ranks = self._found.tasks_with_ranks.get((source, task))
         if ranks:
             return ranks != {task}

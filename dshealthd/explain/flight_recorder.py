@@ -152,7 +152,6 @@ def _operation(entry: dict[Any, Any]) -> dict[str, Any] | None:
 
 
 def _sizes(value: Any) -> str:
-    """Format the shapes of an operation's inputs."""
     if not isinstance(value, list):
         return ""
     shapes = [shape for shape in value[:4] if isinstance(shape, list)]
@@ -214,12 +213,10 @@ def _completed(value: Any) -> dict[str, int]:
 
 
 def _name(value: Any) -> str:
-    """Return the name and description of a process group."""
     return " ".join(_text(part) for part in value[:2]) if isinstance(value, tuple | list) else ""
 
 
 def _text(value: Any) -> str:
-    """Return a plain value as one short line."""
     text = (
         value
         if isinstance(value, str)

@@ -227,7 +227,7 @@ def _group_size(
 
 
 def _is_whole(ledger: Ledger, group: str) -> bool:
-    """Tell whether a process group has all ranks of the job."""
+    """Return whether a process group has all ranks of the job."""
     return group in {"0", "?"} or ledger.names.get(group) == "default_pg"
 
 
@@ -252,7 +252,7 @@ def _missed(
 
 
 def _is_part(ranks: list[int]) -> bool:
-    """Tell whether these are a single rank or one whole node: others may have ended too early."""
+    """Return whether these are a single rank or one whole node: others may have ended too early."""
     count = len(ranks)
     return count == 1 or (
         count in _PER_NODE and ranks[0] % count == 0 and ranks[-1] - ranks[0] == count - 1

@@ -53,7 +53,7 @@ def merge(events: Sequence[Event]) -> None:
 
 
 def _agree(one: Event, other: Event) -> bool:
-    """Tell whether two events may be one: no value, rank or host that both have differs."""
+    """Return whether two events may be one: no value, rank or host that both have differs."""
     shared = one.fields.keys() & other.fields.keys()
     return (
         all(one.fields[name] == other.fields[name] for name in shared)

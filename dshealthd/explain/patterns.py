@@ -156,7 +156,6 @@ _READ = re.compile(r"[^`\n]{1,200}")
 
 @functools.lru_cache(maxsize=4096)
 def _names(text: str) -> tuple[str, ...]:
-    """Return the names of the values in a text."""
     return tuple(_VALUE.findall(text))
 
 

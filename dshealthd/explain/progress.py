@@ -22,17 +22,17 @@ _SKIPPED = re.compile(r"\b(?:[Ss]kip(?:ping|ped)?|SKIP|[Ii]gnor(?:ing|ed)|[Rr]et
 
 
 def is_skip(text: str) -> bool:
-    """Tell whether a line says that something is skipped or tried again."""
+    """Return whether a line says that something is skipped or tried again."""
     return ("kip" in text or "gnor" in text or "etry" in text) and _SKIPPED.search(text) is not None
 
 
 def is_end(text: str) -> bool:
-    """Tell whether a line says that the training has ended well."""
+    """Return whether a line says that the training has ended well."""
     return ("rain" in text or "exits" in text) and _FINISHED.search(text) is not None
 
 
 def is_nccl_at_work(text: str) -> bool:
-    """Tell whether NCCL reports something else than an error."""
+    """Return whether NCCL reports something else than an error."""
     return "NCCL INFO" in text and _NCCL_TRACE.search(text) is None
 
 

@@ -253,7 +253,6 @@ class Reader:
             self._whole(line, raw)
 
     def _flush(self) -> None:
-        """Recognize the line that waits for its continuation."""
         if self._held is not None:
             (line, _, raw), self._held = self._held, None
             self._whole(line, raw)

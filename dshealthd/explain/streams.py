@@ -211,7 +211,7 @@ class Splitter:
         return f"{line.text.rstrip()} {text.lstrip()}"
 
     def may_continue(self, line: Line, end: str) -> bool:
-        """Tell whether the next line may belong to this one."""
+        """Return whether the next line may belong to this one."""
         return 0 < self._width == len(end) or (line.prefixed and "Rank " in line.text[:160])
 
     def _unquoted(self, text: str) -> str:

@@ -40,7 +40,7 @@ class Tail:
         recognizer.found.statistics.files += 1
 
     def continues(self, status: os.stat_result) -> bool:
-        """Tell whether a file is still this log and was not truncated."""
+        """Return whether a file is still this log and was not truncated."""
         return (status.st_dev, status.st_ino) == self.identity and status.st_size >= self.offset
 
     def skip_to(self, offset: int) -> int:

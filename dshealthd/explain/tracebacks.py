@@ -158,7 +158,7 @@ class Assembler:
 
     @staticmethod
     def _continues(closing: Traceback, line: Line, opened: list[Traceback]) -> bool:
-        """Tell whether a line continues the message of the traceback before it."""
+        """Return whether a line continues the message of the traceback before it."""
         is_logged = closing.line.prefixed
         """Whether a logger stamps every line of it and the lines after it."""
         if line.prefixed != is_logged or len(closing.message) >= MAX_MESSAGE_LINES:

@@ -41,7 +41,6 @@ class Screen:
         self._terminal = sys.stdout.isatty()
 
     def __enter__(self) -> Self:
-        """Switch to the alternate screen, so that the terminal's contents are kept."""
         if self._terminal:
             sys.stdout.write(ENTER)
         return self
@@ -52,7 +51,6 @@ class Screen:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Restore the terminal's contents."""
         if self._terminal:
             sys.stdout.write(LEAVE)
             sys.stdout.flush()

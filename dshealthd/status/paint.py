@@ -12,7 +12,6 @@ class Paint:
     """Colors text if the terminal shows colors."""
 
     def __init__(self, *, color: bool) -> None:
-        """Color text if `color`, else return it unchanged."""
         self._color = color
 
     def __call__(self, state: State, text: str) -> str:

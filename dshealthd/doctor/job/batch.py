@@ -25,7 +25,6 @@ SOURCE = "deepspeed/runtime/config.py, _set_batch_related_parameters and _batch_
 
 
 def _batch_sizes(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
-    """Yield the batch sizes that do not add up, with numbers that would."""
     name, document = config.name, context.document
     if document is None:
         yield unknown(UNREADABLE)
@@ -54,7 +53,6 @@ def _batch_sizes(context: JobContext, config: Source[Parsed]) -> Iterator[Result
 
 
 def _wrong(name: str, given: dict[str, Any]) -> Iterator[Result]:
-    """Yield batch sizes that are not positive whole numbers."""
     for key, value in given.items():
         if value == "auto" or (
             isinstance(value, int) and not isinstance(value, bool) and value > 0

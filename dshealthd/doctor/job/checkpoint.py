@@ -23,7 +23,6 @@ PARTITIONED = 3
 
 
 def _checkpoint(context: JobContext, source: Source[Checkpoint]) -> Iterator[Result]:
-    """Yield what is missing or damaged in the checkpoint, or does not match the job."""
     checkpoint = source.value
     if checkpoint is None:
         yield unreadable(source)
@@ -55,7 +54,6 @@ def _stage(checkpoint: Checkpoint) -> str:
 
 
 def _tag(checkpoint: Checkpoint) -> Iterator[Result]:
-    """Yield why there is no checkpoint to load."""
     directory, pointer = checkpoint.directory, checkpoint.pointer
     universal = pointer == "latest_universal"
     tags = f"; available tags: {', '.join(checkpoint.tags[-4:])}" if checkpoint.tags else ""
@@ -86,7 +84,6 @@ def _tag(checkpoint: Checkpoint) -> Iterator[Result]:
 
 
 def _files(checkpoint: Checkpoint) -> Iterator[Result]:
-    """Yield files of the checkpoint that are empty, truncated or missing."""
     place = _place(checkpoint)
     empty = [name for name, size in checkpoint.files.items() if not size and name.endswith(".pt")]
     for names, what in ((empty, "is empty"), (checkpoint.truncated, "is truncated")):
@@ -142,7 +139,6 @@ def _absent(place: str, gap: Gap) -> Result:
 
 
 def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
-    """Yield how the job differs from the one that saved the checkpoint."""
     inspection, document = context.inspection, context.document or {}
     settings = (inspection.settings if inspection else None) or {}
     block = document.get("checkpoint")
@@ -192,7 +188,6 @@ def _shape(context: JobContext, checkpoint: Checkpoint) -> Iterator[Result]:
 
 
 def _configured_stage(context: JobContext) -> int | None:
-    """Return the configured ZeRO stage; None if there is none."""
     inspection = context.inspection
     if inspection is not None and inspection.settings is not None:
         return int(inspection.settings["stage"])

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 def _file(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
-    """Yield what is wrong with the syntax of the configuration file."""
     if config.value is None:
         limit = f"{deepspeed_config.MAX_BYTES >> 10} KiB, {deepspeed_config.MAX_DEPTH} levels"
         yield unreadable(config, limit=limit)
@@ -110,7 +109,6 @@ def _inspected(context: JobContext) -> Inspection | Result:
 
 
 def _keys(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
-    """Yield keys of the configuration that nothing reads, and keys on which DeepSpeed aborts."""
     inspection, source = _inspected(context), context.inspector
     if isinstance(inspection, Result):
         yield inspection
@@ -219,7 +217,6 @@ _DEPRECATED = re.compile(r"Config parameter (\S+) is deprecated(?: use (.+?) ins
 
 
 def _deprecated(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
-    """Yield keys that the installed DeepSpeed deprecates or has removed."""
     name, inspection, source = config.name, _inspected(context), context.inspector
     if isinstance(inspection, Result):
         yield inspection

@@ -167,7 +167,6 @@ def _ratio(name: str, settings: Mapping[str, Any]) -> Iterator[Result]:
 
 
 def _scheduler(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Result]:
-    """Yield why the engine would refuse the scheduler."""
     scheduler = settings["scheduler"]
     meanings = {
         "unknown": "neither DeepSpeed nor torch.optim.lr_scheduler has the scheduler {}",

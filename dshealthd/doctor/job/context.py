@@ -321,7 +321,6 @@ def _command(text: str) -> Source[LauncherCommand]:
 
 
 def _loads_universal(config: Source[deepspeed_config.Parsed] | None) -> bool:
-    """Return whether the job's configuration loads a universal checkpoint."""
     document = config.value["document"] if config and config.value else None
     block = document.get("checkpoint") if isinstance(document, dict) else None
     return isinstance(block, dict) and block.get("load_universal") is True

@@ -24,7 +24,6 @@ SOURCE = "deepspeed/launcher/runner.py, _parse_hostfile"
 
 
 def _lines(context: JobContext, hostfile: Source[str]) -> Iterator[Result]:
-    """Yield what is wrong with the hostfile's lines, names and slots."""
     name = hostfile.name
     if hostfile.value is None:
         # a missing hostfile is not an error to deepspeed, which then runs on one node
@@ -93,7 +92,6 @@ MAX_NAMED = 8
 
 
 def _names(context: JobContext, _hostfile: Source[str]) -> Iterator[Result]:
-    """Yield names in the hostfile that do not resolve, and names of the same host."""
     names = [name for name, _ in context.layout.hosts] or [one.name for one in context.members]
     if not names:
         yield unknown(UNREADABLE)
@@ -146,7 +144,6 @@ MAX_HOSTS = 256
 
 
 def _ssh(context: JobContext, _hostfile: Source[str]) -> Iterator[Result]:
-    """Yield hosts that cannot be reached over SSH, and hosts with fewer GPUs than ranks."""
     hosts = dict(context.layout.hosts) or {one.name: one.slots or 0 for one in context.members}
     if not hosts:
         yield unknown(UNREADABLE)

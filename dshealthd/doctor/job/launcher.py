@@ -25,7 +25,6 @@ _ONE_A_NODE = ("torchrun", "deepspeed")
 
 
 def _launch(context: JobContext, _given: object) -> Iterator[Result]:
-    """Yield whatever makes ranks disagree or prevents the launcher from starting them."""
     found = [
         *(*_readable(context), *_script(context), *_options(context)),
         *(*_environment(context), *_left_behind(context)),
@@ -205,7 +204,6 @@ def _known_ranks(context: JobContext) -> bool:
 
 
 def _ranks_and_gpus(context: JobContext, _given: object) -> Iterator[Result]:
-    """Yield whatever leaves a rank without its own GPU."""
     found = [*_order(context), *_ranks(context)]
     yield from found
     if not found:

@@ -29,7 +29,6 @@ ERROR = (
 
 
 def _memory(context: JobContext, _parameters: int) -> Iterator[Result]:
-    """Yield the model states that do not fit into memory."""
     inspection = context.inspection
     if inspection is None:
         yield unknown(f"memory is not estimated: {context.why_not_inspected}")
@@ -128,7 +127,6 @@ _BLOCKS = ("offload_optimizer", "offload_param")
 
 
 def _offload(_context: JobContext, paths: dict[str, str]) -> Iterator[Result]:
-    """Yield offload directories that are missing or that this user cannot write."""
     for key, path in paths.items():
         problem = _problem(path)
         shown = path[:255]

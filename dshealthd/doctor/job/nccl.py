@@ -44,7 +44,6 @@ UNKNOWN_ENVIRONMENT = "the environment of the job is unknown (--environment)"
 
 
 def _variables(context: JobContext, source: Source[Mapping[str, str]]) -> Iterator[Result]:
-    """Yield what is wrong with NCCL variables: names, values, and devices on this node."""
     if source.problem:
         yield unknown(f"{source.name}: {source.problem}")
     have = {name: value for name, value in context.variables.items() if "$" not in value}
@@ -113,7 +112,6 @@ VARIABLES = check_of(
 
 
 def _transports(context: JobContext, _environment: object) -> Iterator[Result]:
-    """Yield the variables that disable transports between GPUs."""
     have = context.variables
     found = [
         variable

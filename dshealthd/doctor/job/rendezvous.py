@@ -25,7 +25,6 @@ REMEDY = "hostname -I"
 
 
 def _address(context: JobContext, address: str) -> Iterator[Result]:
-    """Yield whatever prevents other nodes from reaching the master address."""
     meeting, nodes = context.rendezvous, context.layout.nodes
     shown = address[:255]
     where = f"{shown} ({meeting.source})"
@@ -110,7 +109,6 @@ MAX_SOCKETS = 16 << 20
 
 
 def _port(context: JobContext, written: str) -> Iterator[Result]:
-    """Yield whatever holds the master port or may take it."""
     meeting = context.rendezvous
     port = meeting.port
     if port is None or not 0 < port <= rendezvous.MAX_PORT:

@@ -79,7 +79,6 @@ def parse_acs(config: bytes) -> int | None:
 
 
 def _gpus(host: Host) -> tuple[str, ...]:
-    """Return the PCI addresses of NVIDIA's GPUs that this system uses."""
     try:
         return bus(host).gpus()
     except FileNotFoundError:  # no PCI bus
@@ -87,7 +86,6 @@ def _gpus(host: Host) -> tuple[str, ...]:
 
 
 def _adapters(host: Host) -> list[str]:
-    """Return the names of RDMA adapters."""
     try:
         return sorted(os.listdir(host.sys("class/infiniband")))
     except FileNotFoundError:
@@ -110,7 +108,6 @@ def _not_bare_metal(host: Host) -> str:
 
 
 def _bridges(host: Host) -> list[str]:
-    """Return the PCI bridges above GPUs and adapters, as paths."""
     devices = [host.sys(f"bus/pci/devices/{address}") for address in _gpus(host)]
     devices += [host.sys(f"class/infiniband/{name}/device") for name in _adapters(host)]
     found: set[str] = set()

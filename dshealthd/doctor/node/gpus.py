@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def _gpus_problems(context: NodeContext) -> Iterator[Result]:
-    """Yield the GPUs on the PCI bus that cannot be queried because there is no NVML."""
     expected = context.series.value("gpus_expected")
     if expected and context.series.value("gpus_visible") is None:
         yield unknown(
@@ -83,7 +82,6 @@ GPU_METRICS = snapshot_check(
 
 
 def _gpu_throttling_problems(context: NodeContext) -> Iterator[Result]:
-    """Yield the GPUs that do not report whether heat or power throttles them."""
     telling = {(point.labels["gpu"],) for point in context.series("gpu_throttle_active")}
     for (gpu,) in sorted(context.series.parts("gpu_up", "gpu") - telling):
         yield unknown(
@@ -170,7 +168,6 @@ NVML = snapshot_check("nvml-broken", "nvml", "NVML responds", ("gpu", "gpu_proce
 
 
 def _pcie_problems(context: NodeContext) -> Iterator[Result]:
-    """Yield the GPUs whose PCIe link width is unknown."""
     series = context.series
     wide, possible = (
         {(point.labels["gpu"],) for point in series(name)}

@@ -46,7 +46,6 @@ def _boards(context: NodeContext, ports: dict[Port, float]) -> dict[str, list[Po
 
 
 def _problems(context: NodeContext) -> Iterator[Result]:
-    """Yield InfiniBand ports that are down or slow where their peers are not."""
     series, ports = context.series, _ports(context)
     # A port may have a finding for another reason, which says nothing of this one.
     told = {(finding["part"], finding["source"]) for finding in context.document["findings"]}

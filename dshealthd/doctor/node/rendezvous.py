@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 def _listeners_problems(context: NodeContext) -> Iterator[Result]:
-    """Yield the listeners on rendezvous ports that may be orphans."""
     unowned = context.series.value("rendezvous_listeners", orphaned="unknown")
     if unowned:
         first, last = parse_ports(getattr(context.config.collectors["rendezvous"], "ports", ""))
@@ -121,7 +120,7 @@ def _resolve(name: str) -> list[str]:
 
 
 def _here(address: str) -> bool:
-    """Tell whether an interface of this node has the address, by binding to it."""
+    """Return whether an interface of this node has the address, by binding to it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:

@@ -45,7 +45,6 @@ class Looks:
     """The keys that were looked up, by the dotted path of their dictionary."""
 
     def __init__(self) -> None:
-        """Start without any look-up."""
         self.keys: dict[str, set[str]] = {}
         self.whole: set[str] = set()
         self.block = ""
@@ -55,7 +54,6 @@ class Keys:
     """The keys of a `Block`: a membership test looks up one key, iteration looks up all."""
 
     def __init__(self, block: Block) -> None:
-        """Make the keys of a block."""
         self._block = block
 
     def __contains__(self, key: object) -> bool:
@@ -72,7 +70,6 @@ class Block(dict):  # type: ignore[type-arg]
     """A dictionary that records which keys are looked up."""
 
     def __init__(self, content: dict[str, Any], path: str, looks: Looks) -> None:
-        """Wrap a dictionary and the dictionaries in it."""
         super().__init__(
             {
                 key: Block(value, f"{path}.{key}" if path else key, looks)
@@ -186,7 +183,6 @@ class Warnings(logging.Handler):
     """Log handler that keeps DeepSpeed's warnings."""
 
     def __init__(self) -> None:
-        """Make a handler for warnings and errors."""
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
 
@@ -413,7 +409,7 @@ def validate(deepspeed: Any, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_enabled(document: dict[str, Any], block: str) -> bool:
-    """Tell whether a block of the configuration is enabled."""
+    """Return whether a block of the configuration is enabled."""
     found = document.get(block)
     return isinstance(found, dict) and found.get("enabled") is True
 

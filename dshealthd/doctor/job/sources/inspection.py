@@ -118,7 +118,6 @@ def from_json(document: Mapping[str, Any]) -> Inspection:
 
 
 def _variables() -> dict[str, str]:
-    """Return the environment for the interpreter."""
     if os.geteuid() != 0:
         return environment()
     return {name: value for name in _INHERITED if (value := os.environ.get(name)) is not None}
