@@ -21,10 +21,7 @@ class Command:
 
     name: str
     function: Callable[..., int]
-    """Receives the configuration, its file, the flags, and its own arguments by name.
-
-    Its docstring is the description.
-    """
+    """Receives an `Invocation`, and its own arguments by name. Its docstring is the description."""
     examples: tuple[str, ...]
     declare: Callable[[ArgumentParser], None] = nothing
     exit_usage: int = EXIT_USAGE

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import faulthandler
-import functools
 import importlib
 import io
 import os
@@ -21,14 +21,15 @@ from dshealthd.agent.systemd import ServiceManager
 from dshealthd.cli import arguments, warnings
 from dshealthd.cli.arguments import Command
 from dshealthd.config import config
-from dshealthd.config.flags import ACCESS, EXIT_UNKNOWN, FlagParser, tables
+from dshealthd.config.flags import ACCESS, EXIT_UNKNOWN, EXIT_USAGE, FlagParser, tables
 from dshealthd.core.options import ConfigError
 from dshealthd.core.text import first_of
 
 if typing.TYPE_CHECKING:
-    from pathlib import Path
+    from argparse import ArgumentParser
+    from pathlib import Path  # noqa: TC004 - nothing evaluates this type
 
-    from dshealthd.config.config import Config
+    from dshealthd.config.config import Config  # noqa: TC004 - as above
     from dshealthd.http.client import Access
 
 MAX_FILES = 16_384
@@ -37,6 +38,37 @@ MAX_FILES = 16_384
 The limit is not higher because some libraries in children touch every possible descriptor.
 """
 EXIT_FAILURE = 1
+Function = typing.TypeVar("Function", bound=typing.Callable[..., int])
+
+
+@dataclasses.dataclass(frozen=True)
+class Invocation:
+    """What every command is run with, besides its own arguments."""
+
+    config: Config
+    file: Path | None
+    flags: dict[str, dict[str, Any]]
+    manager: ServiceManager
+
+
+COMMANDS: list[Command] = []
+"""All commands except those with a parser of their own, in the order of `--help`."""
+
+
+def _command(
+    *examples: str,
+    name: str = "",
+    declare: typing.Callable[[ArgumentParser], None] = arguments.nothing,
+    exit_usage: int = EXIT_USAGE,
+) -> typing.Callable[[Function], Function]:
+    """Declare a command, called as its function if it has no other name."""
+
+    def declared(function: Function) -> Function:
+        known = name or function.__name__.replace("_", "-")
+        COMMANDS.append(Command(known, function, examples, declare, exit_usage))
+        return function
+
+    return declared
 
 
 def main(words: list[str]) -> int:
@@ -50,15 +82,9 @@ def main(words: list[str]) -> int:
     try:
         loaded = config.load(options.config_file, flags)
         logs.configure(loaded.log)
-        if options.command is run:
-            options.command = functools.partial(run, manager=manager)
+        given = Invocation(loaded, options.config_file, flags, manager)
         command: typing.Callable[..., int] = options.command
-        return command(
-            loaded,
-            options.config_file,
-            flags,
-            **{name: getattr(options, name) for name in options.own},
-        )
+        return command(given, **{name: getattr(options, name) for name in options.own})
     except ConfigError as error:
         print(error, file=sys.stderr)
         manager.say(first_of(str(error)))
@@ -66,18 +92,14 @@ def main(words: list[str]) -> int:
         return exit_usage
 
 
-def run(
-    loaded: Config,
-    file: Path | None,
-    flags: dict[str, dict[str, Any]],
-    manager: ServiceManager | None = None,
-) -> int:
+@_command("dshealthd run --config.file /etc/dshealthd/dshealthd.toml")
+def run(given: Invocation) -> int:
     """Run the agent until SIGTERM or SIGINT."""
     _import_aiohttp()
     from dshealthd.agent.agent import Agent
     from dshealthd.web.server import ListenError
 
-    manager = manager or ServiceManager()
+    manager = given.manager
     with contextlib.suppress(io.UnsupportedOperation):  # standard error is not a file
         faulthandler.enable()  # the watchdog's SIGABRT prints where the event loop is stuck
     _raise_file_limit()
@@ -87,7 +109,7 @@ def run(
         output.put(f"dshealthd {__version__}: page {url}  metrics {url}metrics")
 
     try:
-        asyncio.run(Agent(loaded, file, flags).run(announce, manager))
+        asyncio.run(Agent(given.config, given.file, given.flags).run(announce, manager))
     except ConfigError as error:  # from web.config_file and the files it names
         manager.say(first_of(str(error)))
         raise
@@ -124,13 +146,87 @@ def _raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def check_config(loaded: Config, file: Path | None, _flags: dict[str, dict[str, Any]]) -> int:
+@_command(
+    "dshealthd status",
+    "dshealthd status node-17 node-18 --watch",
+    "dshealthd status --members",
+    declare=arguments.query,
+    exit_usage=EXIT_UNKNOWN,
+)
+def status(given: Invocation, **own: Any) -> int:
+    """Show what is wrong with this node, or with others.
+
+    Findings first, then GPUs, links, jobs and probes.
+
+    Exit status of the worst node: 0 ok, 1 warning, 2 critical, 3 unknown (also if an agent does
+    not answer, and for bad usage).
+    """
+    from dshealthd.status import command
+
+    return command.status(command.AgentQuery(given.config, _access(own), **own))
+
+
+@_command(
+    "dshealthd jobs node-17",
+    "dshealthd jobs --members",
+    declare=arguments.query,
+    exit_usage=EXIT_UNKNOWN,
+)
+def jobs(given: Invocation, **own: Any) -> int:
+    """List the training jobs of this node, or of others, with their ranks side by side.
+
+    Exit status: 0 no job is hung, 2 one is, 3 an agent does not answer, or bad usage.
+    """
+    from dshealthd.status import command
+
+    return command.jobs(command.AgentQuery(given.config, _access(own), **own))
+
+
+def _access(own: dict[str, Any]) -> Access:
+    from dshealthd.http.client import Access
+
+    return Access(**{name: own.pop(name) for name in ACCESS})
+
+
+@_command(
+    "dshealthd probe",
+    "dshealthd probe --hostfile /job/hostfile --size 64M",
+    declare=arguments.probe,
+)
+def probe(given: Invocation, **own: Any) -> int:
+    """Run small collectives now, on this machine or between nodes, and print their times.
+
+    Exit status: 0 ok, 1 failed, 2 bad usage, 3 declined, 4 unreachable, 5 refused, 6 unauthorized,
+    7 hung, 8 wrong data, 9 inconclusive.
+    """
+    from dshealthd.probe.cli import command
+
+    return command.probe(given.config, given.file, **own)
+
+
+@_command("dshealthd evidence --job slurm-4711", declare=arguments.evidence)
+def evidence(given: Invocation, **own: Any) -> int:
+    """Collect evidence from the training jobs on this node now.
+
+    Stacks, flight recorders, NCCL RAS, kernel, metrics.
+
+    Prints a summary that names the lagging ranks. Needs root for other users' jobs. The jobs
+    continue undisturbed.
+    """
+    from dshealthd.evidence.command import evidence as command
+
+    return command(given.config, _access(own), **own)
+
+
+@_command("dshealthd check-config --config.file /etc/dshealthd/dshealthd.toml")
+def check_config(given: Invocation) -> int:
     """Check the configuration and the web config file, and list every error with its key.
 
     A configured file that is missing is a warning: a job may create its hostfile later.
 
     Exit status: 0 usable, 2 errors.
     """
+    loaded, file = given.config, given.file
     if loaded.web.config_file is not None:
         from dshealthd.web import config_file
 
@@ -144,7 +240,8 @@ def check_config(loaded: Config, file: Path | None, _flags: dict[str, dict[str, 
     return 0
 
 
-def metrics(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]]) -> int:
+@_command("dshealthd metrics | grep gpu_temperature")
+def metrics(given: Invocation) -> int:
     """Collect once, print the metrics as a scrape would show them, and exit."""
     from dshealthd.collection.scheduler import Scheduler
     from dshealthd.core.exposition import Format
@@ -153,25 +250,16 @@ def metrics(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]
 
     snapshot = Snapshot(time.monotonic, time.time)
     telemetry = SelfMetrics(time.time())
-    asyncio.run(Scheduler(snapshot, time.monotonic, time.time).once(loaded))
+    asyncio.run(Scheduler(snapshot, time.monotonic, time.time).once(given.config))
     sys.stdout.write(snapshot.body(Format.PROMETHEUS, telemetry.samples).decode())
     return 0
 
 
-def probe(loaded: Config, file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any) -> int:
-    """Run small collectives now, on this machine or between nodes, and print their times.
-
-    Exit status: 0 ok, 1 failed, 2 bad usage, 3 declined, 4 unreachable, 5 refused, 6 unauthorized,
-    7 hung, 8 wrong data, 9 inconclusive.
-    """
-    from dshealthd.probe.cli import command
-
-    return command.probe(loaded, file, **own)
-
-
-def targets(
-    loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
-) -> int:
+@_command(
+    "dshealthd targets --hostfile /job/hostfile --output targets/dshealthd.json",
+    declare=arguments.targets,
+)
+def targets(given: Invocation, **own: Any) -> int:
     """Print the probed nodes as targets for Prometheus' file service discovery.
 
     An agent serves the same list at /api/v1/targets for HTTP service discovery. All agents are
@@ -179,56 +267,11 @@ def targets(
     """
     from dshealthd.probe.members.targets import targets as command
 
-    return command(loaded, **own)
+    return command(given.config, **own)
 
 
-def status(
-    loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
-) -> int:
-    """Show what is wrong with this node, or with others.
-
-    Findings first, then GPUs, links, jobs and probes.
-
-    Exit status of the worst node: 0 ok, 1 warning, 2 critical, 3 unknown (also if an agent does
-    not answer, and for bad usage).
-    """
-    from dshealthd.status import command
-
-    return command.status(loaded, _access(own), **own)
-
-
-def jobs(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any) -> int:
-    """List the training jobs of this node, or of others, with their ranks side by side.
-
-    Exit status: 0 no job is hung, 2 one is, 3 an agent does not answer, or bad usage.
-    """
-    from dshealthd.status import command
-
-    return command.jobs(loaded, _access(own), **own)
-
-
-def _access(own: dict[str, Any]) -> Access:
-    from dshealthd.http.client import Access
-
-    return Access(**{name: own.pop(name) for name in ACCESS})
-
-
-def evidence(
-    loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
-) -> int:
-    """Collect evidence from the training jobs on this node now.
-
-    Stacks, flight recorders, NCCL RAS, kernel, metrics.
-
-    Prints a summary that names the lagging ranks. Needs root for other users' jobs. The jobs
-    continue undisturbed.
-    """
-    from dshealthd.evidence.command import evidence as command
-
-    return command(loaded, _access(own), **own)
-
-
-def keys(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any) -> int:
+@_command("dshealthd keys new", "dshealthd keys show", declare=arguments.keys)
+def keys(given: Invocation, **own: Any) -> int:
     """Create, rotate or show the key that the agents of all nodes share.
 
     A rotation takes three files. Distribute each to every node before you create the next one, so
@@ -236,12 +279,15 @@ def keys(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], 
     """
     from dshealthd.probe.cli.keys import keys as command
 
-    return command(loaded, **own)
+    return command(given.config, **own)
 
 
-def maintenance(
-    loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
-) -> int:
+@_command(
+    "dshealthd maintenance on --for 4h --reason 'new optics'",
+    "dshealthd maintenance off",
+    declare=arguments.maintenance,
+)
+def maintenance(given: Invocation, **own: Any) -> int:
     """Put this node in maintenance for planned work, end it, or show it.
 
     Until maintenance ends, the node's alerts are shown but page no one, and probes skip the node.
@@ -249,12 +295,15 @@ def maintenance(
     """
     from dshealthd.cli.maintenance import maintenance as command
 
-    return command(loaded, **own)
+    return command(given.config, **own)
 
 
-def send_test_alert(
-    _loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], **own: Any
-) -> int:
+@_command(
+    "dshealthd test-alert --alertmanager http://alerts:9093 --prometheus http://prom:9090",
+    name="test-alert",
+    declare=arguments.test_alert,
+)
+def send_test_alert(_given: Invocation, **own: Any) -> int:
     """Send one labeled test page through Alertmanager, and report where it stopped.
 
     With --prometheus, first check that Prometheus scrapes agents, evaluates the rules and has an
@@ -265,74 +314,17 @@ def send_test_alert(
     return command(**own)
 
 
-def slurm(loaded: Config, _file: Path | None, _flags: dict[str, dict[str, Any]], hook: str) -> int:
+@_command("dshealthd slurm health", declare=arguments.slurm)
+def slurm(given: Invocation, hook: str) -> int:
     """Run as a Slurm hook: drain the node for its agent's findings, within a budget.
 
     Exit status: 100 from a prolog where the job must not start, else 0. See deploy/slurm/.
     """
     from dshealthd.slurm.command import slurm as command
 
-    return command(loaded, hook)
+    return command(given.config, hook)
 
 
-COMMANDS = (
-    Command("run", run, ("dshealthd run --config.file /etc/dshealthd/dshealthd.toml",)),
-    Command(
-        "status",
-        status,
-        (
-            "dshealthd status",
-            "dshealthd status node-17 node-18 --watch",
-            "dshealthd status --members",
-        ),
-        arguments.query,
-        EXIT_UNKNOWN,
-    ),
-    Command(
-        "jobs",
-        jobs,
-        ("dshealthd jobs node-17", "dshealthd jobs --members"),
-        arguments.query,
-        EXIT_UNKNOWN,
-    ),
-    Command(
-        "probe",
-        probe,
-        ("dshealthd probe", "dshealthd probe --hostfile /job/hostfile --size 64M"),
-        arguments.probe,
-    ),
-    Command("evidence", evidence, ("dshealthd evidence --job slurm-4711",), arguments.evidence),
-    Command(
-        "check-config",
-        check_config,
-        ("dshealthd check-config --config.file /etc/dshealthd/dshealthd.toml",),
-    ),
-    Command("metrics", metrics, ("dshealthd metrics | grep gpu_temperature",)),
-    Command(
-        "targets",
-        targets,
-        ("dshealthd targets --hostfile /job/hostfile --output targets/dshealthd.json",),
-        arguments.targets,
-    ),
-    Command("keys", keys, ("dshealthd keys new", "dshealthd keys show"), arguments.keys),
-    Command(
-        "maintenance",
-        maintenance,
-        (
-            "dshealthd maintenance on --for 4h --reason 'new optics'",
-            "dshealthd maintenance off",
-        ),
-        arguments.maintenance,
-    ),
-    Command(
-        "test-alert",
-        send_test_alert,
-        ("dshealthd test-alert --alertmanager http://alerts:9093 --prometheus http://prom:9090",),
-        arguments.test_alert,
-    ),
-    Command("slurm", slurm, ("dshealthd slurm health",), arguments.slurm),
-)
-"""All commands except those with a parser of their own, in the order of `--help`."""
 APART = {
     "doctor": "Check whether this node, or others, are fit to start a training job.",
     "explain": "Name the cause of a job's failure from its logs.",

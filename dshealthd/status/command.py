@@ -7,11 +7,13 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural, printable
 from dshealthd.findings.finding import ORDER, State
-from dshealthd.http.client import UNAUTHORIZED, local, remote
+from dshealthd.http.client import UNAUTHORIZED, Access, local, remote
 from dshealthd.http.exchange import Unreachable
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.status import query, text
@@ -19,12 +21,11 @@ from dshealthd.status.jobs import job_lines, parts_of, ranks, state
 from dshealthd.status.paint import Paint, safe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
+    from collections.abc import Callable, Iterator
     from typing import Self
 
-    from dshealthd.config.config import Config
-    from dshealthd.http.client import Access, Client
+    from dshealthd.config.config import Config  # noqa: TC004 - nothing evaluates this type
+    from dshealthd.http.client import Client
     from dshealthd.status.query import AgentAnswer
 
 ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
@@ -45,12 +46,7 @@ class Screen:
             sys.stdout.write(ENTER)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._terminal:
             sys.stdout.write(LEAVE)
             sys.stdout.flush()
@@ -80,15 +76,19 @@ LEAST = 0.5
 """Shortest interval of `--watch`, in seconds: agents cache a status document for that long."""
 
 
-def status(
-    loaded: Config,
-    access: Access,
-    nodes: Sequence[str],
-    *,
-    members: bool,
-    as_json: bool,
-    watch: float | None,
-) -> int:
+@dataclass(frozen=True)
+class AgentQuery:
+    """The agents to query, and how to show their answers: the arguments of both commands."""
+
+    loaded: Config
+    access: Access
+    nodes: Sequence[str]
+    members: bool
+    as_json: bool
+    watch: float | None
+
+
+def status(asked: AgentQuery) -> int:
     """Print the status of this node, the named nodes or all members; return the exit status.
 
     The worst node decides: 0 ok, 1 warning, 2 critical, 3 unknown.
@@ -102,18 +102,10 @@ def status(
                 yield ""
             yield from text.node(answer, paint)
 
-    return _run(loaded, access, nodes, write, members=members, as_json=as_json, watch=watch)
+    return _run(asked, write, query.worst)
 
 
-def jobs(
-    loaded: Config,
-    access: Access,
-    nodes: Sequence[str],
-    *,
-    members: bool,
-    as_json: bool,
-    watch: float | None,
-) -> int:
+def jobs(asked: AgentQuery) -> int:
     """Print the training jobs of those nodes, each with its ranks; return the exit status.
 
     0 no job is hung, 2 one is, 3 an agent did not answer.
@@ -132,9 +124,7 @@ def jobs(
         if not names and not all(answer.problem for answer in answers):
             yield "no training jobs"
 
-    return _run(
-        loaded, access, nodes, write, members=members, as_json=as_json, watch=watch, state=_of_jobs
-    )
+    return _run(asked, write, _of_jobs)
 
 
 def _of_jobs(answers: Sequence[AgentAnswer]) -> State:
@@ -146,54 +136,47 @@ def _of_jobs(answers: Sequence[AgentAnswer]) -> State:
 
 
 def _run(
-    loaded: Config,
-    access: Access,
-    nodes: Sequence[str],
+    asked: AgentQuery,
     write: Callable[[Sequence[AgentAnswer]], Iterator[str]],
-    *,
-    members: bool,
-    as_json: bool,
-    watch: float | None,
-    state: Callable[[Sequence[AgentAnswer]], State] = query.worst,
+    state: Callable[[Sequence[AgentAnswer]], State],
 ) -> int:
     try:
-        clients = _clients(loaded, access, nodes, members=members)
+        clients = _clients(asked)
     except (Unreachable, ValueError, OSError) as error:
         print(f"dshealthd: {printable(str(error))}", file=sys.stderr)
         return query.EXIT[State.UNKNOWN]
 
     def lines(answers: Sequence[AgentAnswer]) -> list[str]:
-        return [json.dumps(query.report(answers))] if as_json else list(write(answers))
+        return [json.dumps(query.report(answers))] if asked.as_json else list(write(answers))
 
-    if watch is None:
+    if asked.watch is None:
         answers = query.ask(clients)
         print("\n".join(lines(answers)))
         return query.EXIT[state(answers)]
-    pause, answers = max(LEAST, watch), []
+    pause, answers = max(LEAST, asked.watch), []
     with contextlib.suppress(KeyboardInterrupt), Screen() as screen:
         while True:
             answers = query.ask(clients)
             now = time.strftime("%H:%M:%S %Z")
-            heading = [] if as_json else [f"{now}, every {pause:g} s, Ctrl-C to quit", ""]
+            heading = [] if asked.as_json else [f"{now}, every {pause:g} s, Ctrl-C to quit", ""]
             screen.show([*heading, *lines(answers)])
             time.sleep(pause)
     return query.EXIT[state(answers)]
 
 
-def _clients(
-    loaded: Config, access: Access, nodes: Sequence[str], *, members: bool
-) -> list[tuple[str, Client | str]]:
+def _clients(asked: AgentQuery) -> list[tuple[str, Client | str]]:
     """Return the agents to query. Raise Unreachable if the members are unknown.
 
     Nodes that the user or this configuration names receive the credentials; those that only an
     agent's answer names do not.
     """
-    if not members and not nodes:
+    loaded, access = asked.loaded, asked.access
+    if not asked.members and not asked.nodes:
         return [("this node", local(loaded, access))]
-    clients = [(node, _client(loaded, node, access)) for node in nodes]
-    if members and loaded.section(ProbeOptions).members.sources:
+    clients = [(node, _client(loaded, node, access)) for node in asked.nodes]
+    if asked.members and loaded.section(ProbeOptions).members.sources:
         clients += [(node, _client(loaded, node, access)) for node in _configured(loaded)]
-    elif members:
+    elif asked.members:
         bare = access.without_credentials()
         told = local(loaded, access).targets()
         clients += [(node, _client(loaded, node, bare, NOT_SENT)) for node in told]
