@@ -47,10 +47,7 @@ def outcomes(check: Check[Any], context: NodeContext) -> list[str]:
 
 
 def apply(result: Result) -> str:
-    """Run the remedy of a result as it is printed, in a shell; sudo is left out, which may be absent.
-
-    For tests in a namespace or a directory of their own. Returns what it prints.
-    """
+    """Run a remedy as it is printed, without sudo, in a shell; return what it prints."""
     assert result.remedy
     command = result.remedy.replace("sudo ", "")
     return subprocess.run(

@@ -50,9 +50,7 @@ def ask(agent: RunningAgent, machine: Machine) -> Answer:
 
 
 def test_findings_come_from_the_agent(make_machine: Callable[..., Machine]) -> None:
-    """What the agent sees is what the doctor says, without a look of its own at the devices; a
-    mended fault is gone.
-    """
+    """The doctor says what the agent sees, without a look of its own at the devices."""
     machine = make_machine()
     machine.simulator.set(2, "remapped_failure", 1)
     flags = ("--path.sysfs", str(machine.sys), "--path.dev", str(machine.dev))
@@ -94,9 +92,7 @@ def run(words: str, *arguments: str) -> None:
 
 
 def test_file_that_is_refused(tmp_path: Path) -> None:
-    """A configuration that a running agent refuses is found; mended, as `check-config` proves, and
-    read again, it passes.
-    """
+    """A configuration that a running agent refuses is found; mended and read again, it passes."""
     with running(tmp_path, CONFIG) as agent:
         file = tmp_path / "dshealthd.toml"
         file.write_text("[collectors.gpu]\nintervall = '1s'\n", encoding="utf-8")
@@ -126,10 +122,7 @@ def test_maintenance_that_is_over(tmp_path: Path) -> None:
 
 
 def test_an_agent_with_a_password(tmp_path: Path) -> None:
-    """The doctor reads the status of an agent that requires a password, over TLS.
-
-    Without the password, and with one that is not there, it says so and collects by itself.
-    """
+    """An agent's status is read with TLS and password; without, the doctor collects."""
     hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()
     web = tmp_path / "web.yml"
     authority(tmp_path, "ca")
@@ -187,9 +180,7 @@ while True:
     ids=["another user", "hung"],
 )
 def test_agents_that_are_none(answer: str, user: list[str], word: str) -> None:
-    """What another user says on the agent's port is not believed, and what does not answer is not
-    waited for: the sources are read here, and the report says why.
-    """
+    """Another user's answer on the agent's port is not believed, nor a hung one waited for."""
     with subprocess.Popen(
         [sys.executable, "-c", IMPOSTOR, answer, *user], stdout=subprocess.PIPE, text=True
     ) as server:

@@ -68,10 +68,7 @@ def test_imex(make_machine: Callable[..., Machine], tmp_path: Path) -> None:
 def test_torch_that_does_not_see_the_gpus(
     make_machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The real torch of this environment sees no CUDA device, where NVML has eight; an interpreter
-    that cannot be run is unknown. One whose torch sees the eight is ok: it is simulated, as the
-    GPUs are.
-    """
+    """A torch that sees fewer GPUs than NVML is found; an unusable interpreter is unknown."""
     machine = make_machine()
     context = look("gpu", host=Host(sysfs=machine.sys, dev=machine.dev))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)  # nobody may not enter root's directories

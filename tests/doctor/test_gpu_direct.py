@@ -98,9 +98,7 @@ def node(tmp_path: Path) -> Node:
 
 
 def test_acs(node: Node) -> None:
-    """A switch port that redirects is found; root ports, source validation alone and virtual
-    machines are fine; what only root can read is unknown.
-    """
+    """A switch port that redirects is found, no other is; what only root reads is unknown."""
     (found,) = results(ACS, node.context)
     assert (found.outcome.value, found.source) == ("warning", gpu_direct.NCCL_GUIDE)
     assert SWITCH in found.text
@@ -153,9 +151,7 @@ def test_peer_memory(node: Node) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the daemon belongs to root")
 def test_fabric_manager(node: Node) -> None:
-    """NVSwitches without a running Fabric Manager are critical; a user's process of that name is
-    none, and where processes cannot be seen it is unknown.
-    """
+    """NVSwitches without root's Fabric Manager are critical; hidden processes unknown."""
     assert outcomes(FABRIC, node.context) == ["ok"]  # no NVSwitch
     node.device(node.sys / "devices/pci0000:17/0000:20:00.0", "0x068000", "0x10de")
     (found,) = results(FABRIC, node.context)
@@ -175,9 +171,7 @@ def test_fabric_manager(node: Node) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the daemons belong to root")
 def test_fabric_manager_of_blackwell(node: Node) -> None:
-    """Its switches are not on the PCI bus: adapters tell of them, and the subnet manager and the
-    kernel's access to management packets are needed too.
-    """
+    """Its switches are known by adapters, and need the subnet manager and ib_umad, too."""
     adapter = node.sys / "class/infiniband/mlx5_0/device/vpd"
     adapter.write_bytes(b"\x82\x1e\x00NVIDIA ConnectX-7 ...SMDL=SW_MNG:\x78")
     (found,) = results(FABRIC, node.context)

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 
 def test_each_fault_is_found_and_passes_once_mended(make_machine: Callable[..., Machine]) -> None:
-    """Six GPUs with a fault each, one that is no longer in NVML: all named, with slug and remedy;
-    mended, nothing is left.
-    """
+    """Six GPUs with a fault each are all named, with slug and remedy; mended, nothing is left."""
     machine = make_machine()
     gpus = machine.simulator
     faults = (
@@ -77,9 +75,7 @@ def test_broken_nvml(
     gpus: range,
     reason: str,
 ) -> None:
-    """NVML that hangs, as a whole or at each GPU, or is of another version than the driver, is
-    critical; what it would have told is unknown, not ok. Mended, all is well.
-    """
+    """NVML that hangs or is of another version is critical, and what it would have told unknown."""
     machine = make_machine()
     for gpu in gpus:
         machine.simulator.fault(fault, value, function=function, gpu=gpu if len(gpus) > 1 else None)
@@ -99,9 +95,7 @@ def test_broken_nvml(
 def test_a_look_has_its_deadline(
     make_machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has not answered when the time for the whole look is over is unknown, and the rest is
-    told; together the deadlines leave ten seconds.
-    """
+    """What has not answered at the deadline of the whole look is unknown; the rest is told."""
     assert DEADLINE <= 10
     machine = make_machine()
     machine.simulator.fault("hang")
@@ -116,9 +110,7 @@ def test_a_look_has_its_deadline(
 
 
 def test_gpus_that_are_released(make_machine: Callable[..., Machine]) -> None:
-    """GPUs that the agent leaves alone, as the file that releases them exists, are found; without
-    the file the check passes. The same where the collectors of GPUs are switched off.
-    """
+    """GPUs that the agent leaves alone, by file or configuration, are found."""
     machine = make_machine()
     file = machine.directory / "release-gpus"
     file.touch()
@@ -141,9 +133,7 @@ def test_gpus_that_are_released(make_machine: Callable[..., Machine]) -> None:
 
 
 def test_nvlinks_and_their_fabric(make_machine: Callable[..., Machine]) -> None:
-    """A link that is down and GPUs that no fabric manager has registered, on a node that was booted
-    long ago: found, and ok once the links are up and the fabric is complete.
-    """
+    """A link that is down and GPUs without a fabric are found, and ok once both are up."""
     machine = make_machine()
     gpus = machine.simulator
     host = Host(procfs=FIXTURES / "kernel/proc", sysfs=machine.sys, dev=machine.dev)

@@ -124,9 +124,7 @@ def test_gb200_with_imex(make_machine: Callable[..., Machine], tmp_path: Path) -
 def test_slurm_login_node(
     make_machine: Callable[..., Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A login node: Slurm's commands and no daemon, no GPU, and an allocation of one node in the
-    environment of the shell that asks.
-    """
+    """A login node: Slurm's commands and no daemon, no GPU, and an allocation of one node."""
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "cluster")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
     answer = make_machine(gpus=0).examine()

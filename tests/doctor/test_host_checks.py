@@ -127,9 +127,7 @@ def test_small_shared_memory(make_machine: Callable[..., Machine], tmp_path: Pat
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
 def test_file_system_that_fills_up(tmp_path: Path) -> None:
-    """A checkpoint directory without room is critical and one that fills up a warning, each by its
-    path; with old checkpoints deleted, as the remedy says, it passes.
-    """
+    """A full directory is critical, a filling one a warning; with checkpoints deleted it passes."""
     root = tmp_path / "root"
     place = root / "checkpoints"
     place.mkdir(parents=True)
@@ -166,9 +164,7 @@ def test_file_system_that_fills_up(tmp_path: Path) -> None:
 
 
 def test_kernel_settings(tmp_path: Path) -> None:
-    """A setting out of its bounds is named with the value to set; one that cannot be read is
-    unknown.
-    """
+    """A setting out of bounds is named with the right value; an unreadable one is unknown."""
     for name, value in (
         ("vm/max_map_count", 1000),
         ("vm/overcommit_memory", 2),
@@ -227,9 +223,7 @@ def judged_log(dev: Path, lines: Iterable[tuple[int, int, str]]) -> list[Result]
 
 
 def test_kernel_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is serious and recent is found by its lines; what is old, of a job's own memory limit,
-    or not of the kernel is not: an hour without a new one, and the check is ok.
-    """
+    """What is serious and recent is found; what is old, a job's, or not the kernel's is not."""
     now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
     monkeypatch.setattr(kernel, "RECENT", 20.0)
     killed = (
@@ -276,9 +270,7 @@ def test_process_stuck_with_a_gpu_open(mount: frozen.Mount, tmp_path: Path) -> N
 
 
 def test_paths_of_the_command_line(mount: frozen.Mount) -> None:
-    """A directory that hangs costs its deadline and is named; read-only and absent ones are
-    critical; thawed, it is well, and nothing is left in it.
-    """
+    """A directory that hangs, is read-only or absent is found; thawed, it is left clean."""
     context = look()
     path = str(mount.directory)
     hung = dataclasses.replace(path_check(path), deadline=1.0)
@@ -334,9 +326,7 @@ def test_path_that_is_full(gigabytes: int, left: float, outcome: str) -> None:
     ],
 )
 def test_selinux(tmp_path: Path, content: str | None, outcome: str, word: str) -> None:
-    """What SELinux does is said, and enforcing is no fault; what cannot be read or understood is
-    unknown.
-    """
+    """What SELinux does is said and is no fault; what cannot be read or understood is unknown."""
     place = tmp_path / "fs/selinux"
     host = Host(sysfs=tmp_path)
     assert outcomes(settings.SELINUX, look(host=host)) == ["unknown"]  # no /sys/fs at all
@@ -348,10 +338,7 @@ def test_selinux(tmp_path: Path, content: str | None, outcome: str, word: str) -
 
 
 def test_deepspeed_operators(tmp_path: Path) -> None:
-    """The file that the installed DeepSpeed has written is read; where NVMe offload is configured an
-    operator that is neither built nor can be is found, and passes once libaio's header is there, or
-    the operator is built. What the file says is never run.
-    """
+    """An operator for NVMe offload that cannot be built is found; the file is never run."""
     spec = importlib.util.find_spec("deepspeed")
     assert spec is not None
     assert spec.submodule_search_locations

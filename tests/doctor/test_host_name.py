@@ -38,9 +38,7 @@ def paste_remedies() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
 def test_remedies_of_the_host_name(tmp_path: Path) -> None:
-    """A name at 127.0.1.1, or without an address, passes once the printed remedy is pasted: only
-    its own line changes. Where its line is localhost's, the remedy shows it and changes nothing.
-    """
+    """A name at 127.0.1.1 or without an address passes by the remedy; other lines stay."""
     etc = tmp_path / "etc"
     shutil.copytree("/etc", etc, symlinks=True, ignore=shutil.ignore_patterns("*shadow*", "ssl"))
     other = "127.0.0.1 localhost{}\n127.0.1.1 node170 node17-ib\n"

@@ -32,9 +32,7 @@ ROOT = Path(cli.__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return an SSH client for which `good` is this machine, `dead` a closed port and `hung` a
-    listener that never speaks.
-    """
+    """Return a client for which `good` is this machine, `dead` refuses and `hung` is silent."""
     if not Path(SSHD).exists() or os.geteuid() != 0:
         pytest.skip("needs sshd, as root")
     base = tmp_path_factory.mktemp("ssh")
@@ -113,9 +111,7 @@ def test_dead_and_hung_nodes_cost_one_deadline(
 
 
 def test_what_a_node_sends_is_not_trusted(ssh: Path) -> None:
-    """A node without the program, or one that sends something else, is unknown with the reason;
-    control characters and endless output do no harm.
-    """
+    """A node that sends something else is unknown with the reason, and harms nothing."""
     for remote, word in (
         ("nobody-has-this", "--remote-command"),
         ("printf '{\\33[2J'", "sent an unreadable report"),
@@ -143,9 +139,7 @@ def test_names_of_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_most_nodes_have_is_expected() -> None:
-    """A node that differs from the majority is named with both values; where there is no majority
-    all are; what is not known of a node is unknown, not different; a dead node is left out.
-    """
+    """A node that differs from most is named with both values; what is not known is unknown."""
     usual = {"driver": "570.1", "kernel": "6.1", "mtu": "9000"}
     reports = [
         *(NodeReport(f"node-{number}", facts=usual) for number in range(3)),

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 
 def test_job_and_node_in_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With --job what is named of it is checked, and without --job nothing of a job is; a check
-    that is asked for by name says why it cannot look.
-    """
+    """What is named of a job is checked with --job alone; a requested check says why not."""
     file = tmp_path / "ds_config.json"
     file.write_text(
         '{"train_batch_size": 24, "fp16": {"enabled": true}, "bf16": {"enabled": true}}'

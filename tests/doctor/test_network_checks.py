@@ -47,9 +47,7 @@ def ip(command: str) -> None:
 
 @pytest.mark.usefixtures("_namespace")
 def test_rendezvous_ports_in_time_wait() -> None:
-    """More than a hundred sockets in TIME_WAIT on rendezvous ports are a warning, and pass once the
-    launches that left them have stopped: `ss -K` takes the place of their 60 s.
-    """
+    """Over a hundred sockets in TIME_WAIT on rendezvous ports are a warning until gone."""
     sources = ("tcp", "tcp_limits", "rendezvous")
     assert outcomes(rendezvous.LISTENERS, look(*sources)) == ["ok"]
     with listener("127.0.0.1", PORT) as server:
@@ -79,9 +77,7 @@ def test_rendezvous_ports_inside_the_ephemeral_range() -> None:
 
 @pytest.mark.usefixtures("_namespace")
 def test_orphan_on_a_rendezvous_port(tmp_path: Path) -> None:
-    """A listener whose parent has ended is found; one that is somebody's child is not. This process
-    stands for the systemd that takes orphans in.
-    """
+    """A listener whose parent has ended is found; one that is somebody's child is not."""
     file = tmp_path / "dshealthd.toml"
     file.write_text('[findings.limits]\norphan_listener_seconds = "1s"')
     config = load(file)
@@ -152,10 +148,7 @@ def test_master_that_does_not_answer() -> None:
 
 @pytest.mark.usefixtures("_namespace")
 def test_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loopback and a container's bridge are warnings for nodes whose jobs run across nodes, and
-    fine for one alone; an address of the node is fine, one of nobody and no address are not. Where
-    no name server answers, as in a network of its own, it is unknown.
-    """
+    """Of jobs across nodes, only an address that others cannot reach, or none, is a warning."""
     ip("link add docker0 type bridge")
     ip("addr add 172.17.0.1/16 dev docker0")
     ip("link set docker0 up")
@@ -188,9 +181,7 @@ def test_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(shutil.which("nft") is None, reason="no nft here")
 @pytest.mark.usefixtures("_namespace")
 def test_members_that_cannot_be_reached(tmp_path: Path) -> None:
-    """A member that refuses, one whose packets a firewall drops and one without a route are told
-    apart by a connection; each passes once it is mended. Without members, none is made.
-    """
+    """A member that refuses, drops or has no route is told apart, and passes once mended."""
     assert outcomes(agent.CONNECTIONS, look()) == ["ok"]
     for address in ("10.9.0.1", "10.9.0.2", "10.9.0.3"):
         ip(f"addr add {address}/32 dev lo")
@@ -232,10 +223,7 @@ def nft(text: str) -> None:
 
 
 def test_infiniband_ports_of_one_board(make_machine: Callable[..., Machine]) -> None:
-    """A port that is slower than one like it is found, and one without a subnet manager; one of two
-    that is down may be unwired, unless the configuration says how many there are. Each passes as
-    soon as the port is like the other again.
-    """
+    """A port that is slower than its like, unmanaged, or missing by configuration is found."""
     machine = make_machine(gpus=0)
     machine.add_infiniband("irdma0", "mlx5_2", "mlx5_3")
     host = Host(sysfs=machine.sys, dev=machine.dev)
@@ -276,9 +264,7 @@ def test_infiniband_ports_of_one_board(make_machine: Callable[..., Machine]) -> 
 
 
 def test_infiniband_port_with_a_finding() -> None:
-    """A port that is slower than its peers and than it was, or down, is told once: by its finding.
-    What findings do not judge is still told beside one of the same port.
-    """
+    """A port that is slow or down is told once, by its finding, and beside other findings of it."""
 
     def scene(rate: float, up: int = 1, errors: int = 0) -> Scene:
         """Return three ports of a board; the others are well."""

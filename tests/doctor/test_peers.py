@@ -115,10 +115,7 @@ def doctor(
 
 
 def test_agents_are_asked_and_run_a_collective(cluster: tuple[Path, list[RunningAgent]]) -> None:
-    """This node is examined whole and the other by its agent; what needs a process there is not run,
-    and said. A member without an agent falls back to SSH, and both reasons are told. The two agents
-    run a real all-reduce, with gloo.
-    """
+    """The other node is examined by its agent or over SSH; two agents run a real all-reduce."""
     document = doctor(cluster, NODES, "--probe")
     here, other, gone = document["nodes"]
     assert here["source"] == "agent"
@@ -199,9 +196,7 @@ def test_pages_belong_together() -> None:
 def test_another_nodes_document_is_judged_without_this_host(
     make_machine: Callable[..., Machine], tmp_path: Path
 ) -> None:
-    """A GPU fault in another node's document is found here with its remedy; no check takes anything
-    of this machine for the other's: with no /proc and /sys at all it says the same.
-    """
+    """A fault in another node's document is found, and nothing of this machine is read for it."""
     machine = make_machine()
     machine.simulator.set(1, "remapped_failure", 1)
     host = Host(sysfs=machine.sys, dev=machine.dev)

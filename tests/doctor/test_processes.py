@@ -34,9 +34,7 @@ def run(deadline: float = 60.0, **functions: Callable[[], object]) -> dict[str, 
 
 
 def test_answers_and_errors_come_back() -> None:
-    """What is returned arrives as JSON has it, however large; an exception is its reason, and so is
-    a process that ends by itself.
-    """
+    """What is returned arrives as JSON; an exception or an end without an answer is a reason."""
     found = run(
         answer=lambda: {"a": [1, None]},
         large=lambda: "x" * 3_000_000,
@@ -115,9 +113,7 @@ def check(name: str, run: Callable[[Any], Any], deadline: float = 60.0) -> Check
 
 
 def test_nothing_is_ok_that_was_not_looked_at() -> None:
-    """A check that raises, says nothing or hangs is unknown and named; the others are not
-    concerned.
-    """
+    """A check that raises, says nothing or hangs is unknown and named; others go on."""
 
     def silent(_context: None) -> Iterator[Result]:
         yield from ()

@@ -71,9 +71,7 @@ def test_exit_status(results: tuple[Result, ...], problem: str, status: int) -> 
 
 
 def test_text_has_the_worst_first_and_no_control_characters() -> None:
-    """The most serious finding comes first, with limit, source and remedy; nothing that a terminal
-    would take for a command comes through.
-    """
+    """The worst finding comes first, with limit and remedy, and no control character."""
     lines = list(text(report(OK, WARNING, CRITICAL), Paint(color=False), verbose=False))
     shown = "\n".join(lines)
     assert shown.index("CRITICAL  check-2") < shown.index("WARNING   check-1")
@@ -100,9 +98,7 @@ def test_json_is_versioned_and_read_back() -> None:
 
 
 def test_junit_is_xml() -> None:
-    """A case for each check; what is wrong is a failure, what is unknown an error, what is accepted
-    skipped, and no character that XML lacks gets in.
-    """
+    """A case for each check, by its outcome, without characters that XML lacks."""
     made = report(OK, WARNING, CRITICAL, UNKNOWN)
     (suite,) = ET.fromstring(junit(made))
     counts = {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")}
@@ -203,9 +199,7 @@ def test_ansible(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_support_file_has_no_secrets(tmp_path: Path) -> None:
-    """Passwords, tokens and credentials in texts and configuration are removed; the file is the
-    user's alone, and none is replaced.
-    """
+    """Secrets are removed from texts and configuration; the file is private and replaces none."""
     secrets = (
         "https://bob:hunter2@proxy:3128/x",
         "HF_TOKEN=hf_abcdefgh12345678",
@@ -282,9 +276,7 @@ def test_list_and_colors(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_progress_on_a_terminal_alone() -> None:
-    """While checks run a terminal shows how far they are and which are awaited, and the line is
-    wiped; a file or pipe gets nothing.
-    """
+    """While checks run a terminal shows which are awaited, and is wiped; a pipe gets nothing."""
     command = [sys.executable, "-m", "dshealthd", "doctor", "--only", "host-name,stuck-processes"]
     ours, theirs = pty.openpty()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs) as process:

@@ -65,9 +65,7 @@ def of_the_job(check: Check[NodeContext], context: NodeContext) -> list[Result]:
 
 
 def test_ranks_devices_and_variables(make_machine: Callable[..., Machine]) -> None:
-    """A rank that is used twice, a GPU that its rank cannot see, an interface that is not there and
-    NVLink switched off are found, each once; with the right variables nothing is.
-    """
+    """Wrong ranks, devices and variables are found, each once; with the right ones nothing is."""
     machine = make_machine()
     host = Host(sysfs=machine.sys, dev=machine.dev)
     sources = ("job_environment", "nvlink", "infiniband")
@@ -142,9 +140,7 @@ def test_transports_that_a_job_would_not_use(variable: str) -> None:
 
 
 def test_nccl_release_with_a_defect(tmp_path: Path) -> None:
-    """An environment of the configuration with NCCL 2.29.2 is found; once the next release is in
-    its place, it is not.
-    """
+    """An environment with NCCL 2.29.2 is found; with the next release it is not."""
 
     def context(prefix: Path) -> NodeContext:
         made = look()
@@ -166,9 +162,7 @@ def test_nccl_release_with_a_defect(tmp_path: Path) -> None:
 
 
 def test_process_at_its_limit_of_open_files() -> None:
-    """A process that has opened nearly as many files as it may is found, and passes once it has
-    closed them.
-    """
+    """A process that has nearly as many files open as it may is found until it closes them."""
     script = (
         "import resource, sys, time; resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))\n"
         "held = [open('/dev/null') for _ in range(115)]; print(flush=True)\n"
@@ -220,9 +214,7 @@ def overlaid(directory: Path, files: dict[str, str]) -> Path:
 
 
 def test_memory_and_asynchronous_requests_that_run_out(tmp_path: Path) -> None:
-    """Little memory, a full swap and requests near fs.aio-max-nr are found. The kernel's figures
-    stand in files here, as the machine is not to be driven there.
-    """
+    """Little memory, a full swap and requests near their limit are found."""
     meminfo = "".join(
         {"MemAvailable": "MemAvailable: 100000 kB\n", "SwapTotal": "", "SwapFree": ""}.get(
             line.partition(":")[0], line

@@ -43,12 +43,7 @@ def _samples(scene: Scene) -> list[Sample]:
 def seen(
     check: SnapshotCheck, scene: Scene, earlier: Iterable[tuple[float, Scene]] = ()
 ) -> NodeContext:
-    """Return the context with the status of an agent that has these samples.
-
-    Those of the agent itself and its probes are its own, as in an agent; the others are what the
-    check's collectors have read. `earlier` has what they had read so many
-    seconds before.
-    """
+    """Return an agent's context with these samples, and `earlier` ones some seconds before."""
     past = Past()
     for ago, before in earlier:
         series = Series(_samples(before), past=past, now=100.0 - ago)

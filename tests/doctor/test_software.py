@@ -44,9 +44,7 @@ def test_software(
     driver: str,
     words: tuple[str, ...],
 ) -> None:
-    """Versions that do not go together are found from the files of an environment; a driver of the
-    same major release of CUDA serves later minor ones. With packages that fit, each passes.
-    """
+    """Versions that do not go together are found by an environment's files; fitting ones pass."""
     installed(tmp_path, *packages, torch=torch, cuda=cuda)
     document = {
         "findings": [],
@@ -117,9 +115,7 @@ def test_blackwell_needs_kernels_of_its_own(tmp_path: Path, name: str, outcome: 
     [("11.4", "cu118"), ("12.2", "cu126"), ("12.6", "cu126"), ("12.9", "cu128"), ("13", "cu130")],
 )
 def test_index_of_the_remedy(driver: str, index: str) -> None:
-    """The remedy names an index of wheels that exists: the newest that the driver serves, or by
-    minor version compatibility the oldest of its major release.
-    """
+    """The remedy names an index of wheels that exists and that the driver serves."""
     ((_, remedy),) = software.judge(frozenset({("cuda", "14.0")}), driver, gpus=True)
     assert f"https://download.pytorch.org/whl/{index} " in remedy
 

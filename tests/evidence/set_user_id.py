@@ -19,10 +19,7 @@ MIXED_RIGHTS = "the process has the rights of more than one user"
 
 @contextlib.contextmanager
 def set_user_id_program(place: Path, user: int) -> Iterator[int]:
-    """Run root's set-user-id `sleep` as a user, and give its pid; takes root.
-
-    `place` is a directory that the user can get to.
-    """
+    """Run root's set-user-id `sleep` from a place that a user can get to, and give its pid."""
     program = place / "sleep"
     shutil.copy("/bin/sleep", program)
     os.chown(program, 0, 0)

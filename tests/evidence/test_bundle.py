@@ -23,10 +23,7 @@ def new(tmp_path: Path, job: str = "slurm-7", now: float = NOW, **others: Any) -
 
 
 def test_a_bundle_is_named_by_time_and_job(tmp_path: Path) -> None:
-    """The name tells both again, and sorts by time.
-
-    A second one of the same second has one of its own.
-    """
+    """The name tells both again, sorts by time, and is new in each second."""
     bundle = new(tmp_path)
     assert bundle.path.name == "20261121T142900Z-slurm-7"
     assert parse_name(bundle.path.name) == Kept("20261121T142900Z-slurm-7", "slurm-7", NOW)
@@ -145,9 +142,7 @@ def test_a_disk_that_is_nearly_full_is_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_what_root_takes_for_an_agent_becomes_the_agent_s(tmp_path: Path) -> None:
-    """Evidence by hand, as root, goes to the owner of the agent's state, who can read and remove
-    it.
-    """
+    """Evidence by hand, as root, goes to the owner of the agent's state."""
     os.chown(tmp_path, 1234, 1235)
     bundle = new(tmp_path)
     bundle.append("a.txt", b"1")

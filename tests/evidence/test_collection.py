@@ -141,9 +141,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_ras_is_asked_twice_and_tells_who_is_behind(node: Node) -> None:
-    """Both raw answers are kept, and the summary names the rank that has launched fewer and the one
-    that is dead.
-    """
+    """Both raw answers are kept, and the summary names who is behind and who is dead."""
     ranks = [Rank(0, pid=1), Rank(1, pid=2, counts={"AllReduce": 999})]
     dead = Rank(2, pid=3, flags=("unresponsive", "considered_dead"))
     answer = document(Communicator(ranks, [dead]))
@@ -181,10 +179,7 @@ def test_a_ras_that_stalls_costs_its_own_part(node: Node) -> None:
 
 
 def test_a_ras_answer_made_to_fill_the_memory_costs_its_own_part(node: Node) -> None:
-    """An answer of the greatest size that takes thirty times as much to parse ends the step that
-    asked, with a reason. What was received is kept, the rest of the bundle is there, and the
-    process that collects it is no larger.
-    """
+    """An answer that takes too much to parse ends its step alone; the process is no larger."""
     hostile = b"[" + b",".join([b"{}"] * (nccl_ras.MAX_ANSWER // 3)) + b"]"
     assert len(hostile) == nccl_ras.MAX_ANSWER
     pid = node.ras("json", hostile, job=7)
@@ -257,9 +252,7 @@ def dumped(directory: Path, user: int, *dumps: bytes) -> str:
 
 
 def scene_of_two_users(node: Node, place: Path, *, stranger_first: bool) -> tuple[list[int], int]:
-    """Run ranks 0 and 1 of a user's job, and a stranger's rank 1 that claims the same job and
-    whose recorder has entered less; return the pids of the one and of the other.
-    """
+    """Run a user's ranks 0 and 1, and a stranger's rank 1 of the same job; return pids."""
     done = entry(1, state="completed")
     mine = dumped(place / "mine", USER, dump(done, entry(2)), dump(done, entry(2)))
     alien = dumped(place / "alien", STRANGER, dump(done), dump(done))
@@ -279,9 +272,7 @@ def scene_of_two_users(node: Node, place: Path, *, stranger_first: bool) -> tupl
 def test_another_user_s_rank_of_the_same_name_stays_out(
     node: Node, public_path: Path, *, stranger_first: bool
 ) -> None:
-    """A bundle holds files and lines of the processes of its job's user alone, though another user
-    runs the same rank of a job that is called the same, and whichever of the two started first.
-    """
+    """A bundle holds what is of its job's user alone, whichever of the two started first."""
     mine, alien = scene_of_two_users(node, public_path, stranger_first=stranger_first)
     job = f"slurm-7-uid{USER}" if stranger_first else "slurm-7"
     case = HangCase(job=job, reason="waiting", ranks=tuple(enumerate(mine)))
@@ -300,9 +291,7 @@ def test_another_user_s_rank_of_the_same_name_stays_out(
 
 @as_root
 def test_files_of_two_users_never_mix(node: Node, public_path: Path) -> None:
-    """In evidence of all jobs the same rank of two users has files of its own for each, and the
-    dump of the one is not compared with those of the other.
-    """
+    """In evidence of all jobs the same rank of two users has files and comparisons of its own."""
     mine, alien = scene_of_two_users(node, public_path, stranger_first=False)
     text, files, _ = node.collect(HangCase(job="", reason="requested"))
     entries = {
@@ -336,9 +325,7 @@ def slowed_at() -> int:
 
 
 def collected(node: Node) -> tuple[str, int]:
-    """Take evidence in a process of its own; return the summary, and the most memory that this
-    process and its steps were seen to take together, in bytes.
-    """
+    """Take evidence in a process of its own; return the summary and its most memory in bytes."""
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -360,10 +347,7 @@ def collected(node: Node) -> tuple[str, int]:
 
 @as_root
 def test_large_dumps_of_all_ranks_at_once(node: Node, public_path: Path) -> None:
-    """However large the dumps of a node's ranks are together, at no cost to their user, who makes
-    them sparse: the collection and its steps take less than the service may, and the bundle is
-    bounded.
-    """
+    """Sparse dumps of all ranks take less than the service may have, and the bundle is bounded."""
     prefix = dumped(public_path / "dumps", USER, *[b""] * MAX_RANKS)
     for rank in range(MAX_RANKS):
         os.truncate(f"{prefix}{rank}", flight_recorder.MAX_DUMP)
@@ -413,10 +397,7 @@ def test_a_rank_that_has_ended_meanwhile_is_said_to_be_gone(node: Node) -> None:
 
 
 def test_kernel_lines_and_rounds_of_the_last_time_are_kept(node: Node) -> None:
-    """The kernel's words are there as they were, and rounds of the last hour.
-
-    Older rounds are left out.
-    """
+    """The kernel's lines are kept as they were, and rounds of the last hour."""
     now = int(time.clock_gettime(time.CLOCK_MONOTONIC) * 1e6)
     os.mkfifo(node.root / "dev/kmsg")
     keeper = os.open(node.root / "dev/kmsg", os.O_RDWR)

@@ -15,9 +15,7 @@ def ranks(*dumps: bytes) -> dict[int, Any]:
 
 
 def test_the_rank_that_has_not_entered_is_named() -> None:
-    """The one that is behind, the operation that it has not entered, and where its last one was
-    called.
-    """
+    """The rank that is behind, what it has not entered, and where its last call was."""
     done = entry(1, state="completed")
     (line,) = compare(ranks(dump(done, entry(2)), dump(done, entry(2)), dump(done)))
     assert line == (
@@ -29,9 +27,7 @@ def test_the_rank_that_has_not_entered_is_named() -> None:
 
 
 def test_ranks_that_all_wait_for_the_same_are_not_accused() -> None:
-    """Where each has entered and none has completed, it is the network's or another node's fault,
-    and that is said.
-    """
+    """Where all have entered and none has completed, no rank is behind, and that is said."""
     (line,) = compare(ranks(dump(entry(5, state="started")), dump(entry(5, state="started"))))
     assert line.endswith("and did not complete it; none of these ranks is behind")
     assert "ranks 0, 1 entered all_reduce 5 of 4096x1024, started" in line

@@ -101,9 +101,7 @@ def read_in_child(data: bytes) -> RunningStep:
 
 
 def test_a_dump_of_torch_itself_is_read(tmp_path: Path) -> None:
-    """What torch's own function dumps of real collectives over gloo, with frames, is understood,
-    and needs no name.
-    """
+    """What torch's own function dumps of real collectives over gloo is understood."""
     output = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", GENUINE, str(tmp_path / "store")],
         env={**os.environ, "TORCH_FR_BUFFER_SIZE": "100"},
@@ -124,9 +122,7 @@ def test_a_dump_of_torch_itself_is_read(tmp_path: Path) -> None:
 
 
 def test_the_first_pending_operation_is_told_with_the_training_s_own_line() -> None:
-    """Of what NCCL completed nothing is pending, and the place is the innermost frame that is not
-    torch's.
-    """
+    """What NCCL completed is not pending; the place is the innermost frame outside torch."""
     found = digest(dump(entry(7, state="completed"), entry(8, state="started"), entry(9)))
     (group,) = found["groups"]
     assert (group["entered"], group["completed"], group["ranks"]) == (9, 7, "[0, 1]")
@@ -277,10 +273,7 @@ def test_a_nest_a_million_deep_is_read_or_refused() -> None:
 
 
 def test_the_largest_dump_that_is_taken_cannot_take_all_memory() -> None:
-    """Each byte of it makes an object of 64.
-
-    The process of nobody's has no room for that, and says so.
-    """
+    """Each byte makes an object of 64, for which nobody's process has no room."""
     step = read_in_child(b"\x80\x02(" + b"}" * flight_recorder.MAX_DUMP + b"l.")
     assert step.problem == "it needs more memory than its limit"
 

@@ -212,9 +212,7 @@ def test_a_link_in_the_fifo_s_place_is_not_followed(place: Path) -> None:
 
 
 def test_a_dump_that_is_a_link_is_not_followed(place: Path, public_path: Path) -> None:
-    """A user who links the dump to a file that only the agent can read gets nothing of it into the
-    bundle.
-    """
+    """A dump linked to a file that only the agent can read gets nothing of it into the bundle."""
     secret = public_path / "secret"
     secret.write_text("of the agent")
     secret.chmod(0o600)

@@ -35,10 +35,7 @@ min_free_bytes = 0
 
 
 def test_a_rank_that_is_stopped_is_named_by_its_bundle(tmp_path: Path) -> None:
-    """One bundle appears, whose summary names the stopped rank, with the stacks of both.
-
-    One only, until somebody asks for another.
-    """
+    """One bundle appears, whose summary names the stopped rank, with the stacks of both."""
     socket = tmp_path / "heartbeat.sock"
     config = CONFIG.format(socket=socket)
     variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket)}
@@ -112,10 +109,7 @@ def test_a_rank_that_is_stopped_is_named_by_its_bundle(tmp_path: Path) -> None:
 
 
 def test_evidence_by_hand_names_the_rank_that_has_not_entered(tmp_path: Path) -> None:
-    """`dshealthd evidence` with no agent and no heartbeats.
-
-    The flight recorders alone tell which rank is behind, in what, and where.
-    """
+    """Without an agent the flight recorders alone tell which rank is behind, and where."""
     state = tmp_path / "state"
     state.mkdir()
     prefixes = {

@@ -366,9 +366,7 @@ def test_a_state_directory_that_is_not_there_is_a_failure(tmp_path: Path) -> Non
 def test_a_disk_that_hangs_is_unknown_and_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the names of the bundles cannot be read the loop goes on, and how many are kept is
-    absent rather than 0.
-    """
+    """While bundles cannot be listed the loop goes on, and their number is absent, not 0."""
     hanging = tmp_path / "hanging"
     hanging.write_text("#!/bin/sh\nexec sleep 5\n", encoding="ascii")
     hanging.chmod(0o755)

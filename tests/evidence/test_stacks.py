@@ -76,9 +76,7 @@ def spied(pid: int, program: str | None = None) -> tuple[RunningStep, dict[str, 
 
 
 def test_py_spy_tells_where_the_training_waits(tmp_path: Path) -> None:
-    """The training's own line is told, every thread is written, and neither arguments nor variables
-    are.
-    """
+    """The training's own line and every thread are written, neither arguments nor variables."""
     with rank(tmp_path) as pid:
         step, files = spied(pid)
     assert step.problem == ""
@@ -90,9 +88,7 @@ def test_py_spy_tells_where_the_training_waits(tmp_path: Path) -> None:
 
 
 def test_place_is_the_training_s_own_line() -> None:
-    """The innermost frame that is no library's: neither torch's nor this project's own reports of
-    steps, wherever they are installed. Where all are libraries', the innermost.
-    """
+    """The innermost frame that is neither torch's nor ours; of libraries alone the innermost."""
     own = ("main", "/home/user/train.py", 12)
     libraries = [
         ("encode", "/home/user/dshealthd/dshealthd/training/message.py", 174),
@@ -121,10 +117,7 @@ def test_a_stopped_process_has_stacks_and_stays_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes a process of another user")
 def test_another_user_s_process_is_looked_at_as_that_user(tmp_path: Path) -> None:
-    """Py-spy gets the rank's user and no more, and reads its memory all the same.
-
-    It may be installed where that user cannot go.
-    """
+    """Py-spy gets the rank's user and no more, wherever it is installed."""
     hidden = tmp_path / "hidden"
     hidden.mkdir(mode=0o700)
     spy = hidden / "py-spy"
@@ -158,9 +151,7 @@ def test_the_one_who_looks_has_the_rank_s_rights(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="runs a set-user-id program")
 def test_a_process_with_root_s_rights_is_not_looked_at(public_path: Path) -> None:
-    """A rank that executes a set-user-id program is refused before py-spy runs, which would have
-    kept root's rights for it.
-    """
+    """A rank that executes a set-user-id program is refused before py-spy runs."""
     ran = public_path / "ran"
     spy = public_path / "py-spy"
     spy.write_text(f"#!/bin/sh\nid -u >>{ran}\nexit 1\n", encoding="utf-8")

@@ -51,10 +51,7 @@ def findings() -> CollectedEvidence:
 
 
 def test_the_summary_says_who_is_at_fault_at_the_top() -> None:
-    """Job, node, class and time; then the culprit; then a line a rank.
-
-    Then what is missing and why.
-    """
+    """Job, node, class and time; the culprit; a line a rank; what is missing and why."""
     lines = summary.write(findings()).splitlines()
     assert lines[:3] == [
         "slurm-7 on node-a: hung, cause: input",

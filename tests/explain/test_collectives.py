@@ -84,11 +84,7 @@ def test_nobody_is_named_where_all_entered_the_same(release: str) -> None:
 
 @pytest.mark.parametrize("release", ["2.4", "2.5", "2.7", "2.9"])
 def test_a_victim_in_another_group_is_cleared(release: str) -> None:
-    """Rank A hangs in its tensor-parallel group as rank B did not come, and so is missed elsewhere.
-
-    Groups of 2 (0-1, 2-3, …) and of every second rank; B sleeps, A waits for B, all of A's
-    data-parallel group wait for A, all of B's for B.
-    """
+    """A rank that waits for its partner is not blamed by its other group."""
     right = 0
     for seed in range(CASES):
         chance = random.Random(seed)

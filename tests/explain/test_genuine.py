@@ -78,12 +78,7 @@ def tally(tmp_path: Path) -> tuple[list[str], list[str], list[str]]:
 
 
 def test_root_and_rank_are_right_in_nearly_all_variants(tmp_path: Path) -> None:
-    """At least 95 % of hundreds of variants of genuine logs give the right slug and rank.
-
-    A rank that cannot be told is left out, and never another one named: in one file of two
-    torchruns `[default0]:` is the first rank of either. Where the root was cut away, no other fault
-    of a program is made up in its place.
-    """
+    """At least 95 % give the right slug and rank; no other rank is named, and no fault made up."""
     right, wrong, invented = tally(tmp_path)
     assert len(right) + len(wrong) >= FEW
     print(f"{len(right)} of {len(right) + len(wrong)} right", *wrong, *invented, sep="\n")

@@ -102,10 +102,7 @@ def variants(
 
 
 def test_the_culprit_is_right_in_nearly_all_forms() -> None:
-    """Of hundreds of variants, one rank at fault in each, 95 % name it alone.
-
-    Where reports were cut away nobody may be named, and never another rank.
-    """
+    """In 95 % of the variants the one culprit is named alone; cut ones name it or nobody."""
     outcomes: Counter[str] = Counter()
     wrong = []
     for fault, releases in FAULTS:
@@ -134,10 +131,7 @@ def test_the_culprit_is_right_in_nearly_all_forms() -> None:
 
 
 def test_nobody_is_named_in_any_form_where_all_entered_the_same() -> None:
-    """Then the fault is inside the collective, and a log that was cut changes nothing of that.
-
-    Only where one rank's report is missing, and the cut lies between two reports, can nobody tell.
-    """
+    """Unless one rank's report was cut away, the fault is inside the collective."""
     named = []
     count = 0
     for release in RELEASES:

@@ -93,10 +93,7 @@ def test_a_compressed_log_that_was_cut_is_read_as_far_as_it_goes(tmp_path: Path)
     ],
 )
 def test_odd_bytes(data: bytes, field: str, tmp_path: Path) -> None:
-    """Wrong encodings, NULs, lines of megabytes, and progress bars hide nothing.
-
-    Each is counted.
-    """
+    """Wrong encodings, NULs, huge lines and progress bars hide nothing, and are counted."""
     (tmp_path / "job.out").write_bytes(data)
     recognizer, _ = command.read([str(tmp_path)])
     assert command.conclude(recognizer).slug == "cuda-oom"

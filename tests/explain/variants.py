@@ -64,10 +64,7 @@ class Variant:
         return any(text in _plain(data) for data in self.files.values())
 
     def names(self, rank: int) -> bool:
-        """Tell whether a rank's number stands anywhere as a rank's, or as its file's or task's.
-
-        Where it does not, the right answer names no rank.
-        """
+        """Return whether a rank's number stands anywhere, so that it can be named."""
         mark = re.compile(
             rf"(?m)\[rank{rank}\]|^\s+rank\s+: {rank} |\brank {rank}\b|\bRank {rank}\b|^{rank}: "
         )

@@ -54,10 +54,7 @@ def until(port: int, wanted: Callable[[list[str]], bool]) -> tuple[int, dict[str
 
 
 def test_from_well_to_lost(tmp_path: Path) -> None:
-    """A lost GPU is a critical finding and status 2, dated when it came; no agent is status 3.
-
-    A broken configuration is a finding too.
-    """
+    """A lost GPU is critical, status 2 and dated; bad configuration is found; no agent is 3."""
     gpus = Simulator(tmp_path, 2)
     gpus.pci_sysfs(tmp_path / "sys")
     config = f'[path]\nsysfs = "{tmp_path}/sys"\n[collectors.gpu]\ninterval = "1s"\n'

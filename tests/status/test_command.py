@@ -100,10 +100,7 @@ def test_exit_status_is_the_verdict(
 
 
 def test_unknown(capsys: pytest.CaptureFixture[str]) -> None:
-    """An agent that has not looked yet is unknown.
-
-    One that does not answer is too, with its address and the reason.
-    """
+    """An agent that has not looked yet, or does not answer, is unknown, with the reason."""
     made = Snapshot(time.monotonic, time.time)
     made.expect("gpu", 3600)
     with serving(made) as served:
@@ -119,10 +116,7 @@ def test_unknown(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_worst_of_several(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of several nodes the worst comes first and makes the exit status.
-
-    What does not answer is worse than a node that is well.
-    """
+    """The worst node comes first and makes the exit status; no answer is worse than a well node."""
     with (
         serving(snapshot(*HEALTHY)) as well,
         serving(snapshot(*HEALTHY, FAULT(1, "0", "GPU-a", "gpu_lost"))) as ill,
@@ -177,9 +171,7 @@ def test_jobs(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_pause_is_no_hang_yet(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ranks that may be between two steps are shown as that until the page to the phone would come:
-    the node is healthy, and the job is neither hung nor training.
-    """
+    """Ranks between two steps are neither hung nor training until the page would come."""
     silent = (*JOB, HOLD(600, "run-1"), *(BOUND(30, "run-1", rank) for rank in "01"))
     pause = (*silent, HANG(0, "run-1", "between_steps"), OVERDUE(15, "run-1", "0"))
     with serving(snapshot(*HEALTHY, *pause)) as served:
@@ -210,9 +202,7 @@ def test_a_pause_is_no_hang_yet(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_job_at_work_is_no_hang(
     samples: tuple[Sample, ...], headline: str, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A pause that nobody marked says what shows that the job is at work, and never becomes a hang
-    by itself.
-    """
+    """A pause says what shows that the job is at work, and never becomes a hang by itself."""
     pause = (*JOB, HANG(0, "run-1", "working"), BOUND(30, "run-1", "0"), OVERDUE(15, "run-1", "0"))
     with serving(snapshot(*HEALTHY, *pause, *samples)) as served:
         for command in ("jobs", "status"):
@@ -223,9 +213,7 @@ def test_a_job_at_work_is_no_hang(
 
 
 def test_a_suspended_job_and_a_debugger(capsys: pytest.CaptureFixture[str]) -> None:
-    """A suspended job is shown as such and is no problem of the node; a rank in a debugger is a
-    warning to its owner that names it.
-    """
+    """A suspended job is no problem of the node; a rank in a debugger is a named warning."""
     with serving(snapshot(*HEALTHY, *JOB, HANG(0, "run-1", "suspended"))) as served:
         assert run("jobs", f"127.0.0.1:{served.port}") == 0
         assert "run-1  suspended  2 ranks here" in capsys.readouterr().out
@@ -251,9 +239,7 @@ def test_a_marked_pause_is_the_headline(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_one_headline_for_several_nodes(capsys: pytest.CaptureFixture[str]) -> None:
-    """A job is one, whatever its nodes say of it: steps as a range, the age and the own work of each
-    rank, and no hang while another node's ranks pause.
-    """
+    """A job is one over all nodes: steps as a range, and no hang while other ranks pause."""
     steady = rank(work_seconds=1.99, wait_seconds=0.07, work_ratio=1.28, wait_source="torch")
     told = {
         "n1": job(world_size=2, step=154, step_highest=154, ranks=[steady | {"heartbeat": 995.0}]),
@@ -298,9 +284,7 @@ def test_one_headline_for_several_nodes(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_node_says_what_it_does_not_see(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of ranks at different places none is named while others are on other nodes: page, `status`
-    and `jobs` say so in the same words.
-    """
+    """Without ranks on other nodes none is named: `status` and `jobs` say so in the same words."""
     apart = (
         *JOB,
         WORLD_SIZE(4, "run-1", "0"),
@@ -391,9 +375,7 @@ def test_terminals_are_not_commanded_by_an_answer(
 def test_60_a_wrong_agent_does_not_end_a_list(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Agents that answer nonsense, too slowly or not at all are unknown, exit status 3; the others
-    are shown.
-    """
+    """Agents that answer nonsense or too slowly are unknown, status 3; the others are shown."""
     monkeypatch.setattr(client, "TIMEOUT", 10.0)
 
     def drip(connection: socket.socket, _: bytes) -> None:
@@ -433,11 +415,7 @@ def test_60_a_verdict_that_contradicts_its_findings_is_not_ok(
 
 
 def test_password_and_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An agent with TLS and a password is asked with both.
-
-    This node's own is known by the process that answers, whatever its certificate. Without the
-    password it says what to give; another's certificate that nobody vouches for is refused.
-    """
+    """An agent with TLS and a password is asked with both; what is missing is told."""
     authority(tmp_path, "ca")
     certificate(tmp_path, "server", "ca", "IP:127.0.0.1")
     hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()

@@ -53,10 +53,7 @@ WITHOUT_KEY, STRANGER = "127.0.0.11", "127.0.0.12"
 
 @contextlib.contextmanager
 def sshd(directory: Path, port: int | None = None) -> Iterator[Path]:
-    """Give an ssh that reaches 127.0.0.1 and 127.0.0.2; skip where there is no sshd.
-
-    It listens on a free port where none is given.
-    """
+    """Give an ssh that reaches 127.0.0.1 and 127.0.0.2, on a free port unless one is given."""
     if SSHD is None:
         pytest.skip("sshd is not installed")
     if os.geteuid() == 0:

@@ -166,9 +166,7 @@ def test_key_that_is_missing(tmp_path: Path) -> None:
 
 
 def test_new_host_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host whose own key is new passes once the remedy is pasted: sshd has port 22 in a network
-    of its own, and the home directory is the test's.
-    """
+    """A host whose own key is new passes once the remedy is pasted."""
     directory = tmp_path / "sshd"
     (directory / ".ssh").mkdir(parents=True)
     monkeypatch.setenv("HOME", str(directory))
@@ -223,9 +221,7 @@ def test_healthy_job(tmp_path: Path, client: str) -> None:
 
 
 def test_variables_that_stay_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables that deepspeed keeps on the first node are named, unless the file that deepspeed
-    takes to all has them; torchrun's are each node's own.
-    """
+    """Variables that deepspeed keeps on one node are named unless `.deepspeed_env` has them."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     environment = tmp_path / "environment"

@@ -210,9 +210,7 @@ def test_good_script(tmp_path: Path) -> None:
 def test_script_faults(
     tmp_path: Path, values: dict[str, object], outcome: Outcome, words: str
 ) -> None:
-    """A script whose parts contradict each other is found before it is queued, and passes once they
-    agree.
-    """
+    """A script whose parts contradict each other is found, and passes once they agree."""
     faulty = {"tasks": 1, **values}
     text = script(tmp_path, **faulty)
     if values == {"tasks": 8}:  # as srun takes it from the batch script
@@ -259,9 +257,7 @@ def test_script_faults(
 def test_command_faults(
     tmp_path: Path, command: str, mended: str, variables: str, outcome: Outcome, words: str
 ) -> None:
-    """A command that its launcher refuses, or an environment that fights it, is found, and passes
-    once the option is right or the remedy is pasted into the shell.
-    """
+    """A command that its launcher refuses, or a variable against it, is found until mended."""
     file = tmp_path / "environment"
     file.write_text(variables)
     arguments = ("--launch", command) if command else ()
@@ -384,9 +380,7 @@ def test_ranks_and_gpus(
     outcome: Outcome,
     words: str,
 ) -> None:
-    """Ranks of a node are compared with the GPUs that they will see; the remedy ends what is found,
-    pasted into the shell where it is of variables, and into the command where it is the launcher's.
-    """
+    """Ranks of a node are compared with the GPUs that they see; the remedy ends a fault."""
     file = tmp_path / "environment"
     file.write_text(variables)
     more = ("--gpus-per-node", gpus) if gpus else ()

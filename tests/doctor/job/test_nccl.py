@@ -85,9 +85,7 @@ def mended(check: str, result: Result, variable: str, **more: Any) -> list[Outco
 
 
 def test_infiniband_that_is_disabled_on_other_nodes(tmp_path: Path) -> None:
-    """Seen from a login node, a job of several nodes without InfiniBand is a warning; a job of one
-    node, or from a node with GPUs and no adapter, is ok.
-    """
+    """Seen from a login node, only a job of several nodes without InfiniBand is a warning."""
     without = Host(sysfs=tmp_path)
     gpus = Source("NVML", Gpus(("H100",), (80 << 30,)))
     for variable in ("NCCL_IB_DISABLE=1", "NCCL_NET=Socket"):
