@@ -15,7 +15,7 @@ from dshealthd.evidence.bundle import SUMMARY
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import Evidence, job_log_paths
-from dshealthd.evidence.step import RunningStep, run
+from dshealthd.evidence.step import run_one
 from dshealthd.http.client import local
 from dshealthd.http.exchange import Unreachable
 
@@ -33,19 +33,8 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
 
     Return status 0 if a bundle was made.
     """
-    (step,) = run(
-        [
-            functools.partial(
-                RunningStep,
-                "ranks",
-                functools.partial(members.find, host=loaded.path.host, job=job or ""),
-                10.0,
-                0,
-                _nothing,
-            )
-        ],
-        1,
-    )
+    find = functools.partial(members.find, host=loaded.path.host, job=job or "")
+    step = run_one("ranks", find, 10.0)
     if step.problem:
         print(
             f"cannot inspect the processes of this node: {printable(step.problem)}",
@@ -121,7 +110,3 @@ def _nobody(job: str | None, answer: Mapping[str, Any]) -> str:
     if os.geteuid() != 0:
         lines.append("run as root to see those of other users")
     return "; ".join(lines)
-
-
-def _nothing(_name: str, _data: bytes) -> None:
-    """Discard a step's output: it emits no file."""

@@ -26,17 +26,8 @@ INTERVAL = 1.0
 """Seconds between the two readings."""
 MAX_THREADS = 128
 _STATUS = (
-    "Name",
-    "State",
-    "Uid",
-    "Threads",
-    "VmHWM",
-    "VmRSS",
-    "VmSwap",
-    "SigPnd",
-    "ShdPnd",
-    "Cpus_allowed_list",
-    "Mems_allowed_list",
+    *("Name", "State", "Uid", "Threads", "VmHWM", "VmRSS", "VmSwap", "SigPnd", "ShdPnd"),
+    *("Cpus_allowed_list", "Mems_allowed_list"),
 )
 _IO = ("rchar", "wchar", "read_bytes", "write_bytes")
 

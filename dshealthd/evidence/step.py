@@ -9,6 +9,7 @@ as it reads them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import selectors
@@ -48,7 +49,12 @@ class RunningStep:
     """A running step. `answer` is its result, `problem` says why there is none."""
 
     def __init__(
-        self, name: str, function: Function, seconds: float, max_bytes: int, keep: Emit
+        self,
+        name: str,
+        function: Function,
+        seconds: float,
+        max_bytes: int = 0,
+        keep: Emit = lambda _name, _data: None,
     ) -> None:
         """Start it with a deadline in seconds and a limit on the bytes that it emits.
 
@@ -138,6 +144,18 @@ class RunningStep:
         answer = json.loads(data)
         self._answered = True
         self.answer, self.problem = answer["answer"], answer["problem"]
+
+
+def run_one(
+    name: str,
+    function: Function,
+    seconds: float,
+    max_bytes: int = 0,
+    keep: Emit = lambda _name, _data: None,
+) -> RunningStep:
+    """Run one step to its end or its deadline."""
+    begin = functools.partial(RunningStep, name, function, seconds, max_bytes, keep)
+    return run([begin], 1)[0]
 
 
 def run(steps: Iterable[Callable[[], RunningStep]], at_once: int) -> list[RunningStep]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dshealthd.core.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from dshealthd.evidence.findings import CollectedEvidence, RankEvidence
 
@@ -72,17 +71,15 @@ def moved(before: Series, after: Series) -> list[str]:
             old = before.get(name, {}).get(labels)
             if old is not None and old != value:
                 lines.append(
-                    f"{name}{write_labels(labels)} {old:g} -> {value:g}"
+                    f"{name}{_written(labels)} {old:g} -> {value:g}"
                     + (f" (+{value - old:g})" if name.endswith("_total") else "")
                 )
     rest = len(lines) - MAX_MOVED
     return lines[:MAX_MOVED] + ([f"and {rest} more"] if rest > 0 else [])
 
 
-def write_labels(labels: Mapping[str, str] | Labels) -> str:
-    """Format labels as in an exposition."""
-    pairs = labels.items() if isinstance(labels, Mapping) else labels
-    return "{" + ",".join(f'{name}="{value}"' for name, value in pairs) + "}" if labels else ""
+def _written(labels: Labels) -> str:
+    return "{" + ",".join(f'{name}="{value}"' for name, value in labels) + "}" if labels else ""
 
 
 MAX_RANKS = 64

@@ -6,10 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,65 +19,24 @@ from dshealthd.cli import main as cli
 from dshealthd.doctor.hosts import HostsError, ask, names
 from dshealthd.doctor.report import NodeReport
 from dshealthd.doctor.several_nodes import compare
+from tests.doctor.job.sshd import sshd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SSHD = "/usr/sbin/sshd"
+GOOD, DEAD, HUNG = "127.0.0.1", "127.0.0.13", "127.0.0.14"
 ROOT = Path(cli.__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def ssh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return a client for which `good` is this machine, `dead` refuses and `hung` is silent."""
-    if not Path(SSHD).exists() or os.geteuid() != 0:
-        pytest.skip("needs sshd, as root")
-    base = tmp_path_factory.mktemp("ssh")
-    for name in ("host", "user"):
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(base / name)],
-            check=True,
-            timeout=60,
-        )
-    shutil.copy(base / "user.pub", base / "authorized_keys")
-    Path("/run/sshd").mkdir(exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as hung, socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # so that nobody else listens there
-        port = free_port()
-        (base / "sshd_config").write_text(
-            f"Port {port}\nListenAddress 127.0.0.1\nHostKey {base}/host\nPidFile none\n"
-            f"AuthorizedKeysFile {base}/authorized_keys\nStrictModes no\nUsePAM no\n"
-            "PermitRootLogin yes\n"
-        )
-        ports = {"good good2": port, "dead": closed.getsockname()[1], "hung": hung.getsockname()[1]}
-        (base / "config").write_text(
-            "".join(f"Host {name}\n Port {port}\n" for name, port in ports.items())
-            + f"Host *\n HostName 127.0.0.1\n IdentityFile {base}/user\n IdentitiesOnly yes\n"
-            f" StrictHostKeyChecking no\n UserKnownHostsFile {base}/known\n LogLevel ERROR\n"
-        )
-        client = base / "client"
-        client.write_text(f'#!/bin/sh\nexec ssh -F {base}/config "$@"\n')
-        client.chmod(0o755)
+    """Return an SSH client for which GOOD is this machine, DEAD refuses and HUNG never speaks."""
+    base, port = tmp_path_factory.mktemp("ssh"), free_port()
+    with sshd(base, port) as client, socket.create_server((HUNG, port)):
         program = base / "dshealthd"
         program.write_text(f'#!/bin/sh\ncd {ROOT} && exec {sys.executable} -m dshealthd "$@"\n')
         program.chmod(0o755)
-        with subprocess.Popen([SSHD, "-D", "-e", "-f", str(base / "sshd_config")]) as server:
-            wait_for(port)
-            yield client
-            server.terminate()
-
-
-def wait_for(port: int) -> None:
-    """Wait until somebody listens."""
-    end = time.monotonic() + 60
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 5).close()
-        except OSError:
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        else:
-            return
+        yield client
 
 
 def test_dead_and_hung_nodes_cost_one_deadline(
@@ -90,21 +46,21 @@ def test_dead_and_hung_nodes_cost_one_deadline(
     only = ("--only", "kernel-settings", "--ssh", str(ssh))
     command = ("doctor", "--json", *only, "--remote-command", str(ssh.parent / "dshealthd"))
     started = time.monotonic()
-    assert cli.main([*command, "--hosts", "good", "--host-timeout", "100"]) == 3
+    assert cli.main([*command, "--hosts", GOOD, "--host-timeout", "100"]) == 3
     capsys.readouterr()
     deadline = max(8, math.ceil(5 * (time.monotonic() - started)))  # a good node has time
     started = time.monotonic()
     status = cli.main(
-        [*command, "--hosts", "good,dead,hung", "--host-timeout", str(deadline)],
+        [*command, "--hosts", f"{GOOD},{DEAD},{HUNG}", "--host-timeout", str(deadline)],
     )
     assert time.monotonic() - started < 2.5 * deadline
     assert status == 2
     document = json.loads(capsys.readouterr().out)
     nodes = {node["node"]: node for node in document["nodes"]}
-    assert nodes["good"]["problem"] is None
-    assert [one["check"] for one in nodes["good"]["checks"]] == ["kernel-settings"]
-    assert "Connection refused" in nodes["dead"]["problem"]
-    assert f"no answer over SSH within {deadline} s" in nodes["hung"]["problem"]
+    assert nodes[GOOD]["problem"] is None
+    assert [one["check"] for one in nodes[GOOD]["checks"]] == ["kernel-settings"]
+    assert "Connection refused" in nodes[DEAD]["problem"]
+    assert f"no answer over SSH within {deadline} s" in nodes[HUNG]["problem"]
     (across,) = document["across"]
     assert across["outcome"] == "unknown"
     assert "1 of 3 nodes answered" in across["results"][0]["text"]
@@ -118,7 +74,7 @@ def test_what_a_node_sends_is_not_trusted(ssh: Path) -> None:
         ('echo {"schema":9}', "sent an unreadable report"),
         ("yes", "sent an unreadable report"),
     ):
-        (found,) = ask(["good"], [str(ssh)], ["sh", "-c", remote], 60.0, lambda *_: None)
+        (found,) = ask([GOOD], [str(ssh)], ["sh", "-c", remote], 60.0, lambda *_: None)
         assert found.outcome.value == "unknown", remote
         assert word in found.problem
         assert found.problem.isprintable()

@@ -6,14 +6,16 @@ import datetime as dt
 import json
 import os
 import pty
+import re
 import stat
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from dshealthd import findings
 from dshealthd.cli import main as cli
 from dshealthd.config import config
 from dshealthd.doctor import node, support_file
@@ -21,15 +23,13 @@ from dshealthd.doctor import report as callers
 from dshealthd.doctor.check import Outcome, Result
 from dshealthd.doctor.command import main
 from dshealthd.doctor.examination import EXIT, Examined, accept
+from dshealthd.doctor.job import checks as job
 from dshealthd.doctor.options import DoctorOptions, parse_accepted
 from dshealthd.doctor.report import NodeReport, Report, as_json, junit, parse_node, text
+from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.findings.judge import RULES
 from dshealthd.status.paint import Paint
 from dshealthd.symptoms import all_symptoms
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 CRITICAL = Result(
     Outcome.CRITICAL,
@@ -227,20 +227,18 @@ def test_support_file_has_no_secrets(tmp_path: Path) -> None:
 
 def test_every_check_has_a_name_a_symptom_and_a_deadline() -> None:
     """Names are unique; each symptom exists, so that there is a runbook; deadlines are short."""
-    names = [check.name for check in node.CHECKS]
-    assert len(set(names)) == len(names)
+    checks = (*node.CHECKS, *job.CHECKS)
+    assert len({check.name for check in checks}) == len(checks)
     known = all_symptoms()
-    for check in node.CHECKS:
+    for check in checks:
         assert check.slug in known, check.name
-        assert check.name == check.name.lower()
-        assert 0 < check.deadline <= 10
+        assert re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", check.name)
+        assert 0 < check.deadline <= (10 if check in node.CHECKS else 30)
         assert check.title
 
 
 def test_every_finding_is_taken_up_by_one_check() -> None:
     """A finding that the agent can have is said by exactly one check: none is lost."""
-    from dshealthd.doctor.snapshot_check import SnapshotCheck
-
     assert RULES
     waiting = [check for check in node.CHECKS if isinstance(check, SnapshotCheck)]
     for slug, alert in alerts_of_findings():
@@ -252,12 +250,7 @@ def test_every_finding_is_taken_up_by_one_check() -> None:
 
 def alerts_of_findings() -> list[tuple[str, str]]:
     """Return slug and name of the alerts that findings know, from their sources."""
-    import re
-    from pathlib import Path
-
-    import dshealthd.findings
-
-    sources = Path(dshealthd.findings.__path__[0]).glob("*.py")
+    sources = Path(findings.__path__[0]).glob("*.py")
     names = {name for file in sources for name in re.findall(r'"(Dshealthd\w+)"', file.read_text())}
     return [
         (symptom.slug, alert.name)
@@ -271,7 +264,7 @@ def test_list_and_colors(capsys: pytest.CaptureFixture[str]) -> None:
     """`--list` names every check; without a terminal nothing is colored."""
     assert cli.main(["doctor", "--list"]) == 0
     output = capsys.readouterr().out
-    assert all(check.name in output for check in node.CHECKS)
+    assert all(check.name in output for check in (*node.CHECKS, *job.CHECKS))
     assert "\x1b" not in output
 
 

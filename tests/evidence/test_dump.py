@@ -19,12 +19,14 @@ from hypothesis import strategies as st
 
 from dshealthd.evidence import flight_recorder
 from dshealthd.evidence.collection import read_dump
-from dshealthd.evidence.step import RunningStep, run
 from dshealthd.explain.flight_recorder import MalformedDump, digest, load
+from tests.evidence.steps import take
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from dshealthd.evidence.step import RunningStep
 
 GENUINE = """
 import sys, torch, torch.distributed as dist
@@ -84,20 +86,7 @@ def dump(*entries: Any, **others: Any) -> bytes:
 
 def read_in_child(data: bytes) -> RunningStep:
     """Have a dump read as a collection has it read."""
-    (step,) = run(
-        [
-            functools.partial(
-                RunningStep,
-                "digest",
-                functools.partial(read_dump, data=data),
-                15.0,
-                0,
-                lambda _name, _data: None,
-            )
-        ],
-        1,
-    )
-    return step
+    return take(functools.partial(read_dump, data=data))[0]
 
 
 def test_a_dump_of_torch_itself_is_read(tmp_path: Path) -> None:
@@ -296,9 +285,7 @@ def test_the_reader_is_nobody_and_can_open_nothing() -> None:
                 found[name] = False
         return found
 
-    (step,) = run(
-        [functools.partial(RunningStep, "misuse", misuse, 15.0, 0, lambda _name, _data: None)], 1
-    )
+    step, _ = take(misuse)
     assert step.answer["file"] is False
     if os.geteuid() == 0:
         assert step.answer == {"user": 65534, "file": False, "process": False}

@@ -18,12 +18,14 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.evidence import flight_recorder
-from dshealthd.evidence.step import RunningStep, run
 from tests.evidence.set_user_id import MIXED_RIGHTS, set_user_id_program
+from tests.evidence.steps import take
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from dshealthd.evidence.step import RunningStep
 
 RANK_USER = 4321
 RANK = """
@@ -79,36 +81,23 @@ def rank(place: Path, *, pipe: bool = True, text: str = "the dump") -> Iterator[
             process.kill()
 
 
-def take(pid: int, place: Path, **others: str) -> tuple[RunningStep, dict[str, bytes]]:
+def recorded(pid: int, place: Path, **others: str) -> tuple[RunningStep, dict[str, bytes]]:
     """Ask the rank as a collection does."""
     environment = {
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{place}/fr_",
         "TORCH_FR_DUMP_TEMP_FILE": f"{place}/dump_",
         **others,
     }
-    files: dict[str, bytes] = {}
-
-    def keep(name: str, data: bytes) -> None:
-        files[name] = files.get(name, b"") + data
-
     function = functools.partial(
         flight_recorder.take, host=Host(), pid=pid, rank=3, environment=environment
     )
-    (step,) = run(
-        [
-            functools.partial(
-                RunningStep, "recorder", function, 60.0, flight_recorder.MAX_DUMP + 1, keep
-            )
-        ],
-        1,
-    )
-    return step, files
+    return take(function, 60.0, flight_recorder.MAX_DUMP + 1)
 
 
 def test_a_rank_dumps_when_it_is_asked(place: Path) -> None:
     """A byte in the FIFO makes the rank write its dump, which is taken; the rank goes on."""
     with rank(place) as pid:
-        step, files = take(pid, place)
+        step, files = recorded(pid, place)
         assert Path(f"/proc/{pid}/stat").exists()
     assert (step.problem, step.answer) == (
         "",
@@ -123,7 +112,7 @@ def test_the_new_dump_is_taken_and_not_the_old_one(place: Path) -> None:
     if os.geteuid() == 0:
         os.chown(place / "dump_3", RANK_USER, RANK_USER)
     with rank(place) as pid:
-        step, files = take(pid, place)
+        step, files = recorded(pid, place)
     assert files == {f"rank-3-{pid}.flight-recorder.pickle": b"the dump"}
     assert step.answer["note"] == ""
 
@@ -131,7 +120,7 @@ def test_the_new_dump_is_taken_and_not_the_old_one(place: Path) -> None:
 def test_the_older_name_of_the_variable_counts_where_the_newer_is_not_set(place: Path) -> None:
     """Torch before 2.8 knows TORCH_NCCL_DEBUG_INFO_TEMP_FILE."""
     with rank(place) as pid:
-        step, _ = take(
+        step, _ = recorded(
             pid, place, TORCH_FR_DUMP_TEMP_FILE="", TORCH_NCCL_DEBUG_INFO_TEMP_FILE=f"{place}/dump_"
         )
     assert step.problem == ""
@@ -140,18 +129,18 @@ def test_the_older_name_of_the_variable_counts_where_the_newer_is_not_set(place:
 def test_paths_of_a_rank_are_relative_to_where_it_runs(place: Path) -> None:
     """A relative prefix starts at the rank's working directory."""
     with rank(place) as pid:
-        step, _ = take(pid, place, TORCH_FR_DUMP_TEMP_FILE=f"{str(place)[1:]}/dump_")
+        step, _ = recorded(pid, place, TORCH_FR_DUMP_TEMP_FILE=f"{str(place)[1:]}/dump_")
     assert step.problem == ""
 
 
 def test_a_rank_that_is_stopped_leaves_its_old_dump_and_a_word(place: Path) -> None:
     """Who cannot answer may have dumped at the timeout: that dump is taken, and said to be old."""
     with rank(place) as pid:
-        step, _ = take(pid, place)
+        step, _ = recorded(pid, place)
         assert step.problem == ""
         os.kill(pid, signal.SIGSTOP)
         watch = Stopwatch()
-        step, files = take(pid, place)
+        step, files = recorded(pid, place)
         assert watch.seconds() < flight_recorder.PATIENCE + 2
     assert step.problem == ""
     assert files == {f"rank-3-{pid}.flight-recorder.pickle": b"the dump"}
@@ -162,19 +151,21 @@ def test_a_rank_that_is_stopped_and_never_dumped_is_said_to_be(place: Path) -> N
     """Who cannot dump is not waited for as long as one who may."""
     with rank(place) as pid:
         os.kill(pid, signal.SIGSTOP)
-        step, files = take(pid, place)
+        step, files = recorded(pid, place)
     assert (step.problem, files) == ("the process is stopped by a signal and cannot dump", {})
 
 
 def test_a_rank_without_the_variables_is_said_to_be(place: Path) -> None:
     """Most trainings set nothing; that is a reason, not an error."""
     with rank(place, pipe=False) as pid:
-        step, _ = take(pid, place, TORCH_NCCL_DEBUG_INFO_PIPE_FILE="", TORCH_FR_DUMP_TEMP_FILE="")
+        step, _ = recorded(
+            pid, place, TORCH_NCCL_DEBUG_INFO_PIPE_FILE="", TORCH_FR_DUMP_TEMP_FILE=""
+        )
         assert step.problem == (
             "its environment sets neither TORCH_NCCL_DEBUG_INFO_PIPE_FILE nor "
             "TORCH_FR_DUMP_TEMP_FILE"
         )
-        step, _ = take(pid, place, TORCH_FR_DUMP_TEMP_FILE="")
+        step, _ = recorded(pid, place, TORCH_FR_DUMP_TEMP_FILE="")
         assert (
             step.problem
             == "its environment does not say where dumps go: TORCH_FR_DUMP_TEMP_FILE is not set"
@@ -187,7 +178,7 @@ def test_a_fifo_that_nobody_reads_blocks_nobody(place: Path) -> None:
         os.mkfifo(place / "fr_3.pipe")
         if os.geteuid() == 0:
             os.chown(place / "fr_3.pipe", RANK_USER, RANK_USER)
-        step, _ = take(pid, place)
+        step, _ = recorded(pid, place)
     # and not, after PATIENCE, that no dump appeared
     assert step.problem == f"no process reads {place}/fr_3.pipe"
 
@@ -196,7 +187,7 @@ def test_what_is_no_fifo_is_not_written_to(place: Path) -> None:
     """A file in the FIFO's place keeps its content."""
     (place / "fr_3.pipe").write_text("precious")
     with rank(place, pipe=False) as pid:
-        step, _ = take(pid, place)
+        step, _ = recorded(pid, place)
     assert step.problem == f"{place}/fr_3.pipe is not a FIFO"
     assert (place / "fr_3.pipe").read_text() == "precious"
 
@@ -206,7 +197,7 @@ def test_a_link_in_the_fifo_s_place_is_not_followed(place: Path) -> None:
     with rank(place) as pid:
         (place / "fr_3.pipe").rename(place / "real")
         (place / "fr_3.pipe").symlink_to(place / "real")
-        step, _ = take(pid, place)
+        step, _ = recorded(pid, place)
     assert "fr_3.pipe" in step.problem
     assert not (place / "dump_3").exists()
 
@@ -218,7 +209,7 @@ def test_a_dump_that_is_a_link_is_not_followed(place: Path, public_path: Path) -
     secret.chmod(0o600)
     (place / "dump_3").symlink_to(secret)
     with rank(place, pipe=False) as pid:
-        step, files = take(pid, place)
+        step, files = recorded(pid, place)
     assert step.problem
     assert files == {}
 
@@ -233,7 +224,7 @@ def test_a_way_through_a_link_has_the_rank_s_own_rights_only(
     (secrets / "dump_3").write_text("of the agent")
     (place / "way").symlink_to(secrets)
     with rank(place, pipe=False) as pid:
-        step, files = take(pid, place, TORCH_FR_DUMP_TEMP_FILE=f"{place}/way/dump_")
+        step, files = recorded(pid, place, TORCH_FR_DUMP_TEMP_FILE=f"{place}/way/dump_")
     assert "Permission denied" in step.problem
     assert files == {}
 
@@ -246,7 +237,7 @@ def test_a_rank_with_root_s_rights_has_no_dump_taken(place: Path) -> None:
     os.mkfifo(place / "fr_3.pipe")
     reader = os.open(place / "fr_3.pipe", os.O_RDONLY | os.O_NONBLOCK)
     with set_user_id_program(place, RANK_USER) as pid:
-        step, files = take(pid, place)
+        step, files = recorded(pid, place)
     asked = os.read(reader, 128)
     os.close(reader)
     assert step.problem == f"[Errno 1] {MIXED_RIGHTS}"
@@ -258,7 +249,7 @@ def test_a_dump_of_another_user_is_refused(place: Path) -> None:
     """What the rank's user did not write is no dump of the rank."""
     (place / "dump_3").write_text("of root")
     with rank(place, pipe=False) as pid:
-        step, files = take(pid, place)
+        step, files = recorded(pid, place)
     assert step.problem == f"{place}/dump_3 belongs to user 0, and the process to {RANK_USER}"
     assert files == {}
 
@@ -267,11 +258,11 @@ def test_a_dump_that_is_no_regular_file_is_refused(place: Path) -> None:
     """A dump that would never begin or never end, such as a FIFO or a device, is not read."""
     (place / "dump_3").mkdir()
     with rank(place, pipe=False) as pid:
-        step, files = take(pid, place)
+        step, files = recorded(pid, place)
         assert (step.problem, files) == (f"{place}/dump_3 is not a regular file", {})
         (place / "dump_3").rmdir()
         os.mkfifo(place / "dump_3")
-        step, files = take(pid, place)
+        step, files = recorded(pid, place)
     assert (step.problem, files) == (f"{place}/fr_3.pipe: No such file or directory", {})
 
 
@@ -282,6 +273,6 @@ def test_a_dump_that_is_too_long_is_left(place: Path) -> None:
     if os.geteuid() == 0:
         os.chown(place / "dump_3", RANK_USER, RANK_USER)
     with rank(place, pipe=False) as pid:
-        step, files = take(pid, place)
+        step, files = recorded(pid, place)
     assert step.problem == "its dump is longer than 32 MiB"
     assert files == {}

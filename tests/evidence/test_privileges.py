@@ -7,11 +7,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.evidence import nccl_ras
-from dshealthd.evidence.step import RunningStep, run
 from dshealthd.linux import privileges
+from tests.evidence.steps import take
 
 if TYPE_CHECKING:
-    from dshealthd.evidence.step import Emit
+    from dshealthd.evidence.step import Emit, RunningStep
 
 
 def parse(_emit: Emit, text: str, limit: int) -> Any:
@@ -22,9 +22,7 @@ def parse(_emit: Emit, text: str, limit: int) -> Any:
 
 def parsed(text: str) -> RunningStep:
     """Return the step that does."""
-    function = functools.partial(parse, text=text, limit=nccl_ras.MAX_MEMORY)
-    (step,) = run([functools.partial(RunningStep, "x", function, 60.0, 0, lambda *_: None)], 1)
-    return step
+    return take(functools.partial(parse, text=text, limit=nccl_ras.MAX_MEMORY), 60.0)[0]
 
 
 def test_an_answer_made_to_fill_the_memory() -> None:

@@ -24,6 +24,7 @@ from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import BUNDLES, BYTES, INFO, LAST, Evidence
 from dshealthd.jobs.hangs.hang import UNEXPLAINED, HangClass, Standstill
 from tests.environments import wait_for_environment
+from tests.loops import in_loop
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -104,149 +105,125 @@ def training_process() -> Iterator[int]:
             process.kill()
 
 
-def test_a_hang_is_taken_once_and_not_before_it_has_lasted(tmp_path: Path) -> None:
+@in_loop
+async def test_a_hang_is_taken_once_and_not_before_it_has_lasted(tmp_path: Path) -> None:
     """A job that stands still for long enough gets one bundle, however long it goes on."""
-
-    async def scene() -> None:
-        node = Node(tmp_path)
-        assert await node.look("slurm-1") == []
-        assert await node.look("slurm-1", seconds=9) == []
-        assert await node.look("slurm-1", seconds=1) == ["slurm-1"]
-        for _ in range(3):
-            assert await node.look("slurm-1", seconds=3000) == ["slurm-1"]
-        await node.evidence.close()
-
-    asyncio.run(scene())
+    node = Node(tmp_path)
+    assert await node.look("slurm-1") == []
+    assert await node.look("slurm-1", seconds=9) == []
+    assert await node.look("slurm-1", seconds=1) == ["slurm-1"]
+    for _ in range(3):
+        assert await node.look("slurm-1", seconds=3000) == ["slurm-1"]
+    await node.evidence.close()
 
 
-def test_a_hang_without_a_cause_is_taken_at_once(tmp_path: Path) -> None:
+@in_loop
+async def test_a_hang_without_a_cause_is_taken_at_once(tmp_path: Path) -> None:
     """A wait within a step causes a bundle, though its page waits for the probes."""
-
-    async def scene() -> None:
-        node = Node(tmp_path)
-        still = Standstill(
-            job="slurm-1",
-            reason=HangClass.WAITING,
-            culprits=(),
-            ranks=(),
-            since=NOW,
-            overdue=1.0,
-            hold=UNEXPLAINED,
-        )
-        for _ in range(2):
-            node.evidence.see([still])
-            node.monotonic += 10.0
-        while node.evidence.status()["state"] == "running":
-            await asyncio.sleep(0.02)
-        assert [entry.job for entry in kept(node.evidence.directory)] == ["slurm-1"]
-        await node.evidence.close()
-
-    asyncio.run(scene())
+    node = Node(tmp_path)
+    still = Standstill(
+        job="slurm-1",
+        reason=HangClass.WAITING,
+        culprits=(),
+        ranks=(),
+        since=NOW,
+        overdue=1.0,
+        hold=UNEXPLAINED,
+    )
+    for _ in range(2):
+        node.evidence.see([still])
+        node.monotonic += 10.0
+    while node.evidence.status()["state"] == "running":
+        await asyncio.sleep(0.02)
+    assert [entry.job for entry in kept(node.evidence.directory)] == ["slurm-1"]
+    await node.evidence.close()
 
 
-def test_a_pause_between_begins_again(tmp_path: Path) -> None:
+@in_loop
+async def test_a_pause_between_begins_again(tmp_path: Path) -> None:
     """Two short stops are not one long one."""
-
-    async def scene() -> None:
-        node = Node(tmp_path)
-        await node.look("slurm-1")
-        await node.look(seconds=6)
-        assert await node.look("slurm-1", seconds=6) == []
-        await node.evidence.close()
-
-    asyncio.run(scene())
+    node = Node(tmp_path)
+    await node.look("slurm-1")
+    await node.look(seconds=6)
+    assert await node.look("slurm-1", seconds=6) == []
+    await node.evidence.close()
 
 
-def test_another_hang_of_the_job_is_taken_after_a_decent_time(tmp_path: Path) -> None:
+@in_loop
+async def test_another_hang_of_the_job_is_taken_after_a_decent_time(tmp_path: Path) -> None:
     """The next hang of the same job waits for the time between bundles; another job does not."""
-
-    async def scene() -> None:
-        node = Node(tmp_path)
-        await node.look("slurm-1")
-        await node.look("slurm-1", seconds=10)
-        await node.look(seconds=60)
-        await node.look("slurm-1", "slurm-2")
-        assert await node.look("slurm-1", "slurm-2", seconds=10) == ["slurm-1", "slurm-2"]
-        assert await node.look("slurm-1", "slurm-2", seconds=1800) == [
-            "slurm-1",
-            "slurm-2",
-            "slurm-1",
-        ]
-        await node.evidence.close()
-
-    asyncio.run(scene())
+    node = Node(tmp_path)
+    await node.look("slurm-1")
+    await node.look("slurm-1", seconds=10)
+    await node.look(seconds=60)
+    await node.look("slurm-1", "slurm-2")
+    assert await node.look("slurm-1", "slurm-2", seconds=10) == ["slurm-1", "slurm-2"]
+    assert await node.look("slurm-1", "slurm-2", seconds=1800) == [
+        "slurm-1",
+        "slurm-2",
+        "slurm-1",
+    ]
+    await node.evidence.close()
 
 
-def test_a_restarted_agent_takes_no_second_bundle(tmp_path: Path) -> None:
+@in_loop
+async def test_a_restarted_agent_takes_no_second_bundle(tmp_path: Path) -> None:
     """What lies on disk counts: the hang goes on, and the agent was restarted."""
-
-    async def scene() -> None:
-        node = Node(tmp_path)
-        await node.look("slurm-1")
-        await node.look("slurm-1", seconds=10)
-        successor = Node(tmp_path)
-        successor.wall = node.wall
-        await successor.evidence.apply(Config().with_section(OPTIONS))
-        await successor.look("slurm-1")
-        assert await successor.look("slurm-1", seconds=10) == ["slurm-1"]
-        assert len(successor.evidence.status()["bundles"]) == 1
-        assert successor.values(BYTES) == {}  # not known before the next collection
-
-    asyncio.run(scene())
+    node = Node(tmp_path)
+    await node.look("slurm-1")
+    await node.look("slurm-1", seconds=10)
+    successor = Node(tmp_path)
+    successor.wall = node.wall
+    await successor.evidence.apply(Config().with_section(OPTIONS))
+    await successor.look("slurm-1")
+    assert await successor.look("slurm-1", seconds=10) == ["slurm-1"]
+    assert len(successor.evidence.status()["bundles"]) == 1
+    assert successor.values(BYTES) == {}  # not known before the next collection
 
 
-def test_evidence_can_be_switched_off(tmp_path: Path) -> None:
+@in_loop
+async def test_evidence_can_be_switched_off(tmp_path: Path) -> None:
     """Nothing is taken, and the directory is not even made."""
-
-    async def scene() -> None:
-        node = Node(tmp_path, dataclasses.replace(OPTIONS, enabled=False))
-        await node.look("slurm-1")
-        assert await node.look("slurm-1", seconds=100) == []
-        assert not node.evidence.directory.exists()
-
-    asyncio.run(scene())
+    node = Node(tmp_path, dataclasses.replace(OPTIONS, enabled=False))
+    await node.look("slurm-1")
+    assert await node.look("slurm-1", seconds=100) == []
+    assert not node.evidence.directory.exists()
 
 
-def test_a_bundle_is_counted_and_named(tmp_path: Path) -> None:
+@in_loop
+async def test_a_bundle_is_counted_and_named(tmp_path: Path) -> None:
     """How it went, how many are kept and how large they are, and which is the newest of a job."""
-
-    async def scene() -> None:
-        node = Node(tmp_path)
-        with training_process() as pid:
-            taken = await node.evidence.take(
-                HangCase(job="slurm-7", reason="waiting", ranks=((0, pid),))
-            )
-        assert (taken.outcome, taken.bundle) == ("complete", "20261121T142900Z-slurm-7")
-        assert node.values(BUNDLES)["complete",] == 1
-        assert sum(node.values(BUNDLES).values()) == 1
-        assert node.values(INFO) == {("slurm-7", taken.bundle): 1}
-        assert node.values(LAST) == {(): NOW}
-        files = list((node.evidence.directory / taken.bundle).iterdir())
-        assert node.values(BYTES) == {(): sum(file.stat().st_size for file in files)}
-        names = {file.name for file in files}
-        assert {
-            "summary.txt",
-            "metrics-before.prom",
-            "metrics-after.prom",
-            "probes.json",
-        } <= names
-        assert any(re.fullmatch(r"rank-0-\d+\.kernel\.txt", name) for name in names)
-
-    asyncio.run(scene())
-
-
-def test_a_job_of_which_no_rank_is_found_gives_part_of_a_bundle(tmp_path: Path) -> None:
-    """Metrics and kernel lines are kept, and the outcome says that it is not all."""
-
-    async def scene() -> None:
-        taken = await Node(tmp_path).evidence.take(HangCase(job="slurm-404", reason="waiting"))
-        assert taken.outcome == "partial"
-        assert (
-            "Ranks on this node: 0"
-            in (tmp_path / "evidence" / taken.bundle / "summary.txt").read_text()
+    node = Node(tmp_path)
+    with training_process() as pid:
+        taken = await node.evidence.take(
+            HangCase(job="slurm-7", reason="waiting", ranks=((0, pid),))
         )
+    assert (taken.outcome, taken.bundle) == ("complete", "20261121T142900Z-slurm-7")
+    assert node.values(BUNDLES)["complete",] == 1
+    assert sum(node.values(BUNDLES).values()) == 1
+    assert node.values(INFO) == {("slurm-7", taken.bundle): 1}
+    assert node.values(LAST) == {(): NOW}
+    files = list((node.evidence.directory / taken.bundle).iterdir())
+    assert node.values(BYTES) == {(): sum(file.stat().st_size for file in files)}
+    names = {file.name for file in files}
+    assert {
+        "summary.txt",
+        "metrics-before.prom",
+        "metrics-after.prom",
+        "probes.json",
+    } <= names
+    assert any(re.fullmatch(r"rank-0-\d+\.kernel\.txt", name) for name in names)
 
-    asyncio.run(scene())
+
+@in_loop
+async def test_a_job_of_which_no_rank_is_found_gives_part_of_a_bundle(tmp_path: Path) -> None:
+    """Metrics and kernel lines are kept, and the outcome says that it is not all."""
+    taken = await Node(tmp_path).evidence.take(HangCase(job="slurm-404", reason="waiting"))
+    assert taken.outcome == "partial"
+    assert (
+        "Ranks on this node: 0"
+        in (tmp_path / "evidence" / taken.bundle / "summary.txt").read_text()
+    )
 
 
 def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(tmp_path: Path) -> None:
@@ -305,65 +282,54 @@ run([functools.partial(RunningStep, "hang", hang, 60, 0, print)], 1)
             time.sleep(0.02)
 
 
-def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:
+@in_loop
+async def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:
     """The agent's loop is never held up by more than a moment."""
-
-    async def scene() -> None:
-        node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(2.0)), command=HANGING)
-        task = asyncio.create_task(node.evidence.take(HangCase(job="slurm-7", reason="waiting")))
-        worst = 0.0
-        while not task.done():
-            watch = Stopwatch()
-            await asyncio.sleep(0.01)
-            worst = max(worst, watch.seconds())
-        assert task.result().outcome == "killed"
-        assert worst < 1.0
-
-    asyncio.run(scene())
+    node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(2.0)), command=HANGING)
+    task = asyncio.create_task(node.evidence.take(HangCase(job="slurm-7", reason="waiting")))
+    worst = 0.0
+    while not task.done():
+        watch = Stopwatch()
+        await asyncio.sleep(0.01)
+        worst = max(worst, watch.seconds())
+    assert task.result().outcome == "killed"
+    assert worst < 1.0
 
 
-def test_a_collecting_process_that_ends_early_is_a_failure(tmp_path: Path) -> None:
+@in_loop
+async def test_a_collecting_process_that_ends_early_is_a_failure(tmp_path: Path) -> None:
     """Neither an exception nor a wait: an outcome."""
-
-    async def scene() -> None:
-        node = Node(tmp_path, command=FAILING)
-        taken = await node.evidence.take(HangCase(job="slurm-7", reason="waiting"))
-        assert (taken.outcome, taken.bundle) == ("failed", "")
-        missing = Node(tmp_path, command=("/nonexistent",))
-        assert (
-            await missing.evidence.take(HangCase(job="slurm-7", reason="waiting"))
-        ).outcome == "failed"
-
-    asyncio.run(scene())
+    node = Node(tmp_path, command=FAILING)
+    taken = await node.evidence.take(HangCase(job="slurm-7", reason="waiting"))
+    assert (taken.outcome, taken.bundle) == ("failed", "")
+    missing = Node(tmp_path, command=("/nonexistent",))
+    assert (
+        await missing.evidence.take(HangCase(job="slurm-7", reason="waiting"))
+    ).outcome == "failed"
 
 
-def test_a_disk_that_is_nearly_full_is_a_refusal(tmp_path: Path) -> None:
+@in_loop
+async def test_a_disk_that_is_nearly_full_is_a_refusal(tmp_path: Path) -> None:
     """It is counted, and says how much there is."""
-
-    async def scene() -> None:
-        node = Node(tmp_path, dataclasses.replace(OPTIONS, min_free_bytes=Bytes(1 << 60)))
-        taken = await node.evidence.take(HangCase(job="slurm-7", reason="waiting"))
-        assert taken.outcome == "refused"
-        assert "MiB are free" in taken.detail
-        assert node.values(BUNDLES)["refused",] == 1
-
-    asyncio.run(scene())
+    node = Node(tmp_path, dataclasses.replace(OPTIONS, min_free_bytes=Bytes(1 << 60)))
+    taken = await node.evidence.take(HangCase(job="slurm-7", reason="waiting"))
+    assert taken.outcome == "refused"
+    assert "MiB are free" in taken.detail
+    assert node.values(BUNDLES)["refused",] == 1
 
 
-def test_a_state_directory_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
+@in_loop
+async def test_a_state_directory_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
     """An agent whose state could not be made goes on without evidence, and says why."""
-
-    async def scene() -> None:
-        taken = await Node(tmp_path / "missing").evidence.take(
-            HangCase(job="slurm-7", reason="waiting")
-        )
-        assert taken.outcome == "failed"
-        assert "No such file or directory" in taken.detail
-
-    asyncio.run(scene())
+    taken = await Node(tmp_path / "missing").evidence.take(
+        HangCase(job="slurm-7", reason="waiting")
+    )
+    assert taken.outcome == "failed"
+    assert "No such file or directory" in taken.detail
 
 
-def test_a_disk_that_hangs_is_unknown_and_not_waited_for(
+@in_loop
+async def test_a_disk_that_hangs_is_unknown_and_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While bundles cannot be listed the loop goes on, and their number is absent, not 0."""
@@ -372,21 +338,17 @@ def test_a_disk_that_hangs_is_unknown_and_not_waited_for(
     hanging.chmod(0o755)
     (tmp_path / "evidence").mkdir()
     monkeypatch.setattr(sys, "executable", str(hanging))
-
-    async def scene() -> None:
-        node = Node(tmp_path)
-        beginning = asyncio.create_task(node.evidence.apply(Config().with_section(OPTIONS)))
-        for _ in range(20):  # the loop goes on meanwhile
-            await asyncio.sleep(0.01)
-        assert not beginning.done()
-        await beginning
-        assert node.evidence.status()["bundles"] is None
-        monkeypatch.undo()
-        await node.evidence.apply(Config().with_section(OPTIONS))  # as a reload does
-        assert node.evidence.status()["bundles"] == []
-        await node.evidence.close()
-
-    asyncio.run(scene())
+    node = Node(tmp_path)
+    beginning = asyncio.create_task(node.evidence.apply(Config().with_section(OPTIONS)))
+    for _ in range(20):  # the loop goes on meanwhile
+        await asyncio.sleep(0.01)
+    assert not beginning.done()
+    await beginning
+    assert node.evidence.status()["bundles"] is None
+    monkeypatch.undo()
+    await node.evidence.apply(Config().with_section(OPTIONS))  # as a reload does
+    assert node.evidence.status()["bundles"] == []
+    await node.evidence.close()
 
 
 def test_to_stop_ends_a_collection(tmp_path: Path) -> None:

@@ -17,13 +17,15 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.evidence import kernel, stacks
-from dshealthd.evidence.step import Function, RunningStep, run
 from dshealthd.linux.privileges import CAP_SYS_PTRACE
 from tests.evidence.set_user_id import MIXED_RIGHTS, set_user_id_program
+from tests.evidence.steps import take
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from dshealthd.evidence.step import RunningStep
 
 SCRIPT = """
 import threading, time
@@ -57,22 +59,16 @@ def rank(tmp_path: Path, *, user: int | None = None) -> Iterator[int]:
             process.kill()
 
 
-def take(function: Function) -> tuple[RunningStep, dict[str, str]]:
-    """Run one step as a collection does."""
-    files: dict[str, str] = {}
-
-    def keep(name: str, data: bytes) -> None:
-        files[name] = files.get(name, "") + data.decode()
-
-    (step,) = run([functools.partial(RunningStep, "one", function, 20.0, 1 << 20, keep)], 1)
-    return step, files
-
-
-def spied(pid: int, program: str | None = None) -> tuple[RunningStep, dict[str, str]]:
+def spied(pid: int, program: str | None = None) -> tuple[RunningStep, dict[str, bytes]]:
     """Have py-spy look."""
     program = program or stacks.find_py_spy()
     assert program is not None, "py-spy is among the packages of the tests"
     return take(functools.partial(stacks.take, host=Host(), pid=pid, rank=3, program=program))
+
+
+def viewed(pid: int) -> tuple[RunningStep, dict[str, bytes]]:
+    """Take the kernel's view."""
+    return take(functools.partial(kernel.look, host=Host(), pid=pid, rank=3))
 
 
 def test_py_spy_tells_where_the_training_waits(tmp_path: Path) -> None:
@@ -81,7 +77,7 @@ def test_py_spy_tells_where_the_training_waits(tmp_path: Path) -> None:
         step, files = spied(pid)
     assert step.problem == ""
     assert re.search(r"train\.py:[45] load_batch$", step.answer["at"])
-    text = files[f"rank-3-{pid}.stacks.txt"]
+    text = files[f"rank-3-{pid}.stacks.txt"].decode()
     assert "load_batch" in text
     assert "(loader)" in text or "'loader'" in text
     assert not any(secret in text for secret in ("hunter2", "swordfish", "opensesame"))
@@ -105,13 +101,13 @@ def test_a_stopped_process_has_stacks_and_stays_stopped(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGSTOP)
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
         step, _ = spied(pid)
-        view, files = take(functools.partial(kernel.look, host=Host(), pid=pid, rank=3))
+        view, files = viewed(pid)
     assert re.search(r"train\.py:[45] load_batch$", step.answer["at"])
     assert view.answer["state"] == "stopped"
     assert view.answer["cpu"] == 0
     assert not any(
         secret in files[f"rank-3-{pid}.kernel.txt"]
-        for secret in ("hunter2", "swordfish", "opensesame")
+        for secret in (b"hunter2", b"swordfish", b"opensesame")
     )
 
 
@@ -166,10 +162,10 @@ def test_without_py_spy_the_kernel_s_view_is_left(tmp_path: Path) -> None:
     """That py-spy is not installed is said; states and waiting places of the threads are there."""
     with rank(tmp_path) as pid:
         step, _ = take(functools.partial(stacks.take, host=Host(), pid=pid, rank=3, program=None))
-        view, files = take(functools.partial(kernel.look, host=Host(), pid=pid, rank=3))
+        view, files = viewed(pid)
     assert step.problem == "py-spy is not installed"
     assert view.answer["state"] == "sleeping"
-    text = files[f"rank-3-{pid}.kernel.txt"]
+    text = files[f"rank-3-{pid}.kernel.txt"].decode()
     assert f"thread {pid} " in text
     assert text.count("\nthread ") == 2
     assert "CPU time since the first look: 0.00 of a core" in text
@@ -179,7 +175,7 @@ def test_a_process_that_is_gone_is_said_to_be() -> None:
     """Between its naming and the look a rank may end."""
     with subprocess.Popen(["true"]) as process:
         process.wait()
-    step, files = take(functools.partial(kernel.look, host=Host(), pid=process.pid, rank=3))
+    step, files = viewed(process.pid)
     assert (step.problem, files) == (f"process {process.pid} is gone", {})
     assert "No such file" in spied(process.pid)[0].problem
 

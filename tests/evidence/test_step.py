@@ -14,34 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.evidence.step import Missing, RunningStep, run
+from tests.evidence.steps import take
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     import pytest
 
-    from dshealthd.evidence.step import Emit, Function
-
-
-class Files:
-    """Keeps what steps emit."""
-
-    def __init__(self) -> None:
-        self.content: dict[str, bytes] = {}
-
-    def keep(self, name: str, data: bytes) -> None:
-        """Append."""
-        self.content[name] = self.content.get(name, b"") + data
-
-
-def take(
-    function: Function, seconds: float = 5.0, max_bytes: int = 1000
-) -> tuple[RunningStep, dict[str, bytes]]:
-    """Run one step."""
-    files = Files()
-    (step,) = run(
-        [functools.partial(RunningStep, "one", function, seconds, max_bytes, files.keep)], 1
-    )
-    return step, files.content
+    from dshealthd.evidence.step import Emit
 
 
 def test_a_step_gives_files_and_an_answer() -> None:
@@ -89,15 +68,14 @@ def test_a_step_that_has_answered_and_is_slow_to_end_has_answered(
 
 def test_what_a_step_started_ends_with_it() -> None:
     """A program that a step runs, such as py-spy, is not left behind."""
-    files = Files()
 
     def function(emit: Emit) -> None:
         process = subprocess.Popen(["sleep", "60"])
         emit("pid", str(process.pid).encode())
         process.wait()
 
-    run([functools.partial(RunningStep, "one", function, 4.0, 1000, files.keep)], 1)
-    stat = Path(f"/proc/{int(files.content['pid'])}/stat")
+    _, files = take(function, seconds=4.0)
+    stat = Path(f"/proc/{int(files['pid'])}/stat")
     end = time.monotonic() + 60
     while (
         stat.exists() and stat.read_text(encoding="ascii").rpartition(")")[2].split()[0] not in "ZX"
@@ -154,14 +132,8 @@ def test_steps_run_side_by_side_and_in_turn() -> None:
         time.sleep(0.5)
         return begun, time.monotonic()
 
-    files = Files()
-    steps = run(
-        [
-            functools.partial(RunningStep, str(number), function, 20.0, 0, files.keep)
-            for number in range(6)
-        ],
-        3,
-    )
+    begun = [functools.partial(RunningStep, str(number), function, 20.0) for number in range(6)]
+    steps = run(begun, 3)
     assert [step.name for step in steps] == [str(number) for number in range(6)]
     spans = [step.answer for step in steps]
     assert max(sum(begun <= at < ended for begun, ended in spans) for at, _ in spans) in {2, 3}

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import random
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.explain import clocks, command
+from dshealthd.explain import clocks
 from dshealthd.explain.events import Stamp
-from dshealthd.explain.input import Raw
-from dshealthd.explain.recognition import Recognizer
-
-if TYPE_CHECKING:
-    from dshealthd.explain.causality import Finding
+from tests.explain.explaining import explained_files
 
 START = datetime(2026, 1, 5, 10, tzinfo=UTC).timestamp()
 FULL = "OSError: [Errno 28] No space left on device: '/ckpt/a'"
@@ -38,33 +33,32 @@ def log(host: str, rank: int, ahead: float, last: tuple[float, str], seed: int) 
     return [*lines, f"{stamp(START + when + ahead)} {host} train[7]: [rank{rank}]: {text}"]
 
 
-def explained(*logs: list[str]) -> Finding:
-    """Explain several files."""
-    recognizer = Recognizer()
-    for number, lines in enumerate(logs):
-        name = f"{number}.log"
-        recognizer.add(name, [Raw(line, text) for line, text in enumerate(lines, 1)])
-    return command.conclude(recognizer)
-
-
 @pytest.mark.parametrize("ahead", [-3600.0, -20.0, 0.0, 3.0, 7200.0])
 def test_the_first_error_is_the_first_by_one_clock(ahead: float) -> None:
     """Whatever the other host's clock shows, and though it be in another time zone."""
     first = log("gpu-1", 1, 0.0, (42.0, FULL), 1)
     second = log("gpu-2", 2, ahead, (43.0, OOM), 2)
-    finding = explained(first, second)
+    finding = explained_files({"0": first, "1": second})
     assert (finding.slug, finding.ranks) == ("disk-full", (1,))
     assert any("cuda-oom" in reason and "later" in reason for reason in finding.against)
-    finding = explained(second, first)
+    finding = explained_files({"0": second, "1": first})
     assert (finding.slug, finding.ranks) == ("disk-full", (1,))
 
 
 def test_what_the_clocks_do_not_tell_is_a_tie() -> None:
     """Nearer than ranks print the same step, and where clocks share nothing."""
-    near = explained(log("gpu-1", 1, 0.0, (42.0, FULL), 1), log("gpu-2", 2, 50.0, (42.05, OOM), 2))
+    near = explained_files(
+        {
+            "0": log("gpu-1", 1, 0.0, (42.0, FULL), 1),
+            "1": log("gpu-2", 2, 50.0, (42.05, OOM), 2),
+        }
+    )
     assert any("tie" in reason for reason in near.against)
-    alone = [log("gpu-1", 1, 0.0, (42.0, FULL), 1)[-1:], log("gpu-2", 2, 0.0, (45.0, OOM), 2)[-1:]]
-    assert any("tie" in reason for reason in explained(*alone).against)
+    alone = {
+        "0": log("gpu-1", 1, 0.0, (42.0, FULL), 1)[-1:],
+        "1": log("gpu-2", 2, 0.0, (45.0, OOM), 2)[-1:],
+    }
+    assert any("tie" in reason for reason in explained_files(alone).against)
 
 
 def test_offsets_add_up_over_hosts_that_share_nothing_with_the_first() -> None:

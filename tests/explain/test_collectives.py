@@ -7,79 +7,17 @@ import pickle
 import random
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from dshealthd.explain import command
 from dshealthd.explain.input import Raw
 from dshealthd.explain.recognition import Recognizer
-from tests.explain.watchdogs import RELEASES, Group, Rank, hung_group, printed
-
-if TYPE_CHECKING:
-    from dshealthd.explain.causality import Finding
+from tests.explain.explaining import explained, explained_paths, explained_text
+from tests.explain.watchdogs import Group, Rank, printed
 
 CASES = 20
-WANTED = 0.95
-
-
-def explained(groups: list[Group], release: str, chance: random.Random, world: int) -> Finding:
-    """Explain what all ranks of some groups print, in one log, each line in its time."""
-    lines = [
-        (t, rank, text) for group in groups for t, rank, text in printed(release, group, chance)
-    ]
-    head = [f"[rank{rank}]: step 10 | loss 2.1" for rank in range(world)]
-    texts = head + [text for *_, text in sorted(lines)]
-    recognizer = Recognizer()
-    recognizer.add("job.out", [Raw(number, text) for number, text in enumerate(texts, 1)])
-    return command.conclude(recognizer)
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_the_rank_that_never_entered_is_named(release: str) -> None:
-    """It answers the others' signal, or is silent; those that report the time-out are victims."""
-    right = 0
-    for seed in range(CASES):
-        chance = random.Random(seed)
-        world = chance.choice((2, 4, 8, 16, 64))
-        group = hung_group(world, chance)
-        culprit = group.ranks[chance.randrange(world)]
-        assert culprit.timed_out is not None
-        culprit.enqueued = culprit.completed = culprit.timed_out - 1
-        culprit.timed_out = None
-        finding = explained([group], release, chance, world)
-        right += finding.slug == "nccl-timeout" and finding.ranks == (culprit.rank,)
-    assert right >= WANTED * CASES
-
-
-@pytest.mark.parametrize("release", RELEASES[1:])
-def test_the_rank_with_another_operation_or_size_is_named(release: str) -> None:
-    """Of three ranks and more, the one that differs at the same number is at fault."""
-    right = 0
-    for seed in range(CASES):
-        chance = random.Random(seed)
-        world = chance.choice((4, 8, 16, 64))
-        group = hung_group(world, chance)
-        culprit = chance.choice(group.ranks)
-        if chance.random() < 0.5:
-            culprit.operation = "BROADCAST" if culprit.operation != "BROADCAST" else "ALLREDUCE"
-        else:
-            culprit.numel += world * chance.randrange(1, 1000)
-        finding = explained([group], release, chance, world)
-        right += finding.slug == "nccl-timeout" and finding.ranks == (culprit.rank,)
-    assert right >= WANTED * CASES
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_nobody_is_named_where_all_entered_the_same(release: str) -> None:
-    """Then the fault is inside the collective: fabric or GPU."""
-    for seed in range(CASES):
-        chance = random.Random(seed)
-        world = chance.choice((2, 4, 8, 16, 64))
-        finding = explained([hung_group(world, chance)], release, chance, world)
-        assert finding.slug == "nccl-timeout"
-        assert finding.ranks == ()
-        assert "fabric or a GPU" in finding.statement or release == "2.0"
 
 
 @pytest.mark.parametrize("release", ["2.4", "2.5", "2.7", "2.9"])
@@ -101,28 +39,11 @@ def test_a_victim_in_another_group_is_cleared(release: str) -> None:
                 if rank not in {culprit, partner}:
                     group.ranks.append(Rank(rank, row, 70, 70, 69))
             groups.append(group)
-        finding = explained(groups, release, chance, world)
+        timed = sorted(line for group in groups for line in printed(release, group, chance))
+        steps = (f"[rank{rank}]: step 10 | loss 2.1" for rank in range(world))
+        finding = explained(*steps, *(text for *_, text in timed))
         right += finding.slug == "nccl-timeout" and partner not in finding.ranks
     assert right == CASES
-
-
-@pytest.mark.parametrize("release", ["2.7", "2.9"])
-def test_the_rank_whose_gpu_no_longer_finishes_is_named(release: str) -> None:
-    """It waits at a number that the others have completed and left: its own GPU is stuck."""
-    right = 0
-    for seed in range(CASES):
-        chance = random.Random(seed)
-        world = chance.choice((4, 8, 16))
-        group = hung_group(world, chance)
-        culprit = chance.choice(group.ranks)
-        assert culprit.timed_out is not None
-        culprit.timed_out -= 3
-        culprit.completed -= 3
-        finding = explained([group], release, chance, world)
-        if finding.ranks == (culprit.rank,):
-            right += finding.slug == "nccl-timeout"
-            assert f"rank {culprit.rank} alone did not finish" in str(finding.step)
-    assert right >= WANTED * CASES
 
 
 def dump(world: int, *, number: int, behind: bool) -> bytes:
@@ -157,14 +78,11 @@ def test_flight_recorders_beside_the_logs_name_the_rank(tmp_path: Path) -> None:
         "Timeout(ms)=600000) ran for 600001 milliseconds before timing out.\n"
     )
     (tmp_path / "job.out").write_text(line)
-    alone, _ = command.read([str(tmp_path)])
-    assert command.conclude(alone).ranks == ()
+    assert explained_paths(tmp_path).ranks == ()
     for rank in range(4):
         data = dump(4, number=42, behind=rank == 2)
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(data)
-    recognizer, unread = command.read([str(tmp_path)])
-    finding = command.conclude(recognizer)
-    assert unread == []
+    finding = explained_paths(tmp_path)
     assert finding.ranks == (2,)
     assert "never entered all_reduce #42" in finding.statement
 
@@ -174,8 +92,7 @@ def test_flight_recorders_alone_are_answered_too(tmp_path: Path) -> None:
     for rank in range(4):
         data = dump(4, number=42, behind=rank == 1)
         (tmp_path / f"_dump_{rank}").write_bytes(data)
-    recognizer, _ = command.read([str(tmp_path)])
-    finding = command.conclude(recognizer)
+    finding = explained_paths(tmp_path)
     assert (finding.slug, finding.ranks) == ("nccl-timeout", (1,))
     assert "logs of the ranks" in finding.missing[0]
 
@@ -268,9 +185,7 @@ def test_ranks_that_entered_nothing_more_are_named(tmp_path: Path) -> None:
         members = list(range(first, first + 4))
         data = group_dump({str(10 + first): (members, 30, 29), "3": (list(range(8)), 7, 6)})
         (tmp_path / f"_dump_{rank}").write_bytes(idle_dump() if rank in {1, 6} else data)
-    recognizer, unread = command.read([str(tmp_path)])
-    finding = command.conclude(recognizer)
-    assert unread == []
+    finding = explained_paths(tmp_path)
     assert (finding.slug, finding.ranks) == ("nccl-timeout", (1, 6))
     assert "had nothing pending" in finding.statement
 
@@ -283,8 +198,7 @@ def test_groups_of_one_name_are_kept_apart(tmp_path: Path) -> None:
         at, of_all = ((39, 38), (7, 6)) if is_stuck else ((42, 41), (9, 8))
         groups = {str(20 + pair): ([pair, pair + 1], *at), "3": (list(range(8)), *of_all)}
         (tmp_path / f"_dump_{rank}").write_bytes(group_dump(groups))
-    recognizer, _ = command.read([str(tmp_path)])
-    assert command.conclude(recognizer).ranks == (5, 7)
+    assert explained_paths(tmp_path).ranks == (5, 7)
 
 
 def wrapper(one: int, sizes: dict[int, int], other: int) -> str:
@@ -304,9 +218,7 @@ def test_the_rank_that_tells_of_a_mismatch_is_not_the_culprit_for_that(tmp_path:
     sizes = {0: 8, 1: 8, 2: 9, 3: 8}
     several = "".join(wrapper(one, sizes, 2) for one in (0, 1, 3)) + wrapper(2, sizes, 0)
     for text, wanted in ((several, (2,)), (wrapper(0, sizes, 2), ())):
-        (tmp_path / "job.out").write_text(text)
-        recognizer, _ = command.read([str(tmp_path / "job.out")])
-        finding = command.conclude(recognizer)
+        finding = explained_text(tmp_path, text)
         assert (finding.slug, finding.ranks) == ("nccl-timeout", wanted), finding.statement
         assert "OpType=ALLREDUCE" in finding.statement
         assert "another operation" in str(finding.step)
@@ -322,9 +234,7 @@ def test_ranks_in_different_collectives_do_not_merely_take_long(tmp_path: Path) 
         + wrapper(one, {0: 8, 1: 9}, other)
         for one, other in ((0, 1), (1, 0))
     )
-    (tmp_path / "job.out").write_text(text)
-    recognizer, _ = command.read([str(tmp_path / "job.out")])
-    finding = command.conclude(recognizer)
+    finding = explained_text(tmp_path, text)
     assert (finding.slug, finding.ranks) == ("nccl-timeout", ())
     assert "another operation" in str(finding.step)
 
@@ -338,8 +248,7 @@ def test_barriers_that_differ_by_their_number_alone_are_told_apart(tmp_path: Pat
         f"CollectiveFingerPrint({runs[1]}).Collectives differ in the following aspects: Sequence "
         "number: 7vs 8\n"
     )
-    recognizer, _ = command.read([str(tmp_path / "job.out")])
-    statement = command.conclude(recognizer).statement
+    statement = explained_paths(tmp_path / "job.out").statement
     assert "OpType=BARRIER #7" in statement
     assert "OpType=BARRIER #8" in statement
 
@@ -356,9 +265,7 @@ def test_groups_as_torch_2_4_and_2_6_write_them(tmp_path: Path, group: str) -> N
         "last completed NCCL work: 7.\n"
         for rank, name, size in ((0, "ALLREDUCE", 99), (1, "BROADCAST", 5), (2, "ALLREDUCE", 99))
     )
-    (tmp_path / "job.out").write_text(text)
-    recognizer, _ = command.read([str(tmp_path / "job.out")])
-    finding = command.conclude(recognizer)
+    finding = explained_text(tmp_path, text)
     assert (finding.slug, finding.ranks) == ("nccl-timeout", (1,)), finding.statement
 
 
@@ -372,8 +279,7 @@ def test_nobody_is_accused_of_silence_in_a_job_of_unknown_size(tmp_path: Path) -
     )
     for head, wanted in (("", ()), ("world_size=2\n", (0,))):
         (tmp_path / "job.out").write_text(head + text)
-        recognizer, _ = command.read([str(tmp_path / "job.out")])
-        assert command.conclude(recognizer).ranks == wanted
+        assert explained_paths(tmp_path / "job.out").ranks == wanted
 
 
 TRACES = os.environ.get("DSHEALTHD_FLIGHT_RECORDERS", "")
@@ -389,7 +295,6 @@ def test_the_faults_that_nvidia_injected_are_named() -> None:
     for told in folders:
         match = FAULT.search(told.read_text())
         assert match
-        recognizer, _ = command.read([str(file) for file in sorted(told.parent.glob("_dump_*"))])
-        finding = command.conclude(recognizer)
+        finding = explained_paths(*sorted(told.parent.glob("_dump_*")))
         wanted = tuple(int(rank) for rank in match[1].split(","))
         assert finding.ranks == wanted, (told.parent.name, finding.statement)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dshealthd.explain import command
-from tests.explain.test_first_steps import explained
+from tests.explain.explaining import explained
 
 KERNEL = "Jan  5 10:00:00 gpu-7 kernel: "
 CAUGHT = (

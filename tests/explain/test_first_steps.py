@@ -9,14 +9,11 @@ import pytest
 
 from dshealthd.explain import command, patterns
 from dshealthd.explain.group_verdicts import KINDS
-from dshealthd.explain.input import Raw
 from dshealthd.explain.patterns import Pattern  # noqa: TC001 - pytest reads annotations
-from dshealthd.explain.recognition import Recognizer
+from tests.explain.explaining import explained
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from dshealthd.explain.causality import Finding
 
 EVERY = patterns.load().every
 VALUE = re.compile(r"\{(\w+)\}")
@@ -24,13 +21,6 @@ OF_A_FINDING = {"rank", "host", "frame", "log"}
 """Values of a finding that any step may use."""
 WITHOUT = {"checkpoint-incompatible/loading"}
 """Causes for which no step is known that is right whatever happened."""
-
-
-def explained(*lines: str, name: str = "job.out") -> Finding:
-    """Explain a log of a few lines."""
-    recognizer = Recognizer()
-    recognizer.add(name, [Raw(number, line) for number, line in enumerate(lines, 1)])
-    return command.conclude(recognizer)
 
 
 @pytest.mark.parametrize("pattern", EVERY, ids=lambda pattern: f"{pattern.slug}/{pattern.name}")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.explain import command
 from dshealthd.explain import input as logs
+from tests.explain.explaining import explained_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,11 +25,7 @@ TRACEBACK = (
 
 def explained(folder: Path, text: str) -> Finding:
     """Explain one log."""
-    path = folder / "job.out"
-    path.write_text(text)
-    recognizer, unread = command.read([str(path)])
-    assert unread == []
-    finding = command.conclude(recognizer)
+    finding = explained_text(folder, text)
     lines = text.split("\n")
     for place in finding.proof:
         assert place.quote in lines[place.line - 1]

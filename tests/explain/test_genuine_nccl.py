@@ -9,26 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.explain import command
+from tests.explain.explaining import explained_paths
 from tests.nccl.pytorch.record import CULPRIT, kept
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.explain.causality import Finding
 
 KEPT = kept()
 RUNS: dict[str, dict[str, str]] = KEPT["runs"]
-
-
-def explained(files: dict[str, str], folder: Path) -> Finding:
-    """Explain some files."""
-    folder.mkdir()
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    recognizer, unread = command.read([str(folder)])
-    assert unread == []
-    return command.conclude(recognizer)
 
 
 def expected(run: str) -> tuple[str, tuple[int, ...]]:
@@ -48,5 +37,9 @@ def test_cause_and_rank(run: str, tmp_path: Path) -> None:
     files = RUNS[run]
     merged = {"job.out": "".join(files.values())}
     for number, form in enumerate((files, merged)):
-        finding = explained(form, tmp_path / str(number))
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, text in form.items():
+            (folder / name).write_text(text)
+        finding = explained_paths(folder)
         assert (finding.slug, finding.ranks) == expected(run), finding.statement

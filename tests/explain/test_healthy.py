@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.explain import command
 from dshealthd.explain.patterns import Templates, load
 from dshealthd.explain.recognition import Recognizer
+from tests.explain.explaining import explained_paths, explained_text
 from tests.explain.test_genuine import runs
 from tests.explain.variants import variants
 
@@ -91,9 +91,7 @@ def noise(lines: int, seed: int) -> str:
 @pytest.mark.parametrize("seed", range(2))
 def test_warnings_of_healthy_runs_are_no_failure(seed: int, tmp_path: Path) -> None:
     """DeepSpeed, NCCL INFO, tqdm, loss scaling, retries: thousands of lines, and no claim."""
-    (tmp_path / "job.out").write_text(noise(4000, seed))
-    recognizer, _ = command.read([str(tmp_path)])
-    finding = command.conclude(recognizer)
+    finding = explained_text(tmp_path, noise(4000, seed))
     assert finding.outcome == "nothing", (finding.slug, finding.statement, finding.proof)
 
 
@@ -106,12 +104,10 @@ def test_an_error_that_the_run_went_on_after_is_no_cause(tmp_path: Path) -> None
     )
     steps = "".join(f"step {number} | loss 2.1\n" for number in range(40))
     (tmp_path / "job.out").write_text(steps + caught + steps)
-    recognizer, _ = command.read([str(tmp_path)])
-    assert command.conclude(recognizer).outcome == "nothing"
+    assert explained_paths(tmp_path).outcome == "nothing"
     (tmp_path / "job.out").write_text(steps + caught + steps + "\nOSError: [Errno 28] No space "
                                       "left on device: '/ckpt/a'\n")  # fmt: skip
-    recognizer, _ = command.read([str(tmp_path)])
-    finding = command.conclude(recognizer)
+    finding = explained_paths(tmp_path)
     assert finding.slug == "disk-full"
     assert any("the job continued" in reason for reason in finding.against)
 
@@ -147,8 +143,7 @@ def test_megabytes_of_healthy_runs_are_no_failure(tmp_path: Path) -> None:
         for _ in range(MEGABYTES * 1_000_000 // len(block) + 1):
             file.write(block)
     assert path.stat().st_size >= MEGABYTES * 1_000_000
-    recognizer, _ = command.read([str(path)])
-    finding = command.conclude(recognizer)
+    finding = explained_paths(path)
     assert finding.outcome == "nothing", (finding.slug, finding.statement, finding.proof)
 
 
@@ -158,6 +153,5 @@ def test_megabytes_of_healthy_runs_are_no_failure(tmp_path: Path) -> None:
 def test_no_claim_on_a_genuine_run_that_went_well(key: str, tmp_path: Path) -> None:
     """Under each launcher, with and without DeepSpeed's engine, in every form."""
     for number, variant in enumerate(variants(runs()[key], 3)):
-        recognizer, _ = command.read([str(variant.write(tmp_path / str(number)))])
-        finding = command.conclude(recognizer)
+        finding = explained_paths(variant.write(tmp_path / str(number)))
         assert finding.outcome == "nothing", (variant.name, finding.slug, finding.proof)

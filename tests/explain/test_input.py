@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import lzma
 import os
 import random
@@ -13,14 +12,10 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
 
-from dshealthd.explain import answer, command
-from dshealthd.explain import input as logs
-from dshealthd.explain.patterns import Templates, load
-from dshealthd.explain.recognition import Recognizer
+from dshealthd.explain import command
 from dshealthd.explain.streams import Splitter
+from tests.explain.explaining import explained_paths
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -119,8 +114,7 @@ def test_line_numbers_are_those_of_the_file(tmp_path: Path) -> None:
     for before in (0, 1, 999, 70_001):
         path = tmp_path / "job.out"
         path.write_text("".join(f"step {n} of it\n" for n in range(before)) + f"{OOM}\n")
-        recognizer, _ = command.read([str(path)])
-        finding = command.conclude(recognizer)
+        finding = explained_paths(path)
         assert finding.proof[0].line == before + 1
 
 
@@ -177,44 +171,3 @@ def test_what_a_good_run_says_too_is_no_cause(tmp_path: Path) -> None:
     finding = command.conclude(recognizer)
     assert finding.slug == "disk-full"
     assert all(event.slug == "disk-full" for event in recognizer.found.events)
-
-
-WORDS = [example_ for pattern in load().every for example_ in (*pattern.match, *pattern.no_match)]
-PREFIXES = ["[rank3]: ", "[default1]:", "7: ", "gpu-1: ", "2026-01-05T10:00:00Z ", "(W pid=3) ",
-            "[E1122 04:44:58.499 ProcessGroupNCCL.cpp:1] ", "Jan  5 10:00:00 gpu-1 kernel: ",
-            "gpu-1:12:13 [2] NCCL WARN ", '{"log":"', "[1,3]<stderr>:", "E0105 10:00:00.1 9 a.py:1] ",
-            'Traceback (most recent call last):\n  File "a.py", line 1, in f\n', "[0]:\n  rank      : ",
-            "Root Cause (first observed failure):\n", "[PG ID 0 PG GUID 0(x) Rank 9] ", "", "\r", "\0"]  # fmt: skip
-pieces = st.lists(
-    st.one_of(
-        st.sampled_from(PREFIXES),
-        st.sampled_from(WORDS),
-        st.text(max_size=40),
-        st.binary(max_size=40).map(lambda data: data.decode("latin-1")),
-        st.sampled_from(["\n", "\n", "\n", " ", ": ", "99999999999999999999", "[", "]"]),
-    ),
-    max_size=60,
-)
-
-
-@given(pieces)
-@example(["[0]:\n  exitcode  : 1 (pid: 99999999999999999999)\n", "\n"])
-@settings(max_examples=int(os.environ.get("EXPLAIN_EXAMPLES", "60")), deadline=None,
-          suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
-def test_nothing_that_can_be_read_breaks_it(parts: list[str]) -> None:
-    """Whatever is in a log, there is an answer, as text and as JSON, with proof for each claim.
-
-    `EXPLAIN_EXAMPLES=10000` for the long run.
-    """
-    recognizer = Recognizer()
-    data = "".join(parts).encode("utf-8", "replace")
-    items = logs.read("fuzz", Templates(load().literals), recognizer.found.statistics,
-                      io.BytesIO(data))  # fmt: skip
-    recognizer.add("fuzz/attempt_1/3/stderr.log", items)
-    finding = command.conclude(recognizer)
-    assert answer.text(finding, recognizer.found, [])
-    document = answer.document(finding, recognizer.found, [])
-    assert finding.outcome in {"found", "undecided", "nothing"}
-    if finding.outcome == "found":
-        assert document["proof"]
-        assert finding.slug

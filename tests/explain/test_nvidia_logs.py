@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dshealthd.explain import command
 from tests.explain import nvidia_logs
+from tests.explain.explaining import explained_paths
 
 TESTS = os.environ.get("DSHEALTHD_NVRX_TESTS", "")
 """The folder `tests/attribution/unit` of NVIDIA/nvidia-resiliency-ext."""
@@ -29,8 +29,7 @@ def test_no_failure_in_nvidias_logs_is_overlooked(tmp_path: Path) -> None:
     for number, (name, text) in enumerate(found.items()):
         path = tmp_path / f"{number}.log"
         path.write_text(text)
-        recognizer, _ = command.read([str(path)])
-        finding = command.conclude(recognizer)
+        finding = explained_paths(path)
         lines = text.split("\n")
         assert all(place.quote in lines[place.line - 1] for place in finding.proof)
         last = max((match.start() for match in FAILED.finditer(text)), default=None)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.explain import command
+from tests.explain.explaining import explained_paths, explained_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,8 +31,7 @@ RESTART = "E1122 05:03:27.456000 7 torch/distributed/elastic/agent/server/api.py
 def test_pods_journal_syslog_and_kernel(text: str, slug: str, tmp_path: Path) -> None:
     """The cause is told behind the prefix of each collector, and a rank where there is one."""
     (tmp_path / "some.log").write_text(f"{text}\n")
-    recognizer, _ = command.read([str(tmp_path)])
-    finding = command.conclude(recognizer)
+    finding = explained_paths(tmp_path)
     assert (finding.outcome, finding.slug) == ("found", slug)
     assert finding.ranks == ((3,) if "rank3" in text else ())
 
@@ -40,11 +39,8 @@ def test_pods_journal_syslog_and_kernel(text: str, slug: str, tmp_path: Path) ->
 def test_the_last_attempt_counts(tmp_path: Path) -> None:
     """An error before a restart is of another episode: what ended the last one is the cause."""
     first, last = f"[rank1]: {OOM}", "[rank2]: OSError: [Errno 28] No space left on device"
-    (tmp_path / "job.out").write_text(f"{first}\n{RESTART}\n[rank0]: step 1\n{last}\n")
-    recognizer, _ = command.read([str(tmp_path)])
-    finding = command.conclude(recognizer)
+    finding = explained_text(tmp_path, f"{first}\n{RESTART}\n[rank0]: step 1\n{last}\n")
     assert finding.ranks == (2,)
     assert finding.slug != "cuda-oom"
     (tmp_path / "job.out").write_text(f"{last}\n{RESTART}\n[rank0]: step 1\n{first}\n")
-    recognizer, _ = command.read([str(tmp_path)])
-    assert command.conclude(recognizer).slug == "cuda-oom"
+    assert explained_paths(tmp_path).slug == "cuda-oom"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.job.checks import CHECKS
 from dshealthd.doctor.job.context import JobContext, add_arguments, context
 from dshealthd.doctor.job.sources import deepspeed_config, inspection
@@ -17,8 +18,9 @@ from dshealthd.doctor.job.sources.source import Source
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from dshealthd.doctor.check import Outcome, Result
+    from dshealthd.doctor.check import Result
 
+OK, WARNING, CRITICAL, UNKNOWN = Outcome
 NAME = "ds_config.json"
 _MANY = (
     "import json, sys; sys.path.insert(0, sys.argv[1]); import inspect_deepspeed as program;"

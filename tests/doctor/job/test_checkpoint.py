@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.processes import free_port
-from dshealthd.doctor.check import Outcome
-from tests.doctor.job.asking import asked, results, texts
+from tests.doctor.job.asking import CRITICAL, OK, asked, outcomes, results, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,12 +20,6 @@ if TYPE_CHECKING:
     from dshealthd.doctor.job.context import JobContext
 
 pytestmark = pytest.mark.timeout(600)
-OK, WARNING, CRITICAL, UNKNOWN = (
-    Outcome.OK,
-    Outcome.WARNING,
-    Outcome.CRITICAL,
-    Outcome.UNKNOWN,
-)
 TAG = "global_step1"
 PROGRAM = Path(__file__).with_name("save_checkpoints.py")
 OPTIMIZER = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
@@ -76,8 +69,7 @@ def job(
 @pytest.mark.parametrize(("number", "configured"), [(0, 0), (1, 1), (1, 2), (3, 3)])
 def test_complete(stage: Callable[[int], Path], number: int, configured: int) -> None:
     """What DeepSpeed has saved is complete and fits the same job; 1 and 2 are interchangeable."""
-    found = results("checkpoint", job(stage(number), stage=configured))
-    assert [result.outcome for result in found] == [OK], texts(found)
+    assert outcomes("checkpoint", job(stage(number), stage=configured)) == [OK]
 
 
 def test_universal(stage: Callable[[int], Path]) -> None:
@@ -85,8 +77,7 @@ def test_universal(stage: Callable[[int], Path]) -> None:
     directory = stage(1)
     arguments = ("--tag", f"{TAG}_universal")
     for tag in ((), arguments):  # which `latest_universal` names as well
-        found = results("checkpoint", job(directory, *tag, stage=3, universal=True))
-        assert [result.outcome for result in found] == [OK], texts(found)
+        assert outcomes("checkpoint", job(directory, *tag, stage=3, universal=True)) == [OK]
     (result,) = results("checkpoint", job(directory, *arguments, stage=3))
     assert result.outcome is CRITICAL
     assert "is a universal checkpoint, but the configuration has checkpoint.load_universal off" in (
@@ -186,7 +177,7 @@ def test_remedy_of_latest(stage: Callable[[int], Path]) -> None:
     (directory / "latest").unlink()
     (result,) = results("checkpoint", job(directory, stage=1))
     subprocess.run(result.remedy, shell=True, check=True)
-    assert [one.outcome for one in results("checkpoint", job(directory, stage=1))] == [OK]
+    assert outcomes("checkpoint", job(directory, stage=1)) == [OK]
 
 
 def test_pickles_are_not_run(tmp_path: Path) -> None:
@@ -204,8 +195,7 @@ def test_pickles_are_not_run(tmp_path: Path) -> None:
     (folder.parent / "latest").write_text(TAG)
     for name in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"):
         (folder / name).write_bytes(pickle.dumps(Evil()))
-    found = results("checkpoint", asked("--checkpoint", str(folder.parent), "--ranks", "1"))
-    assert [result.outcome for result in found] == [OK], texts(found)
+    assert outcomes("checkpoint", asked("--checkpoint", str(folder.parent), "--ranks", "1")) == [OK]
     assert not proof.exists()
 
 

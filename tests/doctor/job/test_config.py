@@ -14,26 +14,32 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.job.context import JobContext
 from dshealthd.doctor.job.sources import deepspeed_config
 from dshealthd.doctor.job.sources.source import Source
-from tests.doctor.job.asking import NAME, asked, inspect_many, results, texts, with_config
+from tests.doctor.job.asking import (
+    CRITICAL,
+    NAME,
+    OK,
+    UNKNOWN,
+    WARNING,
+    asked,
+    inspect_many,
+    outcomes,
+    results,
+    texts,
+    with_config,
+)
 from tests.lab.records import start_time
 
 if TYPE_CHECKING:
+    from dshealthd.doctor.check import Outcome
     from dshealthd.doctor.job.sources.inspection import Inspection
 
 # Its import here would take seconds, and in each worker of the tests.
 if importlib.util.find_spec("deepspeed") is None:
     pytest.skip("takes DeepSpeed", allow_module_level=True)
 
-OK, WARNING, CRITICAL, UNKNOWN = (
-    Outcome.OK,
-    Outcome.WARNING,
-    Outcome.CRITICAL,
-    Outcome.UNKNOWN,
-)
 HEALTHY: dict[str, Any] = {
     "train_batch_size": 64,
     "train_micro_batch_size_per_gpu": 4,
@@ -151,8 +157,7 @@ def inspected() -> dict[str, Inspection]:
 def test_no_false_alarm(inspected: dict[str, Inspection], case: str, check: str) -> None:
     """A configuration that DeepSpeed takes and reads is ok by every check."""
     job = with_config(CASES[case], inspected[case], ranks=RANKS)
-    found = results(check, job)
-    assert [result.outcome for result in found] == [OK], texts(found)
+    assert outcomes(check, job) == [OK]
 
 
 @pytest.mark.parametrize(
@@ -251,7 +256,7 @@ def test_memory(
 
 def test_memory_of_the_host(inspected: dict[str, Inspection], tmp_path: Path) -> None:
     """States that are offloaded are compared with this node's memory."""
-    for case, total, outcomes in (
+    for case, total, expected in (
         ("healthy", 64, [OK, CRITICAL]),
         ("healthy", 512, [OK]),
         ("zero 1", 64, [OK, WARNING]),  # where the model is loaded whole by each rank
@@ -266,7 +271,7 @@ def test_memory_of_the_host(inspected: dict[str, Inspection], tmp_path: Path) ->
             host=Host(procfs=tmp_path),
         )
         found = results("model-memory", job)
-        assert [result.outcome for result in found] == outcomes, texts(found)
+        assert [result.outcome for result in found] == expected, texts(found)
 
 
 def test_offload_path(tmp_path: Path) -> None:
@@ -276,13 +281,13 @@ def test_offload_path(tmp_path: Path) -> None:
     for path, outcome in ((tmp_path, OK), (file, CRITICAL)):
         block = {"device": "nvme", "nvme_path": str(path)}
         job = with_config({"zero_optimization": {"stage": 3, "offload_optimizer": block}})
-        assert [result.outcome for result in results("offload-path", job)] == [outcome]
+        assert outcomes("offload-path", job) == [outcome]
     block = {"device": "nvme", "nvme_path": str(tmp_path / "a directory")}
     job = with_config({"zero_optimization": {"stage": 3, "offload_optimizer": block}})
     (missing,) = results("offload-path", job)
     assert missing.outcome is CRITICAL
     subprocess.run(missing.remedy, shell=True, check=True)
-    assert [result.outcome for result in results("offload-path", job)] == [OK]
+    assert outcomes("offload-path", job) == [OK]
 
 
 @pytest.mark.parametrize(
@@ -327,7 +332,7 @@ def test_model_parallel() -> None:
     """Ranks that share a copy of the model count once."""
     document = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1}
     good = with_config(document, ranks=16, model_parallel=2)
-    assert [result.outcome for result in results("batch-sizes", good)] == [OK]
+    assert outcomes("batch-sizes", good) == [OK]
     bad = with_config(document, ranks=16, model_parallel=3)
     assert "cannot be split into groups of 3" in texts(results("batch-sizes", bad))
 
@@ -363,7 +368,7 @@ def test_hjson(inspected: dict[str, Inspection]) -> None:
     """Hjson with comments is what DeepSpeed takes too: read by its own parser."""
     job = hjson_job(inspected, "hjson")
     for check in ("config-file", "config-keys", "config-conflicts", "batch-sizes"):
-        assert [result.outcome for result in results(check, job)] == [OK]
+        assert outcomes(check, job) == [OK]
 
 
 @pytest.mark.parametrize(
@@ -380,8 +385,7 @@ def test_neither(inspected: dict[str, Inspection], case: str, words: str) -> Non
     assert result.outcome is CRITICAL
     assert words in result.text
     for check in ("config-keys", "config-conflicts", "batch-sizes"):
-        found = results(check, hjson_job(inspected, case))
-        assert [result.outcome for result in found] == [UNKNOWN]
+        assert outcomes(check, hjson_job(inspected, case)) == [UNKNOWN]
 
 
 def test_interpreter_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

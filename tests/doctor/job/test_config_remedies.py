@@ -14,7 +14,14 @@ from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.job.context import JobContext
 from dshealthd.doctor.job.sources import deepspeed_config, remedies
 from dshealthd.doctor.job.sources.source import Source
-from tests.doctor.job.asking import NAME, inspect_many, results, texts, with_config
+from tests.doctor.job.asking import (
+    NAME,
+    inspect_many,
+    outcomes,
+    results,
+    texts,
+    with_config,
+)
 from tests.doctor.job.test_config import CASES, GIB, HJSON, PARAMETERS, RANKS, SHAPE, changed
 from tests.doctor.looks import apply
 
@@ -154,7 +161,7 @@ def test_mended_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.outcome is Outcome.CRITICAL
         apply(found)
         job = JobContext(config=Source(NAME, deepspeed_config.parse(right, NAME)))
-        assert [one.outcome for one in results("config-file", job)] == [Outcome.OK]
+        assert outcomes("config-file", job) == [Outcome.OK]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from dshealthd.doctor.job.checks import CHECKS, applicable
 from dshealthd.doctor.job.sources import deepspeed_config, launcher_command, slurm_script
 from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.source import Source, read_all
-from tests.doctor.job.asking import asked, results, texts
+from tests.doctor.job.asking import asked, outcomes, results, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -238,7 +238,7 @@ def test_options_of_ssh_in_names(tmp_path: Path, line: str) -> None:
     assert result.outcome is Outcome.CRITICAL
     assert "is not a valid node name" in result.text
     for check in ("hostfile-names", "ssh"):
-        assert [one.outcome for one in results(check, job)] == [Outcome.UNKNOWN]
+        assert outcomes(check, job) == [Outcome.UNKNOWN]
     assert not proof.exists()
 
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.processes import free_port
-from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.job.checks import applicable
 from dshealthd.doctor.job.context import JobContext
-from tests.doctor.job.asking import asked, results, texts
+from tests.doctor.job.asking import CRITICAL, OK, UNKNOWN, WARNING, asked, outcomes, results, texts
 from tests.doctor.job.sshd import STRANGER, WITHOUT_KEY, sshd
 from tests.doctor.looks import apply
 from tests.netns import network_namespace
@@ -23,12 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-OK, WARNING, CRITICAL, UNKNOWN = (
-    Outcome.OK,
-    Outcome.WARNING,
-    Outcome.CRITICAL,
-    Outcome.UNKNOWN,
-)
+    from dshealthd.doctor.check import Outcome
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +64,7 @@ def test_lines(tmp_path: Path, text: str, mended: str, outcome: Outcome, words: 
     if outcome is not OK:
         shown = apply(result)
         assert not text or any(line in shown for line in text.splitlines())
-        assert [one.outcome for one in results("hostfile", job(tmp_path, mended))] == [OK]
+        assert outcomes("hostfile", job(tmp_path, mended)) == [OK]
 
 
 def test_missing_hostfile(tmp_path: Path) -> None:
@@ -80,7 +74,7 @@ def test_missing_hostfile(tmp_path: Path) -> None:
     assert result.outcome is CRITICAL
     assert str(file) in result.text
     file.write_text("a slots=8\n")
-    assert [one.outcome for one in results("hostfile", asked("--hostfile", str(file)))] == [OK]
+    assert outcomes("hostfile", asked("--hostfile", str(file))) == [OK]
 
 
 def test_filter_that_names_no_host(tmp_path: Path) -> None:
@@ -91,7 +85,7 @@ def test_filter_that_names_no_host(tmp_path: Path) -> None:
     assert "b is not in the hostfile" in result.text
     apply(result)  # shows which hosts there are
     made = job(tmp_path, "a slots=8\n", "--launch", "deepspeed --include=a:0 x.py")
-    assert [one.outcome for one in results("hostfile", made)] == [OK]
+    assert outcomes("hostfile", made) == [OK]
 
 
 def test_ranks_of_hosts_that_ssh_compares(tmp_path: Path) -> None:
@@ -112,18 +106,18 @@ def test_hostfile_of_the_command(tmp_path: Path) -> None:
 def test_names(tmp_path: Path) -> None:
     """Names that resolve are ok; one that does not is named, and so are two of one host."""
     good = "127.0.0.1 slots=8\n127.0.0.2 slots=8\n"
-    assert [one.outcome for one in results("hostfile-names", job(tmp_path, good))] == [OK]
+    assert outcomes("hostfile-names", job(tmp_path, good)) == [OK]
     found = results("hostfile-names", job(tmp_path, f"{good}no-such-host.invalid slots=8\n"))
     assert "no-such-host.invalid does not resolve" in texts(found)
     # without a name server nobody knows whether the name is wrong
     assert {one.outcome for one in found} <= {CRITICAL, UNKNOWN}
-    assert [one.outcome for one in results("hostfile-names", job(tmp_path, good))] == [OK]
+    assert outcomes("hostfile-names", job(tmp_path, good)) == [OK]
     (result,) = results("hostfile-names", job(tmp_path, "127.0.0.1 slots=8\nlocalhost slots=8\n"))
     assert result.outcome is CRITICAL
     assert "localhost and 127.0.0.1 are the same host" in result.text
     apply(result)  # shows that both have one address
     mended = job(tmp_path, "127.0.0.1 slots=8\n127.0.0.2 slots=8\n")
-    assert [one.outcome for one in results("hostfile-names", mended)] == [OK]
+    assert outcomes("hostfile-names", mended) == [OK]
 
 
 def test_ssh(tmp_path: Path, client: str) -> None:
@@ -162,7 +156,7 @@ def test_key_that_is_missing(tmp_path: Path) -> None:
         assert "ssh-copy-id" in refused.remedy
         with (directory / "authorized").open("a") as authorized:  # what ssh-copy-id does there
             authorized.write((directory / "other.pub").read_text())
-        assert [one.outcome for one in results("ssh", made)] == [OK]
+        assert outcomes("ssh", made) == [OK]
 
 
 def test_new_host_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +172,7 @@ def test_new_host_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (strange,) = results("ssh", made)
         assert "Host key verification failed" in strange.text
         apply(strange)
-        assert [one.outcome for one in results("ssh", made)] == [OK]
+        assert outcomes("ssh", made) == [OK]
 
 
 def test_ssh_without_answer(tmp_path: Path, client: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,12 +231,12 @@ def test_variables_that_stay_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     for command in ("deepspeed --no_ssh --node_rank=0 x.py", "deepspeed --num_nodes=1 x.py"):
         made = job(tmp_path, hosts, *arguments, command)
-        assert [one.outcome for one in results("launcher", made)] == [OK]
+        assert outcomes("launcher", made) == [OK]
     taken = tmp_path / ".deepspeed_env"
     for text, outcome in (("NCCL_DEBUG=INFO\n", WARNING), ("TORCH_NCCL_BLOCKING_WAIT=1\n", OK)):
         taken.write_text(text)
         made = job(tmp_path, hosts, *arguments, "deepspeed --master_addr=192.0.2.1 x.py")
-        assert [one.outcome for one in results("launcher", made)] == [outcome]
+        assert outcomes("launcher", made) == [outcome]
 
 
 def test_without_ssh(tmp_path: Path) -> None:

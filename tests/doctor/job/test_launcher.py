@@ -10,22 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.job.sources import launcher_command, slurm_script
 from dshealthd.doctor.job.sources.launcher_command import GRAMMARS
 from dshealthd.doctor.job.sources.layout import FilterError, layout
 from dshealthd.probe.members.membership import parse_hostfile
-from tests.doctor.job.asking import asked, environment_after, results, texts
+from tests.doctor.job.asking import (
+    CRITICAL,
+    OK,
+    UNKNOWN,
+    WARNING,
+    asked,
+    environment_after,
+    outcomes,
+    results,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-OK, WARNING, CRITICAL, UNKNOWN = (
-    Outcome.OK,
-    Outcome.WARNING,
-    Outcome.CRITICAL,
-    Outcome.UNKNOWN,
-)
+    from dshealthd.doctor.check import Outcome
+
 POOL = {"a": 4, "b": 4, "c": 8}
 FILTERS: list[dict[str, Any]] = [
     {},
@@ -191,8 +195,7 @@ def test_good_script(tmp_path: Path) -> None:
     assert job.rendezvous.port == 29500
     assert job.rendezvous.address == ""  # only a shell knows
     for check in ("launcher", "ranks-and-gpus"):
-        found = results(check, job)
-        assert [result.outcome for result in found] == [OK], texts(found)
+        assert outcomes(check, job) == [OK]
 
 
 @pytest.mark.parametrize(
@@ -221,8 +224,7 @@ def test_script_faults(
     found = results("launcher", asked("--slurm-script", text))
     assert [(result.outcome, words in result.text) for result in found] == [(outcome, True)]
     assert found[0].remedy
-    mended = results("launcher", asked("--slurm-script", script(tmp_path)))
-    assert [result.outcome for result in mended] == [OK], texts(mended)
+    assert outcomes("launcher", asked("--slurm-script", script(tmp_path))) == [OK]
 
 
 @pytest.mark.parametrize(
@@ -267,8 +269,7 @@ def test_command_faults(
     if found[0].remedy.startswith("unset"):
         paste(found[0].remedy, file)
     job = asked("--environment", str(file), "--gpus-per-node", "8", "--launch", mended)
-    then = results("launcher", job)
-    assert [result.outcome for result in then] == [OK], texts(then)
+    assert outcomes("launcher", job) == [OK]
 
 
 def paste(remedy: str, file: Path) -> None:
@@ -286,8 +287,7 @@ def test_single_node_batch_script(tmp_path: Path) -> None:
     (found,) = results("launcher", asked("--slurm-script", str(file)))
     assert "srun is missing" in found.text
     file.write_text(text.replace("torchrun", found.remedy.removesuffix(" ...")))
-    then = results("launcher", asked("--slurm-script", str(file)))
-    assert [result.outcome for result in then] == [OK], texts(then)
+    assert outcomes("launcher", asked("--slurm-script", str(file))) == [OK]
 
 
 @pytest.mark.parametrize("head", ["--nodes=2 --ntasks=4", "--ntasks=4", "-N2 -n4"])
@@ -299,8 +299,7 @@ def test_more_tasks_than_nodes(tmp_path: Path, head: str) -> None:
     (found,) = results("launcher", asked("--slurm-script", str(file)))
     assert "srun starts torchrun 2 times on each node" in found.text
     file.write_text(text.replace("srun torchrun", found.remedy.removesuffix(" ...")))
-    then = results("launcher", asked("--slurm-script", str(file)))
-    assert [result.outcome for result in then] == [OK], texts(then)
+    assert outcomes("launcher", asked("--slurm-script", str(file))) == [OK]
 
 
 def test_no_script() -> None:
@@ -394,5 +393,4 @@ def test_ranks_and_gpus(
     elif found[0].remedy.startswith("deepspeed"):
         assert found[0].remedy in mended
     given = ("--launch", mended or command, "--gpus-per-node", gpus or "8")
-    then = results("ranks-and-gpus", asked("--environment", str(file), *given))
-    assert [result.outcome for result in then] == [OK], texts(then)
+    assert outcomes("ranks-and-gpus", asked("--environment", str(file), *given)) == [OK]

@@ -12,16 +12,13 @@ import pytest
 
 from bench.processes import free_port
 from dshealthd.core.host import Host, read
-from dshealthd.doctor.check import Outcome
-from tests.doctor.job.asking import asked, results, texts
+from tests.doctor.job.asking import CRITICAL, OK, WARNING, asked, outcomes, results, texts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.doctor.check import Result
+    from dshealthd.doctor.check import Outcome, Result
     from dshealthd.doctor.job.context import JobContext
-
-OK, WARNING, CRITICAL = Outcome.OK, Outcome.WARNING, Outcome.CRITICAL
 
 
 def port_job(port: int | str) -> JobContext:
@@ -40,7 +37,7 @@ def test_master_port() -> None:
         assert [one.outcome for one in found] == [CRITICAL]
         assert f"port {port} is taken" in found[0].text
         assert str(port) in found[0].remedy
-    assert [one.outcome for one in results("master-port", port_job(port))] == [OK]
+    assert outcomes("master-port", port_job(port)) == [OK]
 
 
 def test_master_port_in_time_wait() -> None:
@@ -95,12 +92,12 @@ def test_reserved_port(tmp_path: Path) -> None:
     settings = tmp_path / "sys/net/ipv4"
     settings.mkdir(parents=True)
     (settings / "ip_local_port_range").write_text("20000\t60999\n")
-    for reserved, outcomes in (("8080,29500-29501\n", [OK]), ("\n", [OK, WARNING])):
+    for reserved, expected in (("8080,29500-29501\n", [OK]), ("\n", [OK, WARNING])):
         (settings / "ip_local_reserved_ports").write_text(reserved)
         job = dataclasses.replace(port_job(29500), host=Host(procfs=tmp_path))
         (tmp_path / "net").mkdir(exist_ok=True)
         (tmp_path / "net/tcp").write_text("  sl  local_address rem_address\n")
-        assert [one.outcome for one in results("master-port", job)] == outcomes
+        assert outcomes("master-port", job) == expected
     (settings / "ip_local_reserved_ports").unlink()
     assert "is unknown" in texts(results("master-port", job))
 

@@ -8,23 +8,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.job.context import JobContext
 from dshealthd.doctor.job.sources.layout import Gpus
 from dshealthd.doctor.job.sources.source import Source
-from tests.doctor.job.asking import asked, environment_after, results, texts
+from tests.doctor.job.asking import (
+    CRITICAL,
+    OK,
+    UNKNOWN,
+    WARNING,
+    asked,
+    environment_after,
+    outcomes,
+    results,
+    texts,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.doctor.check import Result
-
-OK, WARNING, CRITICAL, UNKNOWN = (
-    Outcome.OK,
-    Outcome.WARNING,
-    Outcome.CRITICAL,
-    Outcome.UNKNOWN,
-)
+    from dshealthd.doctor.check import Outcome, Result
 
 
 def job(*variables: str, host: Host | None = None, nodes: int = 1) -> JobContext:
@@ -71,7 +73,7 @@ def test_variables(variable: str, outcome: Outcome, words: str) -> None:
     assert words in result.text
     if result.component not in {"", variable.partition("=")[0]}:  # of the name that it means
         right = job(f"{result.component}=lo")
-        assert [one.outcome for one in results("nccl-variables", right)] == [OK]
+        assert outcomes("nccl-variables", right) == [OK]
     elif outcome is not OK:
         assert mended("nccl-variables", result, variable) == [OK]
 
@@ -97,12 +99,12 @@ def test_infiniband_that_is_disabled_on_other_nodes(tmp_path: Path) -> None:
             job(variable, host=without),
             dataclasses.replace(job(variable, host=without, nodes=2), gpus=gpus),
         ):
-            assert [one.outcome for one in results("nccl-variables", fine)] == [OK]
+            assert outcomes("nccl-variables", fine) == [OK]
 
 
 def test_loopback_between_nodes() -> None:
     """The loopback interface alone serves one node, and none of several."""
-    assert [one.outcome for one in results("nccl-variables", job("NCCL_SOCKET_IFNAME=lo"))] == [OK]
+    assert outcomes("nccl-variables", job("NCCL_SOCKET_IFNAME=lo")) == [OK]
     (result,) = results("nccl-variables", job("NCCL_SOCKET_IFNAME=lo", nodes=2))
     assert result.outcome is CRITICAL
     assert "only the loopback interface" in result.text
@@ -130,8 +132,7 @@ def test_adapters(adapters: Host, variable: str, outcome: Outcome, words: str) -
 
 def test_infiniband_off_where_there_is_none(tmp_path: Path) -> None:
     """On a node without adapters it is right to switch InfiniBand off."""
-    found = results("nccl-variables", job("NCCL_IB_DISABLE=1", host=Host(sysfs=tmp_path)))
-    assert [result.outcome for result in found] == [OK]
+    assert outcomes("nccl-variables", job("NCCL_IB_DISABLE=1", host=Host(sysfs=tmp_path))) == [OK]
 
 
 @pytest.mark.parametrize(
@@ -144,9 +145,9 @@ def test_transports(variable: str) -> None:
     assert result.outcome is WARNING
     assert variable in result.text
     assert result.remedy == f"unset {variable.partition('=')[0]}"
-    assert [one.outcome for one in results("nccl-variables", made)] == [OK]
+    assert outcomes("nccl-variables", made) == [OK]
     assert mended("transports", result, variable) == [OK]
-    assert [one.outcome for one in results("transports", job("NCCL_P2P_DISABLE=0"))] == [OK]
+    assert outcomes("transports", job("NCCL_P2P_DISABLE=0")) == [OK]
 
 
 def test_environment_file(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def read_all(
 
 
 def _start(name: str, reader: Callable[[], Any], deadline: float) -> step.RunningStep:
-    return step.RunningStep(name, lambda _emit: reader(), deadline, 0, lambda _name, _data: None)
+    return step.RunningStep(name, lambda _emit: reader(), deadline)
 
 
 def read_owned(path: str, limit: int) -> bytes:
