@@ -3,37 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from dshealthd.core.text import printable
+from dshealthd.findings.finding import ORDER, State
 
 T = TypeVar("T")
 Given = TypeVar("Given")
-
-
-class Outcome(enum.Enum):
-    """What a check concludes."""
-
-    OK = "ok"
-    WARNING = "warning"
-    CRITICAL = "critical"
-    UNKNOWN = "unknown"
-    """It could not be checked; the text says why."""
-
-
-ORDER = (Outcome.OK, Outcome.WARNING, Outcome.UNKNOWN, Outcome.CRITICAL)
-"""From best to worst: an unknown may hide anything, so it is worse than a warning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
     """One thing that a check found, made printable: users name files, keys and hosts."""
 
-    outcome: Outcome
+    outcome: State
     text: str
     """What was found, in one line that names the key, file or device."""
     remedy: str = ""
@@ -54,10 +40,10 @@ class Result:
         object.__setattr__(self, "remedy", self.remedy if self.remedy.isprintable() else "")
 
 
-ok = partial(Result, Outcome.OK)
-warning = partial(Result, Outcome.WARNING)
-critical = partial(Result, Outcome.CRITICAL)
-unknown = partial(Result, Outcome.UNKNOWN)
+ok = partial(Result, State.OK)
+warning = partial(Result, State.WARNING)
+critical = partial(Result, State.CRITICAL)
+unknown = partial(Result, State.UNKNOWN)
 
 
 @dataclass(frozen=True)
@@ -102,17 +88,12 @@ def check_of(
     return Check(slug, name, title, run, deadline, applies or given)
 
 
-def worst(outcomes: Iterable[Outcome]) -> Outcome:
+def worst(outcomes: Iterable[State]) -> State:
     """Return the worst of these outcomes; ok if there are none."""
-    return max(outcomes, key=ORDER.index, default=Outcome.OK)
-
-
-def encode(result: Result) -> dict[str, Any]:
-    """Return a result as a JSON document."""
-    return dataclasses.asdict(result) | {"outcome": result.outcome.value}
+    return max(outcomes, key=ORDER.index, default=State.OK)
 
 
 def decode(document: Mapping[str, Any]) -> Result:
     """Return the result in a document; KeyError, TypeError, ValueError if it holds none."""
     fields = {field.name: str(document[field.name]) for field in dataclasses.fields(Result)}
-    return Result(**(fields | {"outcome": Outcome(document["outcome"])}))  # type: ignore[arg-type] # all but outcome are text
+    return Result(**(fields | {"outcome": State(document["outcome"])}))  # type: ignore[arg-type] # all but outcome are text

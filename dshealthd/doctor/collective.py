@@ -11,8 +11,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import ORDER, Outcome, Result, critical, ok, unknown
+from dshealthd.doctor.check import Result, critical, ok, unknown
 from dshealthd.doctor.examination import Examined
+from dshealthd.findings.finding import ORDER, State
 from dshealthd.probe.cli.pairs import LEAD, Ask, member_client, one
 from dshealthd.probe.node import WARMING_UP
 from dshealthd.probe.observation import Kind
@@ -91,7 +92,7 @@ def judged(ended: Ended, hosts: Sequence[str], left_out: Sequence[str]) -> Exami
     slug = next((_SLUGS[one] for one in _SLUGS if one in slugs), _WHY)
     if left_out:
         results.append(without(left_out, len(hosts)))
-    if all(result.outcome is Outcome.OK for result in results):
+    if all(result.outcome is State.OK for result in results):
         slug = _SLUGS[Came.OK]
     return _examined(slug, results, ended.seconds)
 

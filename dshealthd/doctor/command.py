@@ -14,9 +14,8 @@ from dshealthd.config import config, flags
 from dshealthd.core.options import ConfigError
 from dshealthd.doctor import node
 from dshealthd.doctor import report as callers
-from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.choice import chosen, of_the_job
-from dshealthd.doctor.examination import EXIT, Progress, accept, examine
+from dshealthd.doctor.examination import Progress, accept, examine
 from dshealthd.doctor.hosts import HostsError, names
 from dshealthd.doctor.job.arguments import add_arguments as add_job_arguments
 from dshealthd.doctor.node_context import NodeContext, facts
@@ -26,9 +25,10 @@ from dshealthd.doctor.report import NodeReport, Report, as_json, junit, text
 from dshealthd.doctor.several_nodes import Request, examine_all
 from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
 from dshealthd.doctor.status_document import collect, status_document
+from dshealthd.findings.finding import State
 from dshealthd.http.client import Access
 from dshealthd.probe.options import ProbeOptions
-from dshealthd.status.paint import Paint
+from dshealthd.status.paint import EXIT, Paint
 from dshealthd.symptoms import all_symptoms
 from dshealthd.symptoms.runbooks import render
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dshealthd.config.config import Config
     from dshealthd.doctor.check import Check
 
-UNKNOWN = EXIT[Outcome.UNKNOWN]
+UNKNOWN = EXIT[State.UNKNOWN]
 DESCRIPTION = """\
 Check whether this node, or each of several, is fit to start a training job.
 Report each problem, its severity and limit, and the command that fixes it.
@@ -181,7 +181,7 @@ def _runbook(slug: str) -> int:
         print(f"--runbook: there is no runbook {slug!r}; see `doctor --list`", file=sys.stderr)
         return UNKNOWN
     print(render(symptom), end="")
-    return EXIT[Outcome.OK]
+    return EXIT[State.OK]
 
 
 def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[Any]]) -> Report:

@@ -8,9 +8,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.doctor.check import ORDER, Outcome, Result, decode, encode, unknown, worst
+from dshealthd.doctor.check import Result, decode, unknown, worst
 from dshealthd.doctor.processes import Pool
 from dshealthd.doctor.status_document import DEADLINE
+from dshealthd.findings.finding import ORDER, State
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from dshealthd.doctor.processes import Ended
     from dshealthd.doctor.snapshot_check import SnapshotCheck
 
-EXIT = {Outcome.OK: 0, Outcome.WARNING: 1, Outcome.CRITICAL: 2, Outcome.UNKNOWN: 3}
-"""Exit status by outcome, as in Nagios plugins."""
 _LOOK = "the node's status"
 
 
@@ -39,7 +38,7 @@ class Examined:
     """Why each result is accepted; an empty string for one that counts."""
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> State:
         """The worst outcome among the results that count."""
         return worst(
             result.outcome
@@ -98,7 +97,7 @@ def examine(
 
 def _runner(check: Check[Any], context: Any) -> Callable[[], object]:
     def run() -> list[dict[str, Any]]:
-        return [encode(result) for result in check.run(context)]
+        return [dataclasses.asdict(result) for result in check.run(context)]
 
     return run
 
@@ -132,7 +131,7 @@ def accept(
 
 
 def _reason(one: Examined, result: Result, accepted: Sequence[Accepted], today: dt.date) -> str:
-    if result.outcome is Outcome.OK:
+    if result.outcome is State.OK:
         return ""
     for entry in accepted:
         if (

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import printable
-from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.processes import Pool
 from dshealthd.doctor.report import NodeReport, parse_node
+from dshealthd.findings.finding import State
 from dshealthd.probe.members.hostlist import HostlistError, expand
 from dshealthd.probe.members.membership import MembershipError, load
 from dshealthd.probe.options import MembershipOptions
@@ -126,14 +126,14 @@ def _report(ended: Ended, seconds: float) -> NodeReport:
         return NodeReport(host, problem=f"not reachable over SSH: {_last_line(errors)}")
     if code == _NOT_FOUND:
         text = f"dshealthd is not in the PATH there (--remote-command): {_last_line(errors)}"
-        return NodeReport(host, problem=text, severity=Outcome.UNKNOWN)
+        return NodeReport(host, problem=text, severity=State.UNKNOWN)
     try:
         document: Any = json.loads(output)
         return parse_node(document, host)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = _last_line(errors) if not output else f"{type(error).__name__}: {error}"
         text = f"sent an unreadable report (exit status {code}): {printable(why[:300])}"
-        return NodeReport(host, problem=text, severity=Outcome.UNKNOWN)
+        return NodeReport(host, problem=text, severity=State.UNKNOWN)
 
 
 CONNECT = 5

@@ -10,8 +10,9 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.doctor.check import Check, Outcome, Result, critical, ok, warning
+from dshealthd.doctor.check import Check, Result, critical, ok, warning
 from dshealthd.findings import limits
+from dshealthd.findings.finding import State
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.linux.credentials import assumed
 from dshealthd.linux.process_files import Root
@@ -87,7 +88,7 @@ def _judge(
         well = False
         yield Result(
             # The last percent of a petabyte is room for many checkpoints.
-            Outcome.CRITICAL if free < limit.filesystem_free_bytes else Outcome.WARNING,
+            State.CRITICAL if free < limit.filesystem_free_bytes else State.WARNING,
             f"{path} is {used:.0%} full: {free / 1e9:.1f} GB are free",
             remedy=f"df -h {path}; ls -dt {path}/*  # then delete old checkpoints",
             value=f"{used:.1%}",

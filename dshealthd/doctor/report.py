@@ -6,15 +6,15 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
 from dshealthd.core.text import plural, printable
-from dshealthd.doctor.check import ORDER, Outcome, Result, decode, encode, worst
-from dshealthd.doctor.examination import EXIT, Examined
-from dshealthd.findings.finding import State
-from dshealthd.status.paint import safe
+from dshealthd.doctor.check import Result, decode, worst
+from dshealthd.doctor.examination import Examined
+from dshealthd.findings.finding import ORDER, State
+from dshealthd.status.paint import EXIT, safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +34,7 @@ class NodeReport:
     checks: tuple[Examined, ...] = ()
     problem: str = ""
     """Why nothing is known about it; empty if it was examined."""
-    severity: Outcome = Outcome.CRITICAL
+    severity: State = State.CRITICAL
     """How bad a problem is."""
     source: str = ""
     """`agent`, or why the command read the sources itself."""
@@ -42,7 +42,7 @@ class NodeReport:
     """Values that must be the same on all nodes of a job, by name."""
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> State:
         """The worst outcome of this node."""
         return self.severity if self.problem else worst(one.outcome for one in self.checks)
 
@@ -59,7 +59,7 @@ class Report:
     """Checks across nodes."""
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> State:
         """The worst outcome of all nodes and of the checks across them."""
         return worst(
             (*(node.outcome for node in self.nodes), *(one.outcome for one in self.across))
@@ -96,7 +96,7 @@ def _node(node: NodeReport) -> dict[str, Any]:
 
 def _check(one: Examined) -> dict[str, Any]:
     results = [
-        encode(result) | {"accepted": reason or None}
+        asdict(result) | {"accepted": reason or None}
         for result, reason in zip(one.results, one.reasons, strict=True)
     ]
     return {
@@ -147,7 +147,7 @@ def found(checks: Sequence[Examined]) -> list[tuple[Examined, Result, str]]:
         (one, result, reason)
         for one in checks
         for result, reason in zip(one.results, one.reasons, strict=True)
-        if result.outcome is not Outcome.OK
+        if result.outcome is not State.OK
     ]
     return sorted(entries, key=lambda entry: (bool(entry[2]), -ORDER.index(entry[1].outcome)))
 
@@ -169,14 +169,14 @@ def _well(checks: Sequence[Examined]) -> str:
 
 
 def _node_lines(node: NodeReport, paint: Paint, *, verbose: bool) -> Iterator[str]:
-    state = State(node.outcome.value)
+    state = node.outcome
     yield f"{safe(node.node)}  {paint(state, state.upper())}  {_headline(node)}"
     for entry in found(node.checks):
         yield from _lines(*entry, paint)
     if verbose:
         for one in node.checks:
             for result in one.results:
-                if result.outcome is Outcome.OK:
+                if result.outcome is State.OK:
                     word = paint(State.OK, "OK".ljust(8))
                     yield f"  {word}  {safe(one.name)}: {result.text}"
     yield ""
@@ -185,7 +185,7 @@ def _node_lines(node: NodeReport, paint: Paint, *, verbose: bool) -> Iterator[st
 def _headline(node: NodeReport) -> str:
     if node.problem:
         return safe(node.problem)
-    well = sum(one.outcome is Outcome.OK for one in node.checks)
+    well = sum(one.outcome is State.OK for one in node.checks)
     accepted = sum(bool(reason) for one in node.checks for reason in one.reasons)
     known = f", {accepted} accepted" if accepted else ""
     how = "" if node.source == "agent" else f"; {safe(node.source)}"
@@ -193,7 +193,7 @@ def _headline(node: NodeReport) -> str:
 
 
 def _lines(one: Examined, result: Result, accepted: str, paint: Paint) -> Iterator[str]:
-    state = State(result.outcome.value)
+    state = result.outcome
     word = paint(State.OK, "ACCEPTED") if accepted else paint(state, state.upper().ljust(8))
     yield f"  {word}  {safe(one.name)}: {result.text}"
     if result.limit:
@@ -244,7 +244,7 @@ def _suite(suites: ET.Element, name: str, checks: Sequence[Examined], problem: s
         )
         entries = found([one])
         for _, result, accepted in entries[:1]:
-            kind = "error" if result.outcome is Outcome.UNKNOWN else "failure"
+            kind = "error" if result.outcome is State.UNKNOWN else "failure"
             message = "; ".join(entry[1].text for entry in entries)
             if accepted:
                 ET.SubElement(case, "skipped", message=printable(accepted))
@@ -266,9 +266,9 @@ TERMINATION = 4096
 """Maximum bytes of a container's termination message."""
 
 
-def summary(report: Report, least: Outcome, most: int) -> str:
+def summary(report: Report, least: State, most: int) -> str:
     """Return one line with the slugs and parts of results at least this bad; `ok` if none is."""
-    wanted = (Outcome.CRITICAL,) if least is Outcome.CRITICAL else tuple(Outcome)[1:]
+    wanted = (State.CRITICAL,) if least is State.CRITICAL else tuple(State)[1:]
     parts = [f"{safe(node.node)} unreachable" for node in report.nodes if node.problem]
     for node in report.nodes:
         parts += [
@@ -282,9 +282,9 @@ def summary(report: Report, least: Outcome, most: int) -> str:
 
 def slurm_prolog(report: Report) -> int:
     """Fail Slurm's prolog on a critical result, which drains; slurmd's log has the reason."""
-    critical = report.outcome is Outcome.CRITICAL
+    critical = report.outcome is State.CRITICAL
     if critical:
-        print(f"dshealthd: {summary(report, Outcome.CRITICAL, REASON)}", file=sys.stderr)
+        print(f"dshealthd: {summary(report, State.CRITICAL, REASON)}", file=sys.stderr)
     return int(critical)
 
 
@@ -293,32 +293,32 @@ def slurm_health(report: Report) -> int:
 
     `dshealthd slurm health` drains.
     """
-    print(f"dshealthd: {summary(report, Outcome.WARNING, REASON)}")
+    print(f"dshealthd: {summary(report, State.WARNING, REASON)}")
     return 0
 
 
 def kubernetes(report: Report) -> int:
     """Fail a Kubernetes init container or readiness probe on a critical result."""
-    print(summary(report, Outcome.WARNING, TERMINATION))
-    return int(report.outcome is Outcome.CRITICAL)
+    print(summary(report, State.WARNING, TERMINATION))
+    return int(report.outcome is State.CRITICAL)
 
 
 def node_problem_detector(report: Report) -> int:
     """Print one line of 80 characters; return 0 for no problem, 1 for a problem, 2 for unknown."""
-    print(summary(report, Outcome.CRITICAL, NPD_LINE))
-    codes = {Outcome.CRITICAL: 1, Outcome.UNKNOWN: 2}
+    print(summary(report, State.CRITICAL, NPD_LINE))
+    codes = {State.CRITICAL: 1, State.UNKNOWN: 2}
     return codes.get(report.outcome, 0)
 
 
 def ansible(report: Report) -> int:
     """Print what an Ansible module returns: `changed`, `failed`, `msg`, and the whole report."""
-    failed = report.outcome is Outcome.CRITICAL
+    failed = report.outcome is State.CRITICAL
     print(
         json.dumps(
             {
                 "changed": False,
                 "failed": failed,
-                "msg": summary(report, Outcome.WARNING, TERMINATION),
+                "msg": summary(report, State.WARNING, TERMINATION),
                 "doctor": json.loads(as_json(report)),
             }
         )

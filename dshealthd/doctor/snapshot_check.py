@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.collector import is_of_job
-from dshealthd.doctor.check import Check, Outcome, Result, ok, unknown
+from dshealthd.doctor.check import Check, Result, ok, unknown
 from dshealthd.doctor.node_context import NodeContext
+from dshealthd.findings.finding import State
 from dshealthd.findings.judge import words
 from dshealthd.probe.options import ProbeOptions
 
@@ -99,13 +100,13 @@ def _findings(
         for finding in context.document["findings"]
         if finding["slug"] == slug
         and finding["alert"].startswith(alerts)
-        and finding["severity"] != Outcome.UNKNOWN.value
+        and finding["severity"] != State.UNKNOWN.value
     ]
 
 
 def _result(finding: Mapping[str, Any]) -> Result:
     return Result(
-        Outcome(finding["severity"]),
+        State(finding["severity"]),
         f"{finding['summary']}: {finding['detail']}",
         remedy=finding["first_step"],
         value=_figure(finding["value"]),

@@ -18,7 +18,7 @@ from dshealthd.http.exchange import Unreachable
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.status import query, text
 from dshealthd.status.jobs import job_lines, parts_of, ranks, state
-from dshealthd.status.paint import Paint, safe
+from dshealthd.status.paint import EXIT, Paint, safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -144,7 +144,7 @@ def _run(
         clients = _clients(asked)
     except (Unreachable, ValueError, OSError) as error:
         print(f"dshealthd: {printable(str(error))}", file=sys.stderr)
-        return query.EXIT[State.UNKNOWN]
+        return EXIT[State.UNKNOWN]
 
     def lines(answers: Sequence[AgentAnswer]) -> list[str]:
         return [json.dumps(query.report(answers))] if asked.as_json else list(write(answers))
@@ -152,7 +152,7 @@ def _run(
     if asked.watch is None:
         answers = query.ask(clients)
         print("\n".join(lines(answers)))
-        return query.EXIT[state(answers)]
+        return EXIT[state(answers)]
     pause, answers = max(LEAST, asked.watch), []
     with contextlib.suppress(KeyboardInterrupt), Screen() as screen:
         while True:
@@ -161,7 +161,7 @@ def _run(
             heading = [] if asked.as_json else [f"{now}, every {pause:g} s, Ctrl-C to quit", ""]
             screen.show([*heading, *lines(answers)])
             time.sleep(pause)
-    return query.EXIT[state(answers)]
+    return EXIT[state(answers)]
 
 
 def _clients(asked: AgentQuery) -> list[tuple[str, Client | str]]:

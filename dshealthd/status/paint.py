@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dshealthd.findings.finding import State
 
+EXIT = {State.OK: 0, State.WARNING: 1, State.CRITICAL: 2, State.UNKNOWN: 3}
+"""Exit status by verdict, as in Nagios plugins."""
 COLORS = {State.OK: 32, State.WARNING: 33, State.UNKNOWN: 35, State.CRITICAL: 31}
 """SGR codes: green, yellow, magenta, red."""
 

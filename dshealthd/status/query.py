@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 AT_ONCE = 32
 """Maximum concurrent queries; each takes a thread, which mostly waits."""
-EXIT = {State.OK: 0, State.WARNING: 1, State.CRITICAL: 2, State.UNKNOWN: 3}
-"""Exit status by verdict, as in Nagios plugins."""
 
 
 @dataclass(frozen=True, slots=True)

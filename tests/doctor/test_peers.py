@@ -20,9 +20,9 @@ from bench.processes import free_port
 from dshealthd.core.host import Host
 from dshealthd.doctor import agents, node
 from dshealthd.doctor.agents import node_report, unpacked
-from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.collective import groups
 from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
+from dshealthd.findings.finding import State
 from dshealthd.fleet.summary import StatusPages
 from dshealthd.probe.peers.messages import MAX_DOCUMENT, MAX_PAYLOAD
 from dshealthd.probe.peers.protocol import PeerError, Refusal
@@ -212,7 +212,7 @@ def test_another_nodes_document_is_judged_without_this_host(
     assert found[0].facts == found[1].facts
     both = [{one.name: one.results for one in each.checks} for each in found]
     assert both[0] == both[1]
-    (fault,) = [one for one in both[0]["gpu-memory"] if one.outcome is Outcome.CRITICAL]
+    (fault,) = [one for one in both[0]["gpu-memory"] if one.outcome is State.CRITICAL]
     assert (fault.component, bool(fault.remedy)) == ("gpu 1", True)
     assert "architecture" not in found[0].facts
     left_out = {check.name for check in node.CHECKS if not is_answered(check)}
@@ -220,7 +220,7 @@ def test_another_nodes_document_is_judged_without_this_host(
         check.name for check in node.CHECKS if isinstance(check, SnapshotCheck)
     }
     assert not any(
-        one.outcome is Outcome.OK for name in left_out & both[0].keys() for one in both[0][name]
+        one.outcome is State.OK for name in left_out & both[0].keys() for one in both[0][name]
     )
 
 

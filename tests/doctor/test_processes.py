@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dshealthd.doctor.check import Check, Outcome, Result
+from dshealthd.doctor.check import Check, Result
 from dshealthd.doctor.examination import examine
 from dshealthd.doctor.processes import Ended, Pool
+from dshealthd.findings.finding import State
 from tests import frozen
 
 if TYPE_CHECKING:
@@ -120,10 +121,10 @@ def test_nothing_is_ok_that_was_not_looked_at() -> None:
 
     def hang(_context: None) -> Iterator[Result]:
         time.sleep(300)
-        yield Result(Outcome.OK, "never")
+        yield Result(State.OK, "never")
 
     def broken(_context: None) -> Iterator[Result]:
-        yield Result(Outcome.OK, "half of it is well")
+        yield Result(State.OK, "half of it is well")
         message = "the other half cannot be read"
         raise OSError(message)
 
@@ -131,7 +132,7 @@ def test_nothing_is_ok_that_was_not_looked_at() -> None:
         check("silent", silent),
         check("hang", hang, 0.5),
         check("broken", broken),
-        check("well", lambda _context: [Result(Outcome.OK, "well")]),
+        check("well", lambda _context: [Result(State.OK, "well")]),
     ]
     seen = []
     found, _ = examine(
@@ -139,11 +140,11 @@ def test_nothing_is_ok_that_was_not_looked_at() -> None:
     )
     results = {one.name: one.results[0] for one in found}
     assert [one.name for one in found] == ["silent", "hang", "broken", "well"]
-    assert results["silent"].outcome is Outcome.UNKNOWN
+    assert results["silent"].outcome is State.UNKNOWN
     assert "check hang hung: no answer within 0.5 s" in results["hang"].text
     assert "other half cannot be read" in results["broken"].text
     assert results["hang"].remedy == "sudo dshealthd doctor --only hang"
-    assert all(one.remedy for one in results.values() if one.outcome is not Outcome.OK)
-    assert results["well"].outcome is Outcome.OK
+    assert all(one.remedy for one in results.values() if one.outcome is not State.OK)
+    assert results["well"].outcome is State.OK
     assert sys.stdout is not None  # the children's changes are their own
     assert seen

@@ -20,19 +20,20 @@ from dshealthd.cli import main as cli
 from dshealthd.config import config
 from dshealthd.doctor import node, support_file
 from dshealthd.doctor import report as callers
-from dshealthd.doctor.check import Outcome, Result
+from dshealthd.doctor.check import Result
 from dshealthd.doctor.command import main
-from dshealthd.doctor.examination import EXIT, Examined, accept
+from dshealthd.doctor.examination import Examined, accept
 from dshealthd.doctor.job import checks as job
 from dshealthd.doctor.options import DoctorOptions, parse_accepted
 from dshealthd.doctor.report import NodeReport, Report, as_json, junit, parse_node, text
 from dshealthd.doctor.snapshot_check import SnapshotCheck
+from dshealthd.findings.finding import State
 from dshealthd.findings.judge import RULES
-from dshealthd.status.paint import Paint
+from dshealthd.status.paint import EXIT, Paint
 from dshealthd.symptoms import all_symptoms
 
 CRITICAL = Result(
-    Outcome.CRITICAL,
+    State.CRITICAL,
     "GPU 3 fell off the bus\x1b[2J",
     remedy="sudo reboot",
     value="7",
@@ -40,9 +41,9 @@ CRITICAL = Result(
     source="PCI",
     component="gpu 3",
 )
-WARNING = Result(Outcome.WARNING, "1 < 2 & \x00 \ud800", component="gpu 4")
-UNKNOWN = Result(Outcome.UNKNOWN, "the log may not be read")
-OK = Result(Outcome.OK, "well")
+WARNING = Result(State.WARNING, "1 < 2 & \x00 \ud800", component="gpu 4")
+UNKNOWN = Result(State.UNKNOWN, "the log may not be read")
+OK = Result(State.OK, "well")
 
 
 def report(*results: Result, problem: str = "") -> Report:
@@ -111,13 +112,13 @@ def test_accepted_findings_do_not_count_until_their_date() -> None:
     entry = parse_accepted("check-0 gpu 3 until 2026-12-31: RMA 4711: ordered")
     assert entry == ("check-0", "gpu 3", dt.date(2026, 12, 31), "RMA 4711: ordered")
     checks = report(CRITICAL, WARNING).nodes[0].checks
-    for day, outcome in ((31, Outcome.OK), (30, Outcome.OK)):
+    for day, outcome in ((31, State.OK), (30, State.OK)):
         found = accept(checks, [entry], dt.date(2026, 12, day))
         assert found[0].outcome is outcome
-        assert found[1].outcome is Outcome.WARNING
-    assert accept(checks, [entry], dt.date(2027, 1, 1))[0].outcome is Outcome.CRITICAL
+        assert found[1].outcome is State.WARNING
+    assert accept(checks, [entry], dt.date(2027, 1, 1))[0].outcome is State.CRITICAL
     other = parse_accepted("check-0 gpu 5 until 2026-12-31: RMA")
-    assert accept(checks, [other], dt.date(2026, 12, 1))[0].outcome is Outcome.CRITICAL
+    assert accept(checks, [other], dt.date(2026, 12, 1))[0].outcome is State.CRITICAL
     made = Report((NodeReport("node-1", tuple(found), source="agent"),), 0.0, 0.0)
     assert "accepted until 2026-12-31: RMA 4711" in "\n".join(
         text(made, Paint(color=False), verbose=False)
@@ -185,9 +186,9 @@ def test_callers(
 def test_lines_for_node_problem_detector_are_short() -> None:
     """80 characters, whatever was found."""
     many = [
-        Result(Outcome.CRITICAL, "x", component=f"a long component {number}") for number in range(9)
+        Result(State.CRITICAL, "x", component=f"a long component {number}") for number in range(9)
     ]
-    assert len(callers.summary(report(*many), Outcome.CRITICAL, callers.NPD_LINE)) == 80
+    assert len(callers.summary(report(*many), State.CRITICAL, callers.NPD_LINE)) == 80
 
 
 def test_ansible(capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,7 +210,7 @@ def test_support_file_has_no_secrets(tmp_path: Path) -> None:
         "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
     )
     file = tmp_path / "report.json"
-    made = report(*(Result(Outcome.WARNING, f"near {one} there") for one in secrets))
+    made = report(*(Result(State.WARNING, f"near {one} there") for one in secrets))
     toml = tmp_path / "c.toml"
     toml.write_text('[probe.worker]\nenvironment = ["WANDB_API_KEY=topsecret"]\n')
     support_file.write(str(file), made, config.load(toml))

@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.status.command import CLEAR, ENTER, LEAVE
-from dshealthd.status.query import EXIT
+from dshealthd.status.paint import EXIT
 from tests import agents
 from tests.nvml.simulator import Simulator
 

@@ -7,10 +7,11 @@ import re
 from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Outcome, Result, check_of, critical, ok, unknown, warning
+from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.batch import UNREADABLE
 from dshealthd.doctor.job.sources import deepspeed_config
 from dshealthd.doctor.job.sources.remedies import find_key, paste, rename_key, unreadable
+from dshealthd.findings.finding import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -162,7 +163,7 @@ def _unread(config: Source[Parsed], path: str, inspection: Inspection, source: s
     # A misspelt key leaves the job without the setting it wants. A key unlike any of DeepSpeed's
     # may be meant for the script that reads the same file.
     return Result(
-        Outcome.CRITICAL if is_misspelt else Outcome.WARNING,
+        State.CRITICAL if is_misspelt else State.WARNING,
         f"{config.name}: nothing reads {path!r}, so it has no effect{advice}",
         remedy=_mend(config, key, near if is_misspelt else ""),
         source=source,

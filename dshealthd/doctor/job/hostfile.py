@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.doctor import hosts as remote
-from dshealthd.doctor.check import Outcome, Result, check_of, critical, ok, unknown, warning
+from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.sources import rendezvous
 from dshealthd.doctor.job.sources.layout import FilterError
 from dshealthd.doctor.job.sources.remedies import paste, unreadable
+from dshealthd.findings.finding import State
 from dshealthd.probe.members.membership import MembershipError, parse_hostfile
 
 if TYPE_CHECKING:
@@ -100,14 +101,14 @@ def _names(context: JobContext, _hostfile: Source[str]) -> Iterator[Result]:
     failed = {name: one for name, one in resolved.items() if not one.addresses}
     for name, one in list(failed.items())[:MAX_NAMED]:
         yield Result(
-            Outcome.UNKNOWN if one.is_unknown else Outcome.CRITICAL,
+            State.UNKNOWN if one.is_unknown else State.CRITICAL,
             f"{name} does not resolve: {one.problem}",
             remedy=f"getent hosts {name}",
             component=name,
         )
     if rest := list(failed.values())[MAX_NAMED:]:
         yield Result(
-            Outcome.UNKNOWN if all(one.is_unknown for one in rest) else Outcome.CRITICAL,
+            State.UNKNOWN if all(one.is_unknown for one in rest) else State.CRITICAL,
             f"{plural(len(rest), 'more name does', 'more names do')} not resolve, of {len(names)}",
         )
     found = bool(failed)

@@ -7,8 +7,9 @@ import stat
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read
-from dshealthd.doctor.check import Outcome, Result, check_of, critical, ok, unknown
+from dshealthd.doctor.check import Result, check_of, critical, ok, unknown
 from dshealthd.doctor.job.sources.remedies import paste
+from dshealthd.findings.finding import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,19 +64,19 @@ def _gpu(context: JobContext, needed: int, stage: int, source: str) -> Result:
             source=source,
         )
     share = needed / memory
-    outcome = Outcome.OK
+    outcome = State.OK
     if share > NEARLY:
-        outcome = Outcome.CRITICAL if share >= 1 else Outcome.WARNING
+        outcome = State.CRITICAL if share >= 1 else State.WARNING
     relation = "does not fit" if share >= 1 else "fits"
     advice = ""
-    if outcome is not Outcome.OK:
+    if outcome is not State.OK:
         advice = ": a higher ZeRO stage, offload_optimizer or more GPUs reduce it"
         if stage == 3:  # noqa: PLR2004 - the highest stage
             advice = ": offload_optimizer, offload_param or more GPUs reduce it"
     return Result(
         outcome,
         f"{text}, which {relation} in {memory / GIB:.1f} GiB{advice}",
-        remedy="" if outcome is Outcome.OK else "nvidia-smi --query-gpu=memory.total --format=csv",
+        remedy="" if outcome is State.OK else "nvidia-smi --query-gpu=memory.total --format=csv",
         value=f"{needed / GIB:.1f} GiB",
         limit=f"{memory / GIB:.1f} GiB",
         source=source,
@@ -102,7 +103,7 @@ def _host(context: JobContext, needed: int, source: str) -> Result | None:
         else "ranks that each load the whole model on the CPU, without deepspeed.zero.Init, need"
     )
     return Result(
-        Outcome.CRITICAL if offloaded else Outcome.WARNING,
+        State.CRITICAL if offloaded else State.WARNING,
         f"{subject} {needed / GIB:.1f} GiB of each node's memory, but this node has"
         f" {total / GIB:.1f} GiB",
         remedy="free -g",

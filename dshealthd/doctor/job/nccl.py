@@ -7,8 +7,9 @@ import time
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Context
-from dshealthd.doctor.check import Outcome, Result, check_of, ok, unknown, warning
+from dshealthd.doctor.check import Result, check_of, ok, unknown, warning
 from dshealthd.doctor.node.running_jobs import MEANINGS
+from dshealthd.findings.finding import State
 from dshealthd.jobs import environment_problems as problems
 from dshealthd.jobs.environment import nccl_variables
 from dshealthd.jobs.nccl.names import Misnomer
@@ -65,7 +66,7 @@ def _variables(context: JobContext, source: Source[Mapping[str, str]]) -> Iterat
         value = have.get(variable, "")
         shown = f"{variable}={value[:60]}" if value else variable
         yield Result(
-            Outcome.CRITICAL if problem in _CRITICAL else Outcome.WARNING,
+            State.CRITICAL if problem in _CRITICAL else State.WARNING,
             f"{shown} {words}",
             remedy=f"unset {variable}" if variable in have else "env | grep NCCL",
             value=value[:60],

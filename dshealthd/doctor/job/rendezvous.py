@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read
 from dshealthd.doctor import hosts as remote
-from dshealthd.doctor.check import Outcome, Result, check_of, critical, ok, unknown, warning
+from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.sources import rendezvous
 from dshealthd.doctor.job.sources.remedies import paste
+from dshealthd.findings.finding import State
 from dshealthd.jobs.environment import is_loopback
 from dshealthd.linux.local_network import local_ports
 from dshealthd.linux.netlink import RECORD, Table, TcpState
@@ -35,7 +36,7 @@ def _address(context: JobContext, address: str) -> Iterator[Result]:
     resolved = rendezvous.resolve([address])[address]
     if not resolved.addresses:
         yield Result(
-            Outcome.UNKNOWN if resolved.is_unknown else Outcome.CRITICAL,
+            State.UNKNOWN if resolved.is_unknown else State.CRITICAL,
             f"{where} does not resolve: {resolved.problem}",
             remedy=paste("getent", "hosts", address),
             component="MASTER_ADDR",
@@ -43,7 +44,7 @@ def _address(context: JobContext, address: str) -> Iterator[Result]:
         return
     if resolved.is_loopback and (several or nodes is None):
         yield Result(
-            Outcome.CRITICAL if several else Outcome.WARNING,
+            State.CRITICAL if several else State.WARNING,
             f"{where} resolves to {resolved.addresses[0]} here, which only this machine can reach:"
             " /etc/hosts or DNS gives the host name a loopback address",
             remedy=f"grep -n 127 /etc/hosts; {REMEDY}",
@@ -182,7 +183,7 @@ def _judged(port: int, place: str, tables: str, *, opens: bool) -> Result:
     there = "" if place == "this node" else f"ssh {place} "
     if TcpState.LISTEN in states:
         return Result(
-            Outcome.CRITICAL if opens else Outcome.WARNING,
+            State.CRITICAL if opens else State.WARNING,
             f"port {port} is taken on {place}: something listens on it"
             f"{'' if opens else ', so this node cannot be the first'}",
             remedy=f"{there}ss -Hltnp 'sport = :{port}'",

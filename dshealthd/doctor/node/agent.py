@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from dshealthd.collectors.job_master import ConnectionOutcome, connect
 from dshealthd.core.address import listen_address
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Check, Outcome, Result, ok, unknown
+from dshealthd.doctor.check import Check, Result, ok, unknown
 from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.doctor.job.sources.rendezvous import in_threads
 from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.findings.agent import FILES
+from dshealthd.findings.finding import State
 from dshealthd.probe.cli.pairs import own_place
 from dshealthd.probe.members.membership import MembershipError
 from dshealthd.probe.observation import Outcome as Ended
@@ -171,7 +172,7 @@ def _run(context: NodeContext) -> Iterator[Result]:
             continue
         meaning = _MEANINGS.get(outcome)
         yield Result(
-            Outcome.WARNING if meaning else Outcome.UNKNOWN,
+            State.WARNING if meaning else State.UNKNOWN,
             f"{name}, port {port}: {meaning or outcome}",
             remedy=paste("ssh", name, "systemctl status dshealthd")
             if outcome == ConnectionOutcome.REFUSED

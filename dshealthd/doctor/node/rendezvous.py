@@ -11,8 +11,9 @@ from dshealthd.collectors.rendezvous import parse_ports
 from dshealthd.core.address import name_is_unknown
 from dshealthd.core.host import read
 from dshealthd.core.text import plural
-from dshealthd.doctor.check import Check, Outcome, Result, ok, unknown, warning
+from dshealthd.doctor.check import Check, Result, ok, unknown, warning
 from dshealthd.doctor.snapshot_check import snapshot_check
+from dshealthd.findings.finding import State
 from dshealthd.linux.local_network import container_networks, local_ports
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def _remedy(context: NodeContext, name: str) -> str:
 
 def _run(context: NodeContext) -> Iterator[Result]:
     name = socket.gethostname()
-    outcome = Outcome.WARNING if context.several else Outcome.OK
+    outcome = State.WARNING if context.several else State.OK
     try:
         addresses = _resolve(name)
     except socket.gaierror as error:

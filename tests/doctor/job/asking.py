@@ -9,18 +9,18 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.job.checks import CHECKS
 from dshealthd.doctor.job.context import JobContext, add_arguments, context
 from dshealthd.doctor.job.sources import deepspeed_config, inspection
 from dshealthd.doctor.job.sources.source import Source
+from dshealthd.findings.finding import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from dshealthd.doctor.check import Result
 
-OK, WARNING, CRITICAL, UNKNOWN = Outcome
+OK, WARNING, UNKNOWN, CRITICAL = State
 NAME = "ds_config.json"
 _MANY = (
     "import json, sys; sys.path.insert(0, sys.argv[1]); import inspect_deepspeed as program;"
@@ -46,7 +46,7 @@ def results(name: str, given: JobContext) -> list[Result]:
     return found
 
 
-def outcomes(name: str, given: JobContext) -> list[Outcome]:
+def outcomes(name: str, given: JobContext) -> list[State]:
     """Return how a check judges."""
     return [result.outcome for result in results(name, given)]
 

@@ -33,8 +33,8 @@ from tests.doctor.job.asking import (
 from tests.lab.records import start_time
 
 if TYPE_CHECKING:
-    from dshealthd.doctor.check import Outcome
     from dshealthd.doctor.job.sources.inspection import Inspection
+    from dshealthd.findings.finding import State
 
 # Its import here would take seconds, and in each worker of the tests.
 if importlib.util.find_spec("deepspeed") is None:
@@ -202,7 +202,7 @@ def test_no_false_alarm(inspected: dict[str, Inspection], case: str, check: str)
     ],
 )
 def test_fault(
-    inspected: dict[str, Inspection], case: str, check: str, outcome: Outcome, words: str
+    inspected: dict[str, Inspection], case: str, check: str, outcome: State, words: str
 ) -> None:
     """A fault is found by DeepSpeed's own reading, named with its key, and has a remedy."""
     found = results(check, with_config(CASES[case], inspected[case], ranks=RANKS))
@@ -239,7 +239,7 @@ def test_memory(
     inspected: dict[str, Inspection],
     case: str,
     memory: int | None,
-    outcome: Outcome,
+    outcome: State,
     words: str,
 ) -> None:
     """DeepSpeed's estimators are compared with a GPU's memory, and their error is named."""
@@ -318,7 +318,7 @@ def test_offload_path(tmp_path: Path) -> None:
     ],
 )
 def test_batch(
-    batch: tuple[object, object, object], ranks: int | None, outcome: Outcome, words: str
+    batch: tuple[object, object, object], ranks: int | None, outcome: State, words: str
 ) -> None:
     """What does not add up is critical, with numbers that would; it takes no DeepSpeed."""
     keys = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.job.context import JobContext
 from dshealthd.doctor.job.sources import deepspeed_config, remedies
 from dshealthd.doctor.job.sources.source import Source
+from dshealthd.findings.finding import State
 from tests.doctor.job.asking import (
     NAME,
     inspect_many,
@@ -125,7 +125,7 @@ def test_mended_key(
     """The remedy shows the line of the fault, or edits it; the check is ok once that is changed."""
     check = "config-deprecated" if case in DEPRECATED else "config-conflicts"
     found = results(check, faulty(inspected, case))
-    assert {one.outcome for one in found} <= {Outcome.WARNING, Outcome.CRITICAL}, texts(found)
+    assert {one.outcome for one in found} <= {State.WARNING, State.CRITICAL}, texts(found)
     (tmp_path / NAME).write_text(json.dumps(FAULTY[case], indent=2))
     monkeypatch.chdir(tmp_path)
     for one in found:
@@ -134,18 +134,18 @@ def test_mended_key(
         assert json.loads((tmp_path / NAME).read_text()) == MENDED[EDITED]
     job = with_config(MENDED[case], inspected[f"{case}, mended"], ranks=RANKS)
     found = results(check, job)
-    assert [one.outcome for one in found] == [Outcome.OK], texts(found)
+    assert [one.outcome for one in found] == [State.OK], texts(found)
 
 
 @pytest.mark.parametrize("case", MENDED_TEXTS)
 def test_mended_file(inspected: dict[str, Inspection], case: str) -> None:
     """A file that DeepSpeed cannot read passes once what its parser names is put right."""
     (found,) = results("config-file", as_text(HJSON[case], inspected[case]))
-    assert found.outcome is Outcome.CRITICAL
+    assert found.outcome is State.CRITICAL
     assert found.remedy
     job = as_text(MENDED_TEXTS[case], inspected[f"{case}, mended"])
     found_then = results("config-file", job)
-    assert [one.outcome for one in found_then] == [Outcome.OK], texts(found_then)
+    assert [one.outcome for one in found_then] == [State.OK], texts(found_then)
 
 
 def test_mended_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,10 +158,10 @@ def test_mended_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / NAME).write_text(text)
         job = JobContext(config=Source(NAME, deepspeed_config.parse(text, NAME)))
         (found,) = results("config-file", job)
-        assert found.outcome is Outcome.CRITICAL
+        assert found.outcome is State.CRITICAL
         apply(found)
         job = JobContext(config=Source(NAME, deepspeed_config.parse(right, NAME)))
-        assert outcomes("config-file", job) == [Outcome.OK]
+        assert outcomes("config-file", job) == [State.OK]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_mended_memory(
 ) -> None:
     """States that do not fit do once the stage is higher, or what is offloaded has a place."""
 
-    def found(case: str, host: int) -> set[Outcome]:
+    def found(case: str, host: int) -> set[State]:
         (tmp_path / "meminfo").write_text(f"MemTotal: {host << 20} kB\n")
         job = with_config(
             CASES[case],
@@ -191,8 +191,8 @@ def test_mended_memory(
         return {one.outcome for one in results("model-memory", job)}
 
     small, large = 64, 512
-    assert found(case, small) & {Outcome.WARNING, Outcome.CRITICAL}
-    assert found(then, large) == {Outcome.OK}
+    assert found(case, small) & {State.WARNING, State.CRITICAL}
+    assert found(then, large) == {State.OK}
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.job.checks import CHECKS, applicable
 from dshealthd.doctor.job.sources import deepspeed_config, launcher_command, slurm_script
 from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.source import Source, read_all
+from dshealthd.findings.finding import State
 from tests.doctor.job.asking import asked, outcomes, results, texts
 
 if TYPE_CHECKING:
@@ -44,81 +44,81 @@ def write_sparse(file: Path) -> None:
         out.truncate(1 << 40)
 
 
-HOSTILE: dict[str, tuple[Callable[[Path], object], Outcome, str]] = {
-    "100 MB": (write_huge, Outcome.CRITICAL, "larger than 256 KiB"),
-    "sparse": (write_sparse, Outcome.CRITICAL, "larger than 256 KiB"),
+HOSTILE: dict[str, tuple[Callable[[Path], object], State, str]] = {
+    "100 MB": (write_huge, State.CRITICAL, "larger than 256 KiB"),
+    "sparse": (write_sparse, State.CRITICAL, "larger than 256 KiB"),
     "deep objects": (
         lambda file: file.write_text('{"a":' * 10_000 + "1" + "}" * 10_000),
-        Outcome.CRITICAL,
+        State.CRITICAL,
         "nests more than 64 levels deep",
     ),
     "deep lists": (
         lambda file: file.write_text("[" * 10_000 + "]" * 10_000),
-        Outcome.CRITICAL,
+        State.CRITICAL,
         "nests more than 64 levels deep",
     ),
     "deep without an end": (
         lambda file: file.write_text('{"a":' * 10_000),
-        Outcome.CRITICAL,
+        State.CRITICAL,
         "nests more than 64 levels deep",
     ),
     "NaN": (
         lambda file: file.write_text('{"gradient_clipping": NaN}'),
-        Outcome.CRITICAL,
+        State.CRITICAL,
         "the number NaN",
     ),
     "infinite": (
         lambda file: file.write_text('{"gradient_clipping": -Infinity}'),
-        Outcome.CRITICAL,
+        State.CRITICAL,
         "the number -Infinity",
     ),
     "duplicate": (
         lambda file: file.write_text('{"bf16": {"enabled": true}, "bf16": {"enabled": false}}'),
-        Outcome.CRITICAL,
+        State.CRITICAL,
         "has key 'bf16' twice",
     ),
     "duplicate inside": (
         lambda file: file.write_text('{"bf16": {"enabled": true, "enabled": false}}'),
-        Outcome.CRITICAL,
+        State.CRITICAL,
         "has key 'enabled' twice",
     ),
     "Latin-1": (
         lambda file: file.write_bytes('{\n"a": "ä"}'.encode("latin-1")),
-        Outcome.CRITICAL,
+        State.CRITICAL,
         ":2: byte 0xe4 is not UTF-8",
     ),
     "UTF-16": (
         lambda file: file.write_bytes('{"a": 1}'.encode("utf-16")),
-        Outcome.CRITICAL,
+        State.CRITICAL,
         "is not UTF-8",
     ),
-    "list": (lambda file: file.write_text("[1]"), Outcome.CRITICAL, "must begin with {"),
+    "list": (lambda file: file.write_text("[1]"), State.CRITICAL, "must begin with {"),
     "long number": (
         lambda file: file.write_text('{"a": %s}' % ("1" * 5000)),
-        Outcome.UNKNOWN,
+        State.UNKNOWN,
         "is not JSON",
     ),
     "cut off": (
         lambda file: file.write_text('{"a": 1,'),
-        Outcome.UNKNOWN,
+        State.UNKNOWN,
         "is not JSON (line 1 column 9",
     ),
     "escapes": (
         lambda file: file.write_text('{"\\u001b[2Ja": 1, "\\u001b[2Ja": 2}'),
-        Outcome.CRITICAL,
+        State.CRITICAL,
         "twice",
     ),
-    "none": (lambda _: None, Outcome.CRITICAL, "No such file"),
-    "directory": (lambda file: file.mkdir(), Outcome.CRITICAL, "is not a regular file"),
-    "FIFO": (os.mkfifo, Outcome.CRITICAL, "is not a regular file"),
+    "none": (lambda _: None, State.CRITICAL, "No such file"),
+    "directory": (lambda file: file.mkdir(), State.CRITICAL, "is not a regular file"),
+    "FIFO": (os.mkfifo, State.CRITICAL, "is not a regular file"),
     "endless device": (
         lambda file: file.symlink_to("/dev/zero"),
-        Outcome.CRITICAL,
+        State.CRITICAL,
         "is not a regular file",
     ),
     "process": (
         lambda file: file.symlink_to("/proc/self/environ"),
-        Outcome.CRITICAL,
+        State.CRITICAL,
         "is not a regular file",
     ),
 }
@@ -140,7 +140,7 @@ def test_configuration(tmp_path: Path, case: str) -> None:
     if job.document is None:
         for check in applicable(job):  # none of the others takes it for well
             if check.name.startswith(("config", "batch")):
-                assert Outcome.OK not in {result.outcome for result in check.run(job)}, check.name
+                assert State.OK not in {result.outcome for result in check.run(job)}, check.name
 
 
 def test_memory(tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_hung_source_is_unknown() -> None:
         ("checkpoint", names["checkpoint"]),
     ):
         (result,) = results(check, job)
-        assert result.outcome is Outcome.UNKNOWN
+        assert result.outcome is State.UNKNOWN
         assert name in result.text
         assert "not finished within 0.5 s" in result.text
 
@@ -208,7 +208,7 @@ def test_nothing_named() -> None:
     assert applicable(job) == ()
     for check in CHECKS:
         outcomes = {result.outcome for result in check.run(job)}
-        assert outcomes == {Outcome.UNKNOWN}, check.name
+        assert outcomes == {State.UNKNOWN}, check.name
 
 
 OPTIONS_AS_NAMES = (
@@ -235,10 +235,10 @@ def test_options_of_ssh_in_names(tmp_path: Path, line: str) -> None:
     hostfile.write_text((line % proof if "%s" in line else line) + "\n")
     job = asked("--hostfile", str(hostfile))
     (result,) = results("hostfile", job)
-    assert result.outcome is Outcome.CRITICAL
+    assert result.outcome is State.CRITICAL
     assert "is not a valid node name" in result.text
     for check in ("hostfile-names", "ssh"):
-        assert outcomes(check, job) == [Outcome.UNKNOWN]
+        assert outcomes(check, job) == [State.UNKNOWN]
     assert not proof.exists()
 
 

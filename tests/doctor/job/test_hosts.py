@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dshealthd.doctor.check import Outcome
+    from dshealthd.findings.finding import State
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def job(tmp_path: Path, hostfile: str, *arguments: str, ssh: str = "ssh") -> Job
         ("a slots=0\nb slots=8\n", "b slots=8\n", WARNING, "a has slots=0"),
     ],
 )
-def test_lines(tmp_path: Path, text: str, mended: str, outcome: Outcome, words: str) -> None:
+def test_lines(tmp_path: Path, text: str, mended: str, outcome: State, words: str) -> None:
     """What DeepSpeed's runner refuses is found, with the line; what it takes is not."""
     (result,) = results("hostfile", job(tmp_path, text))
     assert result.outcome is outcome
@@ -269,7 +269,7 @@ def test_without_ssh(tmp_path: Path) -> None:
         ("deepspeed --master_addr=192.0.2.1 x.py", OK, "192.0.2.1"),
     ],
 )
-def test_master_address(tmp_path: Path, command: str, outcome: Outcome | None, words: str) -> None:
+def test_master_address(tmp_path: Path, command: str, outcome: State | None, words: str) -> None:
     """An address that others cannot reach is found before the first rank waits for it."""
     hostfile = "192.0.2.1 slots=8\n192.0.2.2 slots=8\n" if "deepspeed" in command else "a slots=1"
     (result,) = results("master-address", job(tmp_path, hostfile, "--launch", command))

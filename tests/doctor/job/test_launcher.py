@@ -28,7 +28,7 @@ from tests.doctor.job.asking import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.doctor.check import Outcome
+    from dshealthd.findings.finding import State
 
 POOL = {"a": 4, "b": 4, "c": 8}
 FILTERS: list[dict[str, Any]] = [
@@ -211,7 +211,7 @@ def test_good_script(tmp_path: Path) -> None:
     ],
 )
 def test_script_faults(
-    tmp_path: Path, values: dict[str, object], outcome: Outcome, words: str
+    tmp_path: Path, values: dict[str, object], outcome: State, words: str
 ) -> None:
     """A script whose parts contradict each other is found, and passes once they agree."""
     faulty = {"tasks": 1, **values}
@@ -257,7 +257,7 @@ def test_script_faults(
     ],
 )
 def test_command_faults(
-    tmp_path: Path, command: str, mended: str, variables: str, outcome: Outcome, words: str
+    tmp_path: Path, command: str, mended: str, variables: str, outcome: State, words: str
 ) -> None:
     """A command that its launcher refuses, or a variable against it, is found until mended."""
     file = tmp_path / "environment"
@@ -376,7 +376,7 @@ def test_ranks_and_gpus(
     mended: str,
     variables: str,
     gpus: str,
-    outcome: Outcome,
+    outcome: State,
     words: str,
 ) -> None:
     """Ranks of a node are compared with the GPUs that they see; the remedy ends a fault."""

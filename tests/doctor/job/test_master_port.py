@@ -17,8 +17,9 @@ from tests.doctor.job.asking import CRITICAL, OK, WARNING, asked, outcomes, resu
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.doctor.check import Outcome, Result
+    from dshealthd.doctor.check import Result
     from dshealthd.doctor.job.context import JobContext
+    from dshealthd.findings.finding import State
 
 
 def port_job(port: int | str) -> JobContext:
@@ -57,7 +58,7 @@ def test_master_port_in_time_wait() -> None:
         assert mended_port(one) == [OK]
 
 
-def mended_port(result: Result) -> list[Outcome]:
+def mended_port(result: Result) -> list[State]:
     """Return what is said of the port that the remedy prints."""
     program, *arguments = result.remedy.split()
     assert program == "dshealthd"
@@ -80,7 +81,7 @@ def mended_port(result: Result) -> list[Outcome]:
         ("80", WARNING, "privileged"),
     ],
 )
-def test_ports_that_are_none(port: str, outcome: Outcome, words: str) -> None:
+def test_ports_that_are_none(port: str, outcome: State, words: str) -> None:
     """A number that no listener can have is found."""
     (result,) = (one for one in results("master-port", port_job(port)) if words in one.text)
     assert result.outcome is outcome

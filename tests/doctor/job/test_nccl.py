@@ -26,7 +26,8 @@ from tests.doctor.job.asking import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from dshealthd.doctor.check import Outcome, Result
+    from dshealthd.doctor.check import Result
+    from dshealthd.findings.finding import State
 
 
 def job(*variables: str, host: Host | None = None, nodes: int = 1) -> JobContext:
@@ -66,7 +67,7 @@ def adapters(tmp_path: Path) -> Host:
         ("NCCL_RAS_ADDR=0.0.0.0:28028", WARNING, "opens a port without authentication"),
     ],
 )
-def test_variables(variable: str, outcome: Outcome, words: str) -> None:
+def test_variables(variable: str, outcome: State, words: str) -> None:
     """Each variable of the guides is judged as NCCL's own sources treat it."""
     (result,) = results("nccl-variables", job(variable))
     assert result.outcome is outcome, result.text
@@ -78,7 +79,7 @@ def test_variables(variable: str, outcome: Outcome, words: str) -> None:
         assert mended("nccl-variables", result, variable) == [OK]
 
 
-def mended(check: str, result: Result, variable: str, **more: Any) -> list[Outcome]:
+def mended(check: str, result: Result, variable: str, **more: Any) -> list[State]:
     """Return what the check says once the remedy was pasted into the shell of the job."""
     name, _, value = variable.partition("=")
     left = environment_after(result.remedy, {name: value})
@@ -121,7 +122,7 @@ def test_loopback_between_nodes() -> None:
         ("NCCL_IB_DISABLE=0", OK, "as set"),
     ],
 )
-def test_adapters(adapters: Host, variable: str, outcome: Outcome, words: str) -> None:
+def test_adapters(adapters: Host, variable: str, outcome: State, words: str) -> None:
     """Adapters that are named exist and work; InfiniBand is off only where there is none."""
     (result,) = results("nccl-variables", job(variable, host=adapters))
     assert result.outcome is outcome, result.text

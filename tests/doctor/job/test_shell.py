@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.doctor.check import Outcome
 from dshealthd.doctor.job.sources import shell
 from dshealthd.doctor.job.sources.launcher_command import find_launch
+from dshealthd.findings.finding import State
 from tests.doctor.job.asking import asked, results
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def test_launch_behind_a_condition_is_named(tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_text(f"{HEAD}if $A; then\nsrun torchrun a.py\nelse\nsrun torchrun b.py\nfi\n")
     (found,) = results("launcher", asked("--slurm-script", str(script)))
-    assert found.outcome is Outcome.UNKNOWN
+    assert found.outcome is State.UNKNOWN
     assert "which of lines 4 and 6 runs depends on conditions" in found.text
 
 
