@@ -37,7 +37,9 @@ def maintenance(loaded: Config, action: str, duration: str | None, reason: str |
         if action == "on":
             _on(loaded.path.state, duration, reason)
         else:
-            _only_with_on(duration, reason)
+            if duration is not None or reason is not None:
+                message = "--for and --reason are only for on"
+                raise MaintenanceError(message)  # noqa: TRY301 - as those of the actions
             (_off if action == "off" else _show)(loaded.path.state)
     except PermissionError as error:
         print(
@@ -50,12 +52,6 @@ def maintenance(loaded: Config, action: str, duration: str | None, reason: str |
         print(f"dshealthd maintenance {action}: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _only_with_on(*options: str | None) -> None:
-    if any(option is not None for option in options):
-        message = "--for and --reason are only for on"
-        raise MaintenanceError(message)
 
 
 def _on(directory: Path, duration: str | None, reason: str | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import datetime as dt
 import functools
+import json
 import os
 import sys
 import time
@@ -21,7 +22,7 @@ from dshealthd.doctor.job.arguments import add_arguments as add_job_arguments
 from dshealthd.doctor.node_context import NodeContext, facts
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.path_check import path_check
-from dshealthd.doctor.report import NodeReport, Report, as_json, junit, text
+from dshealthd.doctor.report import NodeReport, Report, junit, text
 from dshealthd.doctor.several_nodes import Request, examine_all
 from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
 from dshealthd.doctor.status_document import collect, status_document
@@ -65,12 +66,7 @@ class Parser(flags.FlagParser):
 
 def parser() -> Parser:
     """Return the parser of the command `doctor`."""
-    added = Parser(
-        prog="dshealthd doctor",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        conflict_handler="resolve",  # the job arguments redefine some, such as --python
-    )
+    added = Parser(prog="dshealthd doctor", description=DESCRIPTION, epilog=EPILOG)
     output = added.add_mutually_exclusive_group()
     output.add_argument("--json", dest="as_json", action="store_true", help="one JSON document")
     output.add_argument("--junit", action="store_true", help="JUnit's XML, for CI")
@@ -93,13 +89,6 @@ def parser() -> Parser:
         default=[],
         help="checkpoint or offload directory: check its space and time a 4 KiB write; may be "
         "repeated",
-    )
-    added.add_argument(
-        "--python",
-        metavar="PYTHON",
-        action="append",
-        default=[],
-        help="interpreter of a training environment, whose files are read; may be repeated",
     )
     added.add_argument(
         "--report",
@@ -234,8 +223,7 @@ def _training_environments(options: argparse.Namespace, loaded: Config) -> tuple
 
     An active environment belongs to the user, so root ignores it.
     """
-    given = [options.python] if isinstance(options.python, str) else options.python or ()
-    found = [one for one in (*given, *loaded.section(DoctorOptions).python) if one]
+    found = [one for one in (*options.python, *loaded.section(DoctorOptions).python) if one]
     if loaded.section(ProbeOptions).python is not None:
         found.append(str(loaded.section(ProbeOptions).python))
     if os.geteuid() != 0:
@@ -278,8 +266,7 @@ def _passed_on(options: argparse.Namespace) -> list[str]:
             passed += [f"--{name}", value]
     for path in options.paths:
         passed += ["--path", os.path.abspath(path)]
-    given = [options.python] if isinstance(options.python, str) else options.python or ()
-    for python in filter(None, given):
+    for python in filter(None, options.python):
         passed += ["--python", os.path.abspath(python)]
     return passed if options.agent else [*passed, "--no-agent"]
 
@@ -288,7 +275,7 @@ def _print(options: argparse.Namespace, report: Report) -> int:
     if options.caller:
         return callers.CALLERS[options.caller](report)
     if options.as_json:
-        print(as_json(report))
+        print(json.dumps(report.document(), allow_nan=False))
     elif options.junit:
         print(junit(report))
     else:

@@ -97,10 +97,7 @@ def ask(
 
 def _run(arguments: Sequence[str]) -> tuple[int, str, str]:
     with subprocess.Popen(  # noqa: S603 - a list of arguments, and no shell here
-        arguments,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         output = process.stdout.read(MAX_ANSWER + 1) if process.stdout else b""
         if len(output) > MAX_ANSWER:
@@ -198,10 +195,7 @@ class _Call:
     def __init__(self, arguments: Sequence[str], selector: selectors.BaseSelector) -> None:
         self._selector = selector
         self._process = subprocess.Popen(  # noqa: S603 - no shell, and the name after `--`
-            arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         self._said: list[bytearray] = []
         self._open: set[int] = set()

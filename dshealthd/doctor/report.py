@@ -161,11 +161,8 @@ def text(report: Report, paint: Paint, *, verbose: bool) -> Iterator[str]:
         for entry in found(report.across):
             yield from _lines(*entry, paint)
         if not found(report.across):
-            yield f"  {paint(State.OK, 'OK')}        {_well(report.across)}"
-
-
-def _well(checks: Sequence[Examined]) -> str:
-    return "; ".join(result.text for one in checks for result in one.results)
+            well = "; ".join(result.text for one in report.across for result in one.results)
+            yield f"  {paint(State.OK, 'OK')}        {well}"
 
 
 def _node_lines(node: NodeReport, paint: Paint, *, verbose: bool) -> Iterator[str]:
@@ -205,11 +202,6 @@ def _lines(one: Examined, result: Result, accepted: str, paint: Paint) -> Iterat
     elif result.remedy:
         yield f"            Remedy: {result.remedy}"
     yield f"            Runbook: dshealthd doctor --runbook {safe(one.slug)}"
-
-
-def as_json(report: Report) -> str:
-    """Return the doctor's report as a JSON document."""
-    return json.dumps(report.document(), allow_nan=False)
 
 
 def junit(report: Report) -> str:
@@ -319,7 +311,7 @@ def ansible(report: Report) -> int:
                 "changed": False,
                 "failed": failed,
                 "msg": summary(report, State.WARNING, TERMINATION),
-                "doctor": json.loads(as_json(report)),
+                "doctor": report.document(),
             }
         )
     )

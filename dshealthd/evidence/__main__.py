@@ -68,10 +68,7 @@ def _take(
     host = decode(Host, request["host"], "", errors)
     if errors:
         raise ValueError("; ".join(errors))
-    user = next(
-        (found for _, pid in case.ranks if (found := _user(host, pid)) is not None),
-        None,
-    )
+    user = next((found for _, pid in case.ranks if (found := _user(host, pid)) is not None), None)
     bundle = bundles.make(directory, case.job, begun, user=user, **request["limits"])
     collection = Collection(
         case,

@@ -88,7 +88,15 @@ class Collection:
     def collect(self) -> None:
         """Run all steps of the collection. OSError if the bundle cannot be written."""
         self._discover()
-        views = [self._view(rank) for rank in self.findings.ranks]
+        views = [
+            self._step(
+                f"kernel {rank.pid}",
+                8.0,
+                functools.partial(kernel.look, host=self._host, pid=rank.pid, rank=rank.rank),
+                _SMALL,
+            )
+            for rank in self.findings.ranks
+        ]
         for step in run(views, AT_ONCE):  # before other steps make the ranks do something
             self._note(step)
         steps: list[Callable[[], RunningStep]] = [
@@ -179,10 +187,6 @@ class Collection:
                 f"{plural(len(known) - MAX_RANKS, 'more rank')}: at most {MAX_RANKS} are inspected"
             )
 
-    def _view(self, rank: RankEvidence) -> Callable[[], RunningStep]:
-        function = functools.partial(kernel.look, host=self._host, pid=rank.pid, rank=rank.rank)
-        return self._step(f"kernel {rank.pid}", 8.0, function, _SMALL)
-
     def _steps_of(self, rank: RankEvidence) -> Iterable[Callable[[], RunningStep]]:
         """Yield the steps of one rank that make the rank, or py-spy, do something."""
         stacked = functools.partial(
@@ -253,8 +257,7 @@ class Collection:
             if not step.problem:
                 digests.setdefault(rank.job, {})[rank.rank] = step.answer
                 self._bundle.append(
-                    f"{rank.file}.flight-recorder.json",
-                    json.dumps(step.answer, indent=1).encode(),
+                    f"{rank.file}.flight-recorder.json", json.dumps(step.answer, indent=1).encode()
                 )
         for job, found in digests.items():
             several = f"{job}, " if len(digests) > 1 else ""
@@ -272,10 +275,8 @@ class Collection:
     def _step(
         self, name: str, seconds: float, function: Function, max_bytes: int
     ) -> Callable[[], RunningStep]:
-        return functools.partial(RunningStep, name, function, seconds, max_bytes, self._keep)
-
-    def _keep(self, name: str, data: bytes) -> None:
-        self._bundle.append(name, data)
+        keep = self._bundle.append
+        return functools.partial(RunningStep, name, function, seconds, max_bytes, keep)
 
 
 def read_dump(_emit: Emit, data: bytes) -> dict[str, Any]:

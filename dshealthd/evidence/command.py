@@ -37,8 +37,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
     step = run_one("ranks", find, 10.0)
     if step.problem:
         print(
-            f"cannot inspect the processes of this node: {printable(step.problem)}",
-            file=sys.stderr,
+            f"cannot inspect the processes of this node: {printable(step.problem)}", file=sys.stderr
         )
         return EXIT_FAILURE
     if not step.answer["ranks"]:

@@ -70,16 +70,14 @@ def moved(before: Series, after: Series) -> list[str]:
         for labels, value in values.items():
             old = before.get(name, {}).get(labels)
             if old is not None and old != value:
+                shown = ",".join(f'{label}="{of}"' for label, of in labels)
+                where = f"{name}{{{shown}}}" if labels else name
                 lines.append(
-                    f"{name}{_written(labels)} {old:g} -> {value:g}"
+                    f"{where} {old:g} -> {value:g}"
                     + (f" (+{value - old:g})" if name.endswith("_total") else "")
                 )
     rest = len(lines) - MAX_MOVED
     return lines[:MAX_MOVED] + ([f"and {rest} more"] if rest > 0 else [])
-
-
-def _written(labels: Labels) -> str:
-    return "{" + ",".join(f'{name}="{value}"' for name, value in labels) + "}" if labels else ""
 
 
 MAX_RANKS = 64

@@ -248,7 +248,7 @@ def _crash(failure: Failure, case: Case) -> Event:
         + (f"was ended by {_signal(code)}" if code < 0 else f"ended with exit code {code}; these logs have no error message from it"),
         title=title, steps=steps, place=failure.place,
         origin=Origin(failure.source, rank=failure.rank, host=failure.host), order=1 << 40,
-        stamp=stamp, exact=False, fields={"exit": str(code)}, attempt=_last(case, failure.source),
+        stamp=stamp, exact=False, fields={"exit": str(code)}, attempt=case.found.sources[failure.source].attempt,
     )  # fmt: skip
     event.rank, event.host, event.time = failure.rank, failure.host, clocks.seconds(stamp, 2000)
     return event
@@ -259,10 +259,6 @@ def _of_crash(code: int) -> tuple[str, tuple[str, ...]]:
     name = {-signal.SIGKILL: "killed", 1: "exit-code"}.get(code if code < 0 else 1, "crash")
     pattern = load().by_id(f"child-failed/{name}")
     return pattern.title, pattern.step
-
-
-def _last(case: Case, source: int) -> int:
-    return case.found.sources[source].attempt
 
 
 def _after_kill(code: int, host: str | None) -> list[str]:

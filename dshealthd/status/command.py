@@ -59,10 +59,7 @@ class Screen:
         room = os.get_terminal_size(sys.stdout.fileno()).lines  # LINES may be stale
         if len(lines) > room:
             left = len(lines) - room + 1
-            lines = [
-                *lines[: room - 1],
-                f"\u2026 {plural(left, 'more line')}: enlarge the window",
-            ]
+            lines = [*lines[: room - 1], f"\u2026 {plural(left, 'more line')}: enlarge the window"]
         sys.stdout.write(CLEAR + "\n".join(lines))
         sys.stdout.flush()
 

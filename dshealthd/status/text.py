@@ -106,8 +106,8 @@ def _gpus(document: Mapping[str, Any]) -> Iterator[str]:
         columns = (
             f"GPU {safe(gpu)}",
             _figure(samples.value("gpu_temperature_celsius", gpu=gpu, sensor="core"), "°C"),
-            f"{_figure(_ratio(samples.value('gpu_utilization_ratio', gpu=gpu)), '%')} busy",
-            f"{_figure(_gib(used), '')} of {_figure(_gib(total), 'GiB')}",
+            f"{_figure(samples.value('gpu_utilization_ratio', gpu=gpu), '%', 100)} busy",
+            f"{_figure(used, '', 2**-30)} of {_figure(total, 'GiB', 2**-30)}",
             _figure(samples.value("gpu_power_watts", gpu=gpu), "W"),
             f"{sum(links):.0f}/{plural(len(links), 'NVLink')}" if links else "no NVLink",
         )
@@ -152,16 +152,8 @@ def _label(sample: Mapping[str, Any], name: str) -> str:
     return str(sample["labels"].get(name, "?"))
 
 
-def _figure(value: float | None, unit: str) -> str:
-    return "unknown" if value is None else f"{value:.0f} {unit}".rstrip()
-
-
-def _ratio(value: float | None) -> float | None:
-    return None if value is None else 100 * value
-
-
-def _gib(value: float | None) -> float | None:
-    return None if value is None else value / 2**30
+def _figure(value: float | None, unit: str, factor: float = 1) -> str:
+    return "unknown" if value is None else f"{value * factor:.0f} {unit}".rstrip()
 
 
 def _number(text: str) -> int:

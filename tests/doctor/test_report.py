@@ -25,7 +25,7 @@ from dshealthd.doctor.command import main
 from dshealthd.doctor.examination import Examined, accept
 from dshealthd.doctor.job import checks as job
 from dshealthd.doctor.options import DoctorOptions, parse_accepted
-from dshealthd.doctor.report import NodeReport, Report, as_json, junit, parse_node, text
+from dshealthd.doctor.report import NodeReport, Report, junit, parse_node, text
 from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.findings.finding import State
 from dshealthd.findings.judge import RULES
@@ -87,7 +87,7 @@ def test_text_has_the_worst_first_and_no_control_characters() -> None:
 def test_json_is_versioned_and_read_back() -> None:
     """Another node's document gives the same checks; another version is refused."""
     made = report(OK, WARNING, CRITICAL)
-    document = json.loads(as_json(made))
+    document = json.loads(json.dumps(made.document()))
     assert (document["schema"], document["verdict"]) == (1, "critical")
     read = parse_node(document, "node-1").checks
     assert [one.results for one in read] == [one.results for one in made.nodes[0].checks]

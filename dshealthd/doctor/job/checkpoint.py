@@ -39,7 +39,7 @@ def _checkpoint(context: JobContext, source: Source[Checkpoint]) -> Iterator[Res
         saved = f", from {plural(ranks, 'data-parallel rank')}" if ranks else ""
         yield ok(
             f"{_place(checkpoint)}: {plural(len(checkpoint.files), 'file is', 'files are')}"
-            f" complete, {kind}{saved}",
+            f" complete, {kind}{saved}"
         )
 
 

@@ -246,8 +246,7 @@ def _deprecated(context: JobContext, config: Source[Parsed]) -> Iterator[Result]
         )
     if inspection.settings is None and not found:
         yield unknown(
-            f"{name}: DeepSpeed refuses the configuration before reading all of it",
-            source=source,
+            f"{name}: DeepSpeed refuses the configuration before reading all of it", source=source
         )
     elif not found:
         yield ok(f"{name}: DeepSpeed gives no warning", source=source)

@@ -29,9 +29,7 @@ def _conflicts(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
     inspection = context.inspection
     if inspection is None or inspection.problem:
         yield from found
-        yield unknown(
-            f"{name} was not checked by DeepSpeed: {context.why_not_inspected}",
-        )
+        yield unknown(f"{name} was not checked by DeepSpeed: {context.why_not_inspected}")
         return
     source = context.inspector
     both = any(result.component.endswith("bf16") for result in found)

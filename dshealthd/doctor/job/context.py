@@ -17,12 +17,8 @@ from dshealthd.doctor.job.sources import (
     launcher_command,
     slurm_script,
 )
-from dshealthd.doctor.job.sources import (
-    layout as gpus,
-)
-from dshealthd.doctor.job.sources import (
-    source as environment_file,
-)
+from dshealthd.doctor.job.sources import layout as gpus
+from dshealthd.doctor.job.sources import source as environment_file
 from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 from dshealthd.doctor.job.sources.layout import FilterError, Gpus, Layout, layout

@@ -166,7 +166,7 @@ def _ssh(context: JobContext, _hostfile: Source[str]) -> Iterator[Result]:
     if len(bad) > MAX_NAMED:
         yield critical(
             f"{plural(len(bad) - MAX_NAMED, 'more host is', 'more hosts are')} not reachable, "
-            f"of {len(asked)}",
+            f"of {len(asked)}"
         )
     short = False
     for name in asked:
@@ -186,7 +186,7 @@ def _ssh(context: JobContext, _hostfile: Source[str]) -> Iterator[Result]:
     if not bad and not short:
         known = sum(answers[name].gpus is not None for name in asked)
         yield ok(
-            f"{plural(len(asked), 'host accepts', 'hosts accept')} SSH; GPUs counted on {known}",
+            f"{plural(len(asked), 'host accepts', 'hosts accept')} SSH; GPUs counted on {known}"
         )
 
 

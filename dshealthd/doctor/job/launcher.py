@@ -35,7 +35,7 @@ def _launch(context: JobContext, _given: object) -> Iterator[Result]:
         name = launcher.program if launcher else "environment"
         yield ok(
             f"{name}: {_count(context.layout.ranks, 'rank')} on"
-            f" {_count(context.layout.nodes, 'node')}",
+            f" {_count(context.layout.nodes, 'node')}"
         )
 
 
@@ -55,10 +55,7 @@ def _readable(context: JobContext) -> Iterator[Result]:
     if script is not None and script.command is None and context.command is None:
         name = context.script.name if context.script else ""
         why = f" ({script.problem})" if script.problem else ""
-        yield unknown(
-            f"{name}: no call of deepspeed, torchrun or srun found{why}",
-            component=name,
-        )
+        yield unknown(f"{name}: no call of deepspeed, torchrun or srun found{why}", component=name)
 
 
 def _script(context: JobContext) -> Iterator[Result]:
@@ -278,9 +275,10 @@ def _ranks(context: JobContext) -> Iterator[Result]:
     if limit is None:
         if _is_counted_by_ssh(context):
             return
+        problem = context.gpus.problem if context.gpus else ""
         yield unknown(
             f"{plural(per_node, 'rank')} per node ({context.layout.source}); the number of GPUs"
-            f" per node is unknown: {_why(context)}",
+            f" per node is unknown: {problem or 'NVML was not queried'} (--gpus-per-node)"
         )
     elif per_node > limit:
         yield critical(
@@ -313,11 +311,6 @@ def _ignores_visible(context: JobContext) -> str:
 def _is_counted_by_ssh(context: JobContext) -> bool:
     """Whether the check `ssh` compares each host's GPUs with its ranks."""
     return bool(context.layout.hosts) and context.by_ssh
-
-
-def _why(context: JobContext) -> str:
-    problem = context.gpus.problem if context.gpus else ""
-    return f"{problem or 'NVML was not queried'} (--gpus-per-node)"
 
 
 def _is_of_slurm(context: JobContext) -> bool:

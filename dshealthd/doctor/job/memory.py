@@ -60,8 +60,7 @@ def _gpu(context: JobContext, needed: int, stage: int, source: str) -> Result:
     text = f"states of {context.parameters:,} parameters need {needed / GIB:.1f} GiB per GPU"
     if memory is None:
         return unknown(
-            f"{text} at least; the memory of a GPU is unknown (--gpu-memory)",
-            source=source,
+            f"{text} at least; the memory of a GPU is unknown (--gpu-memory)", source=source
         )
     share = needed / memory
     outcome = State.OK

@@ -110,13 +110,7 @@ def _probe_rounds(context: NodeContext) -> str:
     return "probes run" if up else "probes do not run at present"
 
 
-PROBE_ROUNDS = snapshot_check(
-    "probes-missing",
-    "probe-rounds",
-    "Probes run",
-    (),
-    _probe_rounds,
-)
+PROBE_ROUNDS = snapshot_check("probes-missing", "probe-rounds", "Probes run", (), _probe_rounds)
 
 
 STRAGGLER = snapshot_check(
@@ -182,9 +176,7 @@ def _run(context: NodeContext) -> Iterator[Result]:
         )
     reached = sum(outcome == ConnectionOutcome.OK for outcome in found.values())
     if reached == len(others):
-        yield ok(
-            f"the agents of {plural(reached, 'member')} accept connections to port {port}",
-        )
+        yield ok(f"the agents of {plural(reached, 'member')} accept connections to port {port}")
 
 
 CONNECTIONS: Check[NodeContext] = Check(

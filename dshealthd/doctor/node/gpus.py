@@ -191,10 +191,5 @@ def _pcie(context: NodeContext) -> str:
 
 
 PCIE = snapshot_check(
-    "cpu-offload-slow",
-    "pcie",
-    "PCIe links have their full width",
-    ("pcie",),
-    _pcie,
-    _pcie_problems,
+    "cpu-offload-slow", "pcie", "PCIe links have their full width", ("pcie",), _pcie, _pcie_problems
 )

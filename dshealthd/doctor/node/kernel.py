@@ -153,7 +153,7 @@ def _stuck(context: NodeContext) -> Iterator[Result]:
     if not found and not hidden:
         yield ok(
             f"{plural(len(stuck), 'process is', 'processes are')} hung in the kernel, "
-            "none with a GPU open",
+            "none with a GPU open"
         )
 
 

@@ -25,11 +25,7 @@ def _clock(context: NodeContext) -> str:
 
 
 CLOCK = snapshot_check(
-    "clock-unsynchronized",
-    "clock",
-    "The clock is synchronized",
-    ("clock",),
-    _clock,
+    "clock-unsynchronized", "clock", "The clock is synchronized", ("clock",), _clock
 )
 
 
@@ -39,11 +35,7 @@ def _disk_space(context: NodeContext) -> str:
 
 
 DISK_SPACE = snapshot_check(
-    "disk-full",
-    "disk-space",
-    "File systems have free space",
-    ("filesystem",),
-    _disk_space,
+    "disk-full", "disk-space", "File systems have free space", ("filesystem",), _disk_space
 )
 
 
@@ -116,11 +108,7 @@ def _loopback(context: NodeContext) -> str:
 
 
 LOOPBACK = snapshot_check(
-    "loopback-refused",
-    "loopback",
-    "TCP works on the loopback interface",
-    ("loopback",),
-    _loopback,
+    "loopback-refused", "loopback", "TCP works on the loopback interface", ("loopback",), _loopback
 )
 
 
@@ -151,11 +139,7 @@ def _paths(context: NodeContext) -> str:
 
 
 PATHS = snapshot_check(
-    "checkpoint-path",
-    "paths",
-    "Configured paths respond and are writable",
-    ("filesystem",),
-    _paths,
+    "checkpoint-path", "paths", "Configured paths respond and are writable", ("filesystem",), _paths
 )
 
 

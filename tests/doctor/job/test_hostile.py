@@ -20,7 +20,7 @@ from dshealthd.doctor.job.sources import deepspeed_config, launcher_command, slu
 from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.source import Source, read_all
 from dshealthd.findings.finding import State
-from tests.doctor.job.asking import asked, outcomes, results, texts
+from tests.doctor.job.asking import CRITICAL, UNKNOWN, asked, outcomes, results, texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,99 +44,51 @@ def write_sparse(file: Path) -> None:
         out.truncate(1 << 40)
 
 
-HOSTILE: dict[str, tuple[Callable[[Path], object], State, str]] = {
-    "100 MB": (write_huge, State.CRITICAL, "larger than 256 KiB"),
-    "sparse": (write_sparse, State.CRITICAL, "larger than 256 KiB"),
-    "deep objects": (
-        lambda file: file.write_text('{"a":' * 10_000 + "1" + "}" * 10_000),
-        State.CRITICAL,
-        "nests more than 64 levels deep",
-    ),
-    "deep lists": (
-        lambda file: file.write_text("[" * 10_000 + "]" * 10_000),
-        State.CRITICAL,
-        "nests more than 64 levels deep",
-    ),
-    "deep without an end": (
-        lambda file: file.write_text('{"a":' * 10_000),
-        State.CRITICAL,
-        "nests more than 64 levels deep",
-    ),
-    "NaN": (
-        lambda file: file.write_text('{"gradient_clipping": NaN}'),
-        State.CRITICAL,
-        "the number NaN",
-    ),
-    "infinite": (
-        lambda file: file.write_text('{"gradient_clipping": -Infinity}'),
-        State.CRITICAL,
-        "the number -Infinity",
-    ),
-    "duplicate": (
-        lambda file: file.write_text('{"bf16": {"enabled": true}, "bf16": {"enabled": false}}'),
-        State.CRITICAL,
-        "has key 'bf16' twice",
-    ),
-    "duplicate inside": (
-        lambda file: file.write_text('{"bf16": {"enabled": true, "enabled": false}}'),
-        State.CRITICAL,
-        "has key 'enabled' twice",
-    ),
-    "Latin-1": (
-        lambda file: file.write_bytes('{\n"a": "ä"}'.encode("latin-1")),
-        State.CRITICAL,
-        ":2: byte 0xe4 is not UTF-8",
-    ),
-    "UTF-16": (
-        lambda file: file.write_bytes('{"a": 1}'.encode("utf-16")),
-        State.CRITICAL,
-        "is not UTF-8",
-    ),
-    "list": (lambda file: file.write_text("[1]"), State.CRITICAL, "must begin with {"),
-    "long number": (
-        lambda file: file.write_text('{"a": %s}' % ("1" * 5000)),
-        State.UNKNOWN,
-        "is not JSON",
-    ),
-    "cut off": (
-        lambda file: file.write_text('{"a": 1,'),
-        State.UNKNOWN,
-        "is not JSON (line 1 column 9",
-    ),
-    "escapes": (
-        lambda file: file.write_text('{"\\u001b[2Ja": 1, "\\u001b[2Ja": 2}'),
-        State.CRITICAL,
-        "twice",
-    ),
-    "none": (lambda _: None, State.CRITICAL, "No such file"),
-    "directory": (lambda file: file.mkdir(), State.CRITICAL, "is not a regular file"),
-    "FIFO": (os.mkfifo, State.CRITICAL, "is not a regular file"),
-    "endless device": (
-        lambda file: file.symlink_to("/dev/zero"),
-        State.CRITICAL,
-        "is not a regular file",
-    ),
-    "process": (
-        lambda file: file.symlink_to("/proc/self/environ"),
-        State.CRITICAL,
-        "is not a regular file",
-    ),
+DEEP = "nests more than 64 levels deep"
+IRREGULAR = "is not a regular file"
+HOSTILE: dict[str, tuple[Callable[[Path], object] | str | bytes, str]] = {
+    "100 MB": (write_huge, "larger than 256 KiB"),
+    "sparse": (write_sparse, "larger than 256 KiB"),
+    "deep objects": ('{"a":' * 10_000 + "1" + "}" * 10_000, DEEP),
+    "deep lists": ("[" * 10_000 + "]" * 10_000, DEEP),
+    "deep without an end": ('{"a":' * 10_000, DEEP),
+    "NaN": ('{"gradient_clipping": NaN}', "the number NaN"),
+    "infinite": ('{"gradient_clipping": -Infinity}', "the number -Infinity"),
+    "duplicate": ('{"bf16": {"a": true}, "bf16": {"a": false}}', "has key 'bf16' twice"),
+    "duplicate inside": ('{"bf16": {"a": true, "a": false}}', "has key 'a' twice"),
+    "Latin-1": ('{\n"a": "ä"}'.encode("latin-1"), ":2: byte 0xe4 is not UTF-8"),
+    "UTF-16": ('{"a": 1}'.encode("utf-16"), "is not UTF-8"),
+    "list": ("[1]", "must begin with {"),
+    "long number": ('{"a": %s}' % ("1" * 5000), "is not JSON"),
+    "cut off": ('{"a": 1,', "is not JSON (line 1 column 9"),
+    "escapes": ('{"\\u001b[2Ja": 1, "\\u001b[2Ja": 2}', "twice"),
+    "none": (lambda _: None, "No such file"),
+    "directory": (lambda file: file.mkdir(), IRREGULAR),
+    "FIFO": (os.mkfifo, IRREGULAR),
+    "endless device": (lambda file: file.symlink_to("/dev/zero"), IRREGULAR),
+    "process": (lambda file: file.symlink_to("/proc/self/environ"), IRREGULAR),
 }
+"""The content of a configuration, or how to make it, and words of the result."""
+UNDECIDED = ("long number", "cut off")
+"""What only DeepSpeed could read."""
 
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_configuration(tmp_path: Path, case: str) -> None:
     """A configuration that is no configuration costs little, and its reason names the file."""
-    make, outcome, words = HOSTILE[case]
+    content, words = HOSTILE[case]
     file = tmp_path / "ds_config.json"
-    make(file)
+    if callable(content):
+        content(file)
+    else:
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
     start = time.monotonic()
     job = asked("--deepspeed-config", str(file))
     found = results("config-file", job)
     assert time.monotonic() - start < SOON
     assert words in texts(found)
     assert str(file) in texts(found)
-    assert {result.outcome for result in found} == {outcome}
+    assert {result.outcome for result in found} == {UNKNOWN if case in UNDECIDED else CRITICAL}
     if job.document is None:
         for check in applicable(job):  # none of the others takes it for well
             if check.name.startswith(("config", "batch")):

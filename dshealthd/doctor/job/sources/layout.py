@@ -176,7 +176,7 @@ def read() -> dict[str, Any]:
             pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
         ]
         return {
-            "names": [_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles],
+            "names": [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles],
             "memory": [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles],
         }
     except pynvml.NVMLError as error:
@@ -186,7 +186,3 @@ def read() -> dict[str, Any]:
 def from_json(document: Mapping[str, Any]) -> Gpus:
     """Return the GPUs of a JSON document."""
     return Gpus(tuple(document["names"]), tuple(document["memory"]))
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode(errors="replace") if isinstance(name, bytes) else name

@@ -72,10 +72,7 @@ def rendezvous(command: LauncherCommand | None, variables: Mapping[str, str]) ->
 
 def _made(address: str, port: str, source: str) -> Rendezvous:
     return Rendezvous(
-        "" if "$" in address else address,
-        natural(port),
-        "" if "$" in port else port,
-        source,
+        "" if "$" in address else address, natural(port), "" if "$" in port else port, source
     )
 
 
