@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import clocks
-from dshealthd.explain.accusation import (
-    ON_ALL,
-    absent_ranks,
-    accused,
-    is_timeout,
-    left_silently,
-)
+from dshealthd.explain.accusation import ON_ALL, absent_ranks, accused, is_timeout, left_silently
 from dshealthd.explain.case import prepare
 from dshealthd.explain.coverage import ABORTED, TERMINATED
 from dshealthd.explain.events import Event, Place, Stamp, listed

@@ -66,8 +66,7 @@ def judge_groups(
     if ledger.running:
         found.append(disagreement(ledger.running))
     return sorted(
-        found,
-        key=lambda verdict: (KINDS.index(verdict.kind), -len(verdict.waiting), verdict.key),
+        found, key=lambda verdict: (KINDS.index(verdict.kind), -len(verdict.waiting), verdict.key)
     )
 
 
@@ -232,13 +231,7 @@ def _is_whole(ledger: Ledger, group: str) -> bool:
 
 
 def _missed(
-    ledger: Ledger,
-    group: str,
-    absent: list[int],
-    size: int,
-    *,
-    is_whole: bool,
-    present: set[int],
+    ledger: Ledger, group: str, absent: list[int], size: int, *, is_whole: bool, present: set[int]
 ) -> tuple[int, ...]:
     """Return the ranks of the job that are missing in a group; empty if unclear."""
     few = 2 * len(absent) < size

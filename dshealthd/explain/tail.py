@@ -20,11 +20,7 @@ class Tail:
     """One file, identified by device and inode, and how far it has been read."""
 
     def __init__(
-        self,
-        recognizer: Recognizer,
-        name: str,
-        status: os.stat_result,
-        rank: int | None = None,
+        self, recognizer: Recognizer, name: str, status: os.stat_result, rank: int | None = None
     ) -> None:
         """Begin at the start of a file; `name` is quoted in proofs.
 

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def look(
-    *collectors: str,
-    host: Host | None = None,
-    several: bool = False,
-    config: Config | None = None,
+    *collectors: str, host: Host | None = None, several: bool = False, config: Config | None = None
 ) -> NodeContext:
     """Return the context of the node as these collectors see it; without any, nothing is read."""
     loaded = config or load(None)

@@ -98,10 +98,7 @@ def test_file_that_is_refused(tmp_path: Path) -> None:
         file.write_text("[collectors.gpu]\nintervall = '1s'\n", encoding="utf-8")
         agent.process.send_signal(signal.SIGHUP)
         found = said(agent, AGENT, "warning")
-        assert (AGENT.slug, found.component) == (
-            "collector-failing",
-            "configuration",
-        )
+        assert (AGENT.slug, found.component) == ("collector-failing", "configuration")
         assert "`dshealthd check-config`" in found.remedy
         file.write_text(CONFIG, encoding="utf-8")
         run("dshealthd check-config", "--config.file", str(file))

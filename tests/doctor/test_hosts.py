@@ -51,7 +51,7 @@ def test_dead_and_hung_nodes_cost_one_deadline(
     deadline = max(8, math.ceil(5 * (time.monotonic() - started)))  # a good node has time
     started = time.monotonic()
     status = cli.main(
-        [*command, "--hosts", f"{GOOD},{DEAD},{HUNG}", "--host-timeout", str(deadline)],
+        [*command, "--hosts", f"{GOOD},{DEAD},{HUNG}", "--host-timeout", str(deadline)]
     )
     assert time.monotonic() - started < 2.5 * deadline
     assert status == 2

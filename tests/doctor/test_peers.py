@@ -136,9 +136,7 @@ def test_agents_are_asked_and_run_a_collective(cluster: tuple[Path, list[Running
     assert NODES[2] in texts["unknown"]
 
 
-def test_what_agents_cannot_answer_goes_over_ssh(
-    cluster: tuple[Path, list[RunningAgent]],
-) -> None:
+def test_what_agents_cannot_answer_goes_over_ssh(cluster: tuple[Path, list[RunningAgent]]) -> None:
     """A check that needs a process on the node, and --no-agent, ask nobody's agent."""
     for arguments in (("--only", "member-connections"), ("--no-agent", "--only", "loopback")):
         (found,) = doctor(cluster, NODES[1:2], *arguments)["nodes"]
@@ -146,9 +144,7 @@ def test_what_agents_cannot_answer_goes_over_ssh(
         assert "agent" not in found["problem"]
 
 
-def test_collective_that_cannot_be_run_is_unknown(
-    cluster: tuple[Path, list[RunningAgent]],
-) -> None:
+def test_collective_that_cannot_be_run_is_unknown(cluster: tuple[Path, list[RunningAgent]]) -> None:
     """Where one agent alone answers, no collective is run, and that is not ok."""
     document = doctor(cluster, NODES[1:], "--probe", "--only", "loopback")
     (collective,) = [one for one in document["across"] if one["check"] == "collective"]

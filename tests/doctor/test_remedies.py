@@ -59,10 +59,7 @@ CHECKS = {
     "master-address": (STATE, "job/test_hosts::test_master_address"),
     "master-port": (PASTED, "job/test_master_port::test_ports_that_are_none"),
     "job-steps": (STATE, "test_snapshot_checks::test_findings_of_an_agent"),
-    "member-connections": (
-        STATE,
-        "test_network_checks::test_members_that_cannot_be_reached",
-    ),
+    "member-connections": (STATE, "test_network_checks::test_members_that_cannot_be_reached"),
     "model-memory": (STATE, "job/test_config_remedies::test_mended_memory"),
     "nccl-releases": (STATE, "test_running_jobs::test_nccl_release_with_a_defect"),
     "nccl-variables": (PASTED, "job/test_nccl::test_variables"),

@@ -272,12 +272,7 @@ def test_job_that_continues_on_fewer_ports() -> None:
             "runs for",
         ),
         (agent.PROBE_ROUNDS, (("probe_up", 0),), "do not run", "probes run"),
-        (
-            agent.AGENT,
-            (("config_last_reload_successful", 0),),
-            "not: configuration",
-            "every",
-        ),
+        (agent.AGENT, (("config_last_reload_successful", 0),), "not: configuration", "every"),
         (
             rendezvous.RENDEZVOUS_CONNECTIONS,
             (("rendezvous_client_sockets", 2, "syn_sent"),),

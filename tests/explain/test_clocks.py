@@ -48,10 +48,7 @@ def test_the_first_error_is_the_first_by_one_clock(ahead: float) -> None:
 def test_what_the_clocks_do_not_tell_is_a_tie() -> None:
     """Nearer than ranks print the same step, and where clocks share nothing."""
     near = explained_files(
-        {
-            "0": log("gpu-1", 1, 0.0, (42.0, FULL), 1),
-            "1": log("gpu-2", 2, 50.0, (42.05, OOM), 2),
-        }
+        {"0": log("gpu-1", 1, 0.0, (42.0, FULL), 1), "1": log("gpu-2", 2, 50.0, (42.05, OOM), 2)}
     )
     assert any("tie" in reason for reason in near.against)
     alone = {

@@ -128,7 +128,7 @@ def test_what_few_hosts_say_and_the_rest_do_not_comes_first(
                 "caught collective operation timeout: WorkNCCL(SeqNum=42, OpType=ALLREDUCE, "
                 "NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600001 milliseconds before "
                 "timing out."
-            ),
+            )
         ]
         name = f"/logs/gpu-{host}.log"
         recognizer.add(name, [Raw(number, text) for number, text in enumerate(lines, 1)], host)

@@ -133,11 +133,7 @@ FAULTS: dict[str, tuple[int, Callable[[Path], object], str]] = {
         f"{OPTIMIZER} is empty",
     ),
     "cut off": (1, _cut, f"{OPTIMIZER} is truncated"),
-    "folder": (
-        1,
-        _empty,
-        "has no files",
-    ),
+    "folder": (1, _empty, "has no files"),
 }
 
 

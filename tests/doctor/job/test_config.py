@@ -236,11 +236,7 @@ def test_refused_comment(inspected: dict[str, Inspection]) -> None:
     ],
 )
 def test_memory(
-    inspected: dict[str, Inspection],
-    case: str,
-    memory: int | None,
-    outcome: State,
-    words: str,
+    inspected: dict[str, Inspection], case: str, memory: int | None, outcome: State, words: str
 ) -> None:
     """DeepSpeed's estimators are compared with a GPU's memory, and their error is named."""
     size = None if memory is None else memory * GIB

@@ -14,14 +14,7 @@ from dshealthd.doctor.job.context import JobContext
 from dshealthd.doctor.job.sources import deepspeed_config, remedies
 from dshealthd.doctor.job.sources.source import Source
 from dshealthd.findings.finding import State
-from tests.doctor.job.asking import (
-    NAME,
-    inspect_many,
-    outcomes,
-    results,
-    texts,
-    with_config,
-)
+from tests.doctor.job.asking import NAME, inspect_many, outcomes, results, texts, with_config
 from tests.doctor.job.test_config import CASES, GIB, HJSON, PARAMETERS, RANKS, SHAPE, changed
 from tests.doctor.looks import apply
 
@@ -43,9 +36,7 @@ SGD = changed(
 )
 FAULTY = {**CASES, EDITED: SGD}
 MENDED: dict[str, dict[str, Any]] = {
-    "deprecated": changed(
-        zero_optimization={"stage": 2, "offload_optimizer": {"device": "cpu"}},
-    ),
+    "deprecated": changed(zero_optimization={"stage": 2, "offload_optimizer": {"device": "cpu"}}),
     "removed": changed(),
     "removed inner": changed(zero_optimization={"stage": 3}),
     "both halves": changed(fp16={"enabled": False}),
@@ -56,10 +47,7 @@ MENDED: dict[str, dict[str, Any]] = {
     "torch's scheduler": changed(scheduler={"type": "WarmupCosineLR", "params": {}}),
     "no scheduler": changed(scheduler={"type": "WarmupLR", "params": {}}),
     "ratio to nvme": changed(
-        zero_optimization={
-            "stage": 3,
-            "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"},
-        }
+        zero_optimization={"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"}}
     ),
     "ratio of lion": changed(
         optimizer={"type": "Lion", "params": {"lr": 1e-4}},
@@ -117,10 +105,7 @@ def inspected() -> dict[str, Inspection]:
 
 @pytest.mark.parametrize("case", MENDED)
 def test_mended_key(
-    inspected: dict[str, Inspection],
-    case: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    inspected: dict[str, Inspection], case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The remedy shows the line of the fault, or edits it; the check is ok once that is changed."""
     check = "config-deprecated" if case in DEPRECATED else "config-conflicts"

@@ -371,13 +371,7 @@ def test_gpus_of_the_script(tmp_path: Path, head: str, gpus: int | None) -> None
     ],
 )
 def test_ranks_and_gpus(
-    tmp_path: Path,
-    command: str,
-    mended: str,
-    variables: str,
-    gpus: str,
-    outcome: State,
-    words: str,
+    tmp_path: Path, command: str, mended: str, variables: str, gpus: str, outcome: State, words: str
 ) -> None:
     """Ranks of a node are compared with the GPUs that they see; the remedy ends a fault."""
     file = tmp_path / "environment"
