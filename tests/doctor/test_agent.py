@@ -19,6 +19,7 @@ from dshealthd.doctor.node.agent import AGENT, MAINTENANCE
 from dshealthd.doctor.status_document import status_document
 from dshealthd.http.client import Access
 from tests.agents import RunningAgent, end, first_line, launch, running
+from tests.command_line import dshealthd
 from tests.doctor.looks import look, results
 from tests.doctor.machine import OF_THIS_MACHINE, Answer, Machine
 from tests.web.certificates import authority, certificate
@@ -35,17 +36,8 @@ CONFIG = '[collectors.gpu]\ninterval = "200ms"\n[collectors.ecc]\ninterval = "20
 
 def ask(agent: RunningAgent, machine: Machine) -> Answer:
     """Return what the command says on the agent's machine."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "dshealthd", "doctor", "--json", "--skip", OF_THIS_MACHINE),
-            *("--config.file", str(machine.config)),
-            *("--web.listen-address", f"127.0.0.1:{agent.port}"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    own = "--config.file", str(machine.config), "--web.listen-address", f"127.0.0.1:{agent.port}"
+    done = dshealthd("doctor", "--json", "--skip", OF_THIS_MACHINE, *own)
     return Answer(done.returncode, json.loads(done.stdout))
 
 
@@ -138,16 +130,7 @@ def test_an_agent_with_a_password(tmp_path: Path) -> None:
             ((), "401 Unauthorized (--user and --password-file)"),
             (("--user", "ops", "--password-file", str(tmp_path / "none")), "No such file"),
         ):
-            done = subprocess.run(
-                [
-                    *(sys.executable, "-m", "dshealthd", "doctor", "--json", "--only", "clock"),
-                    *(*own, *given),
-                ],
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
+            done = dshealthd("doctor", "--json", "--only", "clock", *own, *given)
             (node,) = json.loads(done.stdout)["nodes"]
             assert source in node["source"], done
     finally:

@@ -10,7 +10,6 @@ import gzip
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from dshealthd.probe.peers.messages import MAX_DOCUMENT, MAX_PAYLOAD
 from dshealthd.probe.peers.protocol import PeerError, Refusal
 from tests import status_documents
 from tests.agents import RunningAgent, running
+from tests.command_line import dshealthd
 from tests.doctor.looks import look
 from tests.probe.peering import KEY, secret
 
@@ -98,16 +98,10 @@ def doctor(
     client = file.with_name("ssh")
     client.write_text("#!/bin/sh\nexec 2>&1; exit 255\n")
     client.chmod(0o755)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "dshealthd", "doctor", "--json", "--hosts", ",".join(hosts)),
-            *("--ssh", str(client), "--config.file", str(file)),
-            *("--web.listen-address", f"127.0.0.1:{agent.port}", *arguments),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
+    done = dshealthd(
+        *("doctor", "--json", "--hosts", ",".join(hosts), "--ssh", str(client)),
+        *("--config.file", str(file), "--web.listen-address", f"127.0.0.1:{agent.port}"),
+        *arguments,
     )
     assert done.stdout, done.stderr
     document: dict[str, Any] = json.loads(done.stdout)

@@ -8,13 +8,12 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
 from bench.processes import free_port
 from tests.agents import running
+from tests.command_line import dshealthd
 from tests.training.trainings import training
 
 if TYPE_CHECKING:
@@ -78,24 +77,12 @@ def test_a_rank_that_is_stopped_is_named_by_its_bundle(tmp_path: Path) -> None:
             assert "script_ddp.py" in (bundle / f"rank-{rank}-{pids[rank]}.stacks.txt").read_text(
                 encoding="utf-8"
             )
-        command = [
-            sys.executable,
-            "-m",
-            "dshealthd",
-            "evidence",
-            "--job",
-            dict(info)["training_job"],
-            "--evidence.min-free-bytes",
-            "0",
-        ]
-        command += [
-            "--path.state",
-            str(tmp_path / "state"),
-            "--web.listen-address",
-            f"127.0.0.1:{agent.port}",
-        ]
         assert len(list(bundle.parent.iterdir())) == 1
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        done = dshealthd(
+            *("evidence", "--job", dict(info)["training_job"], "--evidence.min-free-bytes", "0"),
+            *("--path.state", str(tmp_path / "state")),
+            *("--web.listen-address", f"127.0.0.1:{agent.port}"),
+        )
         assert done.returncode == 0, done.stderr
         assert "unreachable" not in done.stderr, done.stderr
         assert "requested by hand" in done.stdout
@@ -117,39 +104,18 @@ def test_evidence_by_hand_names_the_rank_that_has_not_entered(tmp_path: Path) ->
         "TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/dump_",
     }
     variables = {"SLURM_JOB_ID": "990017", "TORCH_FR_BUFFER_SIZE": "100", **prefixes}
-    command = [
-        sys.executable,
-        "-m",
-        "dshealthd",
-        "evidence",
-        "--path.state",
-        str(state),
-        "--web.listen-address",
-        "127.0.0.1:1",
-    ]
+    command = "evidence", "--path.state", str(state), "--web.listen-address", "127.0.0.1:1"
     with training(tmp_path, f"{HERE}/script_hang.py", port=free_port(), variables=variables) as run:
         end = time.monotonic() + 240
         while run.text().count("hangs") < 2:
             assert time.monotonic() < end, run.text()
             time.sleep(0.1)
-        unknown = subprocess.run(
-            [*command, "--job", "slurm-404"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        unknown = dshealthd(*command, "--job", "slurm-404")
         assert unknown.returncode == 1
         assert re.match(
             r"no job slurm-404 on this node; jobs here: .*\bslurm-990017\b", unknown.stderr
         ), unknown.stderr
-        done = subprocess.run(
-            [*command, "--job", "slurm-990017"],
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        done = dshealthd(*command, "--job", "slurm-990017")
         assert run.process.poll() is None
     assert done.returncode == 0, done.stderr
     assert (
@@ -174,17 +140,8 @@ def test_evidence_by_hand_names_the_rank_that_has_not_entered(tmp_path: Path) ->
 def test_evidence_of_nothing_is_an_error_that_says_so(tmp_path: Path) -> None:
     """On a node without trainings no bundle is made."""
     (tmp_path / "proc").mkdir()
-    command = [
-        sys.executable,
-        "-m",
-        "dshealthd",
-        "evidence",
-        "--path.state",
-        str(tmp_path),
-        "--path.procfs",
-        str(tmp_path / "proc"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    own = "--path.state", str(tmp_path), "--path.procfs", str(tmp_path / "proc")
+    done = dshealthd("evidence", *own)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("no training process on this node")
     assert not (tmp_path / "evidence").exists()

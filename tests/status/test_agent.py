@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.status.command import CLEAR, ENTER, LEAVE
 from dshealthd.status.paint import EXIT
 from tests import agents
+from tests.command_line import dshealthd
 from tests.nvml.simulator import Simulator
 
 if TYPE_CHECKING:
@@ -30,13 +31,7 @@ SECONDS = 120.0
 
 def status(port: int) -> tuple[int, dict[str, Any]]:
     """Run `dshealthd status --json` as a process; return its exit status and the node's part."""
-    done = subprocess.run(
-        [sys.executable, "-m", "dshealthd", "status", "--json", f"127.0.0.1:{port}"],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+    done = dshealthd("status", "--json", f"127.0.0.1:{port}", seconds=SECONDS)
     (node,) = json.loads(done.stdout)["nodes"]
     return done.returncode, node
 
