@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural
 from dshealthd.core.timing import time_limit
-from dshealthd.doctor.check import ORDER, unknown
+from dshealthd.doctor.check import unknown
 from dshealthd.doctor.examination import Examined, accept
 from dshealthd.doctor.node_context import NodeContext, facts
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.report import NodeReport, Report
 from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
+from dshealthd.findings.finding import ORDER
 from dshealthd.http.document import MAX_DOCUMENT, DocumentError, parse
 from dshealthd.probe.cli.pairs import member_client, own_place
 from dshealthd.probe.members.membership import MembershipError

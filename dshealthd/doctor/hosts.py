@@ -86,7 +86,7 @@ def ask(
     pool = Pool()
     try:
         for host in hosts:
-            call = functools.partial(_run, command(ssh, host, remote, seconds))
+            call = functools.partial(run, command(ssh, host, remote, seconds))
             pool.start(host, call, seconds)
         for ended in pool.ended(on_tick=lambda: progress(len(found), len(hosts), pool.names)):
             found[ended.name] = _report(ended, seconds)
@@ -95,7 +95,8 @@ def ask(
     return [found[host] for host in hosts]
 
 
-def _run(arguments: Sequence[str]) -> tuple[int, str, str]:
+def run(arguments: Sequence[str]) -> tuple[int, str, str]:
+    """Run a program, such as ssh; return its status, its output and its errors."""
     with subprocess.Popen(  # noqa: S603 - a list of arguments, and no shell here
         arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -106,7 +107,7 @@ def _run(arguments: Sequence[str]) -> tuple[int, str, str]:
     return process.returncode, output.decode(errors="replace"), errors.decode(errors="replace")
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
     """Return the last non-empty line of ssh's output, made safe."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return printable(lines[-1][:300]) if lines else "no message"
@@ -120,15 +121,15 @@ def _report(ended: Ended, seconds: float) -> NodeReport:
         return NodeReport(host, problem=f"SSH could not be run: {ended.problem}")
     code, output, errors = ended.value
     if code == _SSH_FAILED and not output:
-        return NodeReport(host, problem=f"not reachable over SSH: {_last_line(errors)}")
+        return NodeReport(host, problem=f"not reachable over SSH: {last_line(errors)}")
     if code == _NOT_FOUND:
-        text = f"dshealthd is not in the PATH there (--remote-command): {_last_line(errors)}"
+        text = f"dshealthd is not in the PATH there (--remote-command): {last_line(errors)}"
         return NodeReport(host, problem=text, severity=State.UNKNOWN)
     try:
         document: Any = json.loads(output)
         return parse_node(document, host)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = _last_line(errors) if not output else f"{type(error).__name__}: {error}"
+        why = last_line(errors) if not output else f"{type(error).__name__}: {error}"
         text = f"sent an unreadable report (exit status {code}): {printable(why[:300])}"
         return NodeReport(host, problem=text, severity=State.UNKNOWN)
 
@@ -252,5 +253,5 @@ def _answer(code: int, output: bytes, errors: bytes, *, over: bool) -> Answer:
         return Answer("", len(names) or None, sockets)
     if over:
         return Answer(f"no answer within {DEADLINE:g} s")
-    said = _last_line(errors.decode(errors="replace"))
+    said = last_line(errors.decode(errors="replace"))
     return Answer(said if errors.strip() else f"ssh ended with status {code}")

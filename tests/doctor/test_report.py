@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -20,7 +21,7 @@ from dshealthd.cli import main as cli
 from dshealthd.config import config
 from dshealthd.doctor import node, support_file
 from dshealthd.doctor import report as callers
-from dshealthd.doctor.check import Result
+from dshealthd.doctor.check import Check, Result
 from dshealthd.doctor.command import main
 from dshealthd.doctor.examination import Examined, accept
 from dshealthd.doctor.job import checks as job
@@ -228,7 +229,7 @@ def test_support_file_has_no_secrets(tmp_path: Path) -> None:
 
 def test_every_check_has_a_name_a_symptom_and_a_deadline() -> None:
     """Names are unique; each symptom exists, so that there is a runbook; deadlines are short."""
-    checks = (*node.CHECKS, *job.CHECKS)
+    checks: tuple[Check[Any], ...] = (*node.CHECKS, *job.CHECKS)
     assert len({check.name for check in checks}) == len(checks)
     known = all_symptoms()
     for check in checks:
@@ -265,7 +266,8 @@ def test_list_and_colors(capsys: pytest.CaptureFixture[str]) -> None:
     """`--list` names every check; without a terminal nothing is colored."""
     assert cli.main(["doctor", "--list"]) == 0
     output = capsys.readouterr().out
-    assert all(check.name in output for check in (*node.CHECKS, *job.CHECKS))
+    names = [*(check.name for check in node.CHECKS), *(check.name for check in job.CHECKS)]
+    assert all(name in output for name in names)
     assert "\x1b" not in output
 
 
