@@ -17,14 +17,26 @@ from dshealthd.doctor.job.sources import (
     launcher_command,
     slurm_script,
 )
-from dshealthd.doctor.job.sources import layout as gpus
-from dshealthd.doctor.job.sources import source as environment_file
 from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
-from dshealthd.doctor.job.sources.layout import FilterError, Gpus, Layout, layout
+from dshealthd.doctor.job.sources.layout import (
+    FilterError,
+    Gpus,
+    Layout,
+    gpus_from_json,
+    layout,
+    read_gpus,
+)
 from dshealthd.doctor.job.sources.rendezvous import Rendezvous, rendezvous
 from dshealthd.doctor.job.sources.slurm_script import SlurmScript
-from dshealthd.doctor.job.sources.source import Source, read_all, read_text
+from dshealthd.doctor.job.sources.source import (
+    Source,
+    kept,
+    read_all,
+    read_environment,
+    read_text,
+    taken_to_all_nodes,
+)
 from dshealthd.jobs import checkpoint_files
 from dshealthd.jobs.checkpoint_files import Checkpoint
 from dshealthd.probe.members.membership import Member, MembershipError, parse_hostfile
@@ -225,15 +237,15 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
     if args.slurm_script:
         readers["script"] = partial(_read_script, args.slurm_script)
     if args.environment:
-        readers["environment"] = partial(environment_file.read, args.environment)
-    readers["gpus"] = gpus.read
+        readers["environment"] = partial(read_environment, args.environment)
+    readers["gpus"] = read_gpus
     found = read_all(readers)
     command = _command(args.launch) if args.launch else None
     script = _mapped(found.get("script"), args.slurm_script, slurm_script.from_json)
-    hostfile = args.hostfile or _named_hostfile(command, script)
+    hostfile = args.hostfile or _named_hostfile(JobContext(command=command, script=script))
     readers = {}
     if command is not None or script is not None:
-        readers["taken to all nodes"] = environment_file.taken_to_all_nodes
+        readers["taken to all nodes"] = taken_to_all_nodes
     if hostfile:
         readers["hostfile"] = partial(read_text, hostfile, MAX_HOSTFILE)
     if args.checkpoint:
@@ -250,10 +262,10 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
         script=script,
         environment=_mapped(found["environment"], args.environment, dict)
         if args.environment
-        else Source("environment of this shell", environment_file.kept(os.environ)),
+        else Source("environment of this shell", kept(os.environ)),
         taken_to_all_nodes=found.get("taken to all nodes"),
         checkpoint=_mapped(found.get("checkpoint"), args.checkpoint, checkpoint_files.from_json),
-        gpus=_mapped(found["gpus"], "NVML", gpus.from_json),
+        gpus=_mapped(found["gpus"], "NVML", gpus_from_json),
         python=args.python[0] if args.python else "",
         ssh=getattr(args, "ssh", "ssh"),
         parameters=args.parameters,
@@ -322,17 +334,11 @@ def _loads_universal(config: Source[deepspeed_config.Parsed] | None) -> bool:
     return isinstance(block, dict) and block.get("load_universal") is True
 
 
-def _named_hostfile(
-    command: Source[LauncherCommand] | None, script: Source[SlurmScript] | None
-) -> str:
+def _named_hostfile(made: JobContext) -> str:
     """Return the hostfile that the launcher uses; "" if none is known."""
-    found = command.value if command else None
-    if found is None and script is not None and script.value is not None:
-        found = script.value.command
-    inner = found.find("deepspeed") if found else None
-    if inner is None:
+    if made.deepspeed is None:
         return ""
-    name = inner.options.get("hostfile", "")
+    name = made.deepspeed.options.get("hostfile", "")
     if not name and os.path.exists(DEFAULT_HOSTFILE):
         return DEFAULT_HOSTFILE
     return "" if "$" in name else name

@@ -166,7 +166,7 @@ class Gpus:
         return len(self.names)
 
 
-def read() -> dict[str, Any]:
+def read_gpus() -> dict[str, Any]:
     """Return names and memory of the GPUs as JSON; ValueError if NVML fails."""
     import pynvml
 
@@ -183,6 +183,6 @@ def read() -> dict[str, Any]:
         raise ValueError(str(error)) from error
 
 
-def from_json(document: Mapping[str, Any]) -> Gpus:
+def gpus_from_json(document: Mapping[str, Any]) -> Gpus:
     """Return the GPUs of a JSON document."""
     return Gpus(tuple(document["names"]), tuple(document["memory"]))

@@ -89,7 +89,7 @@ _NAMES = frozenset(
 )
 
 
-def read(path: str) -> dict[str, str]:
+def read_environment(path: str) -> dict[str, str]:
     """Return the variables in a file of NAME=VALUE lines, or of `env -0`.
 
     OSError; ValueError names the first entry that is not a variable.
