@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def take(
-    function: Function, seconds: float = 20.0, max_bytes: int = 1 << 20
+    function: Function, seconds: float = 60.0, max_bytes: int = 1 << 20
 ) -> tuple[RunningStep, dict[str, bytes]]:
     """Run a step; return it, and the content of the files that it emitted."""
     files: dict[str, bytes] = {}
