@@ -31,18 +31,13 @@ def text(finding: Finding, found: Recognized, unread: list[str]) -> str:
         lines.append(f"CAUSE      {finding.slug}: {finding.title or title}")
         lines.append(f"WHAT       {_short(finding.statement)}")
         lines.append(f"WHERE      {_where(finding)}")
-    lines += [
-        f"{'PROOF' if not number else '':<10} {place.file}:{place.line}: {_short(place.quote)}"
-        for number, place in enumerate(_unique(finding.proof))
-    ]
-    lines += [
-        f"{'NOT' if not number else '':<10} {_short(reason)}"
-        for number, reason in enumerate(finding.against)
-    ]
-    lines += [
-        f"{'MISSING' if not number else '':<10} {_short(what)}"
-        for number, what in enumerate((*finding.missing, *unread))
-    ]
+    proof = _unique(finding.proof)
+    for title, texts in (
+        ("PROOF", [f"{one.file}:{one.line}: {_short(one.quote)}" for one in proof]),
+        ("NOT", map(_short, finding.against)),
+        ("MISSING", map(_short, (*finding.missing, *unread))),
+    ):
+        lines += [f"{'' if number else title:<10} {says}" for number, says in enumerate(texts)]
     if finding.step:
         lines.append(f"FIRST STEP {finding.step}")
     if finding.outcome == "found" and runbook:

@@ -279,14 +279,14 @@ def _sort(case: Case) -> None:
     found = case.found
     latest: dict[str, int] = defaultdict(int)
     for facts in found.sources:
-        run = facts.name.partition("/attempt_")[0] if "/attempt_" in facts.name else facts.name
+        run = facts.name.partition("/attempt_")[0]
         latest[run] = max(latest[run], facts.attempt)
     enough = max(CLEARED_AFTER, 3 * len(case.seen))
     joined.excuse_full_disk(found.events)
     ended = joined.ended(found.events)
     for event in found.events:
         facts = found.sources[event.origin.source]
-        run = facts.name.partition("/attempt_")[0] if "/attempt_" in facts.name else facts.name
+        run = facts.name.partition("/attempt_")[0]
         later = facts.progress - event.progress
         if event.attempt < latest[run] or event.last_order < ended.get(joined.condition(event), 0):
             case.recovered.append(event)

@@ -9,20 +9,14 @@ imports anything is refused.
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 import re
 from typing import Any, NoReturn
 
 _PARTS = (
-    "/torch/",
-    "/deepspeed/",
-    "/accelerate/",
-    "/lightning/",
-    "/transformers/",
-    "/dshealthd/training/",
-    "/site-packages/",
-    "/dist-packages/",
-    "/lib/python",
+    *("/torch/", "/deepspeed/", "/accelerate/", "/lightning/", "/transformers/"),
+    *("/dshealthd/training/", "/site-packages/", "/dist-packages/", "/lib/python"),
 )
 """Frameworks are listed by name because they may run from a checkout, outside site-packages."""
 
@@ -72,14 +66,8 @@ def load(data: bytes) -> Any:
     except MalformedDump:
         raise
     except (
-        pickle.UnpicklingError,
-        EOFError,
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        OverflowError,
+        *(pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError),
+        *(AttributeError, OverflowError),
     ) as error:
         message = f"not a pickle of plain values: {type(error).__name__}: {str(error)[:MAX_TEXT]}"
         raise MalformedDump(message) from error
@@ -162,11 +150,9 @@ def _sizes(value: Any) -> str:
 
 def _place(frames: Any) -> str:
     """Return where the job's code called an operation: the innermost frame outside libraries."""
-    if not isinstance(frames, list):
-        return ""
     found = [
         frame
-        for frame in frames[:64]
+        for frame in (frames[:64] if isinstance(frames, list) else ())
         if isinstance(frame, dict) and isinstance(frame.get("filename"), str)
     ]
     own = [frame for frame in found if not is_library(frame["filename"])]
@@ -179,14 +165,11 @@ def _members(value: Any) -> dict[str, str]:
     """Return the ranks of each group as text, by the group's name."""
     if not isinstance(value, dict):
         return {}
-    found = [
-        group
-        for _, group in zip(range(MAX_GROUPS), value.values(), strict=False)
-        if isinstance(group, dict)
-    ]
     told, left = {}, MAX_RANKS_TEXT
-    for group in found:
-        ranks = group.get("ranks", "")
+    for group in itertools.islice(value.values(), MAX_GROUPS):
+        ranks = group.get("ranks", "") if isinstance(group, dict) else None
+        if ranks is None:
+            continue
         whole = isinstance(ranks, str) and len(ranks) <= left and _RANKS.fullmatch(ranks)
         told[_text(group.get("name", ""))] = ranks if whole else ""
         left -= len(ranks) if whole else 0
@@ -200,15 +183,10 @@ def _completed(value: Any) -> dict[str, int]:
     """
     if not isinstance(value, dict):
         return {}
-    found = {
-        _text(name): status.get("last_completed_collective")
-        for name, status in value.items()
-        if isinstance(status, dict)
-    }
     return {
-        name: number
-        for name, number in found.items()
-        if isinstance(number, int) and _is_count(number)
+        _text(name): number
+        for name, status in value.items()
+        if isinstance(status, dict) and _is_count(number := status.get("last_completed_collective"))
     }
 
 
@@ -217,13 +195,7 @@ def _name(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    text = (
-        value
-        if isinstance(value, str)
-        else str(value)
-        if isinstance(value, float) or _is_count(value)
-        else ""
-    )
+    text = str(value) if isinstance(value, str | float) or _is_count(value) else ""
     return "".join(character if character.isprintable() else "�" for character in text[:MAX_TEXT])
 
 
