@@ -54,8 +54,7 @@ def test_each_fault_is_found_and_passes_once_mended(make_machine: Callable[..., 
     for gpu, key, _ in faults:
         gpus.unset(gpu, key)
     mended = machine.examine()
-    assert mended.found == {}
-    assert mended.status == 0
+    assert (mended.found, mended.status) == ({}, 0)
 
 
 @pytest.mark.parametrize(

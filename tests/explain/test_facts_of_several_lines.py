@@ -28,8 +28,7 @@ def test_an_oom_kill_is_one_event_over_two_lines_with_the_rank_of_its_pid() -> N
     assert finding.slug == "host-memory-pressure"
     assert "process 4711 (python)" in finding.statement
     assert "8123kB" in finding.statement
-    assert finding.ranks == (2,)
-    assert finding.host == "gpu-7"
+    assert (finding.ranks, finding.host) == ((2,), "gpu-7")
 
 
 def test_slurm_names_host_and_tasks_after_the_kill() -> None:
@@ -39,8 +38,7 @@ def test_slurm_names_host_and_tasks_after_the_kill() -> None:
         "have been OOM Killed.",
         "srun: error: gpu-12: tasks 1-2,5: Out Of Memory",
     )
-    assert finding.slug == "host-memory-pressure"
-    assert finding.ranks == (1, 2, 5)
+    assert (finding.slug, finding.ranks) == ("host-memory-pressure", (1, 2, 5))
     assert finding.host == "gpu-12"
 
 
@@ -303,8 +301,7 @@ def test_the_first_of_three_lines_names_the_gpu_that_is_off_the_bus() -> None:
         "               NVRM: fallen off the bus and is not responding to commands.",
         "[ 1843.439662] NVRM: The NVIDIA probe routine failed for 1 device(s).",
     )
-    assert finding.slug == "gpu-lost"
-    assert finding.device == "GPU 0000:b3:00.0"
+    assert (finding.slug, finding.device) == ("gpu-lost", "GPU 0000:b3:00.0")
     assert "GPU 0000:b3:00.0 fell off the bus" in finding.statement
 
 
@@ -312,12 +309,10 @@ def test_a_port_s_error_is_its_gpu_s_if_the_gpu_s_driver_says_so() -> None:
     """PCIe reports the port; only the line of the device's driver shows what is behind it."""
     port = "[  +0.000004] pcieport 0000:00:03.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)"
     alone = explained(port)
-    assert alone.slug == "pcie-error"
-    assert alone.device == "PCI device 0000:00:03.0"
+    assert (alone.slug, alone.device) == ("pcie-error", "PCI device 0000:00:03.0")
     gpu = "[  +0.000844] nvidia 0000:03:00.0: AER: can't recover (no error_detected callback)"
     both = explained(gpu, port)
-    assert both.slug == "gpu-lost"
-    assert both.device == "GPU 0000:03:00.0"
+    assert (both.slug, both.device) == ("gpu-lost", "GPU 0000:03:00.0")
 
 
 @pytest.mark.parametrize(
@@ -352,8 +347,7 @@ def test_an_error_without_a_path_follows_from_a_full_shared_memory() -> None:
         "RuntimeError: DataLoader worker (pid 56811) is killed by signal: Bus error..",
         "OSError: [Errno 28] No space left on device",
     )
-    assert finding.slug == "shared-memory"
-    assert finding.against == ()
+    assert (finding.slug, finding.against) == ("shared-memory", ())
     alone = explained("OSError: [Errno 28] No space left on device")
     assert "or /dev/shm" in alone.step
 

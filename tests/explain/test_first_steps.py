@@ -148,8 +148,7 @@ def test_an_impossible_count_is_nobodys_progress() -> None:
         f"{rank}1537] [PG 1 Rank 1] Timeout at NCCL work: 1, last enqueued NCCL work: 1, last "
         "completed NCCL work: 93459313471793.",
     )
-    assert finding.slug == "nccl-timeout"
-    assert finding.ranks == ()
+    assert (finding.slug, finding.ranks) == ("nccl-timeout", ())
     assert "others had completed" not in finding.statement
 
 
@@ -160,8 +159,7 @@ def test_victims_of_a_dead_master_are_not_the_culprits() -> None:
         "while trying to connect to (gpu-1, 29500)."
     )
     many = explained(*(text.format(rank) for rank in range(1, 8)))
-    assert many.slug == "rendezvous-unreachable"
-    assert many.ranks == ()
+    assert (many.slug, many.ranks) == ("rendezvous-unreachable", ())
     assert "ranks 1, 2, 3, 4, 5, 6, 7" in many.statement
     others = [f"[rank{rank}]: step 1 | loss 2.1" for rank in range(8) if rank != 5]
     assert explained(*others, text.format(5)).ranks == (5,)
