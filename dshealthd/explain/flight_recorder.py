@@ -12,7 +12,7 @@ import io
 import itertools
 import pickle
 import re
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 _PARTS = (
     *("/torch/", "/deepspeed/", "/accelerate/", "/lightning/", "/transformers/"),
@@ -66,8 +66,13 @@ def load(data: bytes) -> Any:
     except MalformedDump:
         raise
     except (
-        *(pickle.UnpicklingError, EOFError, ValueError, TypeError, LookupError),
-        *(AttributeError, OverflowError),
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
     ) as error:
         message = f"not a pickle of plain values: {type(error).__name__}: {str(error)[:MAX_TEXT]}"
         raise MalformedDump(message) from error
@@ -167,9 +172,9 @@ def _members(value: Any) -> dict[str, str]:
         return {}
     told, left = {}, MAX_RANKS_TEXT
     for group in itertools.islice(value.values(), MAX_GROUPS):
-        ranks = group.get("ranks", "") if isinstance(group, dict) else None
-        if ranks is None:
+        if not isinstance(group, dict):
             continue
+        ranks = group.get("ranks", "")
         whole = isinstance(ranks, str) and len(ranks) <= left and _RANKS.fullmatch(ranks)
         told[_text(group.get("name", ""))] = ranks if whole else ""
         left -= len(ranks) if whole else 0
@@ -199,7 +204,7 @@ def _text(value: Any) -> str:
     return "".join(character if character.isprintable() else "�" for character in text[:MAX_TEXT])
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: Any) -> TypeGuard[int]:
     """Return whether a value is a count that C++ could hold.
 
     Python would need hours to print a number of a million digits.
