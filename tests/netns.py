@@ -10,6 +10,7 @@ import re
 import socket
 import struct
 import subprocess
+import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -63,12 +64,31 @@ def connection(to: socket.socket) -> tuple[socket.socket, socket.socket]:
 
 
 def leave_time_wait(to: socket.socket, number: int, *, server: bool) -> None:
-    """Leave connections in TIME_WAIT, at the end that closes first."""
+    """Leave connections in TIME_WAIT, at the end that closes first, once the kernel has them so."""
+    expected = _in_time_wait(to) + number
     for _ in range(number):
         client, accepted = connection(to)
         first, second = (accepted, client) if server else (client, accepted)
         first.close()
         second.close()
+    # `close` returns before the kernel has handled the FIN of the other end.
+    deadline = time.monotonic() + 10
+    while _in_time_wait(to) < expected:
+        if time.monotonic() > deadline:
+            message = f"fewer than {expected} sockets are in TIME_WAIT"
+            raise TimeoutError(message)
+        time.sleep(0.001)
+
+
+def _in_time_wait(listening: socket.socket) -> int:
+    """Return how many sockets in TIME_WAIT have this listener's port at either end."""
+    port = f":{listening.getsockname()[1]:04X}"
+    table = "tcp6" if listening.family == socket.AF_INET6 else "tcp"
+    with open(f"/proc/thread-self/net/{table}", encoding="ascii") as lines:
+        sockets = [line.split(None, 4)[1:4] for line in lines]
+    return sum(
+        state == "06" and port in {local[-5:], remote[-5:]} for local, remote, state in sockets
+    )
 
 
 def ss(*arguments: str) -> Counter[str]:
