@@ -87,12 +87,6 @@ INFOROM = gauge(
     "is corrupted; nvmlDeviceGetInforomConfigurationChecksum, once a minute.",
     *_ID,
 )
-BANKS = gauge(
-    "dshealthd_gpu_row_remapper_exhausted_banks",
-    "Memory banks with few or no spare rows left (low and none of NVML's histogram). In a bank "
-    "with none, the next failing row cannot be remapped. Absent while there are no such banks.",
-    *_ID,
-)
 PAGES = gauge(
     "dshealthd_gpu_retired_pages",
     "Memory pages retired for good, by the type of error that caused it; before Ampere.",
@@ -145,7 +139,7 @@ _ASKED = Fields(*_COUNTS.values(), *(field for field, _, _ in _REST))
 
 
 class Ecc(GpuCollector):
-    """Reads most counts in one call, and SRAM counts and spare rows in one call each."""
+    """Reads most counts in one call, and SRAM counts in another."""
 
     wakes_on = frozenset({News.GPU_ERROR, News.GPU_MEMORY})
 
@@ -159,10 +153,6 @@ class Ecc(GpuCollector):
                 yield from told(LOCATED, value, *gpu.labels, place, kind, span)
         for (_, metric, labels), value in zip(_REST, values[len(_COUNTS) :], strict=True):
             yield from told(metric, value, *gpu.labels, *labels)
-        if (banks := device.ask("nvmlDeviceGetRowRemapperHistogram")) is not None:
-            few = number(banks.low), number(banks.none)
-            if None not in few and any(few):
-                yield BANKS(sum(filter(None, few)), *gpu.labels)
         pending = device.ask("nvmlDeviceGetRepairStatus")
         if pending is not None and None not in map(number, pending):
             yield REPAIR_PENDING(float(any(pending)), *gpu.labels)

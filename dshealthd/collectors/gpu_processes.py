@@ -1,6 +1,6 @@
 """Compute processes on every GPU, from NVML.
 
-Their number, their total memory, and the ranks of training jobs among them.
+Their number, and the ranks of training jobs among them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,6 @@ PROCESSES = gauge(
     "Processes with a compute context on the GPU, including its MIG devices.",
     "gpu",
     "uuid",
-)
-MEMORY = gauge(
-    "dshealthd_gpu_compute_processes_memory_bytes",
-    "Total GPU memory of these processes; absent if NVML does not report it for all of them.",
-    *("gpu", "uuid"),
 )
 RANK = gauge(
     "dshealthd_job_gpu_info",
@@ -67,16 +62,11 @@ class GpuProcesses(GpuCollector):
             yield RANK(1, rank.job, str(rank.number), *labels)
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
-        """Yield the number of a GPU's compute processes, and their total memory."""
+        """Yield the number of a GPU's compute processes."""
         from dshealthd.nvml.processes import (  # loads pynvml, which must stay out of the agent
             compute_processes,
         )
 
-        processes = compute_processes(device)
-        if processes is None:
-            return
-        self._pids[gpu.labels] = [process.pid for process in processes]
-        yield PROCESSES(len(processes), *gpu.labels)
-        sizes = [process.memory for process in processes if process.memory is not None]
-        if len(sizes) == len(processes):
-            yield MEMORY(sum(sizes), *gpu.labels)
+        if (pids := compute_processes(device)) is not None:
+            self._pids[gpu.labels] = pids
+            yield PROCESSES(len(pids), *gpu.labels)

@@ -131,12 +131,6 @@ TEMPERATURE = gauge(
     "device",
     "sensor",
 )
-TEMPERATURE_LIMIT = gauge(
-    "dshealthd_infiniband_temperature_limit_celsius",
-    "Critical temperature that the adapter specifies for a sensor.",
-    "device",
-    "sensor",
-)
 
 _CLASS = "class/infiniband"
 _ACTIVE, _LINK_UP = 4, 5
@@ -351,11 +345,7 @@ def _describe(device: _Device) -> None:
         "driver": adapter.target("device/driver"),
         "pci": adapter.target("device"),
     }
-    constants, sensors = [INFO(1, *(info[label] for label in INFO.labels))], []
-    for name, place, limit in adapter.sensors():
-        sensors.append(CounterSeries(place, TEMPERATURE, (adapter.name, name), 1000))
-        if limit.isdecimal():
-            constants.append(TEMPERATURE_LIMIT(int(limit) / 1000, adapter.name, name))
+    constants = [INFO(1, *(info[label] for label in INFO.labels))]
     for port in adapter.ports:
         constants.append(
             PORT_INFO(
@@ -367,7 +357,11 @@ def _describe(device: _Device) -> None:
             )
         )
         device.counters[port] = list(_readings(adapter, port))
-    device.constants, device.sensors = constants, sensors
+    device.constants = constants
+    device.sensors = [
+        CounterSeries(place, TEMPERATURE, (adapter.name, name), 1000)
+        for name, place in adapter.sensors()
+    ]
 
 
 def _readings(adapter: Adapter, port: str) -> Iterator[CounterSeries]:

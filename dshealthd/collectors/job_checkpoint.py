@@ -43,12 +43,6 @@ FREE = gauge(
     "look outside a save; a quota may leave less.",
     "training_job",
 )
-SIZE = gauge(
-    "dshealthd_job_checkpoint_size_bytes",
-    "Size of the files in the checkpoint that DeepSpeed's latest names, without subdirectories "
-    "such as tensors of NVMe offload.",
-    "training_job",
-)
 NEXT = gauge(
     "dshealthd_job_checkpoint_next_bytes",
     "Expected size of the job's next checkpoint: the largest of its last three. Absent if the job "
@@ -69,11 +63,6 @@ PROBLEMS = gauge(
     "As of the look after the save. Missing is absent where each node saves to its own disk.",
     "training_job",
     "problem",
-)
-JOBS_LEFT_OUT = gauge(
-    "dshealthd_job_checkpoint_jobs_left_out",
-    "Training jobs on this node whose checkpoints are not checked because there are more than "
-    "max_jobs.",
 )
 
 BUDGET = 0.5
@@ -123,7 +112,7 @@ class JobCheckpoint(Collector):
         """Yield what is known of each job's checkpoints; nothing for a job that reports none."""
         until = self.context.monotonic() + BUDGET
         processes = self.context.shared(ProcessTable).refresh()
-        jobs, left_out = shares.jobs(
+        jobs, _ = shares.jobs(
             (process for process in processes if process.launch.rank == 0), self.options.max_jobs
         )
         gone = dict(self._followed)
@@ -146,7 +135,6 @@ class JobCheckpoint(Collector):
         for key, followed in gone.items():
             del self._followed[key]
             os.close(followed.page)
-        yield JOBS_LEFT_OUT(left_out)
 
     def close(self) -> None:
         """Close the heartbeat pages of the followed jobs."""
@@ -218,7 +206,6 @@ def _last_save(page: int) -> Saved | None:
 def _show(job: str, watch: CheckpointWatch) -> Iterator[Sample]:
     for metric, value in (
         (FREE, watch.free),
-        (SIZE, watch.size),
         (NEXT, watch.next_size),
         (SAVED, watch.saved_at),
     ):

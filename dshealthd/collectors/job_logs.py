@@ -52,7 +52,6 @@ FILES = gauge(
     "regular file), unreadable, left_out (more than max_files).",
     "state",
 )
-READ = counter("dshealthd_job_log_read_bytes_total", "Bytes of job logs read.")
 SKIPPED = counter(
     "dshealthd_job_log_skipped_bytes_total",
     "Bytes of job logs skipped because they grew faster than the read limit: causes in them are "
@@ -156,7 +155,6 @@ class JobLogs(Collector):
         states = self._watch.states
         for state in LogFileState:
             yield FILES(states[state], state)
-        yield READ(self._watch.read)
         yield SKIPPED(self._watch.skipped)
         yield JOBS_LEFT_OUT(self._watch.jobs_left_out)
 

@@ -42,10 +42,6 @@ LIMIT = gauge(
     "Thread limit of this cgroup; +Inf if unlimited. pids.max.",
     "training_job",
 )
-LEFT_OUT = gauge(
-    "dshealthd_job_threads_jobs_left_out",
-    "Training jobs on this node without thread series because there are more than max_jobs.",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +66,7 @@ class JobThreads(Collector):
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield each job's threads and limits; a cgroup that cannot be read is a fault, never 0."""
-        jobs, left_out = shares.jobs(
-            self.context.shared(ProcessTable).refresh(), self.options.max_jobs
-        )
-        yield LEFT_OUT(left_out)
+        jobs, _ = shares.jobs(self.context.shared(ProcessTable).refresh(), self.options.max_jobs)
         for job, members in jobs.items():
             try:
                 found = self._nearest(members)

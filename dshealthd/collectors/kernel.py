@@ -2,7 +2,7 @@
 
 Uptime, load, threads and their limit, and the settings that training depends on.
 
-From `/proc/uptime`, `/proc/loadavg`, `/proc/stat`, `/proc/sys`, `/proc/cmdline` and `/sys`.
+From `/proc/uptime`, `/proc/loadavg`, `/proc/sys`, `/proc/cmdline` and `/sys`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 UPTIME = gauge("dshealthd_uptime_seconds", "Time since boot, including suspension; /proc/uptime.")
-BOOTED = gauge(
-    "dshealthd_boot_timestamp_seconds",
-    "Unix time of boot; btime of /proc/stat, which shifts when the clock is set.",
-)
 LOAD = gauge(
     "dshealthd_load_average",
     "Tasks that are running, runnable or in uninterruptible sleep, averaged over 1, 5 and 15 "
@@ -138,12 +134,6 @@ def parse_cpus(text: str) -> int:
     return count
 
 
-def parse_boot_time(text: str) -> int | None:
-    """Return `btime` of `/proc/stat`: Unix time in seconds."""
-    start = text.find("\nbtime ")
-    return int(text[start + 7 :].split(None, 1)[0]) if start >= 0 else None
-
-
 def parse_command_line(text: str) -> dict[str, str]:
     """Return the parameters of the kernel's command line that are in `PARAMETERS`.
 
@@ -194,7 +184,6 @@ class Kernel(Collector):
             self._settings.clear()
             self._settings_read = now
         settings: dict[str, Callable[[], Iterator[Sample]]] = {
-            "stat": self._boot_time,
             "cpu/online": self._cpus,
             "cmdline": self._parameters,
             "transparent_hugepage": self._huge_pages,
@@ -238,10 +227,6 @@ class Kernel(Collector):
         for minutes, average in zip(("1", "5", "15"), load.averages, strict=True):
             yield LOAD(average, minutes)
         yield THREADS(load.threads)
-
-    def _boot_time(self) -> Iterator[Sample]:
-        if (booted := self._parsed("stat", parse_boot_time)) is not None:
-            yield BOOTED(booted)
 
     def _cpus(self) -> Iterator[Sample]:
         path = self.host.sys("devices/system/cpu/online")

@@ -64,13 +64,6 @@ LAST_XID = gauge(
     "pci",
     "xid",
 )
-RECOVERY = counter(
-    "dshealthd_xid_recovery_actions_total",
-    "Recovery actions requested by the GPU driver (Xid 154), by action.",
-    "gpu",
-    "pci",
-    "action",
-)
 LAST_RECOVERY = gauge(
     "dshealthd_xid_recovery_action_last_timestamp_seconds",
     "Unix time of the last Xid 154 that requested this action; no Xid withdraws an earlier "
@@ -114,12 +107,8 @@ LOST = counter(
     "Records of this boot that were overwritten before they were read; their events are not "
     "counted.",
 )
-MALFORMED = counter(
-    "dshealthd_kernel_log_records_malformed_total",
-    "Records that could not be parsed; they count as lost too.",
-)
 
-_OF_GPU = frozenset({XIDS, LAST_XID, RECOVERY, LAST_RECOVERY, NVLINK, LAST_NVLINK})
+_OF_GPU = frozenset({XIDS, LAST_XID, LAST_RECOVERY, NVLINK, LAST_NVLINK})
 """Metrics whose label `gpu` is looked up when they are exported.
 
 It is not part of the key that they are counted by.
@@ -270,7 +259,6 @@ class KernelLog(Collector):
                 self._tally.count(XIDS, xid.pci_bus_id, code)
                 self._tally.put(when, LAST_XID, xid.pci_bus_id, code)
                 if (action := lines.recovery_action(xid)) is not None:
-                    self._tally.count(RECOVERY, xid.pci_bus_id, action)
                     self._tally.put(when, LAST_RECOVERY, xid.pci_bus_id, action)
                 elif (link := lines.link_error(xid)) is not None:
                     self._tally.count(NVLINK, xid.pci_bus_id, link.link, link.severity)
@@ -315,7 +303,6 @@ class KernelLog(Collector):
             shown += [EVENTS(value, name) for name, value in events.items()]
             if not self.options.journal:  # which does not tell what journald missed
                 shown.append(LOST(self._lost_before + self._reader.lost))
-                shown.append(MALFORMED(self._reader.malformed))
             self._shown = shown
         return self._shown
 

@@ -53,12 +53,6 @@ SECONDS = gauge(
     "Duration of one operation, including waiting for other ranks: arithmetic mean over the same.",
     *_LABELS,
 )
-WRITTEN = gauge(
-    "dshealthd_job_nccl_inspector_written_timestamp_seconds",
-    "Unix time of the last write of this GPU's file.",
-    "training_job",
-    "uuid",
-)
 FILES = gauge(
     "dshealthd_nccl_inspector_files",
     "Inspector files by outcome of the last collection: taken; or dropped as stale (older than "
@@ -279,10 +273,8 @@ class NcclInspector(Collector):
 
     def _samples(self, taken: list[tuple[str, File, Content]]) -> Iterator[Sample]:
         """Yield the Inspector's numbers, the most recently written for each operation."""
-        written: dict[tuple[str, str], float] = {}
         shown: dict[tuple[str, str, str, str, str, str], Figures] = {}
         for job, file, content in sorted(taken, key=lambda entry: entry[1].written, reverse=True):
-            written.setdefault((job, file.uuid), file.written)
             for operation, figures in sorted(
                 content.operations.items(), key=lambda entry: _rank(entry[0])
             ):
@@ -295,8 +287,6 @@ class NcclInspector(Collector):
                     operation.message,
                 )
                 shown.setdefault(labels, figures)
-        for who, time in written.items():
-            yield WRITTEN(time, *who)
         yield LEFT_OUT(max(0, len(shown) - self.options.max_operations))
         for labels, figures in list(shown.items())[: self.options.max_operations]:
             if figures.bandwidth is not None:

@@ -1,6 +1,6 @@
 """Answers of NCCL's RAS for the jobs whose rank 0 is on this node.
 
-Missing ranks, operations launched, errors; queried from one node per job.
+Missing and lagging ranks, and errors; queried from one node per job.
 
 That node is the one with rank 0, according to the environment of its processes, for as long as the
 job has processes there. If rank 0 cannot be seen (another user's, without privileges; gone before
@@ -33,7 +33,7 @@ from dshealthd.jobs.ras import client as ras_client
 from dshealthd.jobs.ras import evaluation, question
 from dshealthd.jobs.ras.address import enabled
 from dshealthd.jobs.ras.client import Query
-from dshealthd.jobs.ras.evaluation import classes, lags, troubles
+from dshealthd.jobs.ras.evaluation import by_size, lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.options import NcclRasOptions
 from dshealthd.jobs.ras.protocol import NoListener, RasAnswer, Stranger, Unanswered
@@ -70,38 +70,9 @@ IMPLAUSIBLE = counter(
     "the job. After the first one the job is not queried until it restarts.",
     "training_job",
 )
-INFO = gauge(
-    "dshealthd_job_nccl_info",
-    "1; version of the NCCL that answers for the job.",
-    "training_job",
-    "version",
-)
-ANSWERED = gauge(
-    "dshealthd_job_nccl_answer_timestamp_seconds",
-    "Unix time of the last answer of the job's RAS.",
-    "training_job",
-)
-TIMEOUTS = gauge(
-    "dshealthd_job_nccl_ras_timeouts",
-    "Links of the RAS network that timed out while it collected the last answer.",
-    "training_job",
-)
 COMMUNICATORS = gauge(
     "dshealthd_job_nccl_communicators",
     "Communicators of the job, by number of ranks.",
-    "training_job",
-    "size",
-)
-COMPARED = gauge(
-    "dshealthd_job_nccl_communicators_compared",
-    "Communicators whose counts can be compared with the previous answer's. Before NCCL 2.28.7, "
-    "only those whose ranks differ.",
-    "training_job",
-    "size",
-)
-MOVING = gauge(
-    "dshealthd_job_nccl_communicators_moving",
-    "Compared communicators in which a rank has launched operations since the previous answer.",
     "training_job",
     "size",
 )
@@ -113,36 +84,6 @@ RANKS = gauge(
     "training_job",
     "size",
     "state",
-)
-PROCESSES = gauge(
-    "dshealthd_job_nccl_processes_missing",
-    "Processes of the job that RAS considers unresponsive or dead.",
-    "training_job",
-    "state",
-)
-LAUNCHED = gauge(
-    "dshealthd_job_nccl_operations_launched",
-    "Operations launched (not completed) by the rank with the fewest and the rank with the most, "
-    "in the communicator of this size where they are furthest apart, which may change. Before "
-    "NCCL 2.28.7, known only where ranks differ.",
-    "training_job",
-    "size",
-    "operation",
-    "bound",
-)
-ERRORS = gauge(
-    "dshealthd_job_nccl_ranks_failed",
-    "Ranks with an error during init or a later asynchronous one. Absent means none.",
-    "training_job",
-    "size",
-    "kind",
-    "error",
-)
-PROGRESS = gauge(
-    "dshealthd_job_nccl_progress_timestamp_seconds",
-    "Unix time of the last answer in which any rank had launched operations since the previous "
-    "answer; absent until the first such answer.",
-    "training_job",
 )
 IDLE = gauge(
     "dshealthd_job_nccl_answers_without_progress",
@@ -338,18 +279,13 @@ class NcclRas(Collector):
                 yield Fault(f"job {job}", Reason.MALFORMED, str(error))
             else:
                 answerer = query.responder and own_pid(self.host, query.responder)
-                known.answered(status, self.context.wall(), answerer, self.options.interval)
+                known.answered(status, answerer, self.options.interval)
                 yield STATE(1, job, "split" if known.split else "answered")
                 if not known.split:
                     yield from _samples(job, status, known.progress, world_size)
         yield IMPLAUSIBLE(known.implausible, job)
-        progress = known.progress
-        if progress.answered is not None:
-            yield ANSWERED(progress.answered, job)
-        if progress.last is not None:
-            yield PROGRESS(progress.last, job)
-        if progress.idle is not None:
-            yield IDLE(progress.idle, job)
+        if known.progress.idle is not None:
+            yield IDLE(known.progress.idle, job)
 
     def _believed(self, known: WatchedJob, answer: RasAnswer, world_size: int | None) -> Status:
         """Return the parsed RAS answer if plausible. Raises MalformedAnswer, ImpossibleAnswer."""
@@ -374,23 +310,11 @@ def _samples(
     job: str, status: Status, progress: JobProgress, world_size: int | None
 ) -> Iterator[Sample]:
     """Yield the numbers of one RAS answer."""
-    if status.version:
-        yield INFO(1, job, status.version)
-    if status.timeouts is not None:
-        yield TIMEOUTS(status.timeouts, job)
-    for state, count in status.processes.items():
-        yield PROCESSES(count, job, state)
-    for size, group in classes(status, progress.moving).items():
-        yield COMMUNICATORS(group.communicators, job, size)
-        yield COMPARED(group.compared, job, size)
-        yield MOVING(group.moving, job, size)
-        for state, ranks in group.states.items():
-            yield RANKS(ranks, job, size, state)
-        for (kind, error), ranks in group.errors.items():
-            yield ERRORS(ranks, job, size, kind, error)
-        for operation, spread in group.operations.items():
-            yield LAUNCHED(spread.least, job, size, operation, "minimum")
-            yield LAUNCHED(spread.most, job, size, operation, "maximum")
+    communicators, ranks = by_size(status)
+    for size, count in communicators.items():
+        yield COMMUNICATORS(count, job, size)
+    for (size, state), count in ranks.items():
+        yield RANKS(count, job, size, state)
     for (rank, operation), behind in lags(status, progress, world_size).items():
         yield LAG(behind, job, *rank, operation)
     for rank, what in troubles(status, world_size):

@@ -41,24 +41,11 @@ BER = gauge(
     "Bit errors per bit after correction, on the GPU's worst link; NVLink 5.",
     *_ID,
 )
-SYMBOL_BER = gauge(
-    "dshealthd_nvlink_symbol_bit_error_ratio",
-    "Symbol errors per bit, on the GPU's worst link; NVLink 5, if collectors.nvlink.sums is set.",
-    *_ID,
-)
-RAW_BER = gauge(
-    "dshealthd_nvlink_raw_bit_error_ratio",
-    "Bit errors per bit before correction, on the GPU's worst link; NVLink 5 with recent drivers "
-    "(field 293), if collectors.nvlink.sums is set.",
-    *_ID,
-)
 SUMS = counter(
     "dshealthd_gpu_nvlink_errors_total",
     "Errors over all links of the GPU, recovered or not. Up to NVLink 4: replay, recovery, crc "
-    "(fields 161-163). NVLink 5: receive, link_recovery, retransmit (208, 215, 295) and, if "
-    "collectors.nvlink.sums is set, effective (after correction), symbol, discards (packets not "
-    "sent), malformed, overrun, recovery_failed (219, 221, 212, 206, 207, 214). A link that stops "
-    "answering keeps its last count.",
+    "(fields 161-163). NVLink 5: receive, link_recovery, retransmit (208, 215, 295). A link "
+    "that stops answering keeps its last count.",
     *_ID,
     "type",
 )
@@ -111,22 +98,7 @@ _ERRORS_5 = {
     "retransmit": "NVML_FI_DEV_NVLINK_PLR_XMIT_RETRY_BLOCKS",
 }
 _BER = "NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER"
-_SUMS = {
-    "effective": "NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS",
-    "symbol": "NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS",
-    "discards": "NVML_FI_DEV_NVLINK_COUNT_XMIT_DISCARDS",
-    "malformed": "NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS",
-    "overrun": "NVML_FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS",
-    "recovery_failed": "NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS",
-}
-"""NVLink 5; one series for all links, as these are rarely other than 0."""
-_SYMBOL_BER = "NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER"
 _EACH = (LINK_STATE, *(field for field, _ in _ERRORS.values()), *_ERRORS_5.values(), _BER)
-_RAW_BER = "NVML_FI_DEV_NVLINK_COUNT_RAW_BER_V2"
-_MORE = (_SYMBOL_BER, _RAW_BER, *_SUMS.values())
-"""Read only if enabled and if a field of `_ERRORS_5` has a value: NVLink 4 would refuse each one,
-link by link.
-"""
 _VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
 _REMOTES = {0: "gpu", 1: "npu", 2: "switch"}
 _KIB = 1024
@@ -160,11 +132,6 @@ class NvlinkOptions(SlowGpuCollectorOptions):
         False,
         "Whether to export the errors of every link, three series each, besides the sums of each "
         "GPU. Otherwise only of links with errors.",
-    )
-    sums: bool = option(
-        False,
-        "Whether to export, for NVLink 5, the sums of rarer errors and the ratios of symbol "
-        "errors and of errors before correction: eight more series per GPU.",
     )
 
 
@@ -238,9 +205,6 @@ class Nvlink(GpuCollector):
             ("link labels", count), lambda: [(*gpu.labels, str(link)) for link in range(count)]
         )
         field = _of_links(device, _EACH, count)
-        newer = any(errors is not None for name in _ERRORS_5.values() for errors in field[name])
-        if newer and self.options.sums:
-            field |= _of_links(device, _MORE, count)
         states = [
             device.ask("nvmlDeviceGetNvLinkState", link) if state is None else state
             for link, state in enumerate(field[LINK_STATE])
@@ -260,11 +224,8 @@ class Nvlink(GpuCollector):
             for kind, (name, older) in _ERRORS.items()
         } | {kind: field[name] for kind, name in _ERRORS_5.items()}
         yield from self._errors(gpu, labels, errors)
-        for metric, name in ((BER, _BER), (SYMBOL_BER, _SYMBOL_BER), (RAW_BER, _RAW_BER)):
-            rates = [bit_error_ratio(code) for code in field.get(name, ()) if code is not None]
-            yield from told(metric, max(rates, default=None), *gpu.labels)
-        for kind, name in _SUMS.items():
-            yield from told(SUMS, _sum(field.get(name, ())), *gpu.labels, kind)
+        ratios = [bit_error_ratio(code) for code in field[_BER] if code is not None]
+        yield from told(BER, max(ratios, default=None), *gpu.labels)
 
     def _errors(
         self,
@@ -290,9 +251,3 @@ def _kinds(device: Device, count: int) -> Counter[tuple[str, str]]:
         )
         for link in range(count)
     )
-
-
-def _sum(counts: Sequence[float | None]) -> float | None:
-    """Return the sum of all NVLinks' counts; None if any is unknown."""
-    known = [count for count in counts if count is not None]
-    return sum(known) if known and len(known) == len(counts) else None

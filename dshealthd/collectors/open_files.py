@@ -60,25 +60,11 @@ LOCKED_LIMIT = gauge(
     "unlimited.",
     "training_job",
 )
-RANK = gauge(
-    "dshealthd_job_open_files_rank",
-    "Rank of the job that dshealthd_open_files shows with scope job.",
-    "training_job",
-)
-LOCKED_RANK = gauge(
-    "dshealthd_job_locked_memory_rank",
-    "Rank of the job that dshealthd_job_locked_memory_bytes shows.",
-    "training_job",
-)
 UNSEEN = gauge(
     "dshealthd_processes_unseen",
     "Processes whose environment could not be read, by reason; they may or may not belong to a "
     "training job.",
     "reason",
-)
-LEFT_OUT = gauge(
-    "dshealthd_open_files_jobs_left_out",
-    "Training jobs on this node without series because there are more than max_jobs.",
 )
 
 
@@ -183,8 +169,7 @@ class OpenFiles(Collector):
         if now >= self._slow_until:
             remembered, self._slow_until = {}, now + self.options.full_interval
         self._slow = {}
-        jobs, left_out = shares.jobs(processes, self.options.max_jobs)
-        yield LEFT_OUT(left_out)
+        jobs, _ = shares.jobs(processes, self.options.max_jobs)
         for job, members in jobs.items():
             yield from self._job(descriptors, job, members, remembered)
 
@@ -195,8 +180,8 @@ class OpenFiles(Collector):
         members: Iterable[TrainingProcess],
         remembered: Mapping[tuple[int, int], _Slow],
     ) -> Iterator[Sample | Fault]:
-        files: list[tuple[Usage, int]] = []
-        memory: list[tuple[Usage, int, _Slow]] = []
+        files: list[Usage] = []
+        memory: list[tuple[Usage, _Slow]] = []
         faults: dict[Reason, Fault] = {}
         for process in members:
             key = (process.pid, process.start)
@@ -218,20 +203,17 @@ class OpenFiles(Collector):
                 )
                 continue
             self._slow[key] = slow
-            rank = process.launch.rank
-            files.append((Usage(count, slow.limits.files), rank))
-            memory.append((Usage(max(slow.locked, slow.pinned), slow.limits.locked), rank, slow))
+            files.append(Usage(count, slow.limits.files))
+            memory.append((Usage(max(slow.locked, slow.pinned), slow.limits.locked), slow))
         yield from faults.values()
         if files:
-            usage, rank = max(files, key=lambda entry: entry[0].order)
+            usage = max(files, key=lambda usage: usage.order)
             yield OPEN(usage.value, "job", job)
             yield LIMIT(usage.limit, "job", job)
-            yield RANK(rank, job)
-            usage, rank, slow = max(memory, key=lambda entry: entry[0].order)
+            usage, slow = max(memory, key=lambda entry: entry[0].order)
             yield LOCKED(slow.locked, job, "locked")
             yield LOCKED(slow.pinned, job, "pinned")
             yield LOCKED_LIMIT(usage.limit, job)
-            yield LOCKED_RANK(rank, job)
 
     def _read(self, descriptors: Descriptors, pid: int) -> _Slow:
         locked, pinned = parse_locked(read_bytes(self.host.proc(f"{pid}/status"), 8192))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import counter, gauge
-from dshealthd.core.options import option
-from dshealthd.nvml.collector import GpuCollector, SlowGpuCollectorOptions
+from dshealthd.nvml.collector import GpuCollector
 from dshealthd.nvml.values import Fields, told
 
 if TYPE_CHECKING:
@@ -39,8 +37,7 @@ REPLAYS = counter(
 ERRORS = counter(
     "dshealthd_pcie_errors_total",
     "Errors at the GPU's end of the link, counted by the GPU: correctable, nonfatal, fatal (NVML "
-    "fields 173, 179, 180); with the option detail also nak_received, nak_sent, receiver, bad_tlp, "
-    "bad_dllp, lcrc, unsupported_request, l0_to_recovery (174, 177, 175, 176, 178, 182, 181, 169).",
+    "fields 173, 179, 180).",
     *_ID,
     "type",
 )
@@ -66,46 +63,21 @@ _ERRORS = {
     "nonfatal": "NVML_FI_DEV_PCIE_COUNT_NON_FATAL_ERROR",
     "fatal": "NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR",
 }
-_DETAILED_ERRORS = _ERRORS | {
-    "nak_received": "NVML_FI_DEV_PCIE_COUNT_NAKS_RECEIVED",
-    "nak_sent": "NVML_FI_DEV_PCIE_COUNT_NAKS_SENT",
-    "receiver": "NVML_FI_DEV_PCIE_COUNT_RECEIVER_ERROR",
-    "bad_tlp": "NVML_FI_DEV_PCIE_COUNT_BAD_TLP",
-    "bad_dllp": "NVML_FI_DEV_PCIE_COUNT_BAD_DLLP",
-    "lcrc": "NVML_FI_DEV_PCIE_COUNT_LCRC_ERROR",
-    "unsupported_request": "NVML_FI_DEV_PCIE_COUNT_UNSUPPORTED_REQ",
-    "l0_to_recovery": "NVML_FI_DEV_PCIE_L0_TO_RECOVERY_COUNTER",
-}
 _TRAFFIC = (
     "NVML_FI_DEV_PCIE_REPLAY_COUNTER",
     "NVML_FI_DEV_PCIE_COUNT_TX_BYTES",
     "NVML_FI_DEV_PCIE_COUNT_RX_BYTES",
 )
 _ASKED = Fields(*_TRAFFIC, *_ERRORS.values())
-_ASKED_IN_DETAIL = Fields(*_TRAFFIC, *_DETAILED_ERRORS.values())
 _KIB = 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class PcieOptions(SlowGpuCollectorOptions):
-    """GPU options, plus how many kinds of link errors to export."""
-
-    detail: bool = option(
-        False,
-        "Whether to export further types of link errors, NAKs and recoveries: eight more series "
-        "per GPU.",
-    )
 
 
 class Pcie(GpuCollector):
     """Reads a few values per GPU; without byte counters NVML measures each direction for 20 ms."""
 
-    Options = PcieOptions
-
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield state, replays and traffic of a GPU's PCIe link."""
-        detail = self.options.detail
-        replays, sent, received, *errors = device.fields(_ASKED_IN_DETAIL if detail else _ASKED)
+        replays, sent, received, *errors = device.fields(_ASKED)
         yield from told(WIDTH, device.ask("nvmlDeviceGetCurrPcieLinkWidth"), *gpu.labels)
         yield from told(WIDTH_MAX, device.once("nvmlDeviceGetMaxPcieLinkWidth"), *gpu.labels)
         yield from told(GENERATION, device.ask("nvmlDeviceGetCurrPcieLinkGeneration"), *gpu.labels)
@@ -115,7 +87,7 @@ class Pcie(GpuCollector):
         if replays is None:
             replays = device.ask("nvmlDeviceGetPcieReplayCounter")
         yield from told(REPLAYS, replays, *gpu.labels)
-        for kind, value in zip(_DETAILED_ERRORS if detail else _ERRORS, errors, strict=True):
+        for kind, value in zip(_ERRORS, errors, strict=True):
             yield from told(ERRORS, value, *gpu.labels, kind)
         yield from told(TRANSMITTED, sent, *gpu.labels)
         yield from told(RECEIVED, received, *gpu.labels)

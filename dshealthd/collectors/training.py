@@ -178,10 +178,6 @@ PROCESSES = gauge(
     "training_job",
     "rank",
 )
-RECEIVED = counter(
-    "dshealthd_heartbeats_received_total",
-    "Heartbeats read; at most four per second and rank.",
-)
 REJECTED = counter(
     "dshealthd_heartbeats_rejected_total",
     "Connections of senders that were refused or closed, by reason.",
@@ -218,7 +214,6 @@ class Training(Collector):
         jobs = self.context.service(Jobs, "heartbeats are received only while an agent runs")
         reception = jobs.heartbeats()
         receiver = reception.receiver
-        yield RECEIVED(receiver.received)
         for rejected in RejectReason:
             yield REJECTED(receiver.rejected[rejected], rejected)
         for reason, count in receiver.unidentified.items():

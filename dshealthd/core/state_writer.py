@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
     from dshealthd.core.collector import Sample
 
-WRITTEN = counter(
-    "dshealthd_state_writes_total", "Files in path.state written, by their content.", "file"
-)
 FAILED = counter(
     "dshealthd_state_write_failures_total",
     "Writes of a file in path.state that failed or could not begin.",
@@ -35,7 +32,7 @@ HUNG = gauge(
     "Age of the write in progress; 0 if there is none. It grows while the disk hangs.",
     "file",
 )
-METRICS = (WRITTEN, FAILED, LAST, HUNG)
+METRICS = (FAILED, LAST, HUNG)
 
 _POLL = 0.01
 """Seconds between two checks for completion; a write takes about 20 ms."""
@@ -45,7 +42,6 @@ _writers: weakref.WeakValueDictionary[str, LatestWriter] = weakref.WeakValueDict
 def samples() -> Iterator[Sample]:
     """Yield the metrics of this process's state writes."""
     for name, writer in sorted(_writers.items()):
-        yield WRITTEN(float(writer.written), name)
         yield FAILED(float(writer.failures), name)
         if writer.last_success:
             yield LAST(writer.last_success, name)

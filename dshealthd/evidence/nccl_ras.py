@@ -69,7 +69,7 @@ def ask(
             evaluation.check(status, loaded.versions, world_size)
         except MalformedAnswer as error:
             raise Missing(str(error)) from error
-        progress.update(status, time.time())
+        progress.update(status)
         found = {
             "version": status.version,
             "idle": progress.idle,

@@ -55,8 +55,6 @@ class CheckpointWatch:
         """Bytes free where the job saves."""
         self.saved_at: float | None = None
         """Unix time at which the newest checkpoint was completed."""
-        self.size: int | None = None
-        """Bytes of the newest checkpoint."""
         self.problems: Mapping[str, int] | None = None
         """Number of files of the newest checkpoint with each problem."""
         self._sizes: deque[int] = deque(maxlen=REMEMBERED)
@@ -119,7 +117,7 @@ class CheckpointWatch:
 
     def _forget(self) -> None:
         """Forget the newest checkpoint."""
-        self.saved_at = self.size = self.problems = self._seen = None
+        self.saved_at = self.problems = self._seen = None
 
     def _begin(self, root: Root, newest: _Pointed) -> None:
         """List a checkpoint's files to check; OSError, ValueError if it has too many."""
@@ -174,9 +172,8 @@ class CheckpointWatch:
         }
         if not saved.is_node_local and not self._universal:
             problems["missing"] = checkpoint.missing(saved.optimizer_files) if self._exists else 0
-        self.problems = problems
         if self._exists:
-            known, self.size = self.size, sum(self._files.values())
-            if known is not None:  # checked again
+            if self.problems is not None and not self.problems["no_directory"]:  # checked again
                 self._sizes.pop()
-            self._sizes.append(self.size)
+            self._sizes.append(sum(self._files.values()))
+        self.problems = problems

@@ -151,22 +151,15 @@ class Adapter:
             for name in sorted(_entries(directory)):
                 yield name, f"{directory}/{name}"
 
-    def sensors(self) -> Iterator[tuple[str, str, str]]:
-        """Yield name, place and limit ("" if unknown) of each temperature sensor of the adapter.
-
-        Temperatures are in thousandths of a degree Celsius.
-        """
+    def sensors(self) -> Iterator[tuple[str, str]]:
+        """Yield name and path of each temperature sensor, in thousandths of a degree Celsius."""
         for hwmon in _entries(f"{self.place}/device/hwmon"):
             directory = f"device/hwmon/{hwmon}"
             for file in sorted(_entries(f"{self.place}/{directory}")):
                 if file.startswith("temp") and file.endswith("_input"):
                     sensor = file.removesuffix("_input")
                     name = self.text(f"{directory}/{sensor}_label").lower() or sensor
-                    yield (
-                        name,
-                        f"{self.place}/{directory}/{file}",
-                        self.text(f"{directory}/{sensor}_crit"),
-                    )
+                    yield name, f"{self.place}/{directory}/{file}"
 
 
 @dataclass(slots=True)

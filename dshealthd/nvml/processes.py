@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pynvml
 
-from dshealthd.nvml.values import MAX_PROCESSES, number
+from dshealthd.nvml.values import MAX_PROCESSES
 
 if TYPE_CHECKING:
     from dshealthd.nvml.device import Device
@@ -24,14 +24,6 @@ _ROOM = 64
 """Processes for which there is room in the first call; a GPU rarely has more."""
 
 
-class ComputeProcess(NamedTuple):
-    """A process with a compute context on a GPU."""
-
-    pid: int
-    memory: int | None
-    """Bytes of GPU memory; None if NVML does not report it."""
-
-
 class _Answer(NamedTuple):
     """The driver's answer: the number of processes, the most it may be, and the array it filled."""
 
@@ -40,8 +32,8 @@ class _Answer(NamedTuple):
     array: Any
 
 
-def compute_processes(device: Device) -> list[ComputeProcess] | None:
-    """Return the compute processes on a GPU; None as `Device.ask` does."""
+def compute_processes(device: Device) -> list[int] | None:
+    """Return the pids of the compute processes on a GPU; None as `Device.ask` does."""
     noted = len(device.notes)
     for name in _FUNCTIONS:
         answer = device.perform(name, functools.partial(_call, name, device.handle))
@@ -50,10 +42,7 @@ def compute_processes(device: Device) -> list[ComputeProcess] | None:
         del device.notes[noted:]  # of a newer function that this driver lacks
         if device.count(name, answer.given, answer.most) is None:
             return None
-        return [
-            ComputeProcess(one.pid, number(one.usedGpuMemory))
-            for one in answer.array[: answer.given]
-        ]
+        return [process.pid for process in answer.array[: answer.given]]
     return None
 
 

@@ -101,19 +101,6 @@ def test_ecc_off(tmp_path: Path) -> None:
     assert not seen.reasons("ecc")
 
 
-def test_spare_rows(tmp_path: Path) -> None:
-    """Banks with few or no spare rows are counted; a part that has no histogram tells nothing."""
-    with Node(tmp_path) as node:
-        node.simulator.set(0, "histogram_none", 2)
-        node.simulator.set(0, "histogram_low", 3)
-        node.simulator.set(1, "histogram_max", "unsupported")
-        seen = node.collect("ecc")
-        assert seen.value("gpu_row_remapper_exhausted_banks", gpu="0") == 5
-        assert not seen.values("gpu_row_remapper_exhausted_banks", gpu="2")
-        assert not seen.values("gpu_row_remapper_exhausted_banks", gpu="1")
-        assert not seen.reasons("ecc")
-
-
 def test_repairs(tmp_path: Path) -> None:
     """A channel or a TPC that waits for a reset is told, and memory that no repair helps.
 

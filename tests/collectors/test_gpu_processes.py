@@ -1,4 +1,4 @@
-"""Compute processes of GPUs: a count and a sum."""
+"""Compute processes of GPUs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_count_and_sum(tmp_path: Path) -> None:
-    """Processes are counted and their memory is summed, with no label that tells which they are."""
+def test_count(tmp_path: Path) -> None:
+    """Processes are counted, with no label that tells which they are."""
     with Node(tmp_path, gpus=3) as node:
         node.simulator.set(1, "processes", "4194305:1048576, 4194306:2097152")
         node.simulator.set(2, "processes", "4194305:1048576, 4194307:na")
@@ -26,11 +26,6 @@ def test_count_and_sum(tmp_path: Path) -> None:
         "1": 2,
         "2": 2,
     }
-    memory = {
-        labels[0]: value
-        for labels, value in seen.values("gpu_compute_processes_memory_bytes").items()
-    }
-    assert memory == {"0": 0, "1": 3145728}
     assert {sample.metric.labels for sample in seen.results["gpu_processes"].samples} == {
         ("gpu", "uuid"),
         (),

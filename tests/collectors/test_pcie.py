@@ -4,25 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.nvml.node import Node
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-ERRORS = {173: "correctable", 179: "nonfatal", 180: "fatal"}
-DETAILED_ERRORS = ERRORS | {
-    169: "l0_to_recovery",
-    174: "nak_received",
-    175: "receiver",
-    176: "bad_tlp",
-    177: "nak_sent",
-    178: "bad_dllp",
-    181: "unsupported_request",
-    182: "lcrc",
-}
-"""The types of errors by the NVML fields that count them."""
 
 
 def test_degraded_link(tmp_path: Path) -> None:
@@ -72,16 +57,4 @@ def test_errors(tmp_path: Path) -> None:
     assert seen.values("pcie_errors_total", gpu="0", uuid=node.uuid(0)) == {
         ("correctable",): 11,
         ("nonfatal",): 12,
-    }
-
-
-@pytest.mark.parametrize(("detail", "kinds"), [(False, ERRORS), (True, DETAILED_ERRORS)])
-def test_types_of_errors(tmp_path: Path, kinds: dict[int, str], *, detail: bool) -> None:
-    """Each NVML field lands under its own type, and the detailed ones only on request."""
-    with Node(tmp_path, gpus=1, options={"pcie": {"detail": detail}}) as node:
-        for field in DETAILED_ERRORS:
-            node.simulator.set(0, f"field.{field}", 1000 + field)
-        seen = node.collect("pcie")
-    assert seen.values("pcie_errors_total", gpu="0", uuid=node.uuid(0)) == {
-        (kind,): 1000 + field for field, kind in kinds.items()
     }

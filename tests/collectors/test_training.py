@@ -195,7 +195,6 @@ def test_ranks_on_metrics(tmp_path: Path) -> None:
         r'launcher="torchrun",training_job="[^"]+",world_size="16"} 1', text
     )  # as job_environment names it
     assert "dshealthd_heartbeat_ranks_left_out 1" in text
-    assert "dshealthd_heartbeats_received_total 3" in text
     assert result.faults == ()
     assert not (tmp_path / "h.sock").exists()
 

@@ -201,7 +201,9 @@ def test_cautious(machine: Machine) -> None:
         assert scrape.value("dshealthd_collector_up", collector="clock") == 1
         assert scrape.value("dshealthd_collector_up", collector="training") == 1
         machine.wait(
-            lambda: machine.scrape().value("dshealthd_state_writes_total", file="findings"),
+            lambda: machine.scrape().value(
+                "dshealthd_state_write_last_success_timestamp_seconds", file="findings"
+            ),
             "state that the judge has written",
             90,
         )

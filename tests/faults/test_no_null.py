@@ -29,7 +29,7 @@ interval = "{interval}"
 save_interval = "100ms"
 """
 XIDS = "dshealthd_xid_errors_total"
-WRITTEN = "dshealthd_state_writes_total"
+WRITTEN = "dshealthd_state_write_last_success_timestamp_seconds"
 FAILED = "dshealthd_state_write_failures_total"
 
 

@@ -12,7 +12,6 @@ from dshealthd.jobs.ras.status import (
     Lag,
     RankLocation,
     RasRankState,
-    Spread,
     Status,
     Trouble,
     first_lags,
@@ -56,20 +55,9 @@ def absence(job: Job, rank: int) -> set[RasRankState]:
 def differences(job: Job, status: Status, version: str) -> Iterator[str]:
     """Yield what is wrong with an answer."""
     gone = [rank.number for rank in job.ranks if rank.fate is not Fate.RUNS]
-    yield from _general_differences(job, status, version, gone)
-    yield from _differences_in_communicators(job, status, gone)
-
-
-def _general_differences(job: Job, status: Status, version: str, gone: list[int]) -> Iterator[str]:
     if status.version != version:
         yield f"version {status.version}, not {version}"
-    if sum(status.processes.values()) != len(gone):
-        yield f"processes {dict(status.processes)}, not {len(gone)} missing"
-    dead = {number for number in gone if RasRankState.UNRESPONSIVE not in absence(job, number)}
-    if status.processes[RasRankState.DEAD] < len(dead):
-        yield f"{status.processes[RasRankState.DEAD]} dead, not {len(dead)}"
-    if status.timeouts is None:
-        yield "timeouts not told"
+    yield from _differences_in_communicators(job, status, gone)
 
 
 def _differences_in_communicators(job: Job, status: Status, gone: list[int]) -> Iterator[str]:
@@ -116,13 +104,7 @@ def expected(job: Job, name: str, book: Book, states: dict[int, RasRankState]) -
         if rank not in book.left and rank not in states
     }
     counts = {rank: {kind: book.launched[rank][kind] for kind in COUNTED} for rank in present}
-    operations = {
-        kind: Spread(
-            min(count[kind] for count in counts.values()),
-            max(count[kind] for count in counts.values()),
-        )
-        for kind in COUNTED
-    }
+    most = {kind: max(count[kind] for count in counts.values()) for kind in COUNTED}
     numbered = list(enumerate(book.members))
     tally = Counter({RasRankState.RUNNING: len(present)})
     tally.update(
@@ -132,13 +114,12 @@ def expected(job: Job, name: str, book: Book, states: dict[int, RasRankState]) -
         name=name,
         size=len(book.members),
         states={state: number for state, number in tally.items() if number},
-        operations=operations,
         marks={number: sum(counts[rank].values()) for rank, number in present.items()},
         behind=first_lags(
-            Lag(number, kind, operations[kind].most - counts[rank][kind], place(job, rank))
+            Lag(number, kind, most[kind] - counts[rank][kind], place(job, rank))
             for rank, number in present.items()
             for kind in COUNTED
-            if counts[rank][kind] < operations[kind].most
+            if counts[rank][kind] < most[kind]
         ),
         troubles=first_troubles(
             Trouble(number, states[rank].value, place(job, rank))
@@ -154,9 +135,7 @@ def _told(communicator: Communicator) -> tuple[Any, ...]:
     return (
         communicator.size,
         frozenset((state, number) for state, number in communicator.states.items() if number),
-        frozenset(communicator.operations.items()),
         frozenset(communicator.marks.items()),
-        frozenset(communicator.errors.items()),
         communicator.behind,
         communicator.troubles,
     )

@@ -528,7 +528,7 @@ def test_reading_of_a_collector_is_quarantined(node: Node) -> None:
     assert {name: seen.reasons(name) for name in GPU_COLLECTORS if seen.reasons(name)} == {
         "ecc": {"gpu 3": Reason.TIMEOUT}
     }
-    assert node.simulator.calls()["nvmlDeviceGetRowRemapperHistogram"] == 7
+    assert node.simulator.calls()["nvmlDeviceGetSramEccErrorStatus"] == 7
     assert seen.value("gpu_up", gpu="3", uuid=node.uuid(3)) == 1
     assert set(seen.values("gpu_ecc_errors_total", type="corrected", counter="volatile")) == {
         (gpu, node.uuid(int(gpu))) for gpu in others(3)
@@ -600,7 +600,6 @@ def test_sentinels(node: Node) -> None:
         "pcie_replays_total": {},
         "pcie_link_width": {},
         "gpu_nvlink_errors_total": {"type": "replay"},
-        "gpu_compute_processes_memory_bytes": {},
     }.items():
         assert not seen.values(metric, gpu="1", **labels), metric
         assert seen.values(metric, gpu="0", **labels), metric

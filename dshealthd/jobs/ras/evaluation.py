@@ -1,5 +1,5 @@
 """The evaluation of a RAS answer: whether an intact NCCL gives it, the job's progress since the
-last, numbers by size of communicator, and lagging or troubled ranks.
+last, communicators by size, and lagging or troubled ranks.
 """
 
 from __future__ import annotations
@@ -11,44 +11,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.jobs.ras import policy
-from dshealthd.jobs.ras.status import MAX_NAMED, ImpossibleAnswer, RasRankState, Spread, severity
+from dshealthd.jobs.ras.status import MAX_NAMED, ImpossibleAnswer, severity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dshealthd.jobs.ras.status import Communicator, RankLocation, Status
+    from dshealthd.jobs.ras.status import Communicator, RankLocation, RasRankState, Status
 
 MAX_SIZES = 8
 """Most sizes shown separately, the largest first; smaller ones are shown together."""
 OTHER_SIZES = "other"
-
-
-@dataclass(slots=True)
-class SizeClass:
-    """All communicators of one size."""
-
-    communicators: int = 0
-    compared: int = 0
-    """Number of them that were in the previous answer, too."""
-    moving: int = 0
-    """Number of those that have changed since."""
-    states: Counter[RasRankState] = field(default_factory=Counter)
-    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
-    operations: dict[str, Spread] = field(default_factory=dict)
-    """By operation, the spread of the communicator whose ranks are furthest apart."""
-
-    def add(self, communicator: Communicator, moving: bool | None) -> None:  # noqa: FBT001 - a value of `JobProgress.moving`
-        """Add a communicator of this size."""
-        self.communicators += 1
-        if moving is not None:
-            self.compared += 1
-            self.moving += moving
-        self.states.update(communicator.states)
-        self.errors.update(communicator.errors)
-        for name, spread in communicator.operations.items():
-            widest = self.operations.get(name)
-            if widest is None or (spread.width, spread.most) > (widest.width, widest.most):
-                self.operations[name] = spread
 
 
 class RankLabel(NamedTuple):
@@ -61,17 +33,18 @@ class RankLabel(NamedTuple):
     gpu: str
 
 
-def classes(status: Status, moving: Mapping[str, bool]) -> dict[str, SizeClass]:
-    """Return the communicators of a RAS answer by size."""
+def by_size(status: Status) -> tuple[Counter[str], Counter[tuple[str, RasRankState]]]:
+    """Return the number of communicators by size, and of their ranks by size and state."""
     sizes = sorted({communicator.size for communicator in status.communicators}, reverse=True)
-    names = {
-        size: str(size) for size in (sizes if len(sizes) <= MAX_SIZES else sizes[: MAX_SIZES - 1])
-    }
-    found: dict[str, SizeClass] = {}
+    shown = sizes if len(sizes) <= MAX_SIZES else sizes[: MAX_SIZES - 1]
+    communicators: Counter[str] = Counter()
+    ranks: Counter[tuple[str, RasRankState]] = Counter()
     for communicator in status.communicators:
-        name = names.get(communicator.size, OTHER_SIZES)
-        found.setdefault(name, SizeClass()).add(communicator, moving.get(communicator.name))
-    return found
+        size = str(communicator.size) if communicator.size in shown else OTHER_SIZES
+        communicators[size] += 1
+        for state, count in communicator.states.items():
+            ranks[size, state] += count
+    return communicators, ranks
 
 
 def lags(
@@ -132,12 +105,8 @@ class JobProgress:
     same name, and counts as a change.
     """
 
-    answered: float | None = None
-    """Unix time of the last answer."""
-    last: float | None = None
-    """Unix time of the last answer in which a count had changed; None until the first change."""
     idle: int | None = None
-    """Consecutive answers without such a change; an early one counts only as the first.
+    """Consecutive answers in which no count had changed; an early one counts only as the first.
 
     None if the last two answers could not be compared.
     """
@@ -145,8 +114,8 @@ class JobProgress:
     """Whether each communicator that is in both answers has changed since the previous one."""
     _marks: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
-    def update(self, status: Status, now: float, *, early: bool = False) -> None:
-        """Record an answer that was given at `now`, in Unix time.
+    def update(self, status: Status, *, early: bool = False) -> None:
+        """Record an answer.
 
         Of `early` answers, before their interval was over, only the first counts as idle: alerts
         use the count as elapsed time.
@@ -156,11 +125,11 @@ class JobProgress:
             name: _changed(self._marks.get(name, {}), after) for name, after in marks.items()
         }
         self.moving = {name: changed for name, changed in changes.items() if changed is not None}
-        self._marks, self.answered = marks, now
+        self._marks = marks
         if not self.moving:
             self.idle = None
         elif any(self.moving.values()):
-            self.idle, self.last = 0, now
+            self.idle = 0
         elif not (early and self.idle):
             self.idle = (self.idle or 0) + 1
 

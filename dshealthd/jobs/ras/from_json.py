@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from typing import Any
+from typing import Any, TypeVar
 
 from dshealthd.jobs.ras.status import (
     OPERATIONS,
@@ -19,7 +19,6 @@ from dshealthd.jobs.ras.status import (
     MalformedAnswer,
     RankLocation,
     RasRankState,
-    Spread,
     Status,
     Trouble,
     address,
@@ -29,7 +28,10 @@ from dshealthd.jobs.ras.status import (
     version,
 )
 
+T = TypeVar("T")
+
 _MAX = 1 << 63
+_KINDS = {dict: "an object", list: "an array", str: "a string", bool: "true or false"}
 _LOST_COMMA = re.compile(rb'("nvml_dev": -?[0-9]{1,10})\n( {10}"status": \{)')
 _HASH = re.compile(r"0x([0-9a-f]{1,16})")
 
@@ -48,14 +50,11 @@ def parse_json(data: bytes) -> Status:
     document = _table(_load(data), "the answer")
     communicators = [
         _communicator(_table(entry, f"communicators[{index}]"), f"communicators[{index}]")
-        for index, entry in enumerate(_list(document, "communicators", "the answer"))
+        for index, entry in enumerate(_field(document, "communicators", list, "the answer"))
     ]
-    ras = _table(document.get("ras", {}), "ras")
     return Status(
-        version=version(_text(document, "nccl_version", "the answer")),
+        version=version(_field(document, "nccl_version", str, "the answer")),
         communicators=tuple(communicators),
-        timeouts=_integer(ras, "timeouts_count", "ras") if "timeouts_count" in ras else None,
-        processes=_processes(document),
         ranks=_numbers(document),
     )
 
@@ -84,55 +83,45 @@ def _no_number(name: str) -> float:
 
 
 def _communicator(entry: dict[str, Any], at: str) -> Communicator:
-    match = _HASH.fullmatch(_text(entry, "hash", at))
+    match = _HASH.fullmatch(_field(entry, "hash", str, at))
     if match is None:
         message = f"{at}.hash is not a hexadecimal number"
         raise MalformedAnswer(message)
     states: Counter[RasRankState] = Counter()
-    errors: Counter[tuple[str, str]] = Counter()
     troubles: list[Trouble] = []
     counts: dict[int, tuple[dict[str, int], RankLocation]] = {}
-    for index, item in enumerate(_list(entry, "ranks", at)):
+    for index, item in enumerate(_field(entry, "ranks", list, at)):
         where = f"{at}.ranks[{index}]"
         rank = _table(item, where)
-        number, place, status = (
-            _integer(rank, "rank", where),
-            _place(rank, where),
-            _table(rank.get("status"), f"{where}.status"),
-        )
+        number, place = _integer(rank, "rank", where), _place(rank, where)
+        status = _field(rank, "status", dict, where)
         states[_state(status, where)] += 1
         counts[number] = _counts(rank, where), place
-        for kind, key in (("init", "init_state"), ("async", "async_error")):
-            if (error := error_name(_integer(status, key, where))) is not None:
-                errors[kind, error] += 1
-                troubles.append(Trouble(number, error, place))
-    for index, item in enumerate(_list(entry, "missing_ranks", at)):
+        errors = (error_name(_integer(status, key, where)) for key in ("init_state", "async_error"))
+        troubles += [Trouble(number, error, place) for error in errors if error is not None]
+    for index, item in enumerate(_field(entry, "missing_ranks", list, at)):
         where = f"{at}.missing_ranks[{index}]"
         rank = _table(item, where)
         states[state := _absence(rank, where)] += 1
         trouble = Trouble(_integer(rank, "rank", where), state, _place(rank, where))
         if state is not RasRankState.NOT_MEMBER:
             troubles.append(trouble)
-    spreads = _spreads(counts)
     # After such an error NCCL refuses a rank's launches, so its lag is a consequence.
     broken = {trouble.rank for trouble in troubles if trouble.what == REMOTE_ERROR}
-    may_lag = {rank: counted for rank, counted in counts.items() if rank not in broken}
     return Communicator(
-        name=f"{match[1]:0>16} {_text(entry, 'secondary_hash', at)[:40]}",
+        name=f"{match[1]:0>16} {_field(entry, 'secondary_hash', str, at)[:40]}",
         size=_integer(entry, "size", at),
         states=dict(states),
-        operations=spreads,
         marks={rank: sum(operations.values()) for rank, (operations, _) in counts.items()},
-        errors=dict(errors),
-        behind=_behind(may_lag, spreads),
+        behind=_behind(counts, broken),
         troubles=first_troubles(troubles),
     )
 
 
 def _state(status: dict[str, Any], at: str) -> RasRankState:
-    if _flag(status, "abort_flag", at):
+    if _field(status, "abort_flag", bool, at):
         return RasRankState.ABORT
-    if _flag(status, "finalize_called", at) or _flag(status, "destroy_flag", at):
+    if _field(status, "finalize_called", bool, at) or _field(status, "destroy_flag", bool, at):
         return RasRankState.FINALIZE
     return RasRankState.INIT if _integer(status, "init_state", at) else RasRankState.RUNNING
 
@@ -140,42 +129,34 @@ def _state(status: dict[str, Any], at: str) -> RasRankState:
 def _counts(rank: dict[str, Any], at: str) -> dict[str, int]:
     """Return a rank's counts by operation; unknown operations count together."""
     counts: dict[str, int] = {}
-    table = _table(rank.get("collective_counts"), f"{at}.collective_counts")
+    table = _field(rank, "collective_counts", dict, at)
     for name in table:
         known = name if name in OPERATIONS else OTHER
         counts[known] = counts.get(known, 0) + _integer(table, name, f"{at}.collective_counts")
     return counts
 
 
-def _spreads(counts: dict[int, tuple[dict[str, int], RankLocation]]) -> dict[str, Spread]:
-    spreads: dict[str, Spread] = {}
+def _behind(
+    counts: dict[int, tuple[dict[str, int], RankLocation]], broken: set[int]
+) -> tuple[Lag, ...]:
+    most: dict[str, int] = {}
     for operations, _ in counts.values():
         for name, count in operations.items():
-            spread = spreads.get(name)
-            spreads[name] = (
-                Spread(count, count)
-                if spread is None
-                else Spread(min(spread.least, count), max(spread.most, count))
-            )
-    return spreads
-
-
-def _behind(
-    counts: dict[int, tuple[dict[str, int], RankLocation]], spreads: dict[str, Spread]
-) -> tuple[Lag, ...]:
-    wide = {name: spread.most for name, spread in spreads.items() if spread.width}
-    lags = (
-        Lag(rank, name, most - operations[name], place)
-        for name, most in wide.items()
+            most[name] = max(count, most.get(name, 0))
+    return first_lags(
+        Lag(rank, name, most[name] - count, place)
         for rank, (operations, place) in counts.items()
-        if operations.get(name, most) < most
+        for name, count in operations.items()
+        if count < most[name] and rank not in broken
     )
-    return first_lags(lags)
 
 
 def _absence(rank: dict[str, Any], at: str) -> RasRankState:
-    status = _table(rank.get("status"), f"{at}.status")
-    unresponsive, dead = _flag(status, "unresponsive", at), _flag(status, "considered_dead", at)
+    status = _field(rank, "status", dict, at)
+    unresponsive, dead = (
+        _field(status, "unresponsive", bool, at),
+        _field(status, "considered_dead", bool, at),
+    )
     return (
         RasRankState.DEAD
         if dead
@@ -187,22 +168,10 @@ def _absence(rank: dict[str, Any], at: str) -> RasRankState:
 
 def _place(rank: dict[str, Any], at: str) -> RankLocation:
     return RankLocation(
-        address(_text(rank, "host", at)),
+        address(_field(rank, "host", str, at)),
         _integer(rank, "pid", at, -1),
         _integer(rank, "nvml_dev", at, -1),
     )
-
-
-def _processes(document: dict[str, Any]) -> dict[RasRankState, int]:
-    """Return how many processes a checked document calls unresponsive and dead."""
-    gone: dict[RasRankState, set[tuple[str, int]]] = {
-        RasRankState.UNRESPONSIVE: set(),
-        RasRankState.DEAD: set(),
-    }
-    for rank in (rank for entry in document["communicators"] for rank in entry["missing_ranks"]):
-        if (state := _absence(rank, "")) in gone:
-            gone[state].add((rank["host"], rank["pid"]))
-    return {state: len(processes) for state, processes in gone.items()}
 
 
 def _numbers(document: dict[str, Any]) -> dict[RankLocation, int]:
@@ -221,23 +190,10 @@ def _table(value: object, at: str) -> dict[str, Any]:
     return value
 
 
-def _list(table: dict[str, Any], key: str, at: str) -> list[Any]:
-    if not isinstance(value := table.get(key), list):
-        message = f"{at}.{key} is not an array"
-        raise MalformedAnswer(message)
-    return value
-
-
-def _text(table: dict[str, Any], key: str, at: str) -> str:
-    if not isinstance(value := table.get(key), str):
-        message = f"{at}.{key} is not a string"
-        raise MalformedAnswer(message)
-    return value
-
-
-def _flag(table: dict[str, Any], key: str, at: str) -> bool:
-    if not isinstance(value := table.get(key), bool):
-        message = f"{at}.{key} is neither true nor false"
+def _field(table: dict[str, Any], key: str, kind: type[T], at: str) -> T:
+    """Return a value that must be of this kind."""
+    if not isinstance(value := table.get(key), kind):
+        message = f"{at}.{key} is not {_KINDS[kind]}"
         raise MalformedAnswer(message)
     return value
 

@@ -100,18 +100,6 @@ class Trouble(NamedTuple):
     place: RankLocation | None
 
 
-class Spread(NamedTuple):
-    """How many operations of one kind the ranks of a communicator have launched."""
-
-    least: int
-    most: int
-
-    @property
-    def width(self) -> int:
-        """Number of operations by which the last rank lags behind the first."""
-        return self.most - self.least
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communicator:
     """One communicator."""
@@ -122,12 +110,8 @@ class Communicator:
     """Number of its ranks, whether they answer or not."""
     states: Mapping[RasRankState, int]
     """Number of ranks in each state."""
-    operations: Mapping[str, Spread] = field(default_factory=dict)
-    """Counts by operation; empty if not reported."""
     marks: Mapping[int, int] = field(default_factory=dict)
     """Counts by rank, to compare with those of the next answer."""
-    errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """Number of ranks with an error, by kind (init, async) and error."""
     behind: tuple[Lag, ...] = ()
     """Lagging ranks, the furthest behind first; at most `MAX_NAMED`."""
     troubles: tuple[Trouble, ...] = ()
@@ -141,10 +125,6 @@ class Status:
     version: str
     """NCCL version, such as 2.28.9."""
     communicators: tuple[Communicator, ...]
-    timeouts: int | None
-    """Links of RAS's own network that timed out during the collection; None if not reported."""
-    processes: Mapping[RasRankState, int]
-    """Number of unresponsive and of dead processes."""
     ranks: Mapping[RankLocation, int] = field(default_factory=dict)
     """Numbers of the ranks in the largest communicator, by place."""
 

@@ -150,10 +150,8 @@ class WatchedJob:
         """Note that the job's RAS may not be queried: the job is checked rarely."""
         self._rarely = self._refused = True
 
-    def answered(
-        self, status: Status, now: float, answerer: int | None, interval: float = 0.0
-    ) -> None:
-        """Record a plausible answer, given at `now`, in Unix time.
+    def answered(self, status: Status, answerer: int | None, interval: float = 0.0) -> None:
+        """Record a plausible answer.
 
         `interval` is the usual time in seconds between two answers of a job that is not healthy;
         `answerer` is the answering process's pid in its own namespace.
@@ -166,19 +164,17 @@ class WatchedJob:
             return
         # Progress needs two answers, so the second query comes soon.
         first = self.status is None
-        self._update_progress(status, now, interval)
+        self._update_progress(status, interval)
         self.status = status
         idle = self.progress.idle or 0
-        trouble = any(status.processes.values()) or any(
-            communicator.troubles for communicator in status.communicators
-        )
+        trouble = any(communicator.troubles for communicator in status.communicators)
         self._rarely = not first and (idle > CLOSELY or (idle == 0 and not trouble))
 
-    def _update_progress(self, status: Status, now: float, interval: float) -> None:
+    def _update_progress(self, status: Status, interval: float) -> None:
         asked = self._looked or 0.0
         before = self.progress.idle
         early = asked < self._regular - _JITTER
-        self.progress.update(status, now, early=early)
+        self.progress.update(status, early=early)
         if not early or self.progress.idle == 0:
             self._regular = asked + interval
         elif not before:  # it replaces the next regular answer

@@ -136,44 +136,21 @@ def values(result: Result, job: int = 1) -> dict[tuple[str, ...], float]:
 
 
 def test_a_job_that_stops(node: Node) -> None:
-    """From answers of NCCL 2.28.9, flaw and all.
-
-    Who is missing, and once the job stands still, since when and which rank is behind.
+    """From answers of NCCL 2.28.9, flaw and all: who is missing, and once the job stands still,
+    which rank is behind.
     """
     node.process("json", FIRST, GROWN, GROWN, job=1)
     first, grown, still = (values(node.sweep()) for _ in range(3))
-    launched = {
-        "Broadcast": (3, 3),
-        "Reduce": (0, 0),
-        "AllGather": (40, 40),
-        "ReduceScatter": (40, 40),
-        "AllReduce": (990, 1000),
-    }
-    expected: dict[tuple[str, ...], float] = {
+    assert first == {
         ("ras_state", "answered"): 1,
-        ("info", "2.28.9"): 1,
-        ("answer_timestamp_seconds",): 1000,
-        ("ras_timeouts",): 0,
-        ("processes_missing", "unresponsive"): 0,
-        ("processes_missing", "dead"): 1,
         ("communicators", "3"): 1,
-        ("communicators_compared", "3"): 0,
-        ("communicators_moving", "3"): 0,
         ("ranks", "3", "running"): 2,
         ("ranks", "3", "dead"): 1,
         ("rank_trouble_info", "2", "192.0.2.2", "0", "dead"): 1,
     }
-    for operation, (least, most) in launched.items():
-        expected["operations_launched", "3", operation, "minimum"] = least
-        expected["operations_launched", "3", operation, "maximum"] = most
-    assert first == expected
-    assert (grown["progress_timestamp_seconds",], grown["answers_without_progress",]) == (1000, 0)
+    assert grown["answers_without_progress",] == 0
     assert not any("rank_operations_behind" in key for key in grown)
-    assert (
-        still["answers_without_progress",],
-        still["communicators_compared", "3"],
-        still["communicators_moving", "3"],
-    ) == (1, 1, 0)
+    assert still["answers_without_progress",] == 1
     assert still["rank_operations_behind", "1", "192.0.2.1", "1", "AllReduce"] == 11
 
 
@@ -266,19 +243,12 @@ def test_hostile_job_beside_a_good_one(node: Node) -> None:
 
 
 def test_failure_keeps_what_was_known(node: Node) -> None:
-    """An answer that fails leaves the time of the last progress, and no numbers of the answer
-    before.
-    """
+    """An answer that fails leaves the count of answers without progress, and no other numbers."""
     node.process("json", FIRST, GROWN, b"{", job=1)
     node.sweep()
     node.sweep()
     result = node.sweep()
-    assert values(result) == {
-        ("ras_state", "failed"): 1,
-        ("answer_timestamp_seconds",): 1000,
-        ("progress_timestamp_seconds",): 1000,
-        ("answers_without_progress",): 0,
-    }
+    assert values(result) == {("ras_state", "failed"): 1, ("answers_without_progress",): 0}
     assert result.faults[0].detail.startswith("not JSON: ")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dshealthd.jobs.ras.evaluation import MAX_SIZES, JobProgress, RankLabel, classes, lags, troubles
+from dshealthd.jobs.ras.evaluation import MAX_SIZES, JobProgress, RankLabel, by_size, lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.status import RasRankState
 from tests.jobs.ras import server as ras_server
@@ -18,35 +18,28 @@ def ranks(*counts: int) -> list[ras_server.Rank]:
 
 
 def fed(*answers: bytes) -> JobProgress:
-    """Return what is remembered after these answers, at times 1000, 1015 and so on."""
+    """Return what is remembered after these answers."""
     progress = JobProgress()
-    for index, answer in enumerate(answers):
-        progress.update(parse_json(answer), 1000 + 15 * index)
+    for answer in answers:
+        progress.update(parse_json(answer))
     return progress
 
 
 def test_first_answer_tells_nothing() -> None:
     """With one answer it is not known whether the job gets on."""
     progress = fed(document(Communicator(ranks(5, 5))))
-    assert (progress.answered, progress.last, progress.idle, progress.moving) == (
-        1000,
-        None,
-        None,
-        {},
-    )
+    assert (progress.idle, progress.moving) == (None, {})
 
 
 def test_growth_is_progress() -> None:
-    """One rank that has launched one operation more is progress, at the time of that answer."""
-    progress = fed(document(Communicator(ranks(5, 5))), document(Communicator(ranks(5, 6))))
-    assert (progress.last, progress.idle) == (1015, 0)
+    """One rank that has launched one operation more is progress."""
+    assert fed(document(Communicator(ranks(5, 5))), document(Communicator(ranks(5, 6)))).idle == 0
 
 
 def test_standing_still_is_counted() -> None:
-    """Answers without growth are counted, and the time of the last growth stays."""
+    """Answers without growth are counted."""
     same = document(Communicator(ranks(6, 5)))
-    progress = fed(document(Communicator(ranks(5, 5))), same, same, same)
-    assert (progress.last, progress.idle, progress.answered) == (1015, 2, 1045)
+    assert fed(document(Communicator(ranks(5, 5))), same, same, same).idle == 2
 
 
 def test_silence_is_no_progress() -> None:
@@ -80,7 +73,7 @@ def test_lagging_ranks_are_those_that_stand_still() -> None:
     still = document(Communicator(ranks(7, 7, 6)), Communicator(ranks(0, 0, 2)[2:], name="b"))
     progress = fed(*moving)
     assert lags(parse_json(moving[1]), progress, 3) == {}
-    progress.update(parse_json(still), 1100)
+    progress.update(parse_json(still))
     assert lags(parse_json(still), progress, 3) == {
         (RankLabel("2", "192.0.2.1", "2"), "AllReduce"): 1
     }
@@ -115,30 +108,18 @@ def test_small_communicator_names_the_number_in_the_world() -> None:
     }
 
 
-def test_classes_by_size() -> None:
-    """Communicators of one size are added up.
-
-    The spread is that of the one whose ranks are furthest apart.
-    """
+def test_communicators_by_size() -> None:
+    """Communicators of one size are added up."""
     answer = document(
-        Communicator(ranks(100, 100)),
+        Communicator(ranks(1, 1)),
         Communicator(ranks(7, 5), name="b"),
-        Communicator(ranks(1, 1), name="c"),
         Communicator(ranks(1), name="d"),
     )
-    found = classes(
-        parse_json(answer), {f"{15 * '0'}b 0x1:0x2": True, f"{15 * '0'}c 0x1:0x2": False}
+    running = RasRankState.RUNNING
+    assert by_size(parse_json(answer)) == (
+        {"2": 2, "1": 1},
+        {("2", running): 4, ("1", running): 1},
     )
-    pairs = found["2"]
-    assert found.keys() == {"2", "1"}
-    assert (pairs.communicators, pairs.compared, pairs.moving, pairs.states) == (
-        3,
-        2,
-        1,
-        {RasRankState.RUNNING: 6},
-    )
-    assert pairs.operations["AllReduce"] == (5, 7)
-    assert pairs.operations["AllGather"] == (40, 40)
 
 
 def test_sizes_are_bounded() -> None:
@@ -146,9 +127,9 @@ def test_sizes_are_bounded() -> None:
     answer = document(
         *(Communicator(ranks(*range(size)), name=f"{size:x}") for size in range(1, 2 * MAX_SIZES))
     )
-    found = classes(parse_json(answer), {})
+    found, _ = by_size(parse_json(answer))
     assert len(found) == MAX_SIZES
-    assert found["other"].communicators == MAX_SIZES
+    assert found["other"] == MAX_SIZES
     assert "1" not in found
 
 

@@ -21,7 +21,7 @@ def answer(what: RasRankState, pid: int, host: str = "127.0.0.1") -> Status:
     """Return an answer of two ranks that says this of the process of one."""
     trouble = Trouble(1, what.value, RankLocation(host, pid, 1))
     world = Communicator(name="a b", size=2, states={}, marks={0: 5}, troubles=(trouble,))
-    return Status(version="2.30.7", communicators=(world,), timeouts=0, processes={what: 1})
+    return Status(version="2.30.7", communicators=(world,))
 
 
 def job() -> WatchedJob:
@@ -35,12 +35,12 @@ def test_who_was_called_dead_answers() -> None:
     """It is split from then on, whoever answers, and until the job restarts."""
     known, seen = job(), []
     for called_dead, answerer in ((4001, 4000), (4000, 4001), (4001, 4000)):
-        known.answered(answer(RasRankState.DEAD, called_dead), 1.0, answerer)
+        known.answered(answer(RasRankState.DEAD, called_dead), answerer)
         seen.append(known.split)
     assert seen == [False, True, True]
     assert known.progress.idle is None
     known.looked(RUNNING, frozenset({(5000, 9)}), 4.0)
-    known.answered(answer(RasRankState.DEAD, 4001), 5.0, 4000)
+    known.answered(answer(RasRankState.DEAD, 4001), 4000)
     assert [known.split] == [False]
 
 
@@ -56,8 +56,8 @@ def test_who_was_called_dead_answers() -> None:
 def test_no_split(before: Status) -> None:
     """An answer of a process that was not called dead proves nothing."""
     known = job()
-    known.answered(before, 1.0, 4000)
-    known.answered(answer(RasRankState.UNRESPONSIVE, 4000), 2.0, 4001)
+    known.answered(before, 4000)
+    known.answered(answer(RasRankState.UNRESPONSIVE, 4000), 4001)
     assert not known.split
 
 

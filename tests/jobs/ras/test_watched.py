@@ -17,8 +17,8 @@ def idle(*answers: tuple[float, int]) -> list[int | None]:
     for at, count in answers:
         job.looked(LOADED, STARTS, at)
         world = Communicator(name="a b", size=2, states={}, marks={0: count})
-        status = Status(version="2.30.7", communicators=(world,), timeouts=0, processes={})
-        job.answered(status, 1000.0 + at, 4000, INTERVAL)
+        status = Status(version="2.30.7", communicators=(world,))
+        job.answered(status, 4000, INTERVAL)
         found.append(job.progress.idle)
     return found
 
