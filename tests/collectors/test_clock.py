@@ -81,10 +81,7 @@ def test_offset_in_microseconds() -> None:
     ],
 )
 def test_not_synchronized(timex: Timex) -> None:
-    """Without synchronization, offset and error mean nothing and are left out.
-
-    An offset of 0 would look perfect.
-    """
+    """Without synchronization, offset and error mean nothing and are left out."""
     assert values(timex) == {"synchronized": 0}
 
 

@@ -102,10 +102,7 @@ def test_ecc_off(tmp_path: Path) -> None:
 
 
 def test_repairs(tmp_path: Path) -> None:
-    """A channel or a TPC that waits for a reset is told, and memory that no repair helps.
-
-    A GPU or a driver that does not know of repairs tells nothing, and is no fault.
-    """
+    """A channel or a TPC that waits for a reset is told, and memory that no repair helps."""
     with Node(tmp_path, gpus=4) as node:
         node.simulator.set(1, "repair_channel_pending", 1)
         node.simulator.set(2, "repair_tpc_pending", 1)

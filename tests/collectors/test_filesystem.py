@@ -87,10 +87,7 @@ def tmpfs(directory: Path, options: str) -> Iterator[Path]:
 
 
 def test_this_machine() -> None:
-    """Sizes and inodes are those that df(1) shows in the same moment.
-
-    The mount is the one that it names.
-    """
+    """Sizes and inodes are those that df(1) shows in the same moment."""
     result = collect(collector(filesystem.FilesystemOptions()))
     assert result.outcome is CollectionOutcome.OK
     for path in ("/", "/dev/shm"):
@@ -191,10 +188,7 @@ def test_malformed_mounts(tmp_path: Path) -> None:
 
 
 def test_write(tmp_path: Path) -> None:
-    """A directory that can be written to is timed, and nothing is left there.
-
-    The test is not repeated before it is due.
-    """
+    """A directory that can be written to is timed, and nothing is left there."""
     clock = Clock()
     path = str(tmp_path)
     subject = collector(
@@ -288,10 +282,7 @@ def test_permission(tmp_path: Path) -> None:
 
 
 def test_quarantined(tmp_path: Path) -> None:
-    """A path that hung is left alone and reported.
-
-    A write test that hung takes nothing from what is known of its space.
-    """
+    """A path that hung is left alone and reported."""
     path = str(tmp_path)
     hung = {
         "/": Fault("/", Reason.TIMEOUT, "hung"),
@@ -324,10 +315,7 @@ def test_bad_options(table: dict[str, object], error: str) -> None:
 
 
 def test_frozen_mount(tmp_path: Path) -> None:
-    """FAULT 23: a frozen file system costs one path a worker.
-
-    The others stay fresh, and it is back after the thaw without a restart.
-    """
+    """FAULT 23: a frozen file system costs one path a worker."""
 
     async def main(mount: frozen.Mount) -> None:
         path = str(mount.directory)

@@ -35,10 +35,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 @pytest.mark.parametrize("profile", SERIES)
 def test_exposition(tmp_path: Path, profile: str) -> None:
-    """What two GPUs of each generation export is what the fixture says, series by series.
-
-    Time stands at one second of uptime.
-    """
+    """What two GPUs of each generation export is what the fixture says, series by series."""
     with Node(tmp_path, profile=profile, gpus=2) as node:
         node.simulator.set(None, "frozen", 1)
         node.simulator.set(None, "throttle_reasons", "0x48")
@@ -188,10 +185,7 @@ def test_throttle_bits_are_those_of_pynvml() -> None:
 
 
 def test_modes(node: Node) -> None:
-    """Persistence, compute, ECC and MIG mode are told in words, the pending ones too.
-
-    A mode that the part lacks is empty.
-    """
+    """Persistence, compute, ECC and MIG mode are told in words, the pending ones too."""
     node.simulator.set(0, "persistence_mode", 0)
     node.simulator.set(0, "compute_mode", 3)
     node.simulator.set(0, "ecc_pending", 0)

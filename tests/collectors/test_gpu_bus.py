@@ -28,10 +28,7 @@ def collector(root: Path) -> GpuBus:
 
 
 def test_gpus_and_their_loss(tmp_path: Path) -> None:
-    """GPUs on the bus are counted, with no driver needed.
-
-    Once seen, a bus without them counts 0.
-    """
+    """GPUs on the bus are counted, with no driver needed."""
     simulator = Simulator(tmp_path / "simulator")
     simulator.pci_sysfs(tmp_path / "sys")
     bus = collector(tmp_path / "sys")

@@ -71,10 +71,7 @@ def test_ranks_of_jobs(tmp_path: Path) -> None:
 
 
 def test_process_that_hangs(tmp_path: Path) -> None:
-    """A process that hung when it was looked at is left out and counted.
-
-    The GPU that it is on is told as before, and is not at fault.
-    """
+    """A process that hung when it was looked at is left out and counted."""
     with Node(tmp_path, gpus=1) as node:
         node.simulator.set(0, "processes", f"{os.getpid()}:1048576")
         seen = node.collect("gpu_processes", blocked={f"process {os.getpid()}": Reason.STUCK})

@@ -241,10 +241,7 @@ def test_refused_files_are_asked_for_once(bench: Bench, number: int) -> None:
 
 
 def test_refused_files_are_asked_for_again_after_a_return(bench: Bench) -> None:
-    """A device that is registered anew may support what it refused before.
-
-    The others are not asked.
-    """
+    """A device that is registered anew may support what it refused before."""
     bench.reads.refused = {"/out_of_buffer": errno.EINVAL}
     bench.collect()
     bench.reads.refused = {}
@@ -276,10 +273,7 @@ def test_all_bits_set_is_no_count(bench: Bench) -> None:
 
 
 def test_odd_device_leaves_the_others_alone(bench: Bench) -> None:
-    """A device whose files fail is one fault for its counters and one for its state.
-
-    The others are complete.
-    """
+    """A device whose files fail is one fault for its counters and one for its state."""
     bench.reads.refused = {
         f"mlx5_1/ports/1/{file}": errno.EIO
         for file in ("state", "counters/symbol_error", "counters/link_downed")
@@ -366,10 +360,7 @@ def test_flaps(samples: list[tuple[bool, int | None]], flaps: int) -> None:
 
 
 def test_flaps_are_counted_from_the_files(bench: Bench) -> None:
-    """The state and `link_downed` of a port are what its flaps are counted from.
-
-    Other ports have none.
-    """
+    """The state and `link_downed` of a port are what its flaps are counted from."""
     assert values(bench.collect(), FLAPS)["mlx5_1", "1"] == 0
     bench.write(f"{PORT_1}/state", "1: DOWN")
     bench.write(f"{PORT_1}/counters/link_downed", "4")
@@ -384,10 +375,7 @@ def test_flaps_are_counted_from_the_files(bench: Bench) -> None:
 
 
 def test_device_vanishes_and_returns(bench: Bench) -> None:
-    """A device that is gone has port_up 0, state gone and one flap more, and nothing else.
-
-    After its return it is as before.
-    """
+    """A device that is gone has port_up 0, state gone and one flap more, and nothing else."""
     before = bench.collect()
     place = bench.remove("mlx5_1")
     for _ in range(3):
@@ -431,10 +419,7 @@ def test_driver_unloaded(bench: Bench) -> None:
 
 
 def test_machine_without_infiniband(tmp_path: Path) -> None:
-    """No directory: absent.
-
-    An empty one in which no device was ever seen: not available. Both are ordinary.
-    """
+    """No directory: absent. An empty one in which no device was ever seen: not available."""
     host = Host(sysfs=tmp_path)
     assert (
         Infiniband.absent(InfinibandOptions(), host)
@@ -519,10 +504,7 @@ def test_holds_no_file_open(bench: Bench) -> None:
 
 
 def test_device_that_hangs(sysfs: Path) -> None:
-    """In a real worker, a device whose file never answers costs its deadline once.
-
-    The others are reported, and later it is back.
-    """
+    """In a real worker, a device whose file never answers costs its deadline once."""
 
     async def main() -> None:
         state = sysfs / PORT_1 / "state"

@@ -169,10 +169,7 @@ def test_run(node: Node) -> None:
 
 
 def test_rank_used_twice(node: Node) -> None:
-    """Two processes with one rank are told as that.
-
-    Those that it has started are not (fault 21).
-    """
+    """Two processes with one rank are told as that."""
     node.rank(0)
     node.rank(1)
     node.rank(1, pid=200)
@@ -212,10 +209,7 @@ def test_ranks_that_disagree(node: Node, variable: str, value: str) -> None:
 
 
 def test_orphans(node: Node) -> None:
-    """A rank that has lost its launcher is left over.
-
-    One below process 1 may be a service of systemd's, which says so.
-    """
+    """A rank that has lost its launcher is left over."""
     node.rank(0)
     node.rank(1, {"SYSTEMD_EXEC_PID": "101"}, parent=1)
     (node.machine.root / "1/comm").write_text("systemd\n")
@@ -225,10 +219,7 @@ def test_orphans(node: Node) -> None:
 
 
 def test_orphans_unknown(node: Node) -> None:
-    """Below the first process of a container it is not known who started a rank.
-
-    Unknown is not 0.
-    """
+    """Below the first process of a container it is not known who started a rank."""
     node.rank(0, parent=1)
     (node.machine.root / "1/comm").write_text("tini\n")
     assert values(node.sweep(), "orphaned_ranks") == {}
@@ -464,10 +455,7 @@ def test_level_that_disables(node: Node, value: str, disabled: bool) -> None:  #
 
 
 def test_settings_that_differ(node: Node) -> None:
-    """A rank with another value of what all must share is told.
-
-    Not to set it is a value of its own.
-    """
+    """A rank with another value of what all must share is told."""
     for number in range(3):
         node.rank(number, {"NCCL_ALGO": "Ring"})
     node.rank(3)
@@ -496,10 +484,7 @@ def test_fingerprints_are_equal_on_all_nodes(tmp_path: Path) -> None:
 
 
 def test_configuration_file(node: Node) -> None:
-    """`/etc/nccl.conf` of the process's own root counts, below its environment.
-
-    Names in it are looked at, too.
-    """
+    """`/etc/nccl.conf` of the process's own root counts, below its environment."""
     place = node.machine.root / str(node.rank(0, {"NCCL_ALGO": "Ring"})) / "root/etc"
     place.mkdir(parents=True)
     (place / "nccl.conf").write_text(
@@ -528,10 +513,7 @@ def test_configuration_file_that_cannot_be_read(node: Node) -> None:
 
 
 def test_process_that_hangs(node: Node) -> None:
-    """What was read of a process before it hung goes on being told.
-
-    One that hangs from the start is not touched.
-    """
+    """What was read of a process before it hung goes on being told."""
     node.rank(0, {"NCCL_P2P_DISABLE": "1"})
     before = node.problems()
     node.blocked.add("process 100")

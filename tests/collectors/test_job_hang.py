@@ -168,10 +168,7 @@ def ended(values: Mapping[tuple[str, ...], float]) -> set[tuple[str, ...]]:
 
 
 def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
-    """A rank that gets SIGSTOP while the other waits for it is named with its pid.
-
-    Both go on, and it is over.
-    """
+    """A rank that gets SIGSTOP while the other waits for it is named with its pid."""
 
     async def run() -> None:
         async with node(tmp_path) as found:
@@ -342,9 +339,7 @@ def test_pauses_are_no_hang(tmp_path: Path) -> None:
 
 
 def test_a_pause_that_nobody_marked_teaches_nothing(tmp_path: Path) -> None:
-    """Ranks that are all between the same two steps (here one) are in a pause; when they go on, what
-    they took is no usual silence.
-    """
+    """Ranks that are all between the same two steps (here one) are in a pause."""
 
     async def run() -> None:
         async with node(tmp_path, ranks=1) as found:

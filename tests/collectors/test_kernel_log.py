@@ -193,10 +193,7 @@ def test_new_errors_of_gpus_are_told(machine: Machine) -> None:
 
 
 def test_golden(machine: Machine) -> None:
-    """A realistic log gives exactly the expected exposition.
-
-    GPUs by index and address, nothing from spoofed lines, gaps as losses.
-    """
+    """A realistic log gives exactly the expected exposition."""
     records = (FIXTURE / "kmsg.txt").read_text().replace("\n ", "\0 ").splitlines()
     machine.log(record.replace("\0", "\n").encode() + b"\n" for record in records)
     with contextlib.closing(machine.collector()) as collector:
@@ -296,10 +293,7 @@ class Flood:
 
 
 def test_flood(machine: Machine) -> None:
-    """FAULT 16: of 80,000 Xid lines of 29 kinds each is counted or counted as lost.
-
-    Series, state and work per collection stay bounded.
-    """
+    """FAULT 16: of 80,000 Xid lines of 29 kinds each is counted or counted as lost."""
     machine.options = kernel_log.KernelLogOptions(read_records=4_000, read_time=Duration(0.5))
     collector = machine.collector()
     flood = Flood()
@@ -333,10 +327,7 @@ def test_flood_through_a_fifo(machine: Machine) -> None:
 
 
 def test_series_limit(machine: Machine) -> None:
-    """Addresses and numbers without end make no series without end.
-
-    What is too much is counted as other.
-    """
+    """Addresses and numbers without end make no series without end."""
     machine.options = kernel_log.KernelLogOptions(series_limit=20)
     collector = machine.collector()
     machine.log(xid(number, number + 1, f"0000:{number:02x}:00") for number in range(100))
@@ -359,10 +350,7 @@ def test_gap(machine: Machine) -> None:
 
 
 def test_restart(machine: Machine) -> None:
-    """FAULT 19: a new agent counts on.
-
-    What the first one counted is not counted again, what came while there was none is not missed.
-    """
+    """FAULT 19: a new agent counts on."""
     first = machine.collector()
     machine.log([noise(0), xid(1), xid(2), noise(3)])
     machine.collect(first)
@@ -378,10 +366,7 @@ def test_restart(machine: Machine) -> None:
 
 
 def test_times(machine: Machine) -> None:
-    """An Xid has the time of its line where it was there before us, else the time of reading it.
-
-    A kernel clock that has drifted by hours, and an agent that was away, do not make it old.
-    """
+    """An Xid has the time of its line where it was there before us, else the time of reading it."""
     machine.monotonic = 100_000.0
     first = machine.collector()
     machine.log([xid(1, 48), noise(2)])
@@ -539,10 +524,7 @@ def test_broken_state(machine: Machine, content: str, caplog: pytest.LogCaptureF
 
 
 def test_position_of_another_log(machine: Machine) -> None:
-    """A saved position that the log never reached is given up, not waited for.
-
-    The log is read from its beginning.
-    """
+    """A saved position that the log never reached is given up, not waited for."""
     ledger = CounterFile(machine.state, "kernel_log", machine.boot_id.read_text().strip())
     ledger.save({"version": 1, "position": 900, "lost": 3, "counts": []})
     collector = machine.collector()
@@ -585,10 +567,7 @@ def test_no_boot_id(machine: Machine) -> None:
 
 
 def test_full_disk(machine: Machine) -> None:
-    """A full tmpfs of 64 KiB leaves the old state as it was.
-
-    Counting goes on, and what was saved is taken up when there is room again.
-    """
+    """A full tmpfs of 64 KiB leaves the old state as it was."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64k", "none", machine.state],
         check=False,

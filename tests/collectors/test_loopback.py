@@ -58,10 +58,7 @@ def reject(rule: str) -> None:
 
 
 def test_a_working_loopback_is_up() -> None:
-    """The connection is made in less than its deadline.
-
-    Every outcome is shown from the beginning, so that rates start at zero.
-    """
+    """The connection is made in less than its deadline."""
     with network_namespace():
         result = attempt(collector(), time.monotonic)
     assert result.outcome is CollectionOutcome.OK
@@ -99,10 +96,7 @@ def test_nothing_is_left_behind() -> None:
 
 
 def test_refused() -> None:
-    """A reset in answer to the connection is told as refused.
-
-    No time is shown for it, and nothing is left behind.
-    """
+    """A reset in answer to the connection is told as refused."""
     with network_namespace():
         reject("reject with tcp reset")
         result = attempt(collector(), time.monotonic)
@@ -113,10 +107,7 @@ def test_refused() -> None:
 
 
 def test_timed_out() -> None:
-    """Packets that vanish are told as timed out, within the deadline.
-
-    The agent is not held up longer.
-    """
+    """Packets that vanish are told as timed out, within the deadline."""
     with network_namespace():
         reject("drop")
         before, watch = time.monotonic(), Stopwatch()
@@ -142,10 +133,7 @@ def test_no_port() -> None:
 
 
 def test_the_agent_s_own_limit_is_no_finding() -> None:
-    """Without descriptors nothing is known of the loopback.
-
-    An error of the collector, and no attempt is counted.
-    """
+    """Without descriptors nothing is known of the loopback."""
     agent = collector()
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(map(int, os.listdir("/proc/self/fd")))

@@ -24,10 +24,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_mig_devices(node: Node) -> None:
-    """Each MIG device is shown with its UUID, its instance and its profile.
-
-    The undivided GPU has none.
-    """
+    """Each MIG device is shown with its UUID, its instance and its profile."""
     node.simulator.set(1, "mig2_uuid", "MIG-2")
     seen = node.collect()
     devices = seen.values("mig_device_info", gpu="1", uuid=node.uuid(1))

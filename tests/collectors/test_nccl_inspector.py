@@ -126,10 +126,7 @@ def test_exposition(node: Node) -> None:
 
 
 def test_stale(node: Node) -> None:
-    """Old numbers are not healthy numbers.
-
-    A file that is no longer written, or is from the future, gives none and is counted.
-    """
+    """Old numbers are not healthy numbers."""
     node.rank()
     place = node.write(line(400, 1000), age=121)
     node.write(line(400, 1000), OTHER, age=-3600)
@@ -198,10 +195,7 @@ def test_shared_directory_without_driver(node: Node) -> None:
 
 
 def test_not_regular(node: Node, tmp_path: Path) -> None:
-    """Links, FIFOs and directories are not opened.
-
-    Nothing waits, and nobody's file is read through a link.
-    """
+    """Links, FIFOs and directories are not opened."""
     node.rank()
     target = tmp_path / "secret"
     target.write_text(line(400, 1000))
@@ -282,10 +276,7 @@ def test_bounds(tmp_path: Path) -> None:
 
 
 def test_not_there_yet(node: Node) -> None:
-    """A directory that the plugin has not made yet is no fault.
-
-    Without one there is nothing to tell.
-    """
+    """A directory that the plugin has not made yet is no fault."""
     node.rank(path="/not/yet")
     result = node.sweep()
     assert (result.outcome, result.faults, result.samples) == (

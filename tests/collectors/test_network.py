@@ -121,18 +121,12 @@ def test_lint(bench: Bench) -> None:
 
 
 def test_hardware_and_bonds_are_chosen(bench: Bench) -> None:
-    """Interfaces with hardware, and bonds.
-
-    No loopback, bridge, veth pair, VLAN, and no virtual function of this host.
-    """
+    """Interfaces with hardware, and bonds."""
     assert set(values(bench.collect(), MTU)) == WITH_HARDWARE | {"bond0"}
 
 
 def test_include_and_exclude(root: Path) -> None:
-    """Patterns add interfaces and take them away.
-
-    What is excluded stays out even if it is included.
-    """
+    """Patterns add interfaces and take them away."""
     result = Bench(root, include=("veth*", "ens3f0v*", "lo"), exclude=("eno*", "lo")).collect()
     assert set(values(result, MTU)) == {
         "bond0",
@@ -187,10 +181,7 @@ def test_speed_is_read_when_the_carrier_changes(bench: Bench) -> None:
 
 
 def test_speed_is_unknown_without_a_link(bench: Bench) -> None:
-    """A driver that answers EINVAL has no speed and is no fault.
-
-    An interface that is down is not asked and shows none.
-    """
+    """A driver that answers EINVAL has no speed and is no fault."""
     bench.refused = {"eno1/speed": errno.EINVAL, "bond0/speed": errno.EOPNOTSUPP}
     bench.write("ibp24s0/operstate", "down")
     result = bench.collect()
@@ -210,10 +201,7 @@ def test_only_speed_is_approached(bench: Bench) -> None:
 
 
 def test_speed_under_quarantine(bench: Bench) -> None:
-    """An interface whose driver hung has all but its speed, which is not asked for, and a fault.
-
-    Afterwards it has its speed again.
-    """
+    """An interface whose driver hung has all but its speed, which is not asked for, and a fault."""
     fault = Fault("network eno1", Reason.TIMEOUT, "hangs")
     bench.blocked = {fault.part: fault}
     for _ in range(2):
@@ -229,10 +217,7 @@ def test_speed_under_quarantine(bench: Bench) -> None:
 
 
 def test_odd_interface_leaves_the_others_alone(bench: Bench) -> None:
-    """Files that fail or make no sense are one fault an interface.
-
-    Its traffic and the other interfaces are reported.
-    """
+    """Files that fail or make no sense are one fault an interface."""
     bench.refused = {"eno1/mtu": errno.EIO, "eth0/speed": errno.EIO}
     bench.write("bond0/operstate", "sideways")
     bench.write("ibp24s0/carrier_changes", "few")
@@ -250,10 +235,7 @@ def test_odd_interface_leaves_the_others_alone(bench: Bench) -> None:
 
 
 def test_nothing_can_be_read(bench: Bench) -> None:
-    """When every interface fails, the attempt fails.
-
-    Traffic, which is known, is reported all the same.
-    """
+    """When every interface fails, the attempt fails."""
     bench.refused = {f"{name}/operstate": errno.EACCES for name in (*WITH_HARDWARE, "bond0")}
     result = bench.collect()
     assert result.outcome is CollectionOutcome.ERROR
@@ -263,10 +245,7 @@ def test_nothing_can_be_read(bench: Bench) -> None:
 
 
 def test_malformed_traffic(bench: Bench) -> None:
-    """A line of /proc/net/dev that is too short is a fault of its interface.
-
-    Of one that is left out it is not looked at.
-    """
+    """A line of /proc/net/dev that is too short is a fault of its interface."""
     place = bench.root / "proc/net/dev"
     lines = place.read_text().splitlines()
     place.write_text(
@@ -282,10 +261,7 @@ def test_malformed_traffic(bench: Bench) -> None:
 
 
 def test_interface_vanishes_and_returns(bench: Bench) -> None:
-    """An interface that is gone has no series.
-
-    One of the same name that comes later is looked at afresh.
-    """
+    """An interface that is gone has no series."""
     bench.collect()
     link, proc = bench.root / "sys/class/net/ibp24s0", bench.root / "proc/net/dev"
     target, text = os.readlink(link), proc.read_text()

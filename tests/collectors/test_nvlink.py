@@ -32,10 +32,7 @@ def test_bit_error_ratio(code: int, ratio: float) -> None:
 
 @pytest.mark.parametrize(("state", "up"), [(0, 0), (1, 1), (2, 1), (3, 0)])
 def test_state(node: Node, state: int, up: int) -> None:
-    """A link that sleeps to save power is up, one whose traffic is disabled is not.
-
-    The others are not touched by it.
-    """
+    """A link that sleeps to save power is up, one whose traffic is disabled is not."""
     node.simulator.set(1, "nvlink7_state", state)
     seen = node.collect("nvlink")
     assert seen.value("nvlink_up", gpu="1", uuid=node.uuid(1), link="7") == up

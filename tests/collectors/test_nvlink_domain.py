@@ -60,10 +60,7 @@ def rack(tmp_path: Path) -> Iterator[Node]:
 def test_fabric(
     node: Node, state: int, status: int, summary: int, mask: int, healthy: int | None
 ) -> None:
-    """The fabric is healthy by its own summary, or by its mask where there is none.
-
-    Before the registration ends nothing is said.
-    """
+    """The fabric is healthy by its own summary, or by its mask where there is none."""
     for key, value in {
         "state": state,
         "status": status,
@@ -138,10 +135,7 @@ def test_domain_of_several_nodes(rack: Node) -> None:
 
 
 def test_gpu_without_a_clique(rack: Node) -> None:
-    """In a fabric of several nodes, a registered GPU of clique 0 reaches no other: a fault.
-
-    In a fabric of one node it is the usual answer.
-    """
+    """In a fabric of several nodes, a registered GPU of clique 0 reaches no other: a fault."""
     rack.simulator.set(1, "fabric_clique", 0)
     rack.simulator.set(2, "fabric_clique", 0)
     rack.simulator.set(2, "fabric_cluster_uuid", "0" * 32)

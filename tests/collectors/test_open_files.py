@@ -121,10 +121,7 @@ def test_real_job(real: Agent) -> None:
 
 @pytest.mark.skipif(not os.stat("/proc/self/fd").st_size, reason="takes Linux 6.2")
 def test_worst_of_all_processes(real: Agent) -> None:
-    """A real process that is no training process, near its limit, is the worst of all.
-
-    When it has ended, another one is, at once.
-    """
+    """A real process that is no training process, near its limit, is the worst of all."""
     program = (
         "import os, resource\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
@@ -159,10 +156,7 @@ def test_no_job(machine: Machine) -> None:
 
 
 def test_unreadable_process(machine: Machine) -> None:
-    """A process of a job whose descriptors cannot be counted is a fault.
-
-    The others are told, and it is not counted as 0.
-    """
+    """A process of a job whose descriptors cannot be counted is a fault."""
     machine.process(50, TORCH, descriptors=7, soft="10")
     machine.process(51, TORCH, descriptors=9, soft="10")
     (machine.root / "51/fd").rename(machine.root / "51/away")
@@ -211,10 +205,7 @@ def test_number_of_jobs_is_bounded(machine: Machine) -> None:
 
 
 def test_limits_are_read_again(machine: Machine) -> None:
-    """A limit that is raised while the job runs shows after the full interval.
-
-    Counts that are expensive here do as well.
-    """
+    """A limit that is raised while the job runs shows after the full interval."""
     machine.process(50, TORCH, descriptors=7, soft="10")
     agent = Agent(machine.context(), {"full_interval": Duration(30)})
     agent.sweep()

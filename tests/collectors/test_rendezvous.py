@@ -157,10 +157,7 @@ def orphaned(proc: Path) -> str:
 def test_who_takes_in_orphans(
     proc: Path, parent: tuple[str, int], environ: str, verdict: str
 ) -> None:
-    """Systemd knows its services from its orphans; of another process 1 it cannot be said.
-
-    Any other parent is one.
-    """
+    """Systemd knows its services from its orphans; of another process 1 it cannot be said."""
     comm, pid = parent
     process(proc, 4000, pid, "python3", (595058,), environ=environ)
     if pid:
@@ -273,10 +270,7 @@ def test_a_search_in_vain_rests(proc: Path) -> None:
 
 @pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
 def test_states_agree_with_ss(*, many: bool) -> None:
-    """By state, the sockets in the range are what `ss` lists with that filter, of both families.
-
-    Those outside do not count.
-    """
+    """By state, the sockets in the range are what `ss` lists with that filter, of both families."""
     with network_namespace():
         ends: list[socket.socket] = []
         for address in (V4, V6):
@@ -301,10 +295,7 @@ def test_states_agree_with_ss(*, many: bool) -> None:
 
 
 def test_an_orphan_is_found() -> None:
-    """A real listener is its launcher's.
-
-    When the launcher is killed it is an orphan, as old as it has been seen.
-    """
+    """A real listener is its launcher's."""
     with network_namespace():
         command = [sys.executable, "-c", LAUNCHER, LISTENER.format(port=29517)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
@@ -401,10 +392,7 @@ def test_an_orphan_of_before_is_found() -> None:
 
 
 def test_ports_are_checked() -> None:
-    """A range of ports is written first-last, or as one port.
-
-    What is none is refused with its key.
-    """
+    """A range of ports is written first-last, or as one port."""
     assert parse_ports("29500-29600") == (29500, 29600)
     assert parse_ports("29500") == (29500, 29500)
     for malformed in ("", "0-5", "5-4", "1-65536", "a-b", "1-2-3", "-5"):

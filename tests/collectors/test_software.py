@@ -169,10 +169,7 @@ def test_upgrade_is_noticed(base: Path) -> None:
 
 
 def test_without_driver_and_fabric(base: Path) -> None:
-    """On a machine without GPU and InfiniBand their components are left out, without an error.
-
-    That NCCL has no settings is known.
-    """
+    """On a machine without GPU and InfiniBand their components are left out, without an error."""
     for path in ("proc/driver", "sys", "root/usr", "root/var", "root/etc"):
         shutil.rmtree(base / path)
     result = Node(base).sweep()
@@ -215,10 +212,7 @@ def test_configured_environment_that_is_not_there() -> None:
 
 
 def test_hung_environment() -> None:
-    """An environment on a file system that hung is left out, with its fault.
-
-    Every part is announced before it is touched.
-    """
+    """An environment on a file system that hung is left out, with its fault."""
     announced = []
 
     def entering(part: str) -> Fault | None:
@@ -244,10 +238,7 @@ def test_damaged_driver_file(base: Path) -> None:
 
 
 def test_library_replaced_under_a_job(base: Path) -> None:
-    """A job whose NCCL was upgraded on disk is a fault.
-
-    The version on disk is not the one that it runs.
-    """
+    """A job whose NCCL was upgraded on disk is a fault."""
     maps = base / "proc/5100/maps"
     maps.write_text(maps.read_text().replace("libnccl.so.2", "libnccl.so.2 (deleted)"))
     result = Node(base).sweep()
@@ -292,10 +283,7 @@ def test_relative_environment_is_refused() -> None:
 
 
 def test_dpkg_status() -> None:
-    """Versions are those of installed packages.
-
-    Not of removed ones, of namesakes or of descriptions.
-    """
+    """Versions are those of installed packages."""
     status = (FIXTURES / "root/var/lib/dpkg/status").read_bytes()
     assert parse_dpkg_version(status, "libibverbs1") == "58mlnx43-1.58307"
     assert parse_dpkg_version(status, "libnl-3-200") is None

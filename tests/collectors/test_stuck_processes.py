@@ -70,10 +70,7 @@ def procfs(tmp_path: Path) -> Path:
 
 
 def test_two_looks(procfs: Path) -> None:
-    """Stuck is who slept at both looks and was not awake in between; the first look tells nothing.
-
-    A kernel thread sleeps so when it has nothing to do, a pid may be another process by then.
-    """
+    """Stuck is who slept at both looks and was not awake in between."""
     for pid in (10, 11, 12, 13):
         put(procfs, pid, "D")
     put(procfs, 20, "D", flags=KERNEL_THREAD)

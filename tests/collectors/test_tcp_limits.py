@@ -73,10 +73,7 @@ def test_reserved_ports_are_not_in_use(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("many", [False, True], ids=["few", "many"])
 def test_ports_in_use_agree_with_ss(*, many: bool) -> None:
-    """Distinct local ports inside the range, TIME_WAIT too, are what `ss` lists.
-
-    Sysctls are the kernel's; ports outside do not count.
-    """
+    """Distinct local ports inside the range, TIME_WAIT too, are what `ss` lists."""
     with network_namespace():
         ends: list[socket.socket] = []
         for address in (V4, V6):

@@ -143,10 +143,7 @@ def entry(pid: int, start: int, *, parent: int = 1, rank: str = "3") -> tuple[Id
 
 
 def test_processes_of_one_rank() -> None:
-    """Of two processes of one rank the one that started last is shown.
-
-    A child with its parent's rank is not counted at all.
-    """
+    """Of two processes of one rank the one that started last is shown."""
     ranks = by_rank(
         [entry(50, 300), entry(40, 100), entry(41, 400, parent=40), entry(60, 200, rank="4")]
     )
@@ -157,10 +154,7 @@ def test_processes_of_one_rank() -> None:
 
 
 def test_ranks_on_metrics(tmp_path: Path) -> None:
-    """Ranks that report are shown with their job; those above max_ranks are counted.
-
-    The text is what Prometheus reads.
-    """
+    """Ranks that report are shown with their job; those above max_ranks are counted."""
     torchrun = {**TORCH, "TORCHELASTIC_RUN_ID": "r1"}
 
     async def run() -> Result:

@@ -49,10 +49,7 @@ def test_any_environment_is_judged(
 
 @given(st.dictionaries(st.integers(0, 20), ENVIRONMENTS))
 def test_ranks_with_the_same_settings_never_differ(settings: dict[int, dict[str, str]]) -> None:
-    """A rank differs only if another has another value.
-
-    Of those that are told, the others are at least as many.
-    """
+    """A rank differs only if another has another value."""
     found = set(differing(settings))
     for name in NCCL_COMMON:
         those = {rank for rank, (variable, _) in found if variable == name}

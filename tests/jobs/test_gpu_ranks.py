@@ -22,10 +22,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_ranks_and_others(machine: Machine) -> None:
-    """A rank is told with its job; another process is known to be none.
-
-    One that has ended is nothing.
-    """
+    """A rank is told with its job; another process is known to be none."""
     machine.process(50, JOB)
     assert GpuRanks(machine.context()).of([50, 1, 60, 50]) == ({50: GpuRank("slurm-9", 3)}, 0)
 

@@ -66,10 +66,7 @@ def test_torch_version_file() -> None:
 
 
 def test_distributions() -> None:
-    """Names of metadata directories give what matters, whichever CUDA NCCL was packaged for.
-
-    Namesakes are left alone.
-    """
+    """Names of metadata directories give what matters, whichever CUDA NCCL was packaged for."""
     names = [
         "nvidia_nccl_cu12-2.21.5.dist-info",
         "torch-2.3.0+cu121.dist-info",
@@ -151,10 +148,7 @@ def test_environment_that_includes_itself(tmp_path: Path) -> None:
 
 
 def test_twice_installed(tmp_path: Path) -> None:
-    """A component that a broken upgrade has left twice is told twice.
-
-    Which one is imported is unknown.
-    """
+    """A component that a broken upgrade has left twice is told twice."""
     environment(tmp_path, "deepspeed-0.14.4.dist-info", "deepspeed-0.15.0.dist-info")
     found = installed(Path("/"), str(tmp_path))
     assert {version for component, version in found if component == "deepspeed"} == {
@@ -215,10 +209,7 @@ def test_version_in_library(tmp_path: Path, before: int) -> None:
 def test_any_bytes_are_a_library(
     tmp_path_factory: pytest.TempPathFactory, constants: bytes, place: int, damage: bytes
 ) -> None:
-    """A damaged or foreign file has no version.
-
-    It does not fail, nor is more of it read than there is.
-    """
+    """A damaged or foreign file has no version."""
     path = tmp_path_factory.getbasetemp() / "damaged.so"
     library(path, constants)
     data = bytearray(path.read_bytes())

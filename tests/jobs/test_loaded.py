@@ -82,10 +82,7 @@ def test_replaced_on_disk() -> None:
 
 
 def test_packaged_nccl(tmp_path: Path) -> None:
-    """NCCL loaded from the package has the package's version.
-
-    Python and DeepSpeed come from the environment in the container.
-    """
+    """NCCL loaded from the package has its version; the rest comes from the environment."""
     place = directory(tmp_path, MAPS.format(nccl=PACKAGED))
     assert read(place) == {
         "torch": "2.3.0+cu121",
@@ -121,10 +118,7 @@ def test_before_torch_is_loaded(tmp_path: Path) -> None:
 
 
 def test_activated_environment(tmp_path: Path) -> None:
-    """Started as plain `python`, the environment is the activated one.
-
-    The interpreter behind the link would be another.
-    """
+    """Started as plain `python`, the environment is the activated one."""
     assert (
         read(directory(tmp_path, "", b"python\0train.py\0"), VIRTUAL_ENV="/opt/venv")["deepspeed"]
         == "0.14.4"

@@ -55,10 +55,7 @@ class Table(ProcessTable):
 
 @given(st.binary(max_size=64))
 def test_stat_is_found_behind_any_name(comm: bytes) -> None:
-    """A process may call itself anything.
-
-    Brackets, newlines and bytes that are no text do not move the fields.
-    """
+    """A process may call itself anything."""
     stat = parse_stat(stat_line(7, comm=comm, state="R", parent=5, flags=64, start=12345, image=99))
     assert (stat.state, stat.parent, stat.flags) == ("R", 5, 64)
     assert stat.image == (stat.start, stat.environment) == (12345, 99)
@@ -190,10 +187,7 @@ def test_every_process_has_its_turn(machine: Machine) -> None:
 
 
 def test_huge_environment(machine: Machine) -> None:
-    """Of an environment of any size a bounded part is read.
-
-    What a launcher set is found in it (fault 22).
-    """
+    """Of an environment of any size a bounded part is read (fault 22)."""
     machine.process(50, environ(TORCH) + b"X=" + b"x" * (4 << 20))
     assert Table(machine).sweep() == [50]
 
@@ -211,10 +205,7 @@ def test_environment_too_long_to_read(machine: Machine) -> None:
 
 
 def test_reading_is_bounded_in_a_sweep(machine: Machine) -> None:
-    """Huge environments cannot hold up a sweep.
-
-    What is too much waits, is told as unseen, and gets its turn.
-    """
+    """Of huge environments, what is too much for one sweep waits for its turn (fault 22)."""
     crowd = SWEEP_LIMIT // ENVIRON_LIMIT + 4
     for pid in range(100, 100 + crowd):
         machine.process(pid, environ(TORCH) + b"X=" + b"x" * ENVIRON_LIMIT)
@@ -282,10 +273,7 @@ def test_kernel_threads_and_the_dead_are_not_read(machine: Machine) -> None:
 
 
 def test_uninterruptible_process_is_not_touched(machine: Machine) -> None:
-    """Reading the environment of a process that hangs in a driver may hang as well.
-
-    It is unseen until it runs again.
-    """
+    """Reading the environment of a process that hangs in a driver may hang as well."""
     machine.process(50, TORCH, state="D")
     table = Table(machine)
     assert table.sweep() == []
@@ -334,10 +322,7 @@ def test_hidepid(machine: Machine) -> None:
 
 
 def test_no_permission() -> None:
-    """Without privileges, other users' processes are counted as unseen; they are never "no job".
-
-    On the real `/proc`.
-    """
+    """Without privileges, other users' processes are counted as unseen; they are never "no job"."""
     program = (
         "import os, time\n"
         "from dshealthd.core.collector import Context\n"

@@ -79,10 +79,7 @@ def test_rank_used_twice() -> None:
 
 
 def test_children_of_ranks_are_no_ranks() -> None:
-    """Data loaders inherit a rank's environment, and are none.
-
-    They stay what they are when their parent has gone (fault 21).
-    """
+    """Data loaders inherit a rank's environment and are none, even as orphans (fault 21)."""
     ranks = Ranks()
     (run,) = runs(rank(0), rank(0, pid=200, parent=100), rank(0, pid=300, parent=200), ranks=ranks)
     assert pids(run) == {0: [100]}
@@ -90,19 +87,13 @@ def test_children_of_ranks_are_no_ranks() -> None:
 
 
 def test_reused_parent() -> None:
-    """A process is no child of one that was started after it.
-
-    Its parent's pid has been given out again.
-    """
+    """A process is no child of one that was started after it."""
     (run,) = runs(rank(1, pid=100), process(200, {**BASE, "RANK": "1"}, parent=100, start=50))
     assert sorted(pids(run)[1]) == [100, 200]
 
 
 def test_launcher_below_a_scheduler() -> None:
-    """Below srun, torchrun is a task of the step and no rank.
-
-    What it starts are the ranks (fault 21).
-    """
+    """Below srun, torchrun is a task of the step; what it starts are the ranks (fault 21)."""
     slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
     shell = process(10, slurm)
     torchrun = process(20, slurm, parent=10)
@@ -151,10 +142,7 @@ def test_ranks_that_disagree_about_two() -> None:
 
 
 def test_loopback_is_right_where_rank_0_is() -> None:
-    """Rank 0 may name its own node by the loopback address.
-
-    That is no disagreement with ranks elsewhere which name it.
-    """
+    """Rank 0 may name its own node by the loopback address."""
     (run,) = runs(rank(0, {"MASTER_ADDR": "localhost"}))
     assert "MASTER_ADDR" not in run.without("m")
     (run,) = runs(rank(1, {"MASTER_ADDR": "localhost"}))

@@ -85,9 +85,7 @@ def test_the_socket_comes_with_its_directory(tmp_path: Path) -> None:
 
 
 def test_a_reload_keeps_senders(tmp_path: Path) -> None:
-    """New options of the hangs leave the receiver and its senders alone; those of the heartbeats
-    do not, and where both are switched off nothing is left.
-    """
+    """New options of the hangs leave the receiver and its senders alone."""
     heartbeats = HeartbeatOptions(socket=str(tmp_path / "h.sock"))
 
     async def run() -> None:

@@ -65,8 +65,5 @@ def test_as_torch_reads_them() -> None:
     ],
 )
 def test_on_a_node_with_four(text: str, seen: Visible) -> None:
-    """An index that the node does not have hides itself and what follows.
-
-    Hidden on purpose is no mistake; UUIDs are believed.
-    """
+    """An index that the node does not have hides itself and what follows."""
     assert visible(text, 4) == seen

@@ -141,9 +141,7 @@ def test_earlier_boots_are_left_out(tmp_path: Path) -> None:
 def test_a_damaged_file_is_left_out(
     tmp_path: Path, share: float, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An older file that ends early or holds garbage costs its own records; the active one, an
-    error.
-    """
+    """An older file that ends early or holds garbage costs its own records."""
     with journald(tmp_path) as daemon:
         daemon.say(*(f"line {number}" for number in range(60)))
         daemon.control("--rotate")

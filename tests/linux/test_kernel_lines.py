@@ -433,10 +433,7 @@ def test_spoofed_xid(line: str) -> None:
     ],
 )
 def test_recovery_action(detail: str, action: str | None) -> None:
-    """Xid 154 says what the driver asks for.
-
-    The number decides, as the text differs between drivers.
-    """
+    """Xid 154 requests an action by its number; the text differs between drivers."""
     assert lines.recovery_action(lines.Xid("0000:cb:00.0", 154, detail)) == action
     assert lines.recovery_action(lines.Xid("0000:cb:00.0", 153, detail)) is None
 

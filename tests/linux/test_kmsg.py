@@ -85,10 +85,7 @@ def numbers(records: Iterable[KernelLogRecord]) -> list[int]:
     ],
 )
 def test_record(raw: bytes, record: tuple[object, ...]) -> None:
-    """Facility, number, time, wholeness and message are told.
-
-    The dictionary and the caller are left out.
-    """
+    """Facility, number, time, wholeness and message are told."""
     assert parse(raw) == record
 
 
@@ -159,10 +156,7 @@ def test_malformed_is_counted() -> None:
 
 
 def test_bounded_in_records_and_time() -> None:
-    """One read takes no more records than asked for, and ends when its time is up.
-
-    Nothing is lost by that.
-    """
+    """One read takes no more records than asked for, and ends when its time is up."""
     log = reader(*(line(number) for number in range(1000)))
     assert numbers(log.read(10, 1.0)) == list(range(10))
     assert len(numbers(log.read(1000, 0.0))) < 100
@@ -204,10 +198,7 @@ def test_closing_again_and_again(end: bytes | int) -> None:
 
 
 def test_fifo_in_packet_mode(tmp_path: Path) -> None:
-    """A FIFO in packet mode, one record a write, stands for the device.
-
-    Its writer's end is an error, not silence.
-    """
+    """A FIFO in packet mode, one record a write, stands for the device."""
     place = tmp_path / "kmsg"
     os.mkfifo(place)
     log = KernelLogReader(str(place), time.monotonic)

@@ -125,10 +125,7 @@ def test_a_socket_s_ports_come_out_of_network_order() -> None:
 def test_whole_and_mixed_datagrams_give_the_same_columns(
     sockets: list[tuple[int, int, int, int, int]], lengths: Sequence[int]
 ) -> None:
-    """Sockets with attributes of any length, equal or not, are read as they were written.
-
-    The quick way sees what the slow one sees.
-    """
+    """Sockets with attributes of any length, equal or not, are read as they were written."""
     datagram = b"".join(
         socket_message(row, length)
         for row, length in zip(sockets, itertools.cycle(lengths), strict=False)

@@ -43,10 +43,7 @@ def host(tmp_path: Path) -> Host:
 
 
 def test_gpus(host: Host) -> None:
-    """Only NVIDIA's display controllers count, whether VGA or 3D.
-
-    Those given to a virtual machine do not.
-    """
+    """Only NVIDIA's display controllers count, whether VGA or 3D."""
     bus = Bus(host)
     assert bus.gpus() == ()
     add(host.sysfs, "0000:9a:00.0", "0x10de", "0x030200", "nvidia")

@@ -81,9 +81,7 @@ def test_switches_below_each_other_and_roots_of_a_socket(node: Node) -> None:
 
 
 def test_alike_but_for_addresses(tmp_path: Path) -> None:
-    """A node whose firmware numbers the bus differently is joined alike; one whose adapter is in a
-    slot of the other socket is not.
-    """
+    """A node whose firmware numbers the bus differently is joined alike."""
     one, other, moved = (Node(tmp_path / name) for name in ("a", "b", "c"))
     assert describe(one.wired().host) == describe(other.wired(shift=1).host)
     moved.put(f"{SWITCH}/0000:02:00.0/0000:03:00.0", GPU)

@@ -166,11 +166,7 @@ def test_other_threads_keep_their_rights(public_path: Path) -> None:
 
 
 def test_what_is_no_file_is_never_opened(place: Path) -> None:
-    """FIFOs, sockets, devices, terminals and directories are told from files without an open.
-
-    The writer of a FIFO would wake (O_WRONLY succeeds once there is a reader), and a terminal could
-    become the controlling one.
-    """
+    """FIFOs, sockets, devices, terminals and directories are told from files without an open."""
     os.mkfifo(place / "fifo")
     writable = os.open(place, os.O_RDONLY)
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as server:

@@ -39,19 +39,13 @@ def test_unlimited() -> None:
 
 
 def test_locked_memory() -> None:
-    """Locked and pinned memory are in bytes.
-
-    A process without memory of its own (a zombie) has none of them.
-    """
+    """Locked and pinned memory are in bytes."""
     assert parse_locked(b"Name:\tx\nVmLck:\t      64 kB\nVmPin:\t       8 kB\n") == (65536, 8192)
     assert parse_locked(b"Name:\tx\nState:\tZ (zombie)\n") == (0, 0)
 
 
 def test_order() -> None:
-    """The nearest to its limit is the worst, not the one with the most.
-
-    Among those that use nothing it is the lowest limit.
-    """
+    """The nearest to its limit is the worst, not the one with the most."""
     assert max(
         [Usage(900, 100_000), Usage(60, 64), Usage(1, 1024)], key=lambda usage: usage.order
     ) == Usage(60, 64)
@@ -95,10 +89,7 @@ def test_direct_way_is_taken_where_the_kernel_has_it() -> None:
 
 
 def test_moved_procfs(tmp_path: Path) -> None:
-    """A `/proc` of another machine is read as files.
-
-    Neither a directory's own size nor this machine's processes are mistaken for it.
-    """
+    """A `/proc` of another machine is read as files."""
     machine = Machine(tmp_path / "proc")
     machine.process(os.getpid(), descriptors=5, soft="77")
     (machine.root / "self").symlink_to(str(os.getpid() + 1))
@@ -108,10 +99,7 @@ def test_moved_procfs(tmp_path: Path) -> None:
 
 
 def test_worst(tmp_path: Path) -> None:
-    """Processes that cannot be read do not keep the worst of the others from being found.
-
-    If none can, there is none.
-    """
+    """Processes that cannot be read do not keep the worst of the others from being found."""
     machine = Machine(tmp_path / "proc")
     machine.process(5, descriptors=60, soft="64")
     machine.process(6, descriptors=100, soft="unlimited")

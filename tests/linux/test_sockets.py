@@ -63,10 +63,7 @@ def test_sockstat_without_its_counts_is_malformed(text: str) -> None:
 
 
 def test_tcp_files_are_read_as_the_same_table() -> None:
-    """Ports, state, timer and inode of a line come out as netlink would tell them.
-
-    IPv6 lines alike.
-    """
+    """Ports, state, timer and inode of a line come out as netlink would tell them."""
     table = Table([(b"".join(parse_tcp((PROC / "net/tcp").read_text())), RECORD)])
     assert len(table) == 15
     assert (
@@ -136,10 +133,7 @@ def test_without_ipv6_and_sockstat_the_files_do(tmp_path: Path) -> None:
 
 
 def test_too_many_sockets_for_the_files_are_said(tmp_path: Path) -> None:
-    """Beyond the bound the files are not read at all.
-
-    The agent must not stop for them, and a part is not the whole.
-    """
+    """Beyond the bound the files are not read at all."""
     (tmp_path / "net").mkdir()
     (tmp_path / "net/sockstat").write_text("TCP: inuse 10 orphan 0 tw 20000 alloc 4 mem 1\n")
     with pytest.raises(SourceError, match="20010 sockets are too many") as caught:

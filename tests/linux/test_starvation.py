@@ -49,9 +49,7 @@ def test_less_than_a_third(running: float, waiting: float, *, starved: bool) -> 
 
 
 def test_real_processes() -> None:
-    """A process that gets no CPU beside another one is starved; one that sleeps is not, whatever
-    else runs; of one that is gone nothing is known.
-    """
+    """A process that gets no CPU beside another one is starved."""
     cpu = min(os.sched_getaffinity(0))
     pin = f"import os, time\nos.sched_setaffinity(0, {{{cpu}}})\n"
     codes = ("os.nice(19)\nwhile True: pass", "time.sleep(600)", *("while True: pass",) * 5)

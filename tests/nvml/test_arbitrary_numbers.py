@@ -108,9 +108,7 @@ def test_more_processes_than_usual(node: Node) -> None:
 
 
 def test_count_of_gpus(node: Node) -> None:
-    """The GPUs of the list stay, and those of the bus are there from the first sweep on; how many
-    NVML lists is unknown.
-    """
+    """The GPUs of the list stay, and those of the bus are there from the first sweep on."""
     node.simulator.set(None, "device_count", 5_000_123)
     for _ in range(2):
         seen = node.collect(advance=61.0)

@@ -114,10 +114,7 @@ def healthy(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_01_call_that_never_returns(healthy: Node) -> None:
-    """NVML hangs: GPU samples are gone, `up` is 0, the age of the last success stands still.
-
-    Afterwards the samples return.
-    """
+    """NVML hangs: GPU samples are gone, `up` is 0, the age of the last success stands still."""
     healthy.gpus.fault("hang")
     scrape = healthy.until_down("timeout")
     assert scrape.value("dshealthd_collector_up", collector="gpu") == 0
@@ -154,11 +151,7 @@ def test_01_hung_gpu_keeps_its_uuid(healthy: Node) -> None:
 
 
 def test_02_unkillable_call(healthy: Node, tmp_path: Path) -> None:
-    """A call sleeps in the kernel where no signal reaches it.
-
-    One stuck worker is counted, or two if the GPU was just read by a collector beside `gpu`; seven
-    GPUs are reported, thawing recovers.
-    """
+    """A call that no signal reaches costs one stuck worker, or two; seven GPUs are reported."""
     with frozen.mounted(tmp_path) as mount:
         mount.freeze()
         healthy.gpus.fault("dstate", f"{mount.directory}/x", gpu=3)
@@ -240,10 +233,7 @@ def test_05_slow_calls(healthy: Node) -> None:
     ("code", "reason"), [(15, "gpu_lost"), (999, "unknown_error"), (16, "reset_required")]
 )
 def test_06_07_one_gpu_fails(healthy: Node, code: int, reason: str) -> None:
-    """One of eight GPUs is lost, fails with Unknown Error, or asks for a reset.
-
-    Seven are reported, the eighth is down with that reason.
-    """
+    """One of eight GPUs fails: seven are reported, the eighth is down with its reason."""
     healthy.gpus.fault("fail", code, gpu=5)
     scrape = healthy.until_gpus(0, 1, 2, 3, 4, 6, 7)
     scrape = healthy.agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="5") == 0)
@@ -266,10 +256,7 @@ def test_07_every_gpu_fails_with_unknown_error(healthy: Node) -> None:
 
 
 def test_08_driver_library_mismatch(healthy: Node) -> None:
-    """After an update of the driver the old library answers with a mismatch.
-
-    The worker is executed anew with the new one.
-    """
+    """After an update of the driver the old library answers with a mismatch."""
     starts = healthy.agent.scrape().value("dshealthd_worker_starts_total", worker="device")
     assert starts is not None
     healthy.gpus.fault("fail", 18)
@@ -291,10 +278,7 @@ def test_09_no_permission(healthy: Node) -> None:
 
 
 def test_10_library_appears(tmp_path: Path) -> None:
-    """GPUs on the PCI bus without a driver library are an error, not an ordinary machine.
-
-    Once the library is there, all is shown.
-    """
+    """GPUs on the PCI bus without a driver library are an error, not an ordinary machine."""
     with node(tmp_path, library=False) as made:
         scrape = made.agent.wait(lambda s: s.value("dshealthd_collector_up", collector="gpu") == 0)
         assert not scrape.all(TEMPERATURE)
@@ -316,10 +300,7 @@ def test_11_segmentation_fault(healthy: Node) -> None:
 
 
 def test_12_count_changes_and_order(healthy: Node) -> None:
-    """Seven of eight GPUs remain, in another order.
-
-    Each value follows its UUID, and the missing one is down.
-    """
+    """Seven of eight GPUs remain, in another order."""
     before = by_uuid(healthy.agent.scrape())
     healthy.gpus.order(7, 6, 5, 4, 2, 1, 0)
     scrape = healthy.agent.wait(
@@ -356,10 +337,7 @@ def test_13_driver_unloads(healthy: Node, tmp_path: Path) -> None:
 
 
 def test_13_operator_releases_the_gpus(tmp_path: Path) -> None:
-    """While the release file exists the worker is gone, so that the driver can be unloaded.
-
-    Without it the samples return.
-    """
+    """While the release file exists the worker is gone, so that the driver can be unloaded."""
     release = tmp_path / "release-gpus"
     global_config = "".join(
         f"release_file = '{release}'\n" if line.startswith("deadline") else line + "\n"
@@ -387,10 +365,7 @@ def test_13_operator_releases_the_gpus(tmp_path: Path) -> None:
 
 
 def test_14_sentinels(healthy: Node) -> None:
-    """What the driver marks as not available is absent.
-
-    No sentinel is ever exported as a number.
-    """
+    """What the driver marks as not available is absent."""
     for key in ("memory_used", "temperature", "power_usage", "temperature_memory"):
         with contextlib.suppress(KeyError):
             healthy.gpus.set(1, key, "na")

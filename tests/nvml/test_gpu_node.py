@@ -75,10 +75,7 @@ def test_everything_is_up(scrape: Scrape) -> None:
 
 
 def test_series_are_few_and_labels_bounded(scrape: Scrape, profile: str) -> None:
-    """The whole node stays far below 1,500 series, those of jobs aside.
-
-    No label is a pid or too long, and every metric is declared.
-    """
+    """The whole node stays far below 1,500 series, those of jobs aside."""
     of_the_node = [
         key
         for series in scrape.series.values()

@@ -40,10 +40,7 @@ def others(gpu: int) -> set[str]:
     ],
 )
 def test_code_of_one_gpu(node: Node, code: int, reason: Reason) -> None:
-    """A GPU that fails is down with its UUID and its own reason, in every collector.
-
-    The other seven are reported.
-    """
+    """A GPU that fails is down with its UUID and its own reason, in every collector."""
     node.collect()
     node.simulator.fault("fail", code, gpu=3)
     seen = node.collect()
@@ -105,10 +102,7 @@ def test_gpu_lost_from_the_start(node: Node) -> None:
     ],
 )
 def test_code_of_init(node: Node, code: int, reason: Reason, *, replace: bool) -> None:
-    """NVML that cannot be opened is an error with its own reason on a machine with GPUs.
-
-    Only a mismatch asks for a new process.
-    """
+    """NVML that cannot be opened is an error with its own reason on a machine with GPUs."""
     node.simulator.fault("fail", code, function="init")
     seen = node.collect()
     for name in GPU_COLLECTORS:
@@ -124,10 +118,7 @@ def test_code_of_init(node: Node, code: int, reason: Reason, *, replace: bool) -
 
 
 def test_library_absent_then_there(node: Node) -> None:
-    """Without libnvidia-ml a machine with GPUs is in error, not healthy and not an ordinary one.
-
-    The library is found once it is there.
-    """
+    """Without libnvidia-ml a machine with GPUs is in error, not healthy and not an ordinary one."""
     node.simulator.hide_library()
     result = node.collect().results["gpu"]
     assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.NOT_FOUND)
@@ -160,10 +151,7 @@ def test_nvml_without_its_gpus(node: Node) -> None:
 
 @pytest.mark.parametrize("code", [1, 9])
 def test_driver_unloads(node: Node, code: int) -> None:
-    """When a call finds the driver gone, NVML is shut down at once, so that no handle stays.
-
-    Later it is opened anew.
-    """
+    """When a call finds the driver gone, NVML is shut down at once, so that no handle stays."""
     node.simulator.watch()
     node.collect()
     node.simulator.fault("fail", code, function="nvmlDeviceGet*")
@@ -182,10 +170,7 @@ def test_driver_unloads(node: Node, code: int) -> None:
 
 
 def test_library_that_does_not_let_go(node: Node) -> None:
-    """Where the shut-down fails too, a new process is asked for.
-
-    Only the end of this one releases the driver.
-    """
+    """Where the shut-down fails too, a new process is asked for."""
     node.collect()
     node.simulator.fault("fail", 9)
     result = node.collect("gpu").results["gpu"]
@@ -306,10 +291,7 @@ def test_unsupported_is_not_asked_again(node: Node) -> None:
 
 
 def test_calls_of_a_sweep(node: Node) -> None:
-    """What does not change is not asked at every sweep.
-
-    A sweep of everything takes less than thirty calls a GPU.
-    """
+    """What does not change is not asked at every sweep."""
     node.collect()
     node.simulator.watch()
     node.collect()
@@ -333,10 +315,7 @@ def test_one_failing_call(node: Node) -> None:
 
 @pytest.mark.parametrize("code", [4, 999])
 def test_side_calls_that_fail(node: Node, code: int) -> None:
-    """SRAM counters that fail cost their own samples.
-
-    The GPU stays up in every sweep, and the collectors after this one read it as ever.
-    """
+    """SRAM counters that fail cost their own samples."""
     node.simulator.set(None, "sram_threshold_exceeded", "unsupported")
     node.simulator.fault("fail", code, gpu=3, function="nvmlDeviceGetMemoryErrorCounter")
     for _ in range(3):
@@ -413,10 +392,7 @@ def test_energy_call_that_fails(node: Node) -> None:
 
 
 def test_calls_that_fail_slowly(node: Node) -> None:
-    """A call that fails after the driver's timeout is not repeated at every sweep.
-
-    It is reported for as long, and what the reading found before it stands.
-    """
+    """A call that fails after the driver's timeout is not repeated at every sweep."""
     node.collect()
     for function in ("nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetCurrPcieLinkGeneration"):
         node.simulator.fault("fail", 999, gpu=3, function=function)
@@ -503,10 +479,7 @@ def test_quarantined_nvml(node: Node) -> None:
 
 
 def test_everything_is_approached(node: Node) -> None:
-    """NVML is approached once a sweep, and each GPU by each collector, before they are touched.
-
-    What `ecc` alone reads is approached under a name of its own.
-    """
+    """NVML is approached once a sweep, and each GPU by each collector, before they are touched."""
     node.collect()
     seen = node.collect("gpu", "ecc")
     assert seen.approached == [
@@ -550,10 +523,7 @@ def test_every_gpu_fails(node: Node) -> None:
 
 
 def test_sentinels(node: Node) -> None:
-    """A value that NVML marks as not available is left out, wherever it stands.
-
-    NaN and infinity too.
-    """
+    """A value that NVML marks as not available is left out, wherever it stands."""
     for key in (
         "temperature",
         "memory_temperature",

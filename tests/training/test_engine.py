@@ -78,10 +78,7 @@ class Engine:
 
 
 def test_steps_of_an_engine(agents_end: AgentsEnd) -> None:
-    """A step is the engine's own count, which goes on from a checkpoint.
-
-    Micro-steps in between say that it lives.
-    """
+    """A step is the engine's own count, which goes on from a checkpoint."""
     engine = Engine()
     with attach(engine, socket=agents_end.path):
         for step in (40, 41, 41, 42):
@@ -121,10 +118,7 @@ def test_checkpoint_and_evaluation_are_phases(agents_end: AgentsEnd) -> None:
 def test_a_completed_save_says_where(
     agents_end: AgentsEnd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where, how often and with how many files of optimizers; not of a save that fails.
-
-    An engine that lacks what says how many files there are does not say it.
-    """
+    """Where, how often and with how many files of optimizers; not of a save that fails."""
     engine: Any = Engine()
     monkeypatch.chdir("/tmp")
     with attach(engine, socket=agents_end.path):

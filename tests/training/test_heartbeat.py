@@ -78,10 +78,7 @@ def test_a_missing_agent_is_said_once(
 
 
 def test_unknown_is_not_told(agents_end: AgentsEnd) -> None:
-    """What the training does not compute is unknown, not 0.
-
-    Loss, scale, skipped steps, norm, memory, communication, stage.
-    """
+    """What the training does not compute is unknown, not 0."""
     heartbeat = Heartbeat(socket=agents_end.path)
     spaced(heartbeat, 2)
     message = agents_end.message()
@@ -157,10 +154,7 @@ def test_phases(agents_end: AgentsEnd) -> None:
 
 
 def test_phase_that_is_not_ended(agents_end: AgentsEnd) -> None:
-    """A step ends a phase that was left open, and is not timed.
-
-    How long the pause was is unknown.
-    """
+    """A step ends a phase that was left open, and is not timed."""
     heartbeat = Heartbeat(socket=agents_end.path)
     spaced(heartbeat, 2)
     before = agents_end.message()
@@ -230,10 +224,7 @@ def test_agent_that_is_hung(agents_end: AgentsEnd) -> None:
     "path", ["/proc/nothing/here.sock", "/etc/hostname", "/" + "x" * 200, "relative\udcff.sock"]
 )
 def test_impossible_paths(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A path that cannot be a socket's costs nothing but the heartbeats.
-
-    What is logged of it is text that every handler can write.
-    """
+    """A path that cannot be a socket's costs nothing but the heartbeats."""
     heartbeat = Heartbeat(socket=path)
     spaced(heartbeat, 2)
     for message in caplog.messages:
@@ -269,10 +260,7 @@ def test_threads(agents_end: AgentsEnd) -> None:
 
 
 def test_defects_stay_inside(agents_end: AgentsEnd, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever goes wrong is logged once.
-
-    The training sees nothing of it, and the heartbeat is over for the agent too.
-    """
+    """An error is logged once, ends the heartbeat, and does not reach the training."""
     heartbeat = Heartbeat(socket=agents_end.path)
     spaced(heartbeat, 1)
     heartbeat.gradient_norm(object())

@@ -57,10 +57,7 @@ def make_step(model: Any, optimizer: Any, micro_steps: int = 1) -> None:
 
 
 def test_stages(agents_end: AgentsEnd) -> None:
-    """Forward, backward and input are told as they begin.
-
-    Before the first forward pass the stage is not known.
-    """
+    """Forward, backward and input are told as they begin."""
     model = Slow(agents_end)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with attach(optimizer=optimizer, model=model, socket=agents_end.path) as heartbeat:
@@ -95,10 +92,7 @@ def test_stages_of_micro_steps(agents_end: AgentsEnd) -> None:
 
 
 def test_times(agents_end: AgentsEnd) -> None:
-    """Input and forward pass have times of their own.
-
-    Which one is slow can be told, and all forward passes of a step count.
-    """
+    """Input and forward pass have times of their own."""
     model = Slow(agents_end, 0.02)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with attach(optimizer=optimizer, model=model, socket=agents_end.path):
@@ -148,10 +142,7 @@ def test_pause_is_no_input(agents_end: AgentsEnd) -> None:
 @pytest.mark.filterwarnings("ignore")  # of torch's own
 @pytest.mark.parametrize("how", ["returned", "in place", "within"])
 def test_compiled(agents_end: AgentsEnd, how: str) -> None:
-    """A module that is compiled as one graph stays one, and gives the same results.
-
-    Stages are told of the one that `compile` returned.
-    """
+    """A module that is compiled as one graph stays one, and gives the same results."""
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     trained = torch.compile(model, backend="eager", fullgraph=True) if how != "in place" else model
@@ -178,10 +169,7 @@ def test_what_is_no_model(agents_end: AgentsEnd, caplog: pytest.LogCaptureFixtur
 
 
 def test_program_that_is_not_changed(agents_end: AgentsEnd) -> None:
-    """Without a call in the script the model is found with the first step.
-
-    The outermost one that holds the optimizer's parameters.
-    """
+    """Without a call in the script the model is found with the first step."""
     other = torch.nn.Linear(8, 1)
     inner = Slow(agents_end)
     outer = torch.nn.Sequential(inner)
@@ -199,10 +187,7 @@ def test_program_that_is_not_changed(agents_end: AgentsEnd) -> None:
 
 
 def test_program_with_two_models(agents_end: AgentsEnd) -> None:
-    """Of two modules that hold the same parameters neither is taken.
-
-    Which one the steps call is not known.
-    """
+    """Of two modules that hold the same parameters neither is taken."""
     layer = Slow(agents_end)
     models = [torch.nn.Sequential(layer), torch.nn.Sequential(layer)]
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)

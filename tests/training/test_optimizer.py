@@ -59,10 +59,7 @@ def unchanged(agents_end: AgentsEnd) -> Iterator[Heartbeat]:
 
 
 def test_optimizer(agents_end: AgentsEnd, trial: Trial) -> None:
-    """Each step of the optimizer is told, until the heartbeat is closed.
-
-    Other optimizers are not seen.
-    """
+    """Each step of the optimizer is told, until the heartbeat is closed."""
     other = Trial()
     with attach(optimizer=trial.optimizer, step=10, socket=agents_end.path):
         for step in (11, 12, 13):
@@ -134,10 +131,7 @@ def test_scaler_that_is_off(agents_end: AgentsEnd, trial: Trial) -> None:
 
 
 def test_any_optimizer(unchanged: Heartbeat, agents_end: AgentsEnd, trial: Trial) -> None:
-    """Without a call in the script, the first optimizer that steps is the training's.
-
-    A second one does not add to its steps.
-    """
+    """Without a call in the script, the first optimizer that steps is the training's."""
     second = Trial()
     for step in (1, 2, 3):
         trial.step()

@@ -84,10 +84,7 @@ def step_timer(device: Device) -> StepTimer:
 
 
 def test_device_that_is_behind(device: Device, step_timer: StepTimer) -> None:
-    """Times are the device's, and are known when it has come to them.
-
-    Nothing asks for them before.
-    """
+    """Times are the device's, and are known when it has come to them."""
     make_step(step_timer)  # the first has no beginning: forward began, forward ended, step ended
     make_step(step_timer)
     assert step_timer.input.value is step_timer.forward.value is None
@@ -159,10 +156,7 @@ def test_pause(device: Device, step_timer: StepTimer) -> None:
 
 
 def test_other_devices() -> None:
-    """On a device whose clock is not known here, nothing is measured.
-
-    The host's would be of launching.
-    """
+    """On a device whose clock is not known here, nothing is measured."""
     step_timer = StepTimer()
     step_timer.on("xpu", None)
     for _ in range(3):

@@ -103,10 +103,7 @@ def moving_average(values: list[float]) -> float:
 
 
 def test_torchrun(tmp_path: Path) -> None:
-    """A DDP training of two ranks: steps, step times, loss and job are on `/metrics`.
-
-    An ended training is not.
-    """
+    """A DDP training of two ranks: steps, step times, loss and job are on `/metrics`."""
     socket = tmp_path / "h.sock"
     variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket), "LINGER": "600"}
     with running(tmp_path, CONFIG.format(socket=socket)) as agent:
@@ -141,10 +138,7 @@ def test_torchrun(tmp_path: Path) -> None:
 
 
 def test_rank_that_stops(tmp_path: Path) -> None:
-    """Of ranks that wait for one that was stopped in its input it is known where each is.
-
-    The others in their collective.
-    """
+    """Of ranks that wait for one that was stopped in its input it is known where each is."""
     socket = tmp_path / "h.sock"
     variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket), "STOP": "1:20"}
     with running(tmp_path, CONFIG.format(socket=socket)) as agent:
@@ -168,10 +162,7 @@ def test_rank_that_stops(tmp_path: Path) -> None:
 
 
 def test_agent_that_stops_and_ends(tmp_path: Path) -> None:
-    """A stopped agent and one that ends do not disturb a training.
-
-    The next one takes over, and the losses are told.
-    """
+    """A stopped agent and one that ends do not disturb a training."""
     socket = tmp_path / "h.sock"
     config = CONFIG.format(socket=socket)
     variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket)}

@@ -115,9 +115,7 @@ def test_functional_collectives(agents_end: AgentsEnd, monkeypatch: pytest.Monke
 def test_collectives_between_two_steps(
     agents_end: AgentsEnd, monkeypatch: pytest.MonkeyPatch, way: str, operation: str
 ) -> None:
-    """While the host waits for others between two steps, the page says in which collective; within
-    a step it says nothing, and each wait has a number of its own.
-    """
+    """While the host waits for others between two steps, the page says in which collective."""
     told = []
     original = torch._C._distributed_c10d.Work.wait
 
@@ -234,10 +232,7 @@ def test_experts(agents_end: AgentsEnd) -> None:
 def test_waits_on_a_device(
     agents_end: AgentsEnd, monkeypatch: pytest.MonkeyPatch, stream: int, told: float | None
 ) -> None:
-    """On a CUDA device the default stream's wait is timed by events, without waiting for them.
-
-    A wait on another stream hides behind work. This plays the device; only a GPU shows the rest.
-    """
+    """On a CUDA device the default stream's wait is timed by events, without waiting for them."""
     device = Device()
 
     class TimedEvent(Event):

@@ -118,10 +118,7 @@ def test_malformed_schedstat(data: bytes) -> None:
 
 
 def test_another_process_of_that_pid() -> None:
-    """A process that started at another time is not the one that is meant.
-
-    Nor is one that is not there.
-    """
+    """A process that started at another time is not the one that is meant."""
     assert activity(HOST, os.getpid(), 1) is None
     assert activity(HOST, 1 << 22, 1) is None
 
@@ -201,10 +198,7 @@ def test_how_a_process_ends(
 
 
 def test_the_first_to_end(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
-    """Whose end was first is known although their parent asks at once.
-
-    The loop is told by the kernel.
-    """
+    """Whose end was first is known although their parent asks at once."""
 
     async def run() -> None:
         first, second = (start("import time; time.sleep(60)") for _ in range(2))

@@ -29,9 +29,7 @@ STEP = 2.0
 
 
 def test_a_job_at_work_teaches_nothing(tmp_path: Path) -> None:
-    """A job whose GPUs compute is in a pause, also between two samples that show it; when it goes
-    on, its pause is no usual silence. Once nothing works any more, it hangs.
-    """
+    """A job whose GPUs compute is in a pause, also between two samples that show it."""
     place = launch({**TORCH, "RANK": "0", "WORLD_SIZE": "1"})
     assert place is not None
     process = TrainingProcess(PID, 1, 1, JOB, place, TORCH)

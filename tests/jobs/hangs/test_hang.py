@@ -221,9 +221,7 @@ def test_no_pause_explains_a_stopped_rank(rank_1: dict[str, object], reason: Han
 
 
 def test_a_debugger_is_no_hang() -> None:
-    """The owner's debugger is said, with its rank; a moment in which evidence reads a process's
-    stack is no debugger.
-    """
+    """The owner's debugger is reported with its rank; reading a stack for evidence is none."""
     traced = {"state": ThreadState.TRACED}
     still = found(ranks(**traced, stopped_for=FLOOR + 1))
     assert (still.reason, still.culprits, still.is_pause) == (
@@ -235,9 +233,7 @@ def test_a_debugger_is_no_hang() -> None:
 
 
 def test_a_suspended_job_is_no_hang() -> None:
-    """A job whose processes are all stopped was suspended on purpose. If one of them has failed,
-    they were not.
-    """
+    """A job whose processes are all stopped was suspended on purpose."""
     all_stopped = [replace(rank, state=ThreadState.STOPPED) for rank in ranks()]
     still = found(all_stopped)
     assert (still.reason, still.is_pause, still.teaches) == (HangClass.SUSPENDED, True, False)
@@ -335,9 +331,7 @@ def test_a_process_is_evidence_by_itself(rank_1: dict[str, object], culprit: Cul
     ],
 )
 def test_what_may_be_a_pause_is_held(of_all: dict[str, object], hold: float) -> None:
-    """Ranks that are all between the same two steps may write an unmarked checkpoint; a wait
-    without a cause here is held until probes had time to find one.
-    """
+    """Ranks that are all between the same two steps may write an unmarked checkpoint."""
     still = found([replace(rank, **of_all) for rank in ranks()])  # type: ignore[arg-type] # fields of it
     assert (still.hold, still.overdue, still.is_pause, still.shown) == (
         hold,

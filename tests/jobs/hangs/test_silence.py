@@ -121,9 +121,7 @@ def test_slow_first_steps_are_not_learnt() -> None:
 
 
 def test_a_hang_that_ended_does_not_hide_the_next() -> None:
-    """One silence beyond the bound changes nothing. Of two the shorter is usual, and silences of
-    hours count as the longest that is usual in training.
-    """
+    """One silence beyond the bound changes nothing."""
     baseline, now, step = trained(0.5)
     baseline.hear(now + 5 * 3600.0, step + 1, Phase.TRAINING)
     assert baseline.bound == FLOOR
@@ -156,10 +154,7 @@ def test_a_long_silence_is_forgotten() -> None:
 
 
 def test_a_marked_phase_has_a_range_of_its_own() -> None:
-    """A marked evaluation is granted half an hour at first, then by what it took.
-
-    Training is not affected by it.
-    """
+    """A marked evaluation is granted half an hour at first, then by what it took."""
     baseline, now, step = trained(0.5)
     baseline.hear(now + 0.1, step, Phase.EVALUATION)
     assert baseline.bound == UNKNOWN

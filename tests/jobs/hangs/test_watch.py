@@ -153,20 +153,14 @@ def test_a_clock_that_lies(scene: Scene, sent: float) -> None:
 
 
 def test_an_agent_that_stood_still(scene: Scene) -> None:
-    """Time in which nobody looked is no silence.
-
-    An agent that was stopped for an hour accuses nobody when it goes on.
-    """
+    """Time in which nobody looked is no silence."""
     scene.look(3600.0)
     assert scene.rank(0).silence <= 3.0
     assert not scene.rank(0).overdue
 
 
 def test_time_on_cpus(scene: Scene) -> None:
-    """What a silent rank takes of a core is the average since it was last heard.
-
-    With a GPU it is not told, as waiting takes as much.
-    """
+    """What a silent rank takes of a core is the average since it was last heard."""
     for second in range(1, 13):
         scene.process(0, ticks=100 * second)
         scene.process(1, ticks=5 * second)
@@ -180,10 +174,7 @@ def test_time_on_cpus(scene: Scene) -> None:
 
 
 def test_states(scene: Scene) -> None:
-    """What the process does is looked up once it is silent.
-
-    A process that cannot be looked at does nobody knows what.
-    """
+    """What the process does is looked up once it is silent."""
     scene.process(0, "T")
     scene.process(1, "D")
     scene.look(3.0)
@@ -194,9 +185,7 @@ def test_states(scene: Scene) -> None:
 
 
 def test_for_how_long_a_process_is_stopped(scene: Scene) -> None:
-    """A stop is as long as it was seen, and over once the process goes on. Its silence begins anew
-    then; that of a process whose stack was only read does not.
-    """
+    """A stop is as long as it was seen, and over once the process goes on."""
     scene.process(0, "T")
     scene.process(1, "t")
     for _ in range(10):
@@ -223,9 +212,7 @@ def test_for_how_long_a_phase_lasts(scene: Scene) -> None:
 
 
 def test_for_how_long_a_rank_waits_in_a_collective(scene: Scene) -> None:
-    """It is in one for as long as nothing else is told; the next of the same type is another. That
-    it began to wait is no step: the rank is silent all the same.
-    """
+    """It is in one for as long as nothing else is told; the next of the same type is another."""
 
     def wait(collective: tuple[int, int], seconds: int) -> tuple[str, float, float]:
         identity, message = scene.present[JOB, 0]

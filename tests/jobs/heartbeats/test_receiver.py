@@ -241,10 +241,7 @@ BAD_PAGES = {
 
 @pytest.mark.parametrize("code", BAD_PAGES.values(), ids=BAD_PAGES)
 def test_bad_pages(path: Path, code: str) -> None:
-    """What is no page is counted, its sender let go, and no descriptor of it kept.
-
-    Others are not touched.
-    """
+    """What is no page is counted, its sender let go, and no descriptor of it kept."""
 
     async def play(receiver: Receiver) -> None:
         with sending(path, TORCH) as sender:
@@ -436,10 +433,7 @@ while True:
 
 
 def test_too_many_connections(path: Path) -> None:
-    """A user has a bounded number of connections.
-
-    Those above are closed, and one that is given up makes room.
-    """
+    """A user has a bounded number of connections."""
     code = "more = [connect() for _ in range(100)]\nprint(len(more), flush=True)\ntime.sleep(60)"
 
     async def play(receiver: Receiver) -> None:
@@ -456,10 +450,7 @@ def test_too_many_connections(path: Path) -> None:
 
 
 def test_idle_ranks_give_way_to_their_users_next_job(path: Path) -> None:
-    """When a user's places are all held by ranks that have been silent for IDLE, one gives way.
-
-    Before that it does not.
-    """
+    """When a user's places are all held by ranks that have been silent for IDLE, one gives way."""
     code = f"""
 data = bytes.fromhex("{encode(beat(1)).hex()}")
 kept = [s]
@@ -494,10 +485,7 @@ time.sleep(60)
 
 
 def test_connections_that_come_and_go(path: Path) -> None:
-    """Of a program that connects as fast as it can a bounded number is taken in each turn.
-
-    Who is connected is not disturbed.
-    """
+    """Of a program that connects as fast as it can a bounded number is taken in each turn."""
     code = "while True:\n    s.close()\n    s = connect()"
 
     async def play(receiver: Receiver) -> None:

@@ -37,10 +37,7 @@ def test_forerunner() -> None:
 
 
 def test_means() -> None:
-    """Communicators, algorithms and sizes of one class are one.
-
-    Bandwidths by their geometric mean, times by the arithmetic one.
-    """
+    """Bandwidths of one class have their geometric mean, times their arithmetic one."""
     text = line(100, 10, communicator="DP 0", algorithm="Ring_simple") + line(
         400, 30, communicator="DP 1", message="3-4GB"
     )
@@ -51,10 +48,7 @@ def test_means() -> None:
 
 
 def test_kept_apart() -> None:
-    """Operations, sizes of communicators and classes of messages are not mixed.
-
-    Point-to-point operations are among them.
-    """
+    """Operations, sizes of communicators and classes of messages are not mixed."""
     text = (
         line(1, 1)
         + line(2, 1, ranks="8", nodes="1")
@@ -82,10 +76,7 @@ def test_nothing_measured() -> None:
 
 @pytest.mark.parametrize("kept", [1, 40, 300, 477])
 def test_half_written(kept: int) -> None:
-    """A file is read while it is written.
-
-    The last line counts once it is whole, and is no error until then.
-    """
+    """A line that is still being written counts once it is whole, and is no error until then."""
     whole, part = line(100, 10), line(7, 7, operation="Broadcast")
     content = parse(whole + part[:kept])
     assert [key.name for key in content.operations] == (
@@ -114,10 +105,7 @@ def test_half_written(kept: int) -> None:
     ],
 )
 def test_not_the_plugins(text: str) -> None:
-    """What the plugin cannot have written is counted and makes no series.
-
-    The lines around it are taken.
-    """
+    """What the plugin cannot have written is counted and makes no series."""
     content = parse(line(5, 5) + text.rstrip("\n") + "\n" + line(6, 6, operation="Reduce"))
     assert sorted(key.name for key in content.operations) == ["AllReduce", "Reduce"]
     assert content.malformed >= 1

@@ -76,10 +76,7 @@ def test_the_data_is_consistent() -> None:
 
 
 def test_names_of_an_environment() -> None:
-    """Names come out without their values, from the first entry to the last.
-
-    Names that are none, or not NCCL's, do not.
-    """
+    """Names come out without their values, from the first entry to the last."""
     data = b"NCCL_DEBUG=INFO\0SECRET=NCCL_IB_HCA=x\0TORCH_NCCL_BLOCKING_WAIT=1\0\xff=1\0NCCL_b=1\0NCCL_\xff=1\0"
     data += b"DEEPSPEED_DEBUG=1\0NCCL_NO_VALUE"
     assert nccl_variables(data) == {"NCCL_DEBUG", "TORCH_NCCL_BLOCKING_WAIT", "DEEPSPEED_DEBUG"}

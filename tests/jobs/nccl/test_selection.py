@@ -33,10 +33,7 @@ INTERFACES = ("lo", "eth0", "eth1", "eth10", "docker0", "ib0")
     ],
 )
 def test_interfaces(text: str, taken: list[str]) -> None:
-    """Names are prefixes, or exact behind `=`; `^` turns the list round.
-
-    Blanks are part of a name; nothing is everything.
-    """
+    """Names are prefixes, or exact behind `=`; `^` excludes; blanks are part of a name."""
     selection = parse_selection(text)
     assert [name for name in INTERFACES if selection.takes(name)] == taken
 

@@ -13,10 +13,7 @@ from dshealthd.jobs.nccl.settings import Misfit, misfit, number, parse_configura
 
 @given(st.text(st.sampled_from(" \t+-0123456789abcdefxX.,true"), min_size=1, max_size=25))
 def test_numbers_are_those_of_strtoll(text: str) -> None:
-    """NCCL reads numbers with strtoll(3) and base 0, and takes its default where that fails.
-
-    The C library is asked.
-    """
+    """NCCL reads numbers with strtoll(3) and base 0, and takes its default where that fails."""
     library = ctypes.CDLL(None, use_errno=True)
     library.strtoll.restype = ctypes.c_longlong
     ctypes.set_errno(0)
@@ -59,10 +56,7 @@ def test_numbers_are_those_of_strtoll(text: str) -> None:
     ],
 )
 def test_values(name: str, value: str, wrong: Misfit | None) -> None:
-    """Values that NCCL takes are right.
-
-    Those that it refuses, or reads as something else, are told as what they are.
-    """
+    """Values that NCCL refuses, or reads as something else, are reported as that."""
     assert misfit(name, value) == wrong
 
 
@@ -76,10 +70,7 @@ def test_any_value_is_judged(name: str, value: str) -> None:
 
 
 def test_configuration_file() -> None:
-    """Lines with `=` set variables; comments do not; the first of two counts.
-
-    Of what is not allowed only the name is seen.
-    """
+    """Lines with `=` set variables; comments do not; the first of two counts."""
     data = b"# NCCL_ALGO=Tree\nNCCL_IB_HCA=mlx5_0\r\nNCCL_IB_HCA=mlx5_1\nSECRET=x\nno line\nNCCL_DEBUG=INFO\n NCCL_PROTO=LL\nNCCL_ALGO=a=b"
     settings, lines = parse_configuration(data)
     assert settings == {"NCCL_IB_HCA": "mlx5_0", "NCCL_ALGO": "a=b"}

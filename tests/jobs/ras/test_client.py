@@ -150,10 +150,7 @@ def test_trickle_wakes_nobody(serve: Callable[..., Process]) -> None:
 
 
 def test_cut_answer_is_handed_on(serve: Callable[..., Process]) -> None:
-    """An answer that breaks off cannot be told from a whole one by the protocol.
-
-    The parser will.
-    """
+    """An answer that breaks off cannot be told from a whole one by the protocol."""
     assert outcome(query(serve("cut"))) == RasAnswer(ANSWER[: len(ANSWER) // 2])
 
 
@@ -175,10 +172,7 @@ def test_second_address(serve: Callable[..., Process]) -> None:
 def test_stopped_process_is_passed_by(
     serve: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of processes that share the port, a stopped one is left for another.
-
-    The kernel picks anew for each connection.
-    """
+    """Of processes that share the port, a stopped one is left for another."""
     first = serve("json")
     others = [serve("json", port=first.port) for _ in range(5)]
     os.kill(first.popen.pid, signal.SIGSTOP)
@@ -199,11 +193,7 @@ def test_stopped_process_is_passed_by(
 def test_attempts_as_shipped(
     serve: Callable[..., Process], stopped: int, *, answered: bool
 ) -> None:
-    """Five connections in a row may meet stopped processes, and the sixth is answered; there is no
-    seventh.
-
-    Here each attempt has an address of its own, in place of the kernel's draw.
-    """
+    """Five connections in a row may meet stopped processes, and the sixth is answered."""
     process, alive = serve("json"), serve("json")
     os.kill(process.popen.pid, signal.SIGSTOP)
     endpoints = [Endpoint("127.0.0.1", process.port)] * stopped

@@ -181,10 +181,7 @@ def test_only_the_node_of_rank_0_asks(node: Node) -> None:
 
 
 def test_node_keeps_asking_when_rank_0_is_gone(node: Node) -> None:
-    """The death of rank 0 is when RAS is needed.
-
-    The node that has asked goes on, of the processes that are left.
-    """
+    """When rank 0 dies, the node that has asked goes on asking the processes that are left."""
     first = node.process("json", FIRST, job=1, rank=0)
     node.process("json", GROWN, job=1, rank=1, port=first.port)
     node.sweep()
@@ -194,10 +191,7 @@ def test_node_keeps_asking_when_rank_0_is_gone(node: Node) -> None:
 
 
 def test_jobs_that_share_the_port(node: Node) -> None:
-    """Two jobs of a user on the default port answer for each other.
-
-    Each is shown with an answer of its own processes.
-    """
+    """Two jobs of a user on the default port answer for each other."""
     one = node.process("json", document(Communicator([Rank(0)])), job=1)
     node.process("json", document(Communicator([Rank(0), Rank(1)])), job=2, port=one.port)
     for _ in range(3):
@@ -221,10 +215,7 @@ def test_job_without_nccl_beside_one_with(node: Node) -> None:
 
 
 def test_hostile_job_beside_a_good_one(node: Node) -> None:
-    """Answers that are endless, garbage or never come are faults of their jobs.
-
-    The job beside them keeps its numbers.
-    """
+    """Answers that are endless, garbage or never come are faults of their jobs."""
     for job, behavior in enumerate(("flood", "garbage", "stall", "cut", "trickle"), 2):
         node.process(behavior, FIRST, job=job)
     node.process("json", FIRST, job=1)
@@ -253,10 +244,7 @@ def test_failure_keeps_what_was_known(node: Node) -> None:
 
 
 def test_states_without_a_query(node: Node) -> None:
-    """No listener, RAS switched off, and an address of another machine are told apart.
-
-    The last alone is a fault.
-    """
+    """No listener, RAS switched off, and an address of another machine are told apart."""
     node.process("mute", job=1, ras=f"127.0.0.1:{free_port()}")
     node.process("mute", job=2, ras="192.0.2.77:28028")
     off = node.process("mute", job=3)
@@ -279,10 +267,7 @@ def test_states_without_a_query(node: Node) -> None:
 
 
 def test_network_namespace_of_its_own(node: Node) -> None:
-    """The localhost of a container with its own network is not the agent's.
-
-    Nobody is asked in its place.
-    """
+    """The localhost of a container with its own network is not the agent's."""
     command = ["unshare", "--user", "--map-root-user", "--net", "sleep", "60"]
     job = {"RANK": "0", "WORLD_SIZE": "1", "SLURM_JOB_ID": "1"}
     with subprocess.Popen(command, env={"PATH": os.environ["PATH"], **job}) as child:
@@ -346,10 +331,7 @@ def test_quarantined_job_is_left_out(node: Node) -> None:
 
 
 def test_absent_without_a_driver(tmp_path: Path) -> None:
-    """Without NVIDIA's driver there is no NCCL, and no worker for it.
-
-    With its device file there may be.
-    """
+    """Without NVIDIA's driver there is no NCCL, and no worker for it."""
     host = Host(dev=tmp_path, sysfs=tmp_path)
     assert NcclRas.absent(NcclRasOptions(), host) == "no NVIDIA driver, and so no NCCL"
     (tmp_path / "nvidiactl").touch()
@@ -481,10 +463,7 @@ def test_restarted_job_is_asked_again(node: Node) -> None:
 
 @pytest.mark.parametrize("interval", [15, 14.99])
 def test_job_that_is_well_is_asked_rarely(node: Node, interval: float) -> None:
-    """Between two queries its last answer is shown; a rank that stops makes the next one due.
-
-    A look that comes a little early does not put the query off to the next.
-    """
+    """Between two queries its last answer is shown; a rank that stops makes the next one due."""
     clock = Clock()
     node.context.monotonic = clock
     node.collector = NcclRas(NcclRasOptions(timeout=Duration(2)), node.context)
@@ -511,10 +490,7 @@ def test_job_that_is_well_is_asked_rarely(node: Node, interval: float) -> None:
 
 
 def test_suspicion_brings_a_query_forward(node: Node) -> None:
-    """Of the job that it is about and of no other. After an error of the hardware each is asked as
-    often as one that is not well. What comes and goes all the time brings no more forward than
-    `HURRIES` in `HURRY_WINDOW`.
-    """
+    """Only of the job that it is about, and no more than `HURRIES` in `HURRY_WINDOW`."""
     clock = Clock()
     node.context.monotonic = clock
     node.collector = NcclRas(NcclRasOptions(timeout=Duration(2)), node.context)

@@ -101,10 +101,7 @@ def test_rank_that_lost_its_connection_to_another() -> None:
 
 
 def test_states_and_errors() -> None:
-    """States follow NCCL's own rules: abort goes before finalize, and that before init.
-
-    Results in progress are no errors.
-    """
+    """States follow NCCL's own rules: abort goes before finalize, and that before init."""
     ranks = [
         Rank(0, init_state=7),
         Rank(1, flags=("finalize_called",)),
@@ -215,10 +212,7 @@ def test_repair_leaves_strings_alone(text: str) -> None:
 
 
 def test_repair_is_of_the_flaw_alone() -> None:
-    """Repaired is what the releases get wrong, to exactly what later ones write.
-
-    Another lost comma stays lost.
-    """
+    """Repaired is what the releases get wrong, to exactly what later ones write."""
     good = document(Communicator(FOUR, [GONE, SILENT]), version="2.29.7")
     bad = document(Communicator(FOUR, [GONE, SILENT]), version="2.28.9")
     assert repair(bad).replace(b"2.28.9", b"2.29.7") == good

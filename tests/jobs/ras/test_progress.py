@@ -65,10 +65,7 @@ def test_communicators_of_one_hash() -> None:
 
 
 def test_lagging_ranks_are_those_that_stand_still() -> None:
-    """A rank that is behind while its communicator gets on is not named.
-
-    Once it stands still, it is, by its number in the world.
-    """
+    """A rank that is behind while its communicator gets on is not named."""
     moving = (document(Communicator(ranks(5, 5, 4))), document(Communicator(ranks(7, 7, 6))))
     still = document(Communicator(ranks(7, 7, 6)), Communicator(ranks(0, 0, 2)[2:], name="b"))
     progress = fed(*moving)
