@@ -89,7 +89,6 @@ class Clock(Collector):
     def __init__(
         self, options: Any, context: Context, source: Callable[[], Timex] = adjtimex
     ) -> None:
-        """Keep the function that reads the clock; nothing is read yet."""
         super().__init__(options, context)
         self._source = source
 

@@ -30,21 +30,18 @@ if TYPE_CHECKING:
 REQUESTS = counter(
     "dshealthd_disk_requests_total",
     "Requests completed by the disk since boot, by operation (read, write); /proc/diskstats.",
-    "disk",
-    "operation",
+    *("disk", "operation"),
 )
 SECONDS = counter(
     "dshealthd_disk_request_seconds_total",
     "Total time of these requests, including their wait in the kernel's queue; /proc/diskstats, "
     "where it wraps at 2^32 ms.",
-    "disk",
-    "operation",
+    *("disk", "operation"),
 )
 BYTES = counter(
     "dshealthd_disk_bytes_total",
     "Bytes read from and written to the disk since boot; /proc/diskstats.",
-    "disk",
-    "operation",
+    *("disk", "operation"),
 )
 IN_FLIGHT = gauge(
     "dshealthd_disk_requests_in_flight",
@@ -54,9 +51,7 @@ IN_FLIGHT = gauge(
 INFO = gauge(
     "dshealthd_disk_info",
     "1; the model that the disk reports, and whether it rotates. /sys/block.",
-    "disk",
-    "disk_model",
-    "rotational",
+    *("disk", "disk_model", "rotational"),
 )
 LEFT_OUT = gauge(
     "dshealthd_disks_left_out", "Disks without series because there are more than max_disks."
@@ -124,7 +119,6 @@ class Disk(Collector):
     Options = DiskOptions
 
     def __init__(self, options: DiskOptions, context: Context) -> None:
-        """Start with no known disks."""
         super().__init__(options, context)
         self._identities: dict[str, Identity | None] = {}
 

@@ -25,8 +25,7 @@ ERRORS = counter(
     "dshealthd_gpu_ecc_errors_total",
     f"ECC errors of the whole GPU; {_COUNTERS}. Absent while ECC is off.",
     *_ID,
-    "type",
-    "counter",
+    *("type", "counter"),
 )
 LOCATED = counter(
     "dshealthd_gpu_ecc_location_errors_total",

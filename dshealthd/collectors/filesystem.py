@@ -63,9 +63,7 @@ INFO = gauge(
     "dshealthd_filesystem_info",
     "1; mountpoint is where the file system that holds the path is mounted: / if the path's own "
     "mount is missing.",
-    "path",
-    "mountpoint",
-    "fstype",
+    *("path", "mountpoint", "fstype"),
 )
 WRITABLE = gauge(
     "dshealthd_path_writable",
@@ -81,8 +79,7 @@ WRITE_SECONDS = gauge(
 FAILING = gauge(
     "dshealthd_path_failing",
     "1 while the path cannot be read or written, by reason.",
-    "path",
-    "reason",
+    *("path", "reason"),
 )
 
 WRITE_PART = "write "

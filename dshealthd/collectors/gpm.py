@@ -65,7 +65,6 @@ class Gpm(GpuCollector):
     Options = GpmOptions
 
     def __init__(self, options: GpmOptions, context: Context) -> None:
-        """Start without samples."""
         super().__init__(options, context)
         self._samples: dict[str, Samples] = {}
 

@@ -30,9 +30,7 @@ VISIBLE = gauge(
 DRIVER = gauge(
     "dshealthd_gpu_driver_info",
     "1; versions of the driver, of the newest CUDA that it supports, and of NVML.",
-    "driver",
-    "cuda",
-    "nvml",
+    *("driver", "cuda", "nvml"),
 )
 UP = gauge(
     "dshealthd_gpu_up",
@@ -51,18 +49,13 @@ COLLECTOR_FAULT = gauge(
     "1 while a GPU collector cannot read all of this GPU's values, for this reason; the values it "
     "could not read are absent. NVML's return code, as of that collector's last sweep.",
     *_ID,
-    "collector",
-    "reason",
+    *("collector", "reason"),
 )
 INFO = gauge(
     "dshealthd_gpu_info",
     "1; identity of the GPU. gsp is its GSP firmware version, if it runs one.",
     *_ID,
-    "name",
-    "pci",
-    "serial",
-    "vbios",
-    "gsp",
+    *("name", "pci", "serial", "vbios", "gsp"),
 )
 MODE = gauge(
     "dshealthd_gpu_mode_info",

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 PROCESSES = gauge(
     "dshealthd_gpu_compute_processes",
     "Processes with a compute context on the GPU, including its MIG devices.",
-    "gpu",
-    "uuid",
+    *("gpu", "uuid"),
 )
 RANK = gauge(
     "dshealthd_job_gpu_info",
@@ -41,7 +40,6 @@ class GpuProcesses(GpuCollector):
     """Reads one list per GPU; then, after all GPUs, the environments of new processes."""
 
     def __init__(self, options: Any, context: Context) -> None:
-        """Start with no known processes."""
         super().__init__(options, context)
         self._ranks = GpuRanks(context)
         self._pids: dict[tuple[str, ...], list[int]] = {}

@@ -110,26 +110,18 @@ INFO = gauge(
     "dshealthd_infiniband_device_info",
     "1; identity of the adapter: board (PSID), driver, firmware version, node GUID, model, PCI "
     "address.",
-    "device",
-    "board",
-    "driver",
-    "firmware",
-    "guid",
-    "model",
-    "pci",
+    *("device", "board", "driver", "firmware", "guid", "model", "pci"),
 )
 PORT_INFO = gauge(
     "dshealthd_infiniband_port_info",
     "1; link layer (InfiniBand or Ethernet, which is RoCE) and network interface of the port.",
     *_PORT,
-    "interface",
-    "link_layer",
+    *("interface", "link_layer"),
 )
 TEMPERATURE = gauge(
     "dshealthd_infiniband_temperature_celsius",
     "Temperature of the adapter (asic) and its modules, from its hwmon.",
-    "device",
-    "sensor",
+    *("device", "sensor"),
 )
 
 _CLASS = "class/infiniband"
@@ -162,15 +154,10 @@ _EFA_ERRORS = """
     rx_drops rdma_read_wr_err rdma_write_wr_err retrans_timeout_events unresponsive_remote_events impaired_remote_conn_events
 """
 _ERRORS = frozenset((_LINK_ERRORS + _MLX5_ERRORS + _EFA_ERRORS).split())
-_CONGESTION = frozenset(
-    {
-        "np_cnp_sent",
-        "np_ecn_marked_roce_packets",
-        "rp_cnp_handled",
-        "rp_cnp_ignored",
-        "roce_slow_restart_cnps",
-    }
-)
+_CONGESTION = frozenset((
+    "np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled", "rp_cnp_ignored",
+    "roce_slow_restart_cnps",
+))  # fmt: skip
 _INFO_FILES = {"board": "board_id", "firmware": "fw_ver", "guid": "node_guid", "model": "hca_type"}
 _REFRESH = 300.0
 """Seconds until a device is described again.
@@ -223,7 +210,6 @@ class Infiniband(Collector):
     def __init__(
         self, options: Any, context: Context, read: Callable[[str], bytes] = read_attribute
     ) -> None:
-        """Keep the function that reads a file; nothing is read yet."""
         super().__init__(options, context)
         self._reader = read
         self._devices: dict[str, _Device] = {}

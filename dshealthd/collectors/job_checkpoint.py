@@ -61,8 +61,7 @@ PROBLEMS = gauge(
     "file, judged by the other names and the number of files expected), empty, cut_off (ends "
     "before its table of contents); no_directory: 1 if the checkpoint's directory does not exist. "
     "As of the look after the save. Missing is absent where each node saves to its own disk.",
-    "training_job",
-    "problem",
+    *("training_job", "problem"),
 )
 
 BUDGET = 0.5
@@ -104,7 +103,6 @@ class JobCheckpoint(Collector):
     Options = JobCheckpointOptions
 
     def __init__(self, options: JobCheckpointOptions, context: Context) -> None:
-        """Start with no job followed."""
         super().__init__(options, context)
         self._followed: dict[tuple[int, int], _Followed] = {}
 

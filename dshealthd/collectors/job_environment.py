@@ -55,27 +55,22 @@ INFO = gauge(
     "1 for each run with ranks on this node, by launcher: torchrun, deepspeed, openmpi, pmi, "
     "slurm, torch (RANK set by something else). A run is the set of ranks with the same "
     "rendezvous and world size; a scheduler's job may have several.",
-    "training_job",
-    "run",
-    "launcher",
+    *("training_job", "run", "launcher"),
 )
 WORLD_SIZE = gauge(
     "dshealthd_job_world_size",
     "Number of ranks in the run, according to their environments.",
-    "training_job",
-    "run",
+    *("training_job", "run"),
 )
 PORT = gauge(
     "dshealthd_job_master_port",
     "MASTER_PORT of the run; absent if its launcher sets none.",
-    "training_job",
-    "run",
+    *("training_job", "run"),
 )
 RANKS = gauge(
     "dshealthd_job_ranks",
     "Ranks of the run on this node; a duplicate rank counts once.",
-    "training_job",
-    "run",
+    *("training_job", "run"),
 )
 LOWEST = gauge(
     "dshealthd_job_lowest_rank", "Lowest rank of the run on this node.", "training_job", "run"
@@ -90,8 +85,7 @@ ORPHANED = gauge(
     "dshealthd_job_orphaned_ranks",
     "Ranks whose process has lost its parent: left over from a run that has ended, or detached on "
     "purpose (nohup).",
-    "training_job",
-    "run",
+    *("training_job", "run"),
 )
 KIN = gauge(
     "dshealthd_job_rendezvous_kin_info",
@@ -174,7 +168,6 @@ class JobEnvironment(Collector):
     Options = JobEnvironmentOptions
 
     def __init__(self, options: JobEnvironmentOptions, context: Context) -> None:
-        """Start with no known processes."""
         super().__init__(options, context)
         self._ranks = Ranks()
         self._releases = MappedReleases()
@@ -216,7 +209,6 @@ class JobEnvironment(Collector):
         return self._told[process.pid, process.start]
 
     def _read(self, process: TrainingProcess) -> _Told:
-        """Return the settings of a training process, from its environment and `nccl.conf`."""
         part = f"process {process.pid}"
         configured: Mapping[str, str] = {}
         more, orphaned = b"", None
@@ -256,7 +248,6 @@ class JobEnvironment(Collector):
         return told.findings - doubtful | doubtful & unread
 
     def _launch(self, run: Run, machine: str) -> Iterator[Sample]:
-        """Yield a run's launch facts from its environments: launcher, size, master port."""
         labels = run.job, run.name
         first = run.ranks[min(run.ranks)][0]
         yield INFO(1, *labels, launched_by(first.environment, first.launch))
@@ -306,7 +297,6 @@ class JobEnvironment(Collector):
     def _problems(
         self, run: Run, network: NetworkDevices, gpus: int | None
     ) -> Iterator[Sample | Fault]:
-        """Yield the problems of a job's settings, and how many ranks have each."""
         ranks: dict[Finding, set[int]] = defaultdict(set)
         for rank, members in run.ranks.items():
             for process in members:
@@ -340,7 +330,6 @@ class JobEnvironment(Collector):
             yield PROBLEMS(len(those), run.job, run.name, str(min(those)), variable, problem)
 
     def _fingerprints(self, run: Run) -> Iterator[Sample]:
-        """Yield fingerprints of the settings that must be the same on all nodes of a job."""
         for variable in NCCL_COMMON:
             found = {self._of(process).settings.get(variable) for process in run.processes}
             if found != {None}:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Fault, Sample
     from dshealthd.jobs.hangs.hang import RankState, Standstill
 
+_RANK = ("training_job", "rank")
 HANG = gauge(
     "dshealthd_job_hang",
     "1 while the job is hung as far as this node knows, with the cause: process, checkpoint, input, "
@@ -31,8 +32,7 @@ HANG = gauge(
     "for others), working (its GPUs, CPUs, NCCL or files show "
     "it), suspended (all its processes here are stopped), debugger. 0 with class none while the "
     "job makes progress, or is in a marked pause.",
-    "training_job",
-    "class",
+    *("training_job", "class"),
 )
 HOLD = gauge(
     "dshealthd_job_hang_hold_seconds",
@@ -46,39 +46,33 @@ CULPRIT = gauge(
     "1 for a rank on this node that the others wait for: stopped, traced (in a debugger), gone, "
     "blocked in the kernel or in a checkpoint; or, only if all ranks of the job are on this node, "
     "in a pause of its own, between steps (input), behind or ahead. At most 8 per job.",
-    "training_job",
-    "rank",
-    "class",
-    "reason",
+    *_RANK,
+    *("class", "reason"),
 )
 OVERDUE = gauge(
     "dshealthd_job_overdue_seconds",
     "Time by which a rank's silence exceeds the usual; 0 while it does not. Counts only time in "
     "which the agent ran.",
-    "training_job",
-    "rank",
+    *_RANK,
 )
 BOUND = gauge(
     "dshealthd_job_step_bound_seconds",
     "Longest usual silence in the rank's current phase: twice the longest of the last hours, at "
     "least 30 s; 1800 where little is known.",
-    "training_job",
-    "rank",
+    *_RANK,
 )
 POSITION = gauge(
     "dshealthd_job_position",
     "Progress of the rank in steps: completed steps, plus 1/3 in the forward pass of the next and "
     "2/3 in its backward pass; absent where the stage is unknown.",
-    "training_job",
-    "rank",
+    *_RANK,
 )
 SILENT_POSITION = gauge(
     "dshealthd_job_silent_rank_position",
     "Progress of the rank in steps, as dshealthd_job_position has it, or the completed steps where "
     "its stage is unknown (then empty); only while the job is stalled on this node, which "
     "dshealthd_job_hang gives a class. Rules compare it between nodes.",
-    "training_job",
-    "rank",
+    *_RANK,
     "stage",
 )
 SILENT_OVERDUE = gauge(
@@ -96,22 +90,19 @@ STATE = gauge(
     "dshealthd_job_rank_state",
     "1 for the state of the main thread of the rank's process; blocked is an uninterruptible wait "
     "in the kernel, such as for storage.",
-    "training_job",
-    "rank",
+    *_RANK,
     "state",
 )
 PHASE_SECONDS = gauge(
     "dshealthd_job_phase_seconds",
     "Time for which a rank has been in its marked pause; absent while it trains.",
-    "training_job",
-    "rank",
+    *_RANK,
 )
 COLLECTIVE = gauge(
     "dshealthd_job_collective_seconds",
     "Time for which a silent rank's host has waited in a collective between two steps; absent while "
     "it does not, while it moves data (0.5 % of a core and more), and where torch's waits are not seen.",
-    "training_job",
-    "rank",
+    *_RANK,
     "operation",
 )
 ENDED = gauge(
@@ -121,8 +112,7 @@ ENDED = gauge(
     "plus its number), killed (SIGKILL), crashed (another signal), unknown. Shown for ten "
     "minutes after the last end of the job here, for longer while a rank here is silent, or until "
     "the job continues.",
-    "training_job",
-    "rank",
+    *_RANK,
     "how",
 )
 

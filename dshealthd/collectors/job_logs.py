@@ -40,10 +40,7 @@ FAILURE = gauge(
     "1 for the cause of the job's failure according to its logs on this node: its runbook (slug), "
     "the culprit ranks (at most eight; empty if no single rank is), and their node (empty if the "
     "logs do not name it).",
-    "training_job",
-    "slug",
-    "rank",
-    "node",
+    *("training_job", "slug", "rank", "node"),
 )
 FILES = gauge(
     "dshealthd_job_log_files",
@@ -110,7 +107,6 @@ class JobLogs(Collector):
     Options = JobLogsOptions
 
     def __init__(self, options: JobLogsOptions, context: Context) -> None:
-        """Start with no logs followed."""
         super().__init__(options, context)
         from dshealthd.jobs.logs.watch import (  # must stay out of the agent
             LogLimits,

@@ -110,7 +110,6 @@ class JobMaster(Collector):
     worker = Worker.MASTERS
 
     def __init__(self, options: Any, context: Context) -> None:
-        """Start with no known runs."""
         super().__init__(options, context)
         self._ranks = Ranks()
         self._met: set[tuple[str, str]] = set()
@@ -139,7 +138,6 @@ class JobMaster(Collector):
                 yield from self._ask(run)
 
     def _connected(self) -> set[int]:
-        """Return the master ports to which this node has connections."""
         table = self.context.shared(Sockets).active()
         return {
             port

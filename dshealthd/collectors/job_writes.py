@@ -48,7 +48,6 @@ class JobWrites(Collector):
     worker = Worker.STORAGE
 
     def __init__(self, options: CollectorOptions, context: Context) -> None:
-        """Start without earlier samples."""
         super().__init__(options, context)
         self._before: dict[tuple[int, int], tuple[float, int]] = {}
         """Time and bytes at the sample before, by pid and start."""

@@ -55,8 +55,7 @@ SYSCTL = gauge(
 PARAMETER = gauge(
     "dshealthd_kernel_parameter_info",
     '1; value of a kernel command line parameter that training depends on, "" if it has none.',
-    "parameter",
-    "value",
+    *("parameter", "value"),
 )
 HUGE = gauge(
     "dshealthd_transparent_huge_pages_info",
@@ -81,32 +80,12 @@ SYSCTLS = (
 """Settings that are a single number."""
 _THREAD_LIMITS = frozenset({"kernel.pid_max", "kernel.threads-max"})
 
-PARAMETERS = frozenset(
-    {
-        "amd_iommu",
-        "default_hugepagesz",
-        "hugepages",
-        "hugepagesz",
-        "idle",
-        "init_on_alloc",
-        "intel_idle.max_cstate",
-        "intel_iommu",
-        "iommu",
-        "iommu.passthrough",
-        "iommu.strict",
-        "mitigations",
-        "nosmt",
-        "numa_balancing",
-        "nvidia-drm.modeset",
-        "pci",
-        "pcie_acs_override",
-        "pcie_aspm",
-        "pcie_port_pm",
-        "processor.max_cstate",
-        "psi",
-        "transparent_hugepage",
-    }
-)
+PARAMETERS = frozenset((
+    "amd_iommu", "default_hugepagesz", "hugepages", "hugepagesz", "idle", "init_on_alloc",
+    "intel_idle.max_cstate", "intel_iommu", "iommu", "iommu.passthrough", "iommu.strict",
+    "mitigations", "nosmt", "numa_balancing", "nvidia-drm.modeset", "pci", "pcie_acs_override",
+    "pcie_aspm", "pcie_port_pm", "processor.max_cstate", "psi", "transparent_hugepage",
+))  # fmt: skip
 """Parameters that affect access to GPUs, their peers and memory, or CPU latency."""
 _VALUE = re.compile(r"[A-Za-z0-9_.,:=@*+-]{0,64}")
 _SETTINGS_REFRESH = 60.0
@@ -252,13 +231,11 @@ class Kernel(Collector):
             yield THREADS_LIMIT(min(known))
 
     def _sysctl(self, sysctl: str, metric: Metric, *labels: str) -> Iterator[Sample]:
-        """Yield a numeric kernel setting (sysctl), if this kernel has it."""
         if (number := _number(self.host, sysctl)) is not None:
             yield metric(number, *labels)
 
 
 def _path(sysctl: str) -> str:
-    """Return the path of a kernel setting below `/proc`."""
     return f"sys/{sysctl.replace('.', '/')}"
 
 

@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_GPU = ("gpu", "pci")
 XIDS = counter(
     "dshealthd_xid_errors_total",
     "Xid lines of the GPU driver since boot, as far back as the log went. One fault may print "
     "several. gpu is the position of the PCI device among NVIDIA's, which is NVML's index; \"\" "
     "if the device is gone.",
-    "gpu",
-    "pci",
+    *_GPU,
     "xid",
 )
 LAST_XID = gauge(
@@ -60,41 +60,33 @@ LAST_XID = gauge(
     "Unix time at which the last such Xid line was read. For lines already in the log when the "
     "agent first started in this boot: their own time by the kernel's clock, which drifts from "
     "the system clock over weeks.",
-    "gpu",
-    "pci",
+    *_GPU,
     "xid",
 )
 LAST_RECOVERY = gauge(
     "dshealthd_xid_recovery_action_last_timestamp_seconds",
     "Unix time of the last Xid 154 that requested this action; no Xid withdraws an earlier "
     "request.",
-    "gpu",
-    "pci",
+    *_GPU,
     "action",
 )
 NVLINK = counter(
     "dshealthd_xid_nvlink_errors_total",
     'NVLink errors in Xid lines (74; 144 to 150 on NVLink 5), by link; link is "" if the line has '
     "none.",
-    "gpu",
-    "pci",
-    "link",
-    "severity",
+    *_GPU,
+    *("link", "severity"),
 )
 LAST_NVLINK = gauge(
     "dshealthd_xid_nvlink_last_timestamp_seconds",
     "Unix time of the last NVLink error of this severity in an Xid line, on any link.",
-    "gpu",
-    "pci",
+    *_GPU,
     "severity",
 )
 SXIDS = counter(
     "dshealthd_sxid_errors_total",
     "Errors reported by the NVSwitch driver (SXid) since boot, as far back as the log went.",
-    "nvswitch",
-    "pci",
-    "sxid",
-    "severity",
+    *("nvswitch", "pci", "sxid", "severity"),
 )
 EVENTS = counter(
     "dshealthd_kernel_events_total",
@@ -173,7 +165,6 @@ class KernelLog(Collector):
         self._shown: list[Sample] | None = None
 
     def _open(self) -> KernelLogReader | JournalReader:
-        """Return a reader of the log from its beginning on."""
         if self.options.journal:
             return JournalReader(self.host, self.context.monotonic)
         return KernelLogReader(self.host.device("kmsg"), self.context.monotonic)
@@ -226,7 +217,6 @@ class KernelLog(Collector):
         self._reader.close()
 
     def _read(self) -> None:
-        """Read and count the new records of the kernel log."""
         reader = self._reader
         before = reader.position, reader.drained, reader.malformed
         try:
@@ -249,7 +239,6 @@ class KernelLog(Collector):
             self._read()
 
     def _note(self, record: KernelLogRecord) -> None:
-        """Count the fault that a kernel log record reports, if any."""
         message = record.message
         if message.startswith("NVRM: Xid "):
             if (xid := lines.xid(message)) is not None:
@@ -321,7 +310,6 @@ class KernelLog(Collector):
         return self._gpus.get(pci_bus_id, "")
 
     def _resume(self) -> None:
-        """Restore position and counts of this boot's kernel log, if saved."""
         self._begun = True
         if self.context.state is None:
             return

@@ -72,8 +72,7 @@ INFO = gauge(
     "dshealthd_maintenance_info",
     "1 for each source of the maintenance: operator or slurm. reason is the source's own text, at "
     "most 80 characters.",
-    "source",
-    "reason",
+    *("source", "reason"),
 )
 
 

@@ -61,8 +61,7 @@ STATE = gauge(
     "2.24); release_without_json (2.24, 2.25); unsafe_release (2.26 to 2.28.6: answering can crash the job); unsafe_on_ipv6 (2.28.7 "
     "to 2.28.9 with an IPv6 bootstrap network); unknown_release (see ask_unknown_releases); "
     "implausible (an answer was impossible; until the job restarts).",
-    "training_job",
-    "state",
+    *("training_job", "state"),
 )
 IMPLAUSIBLE = counter(
     "dshealthd_job_nccl_ras_implausible_answers_total",
@@ -73,17 +72,14 @@ IMPLAUSIBLE = counter(
 COMMUNICATORS = gauge(
     "dshealthd_job_nccl_communicators",
     "Communicators of the job, by number of ranks.",
-    "training_job",
-    "size",
+    *("training_job", "size"),
 )
 RANKS = gauge(
     "dshealthd_job_nccl_ranks",
     "Ranks of these communicators by state: init, running, finalize, abort, not_member (its "
     "process does not know the communicator, not yet or not any more), unresponsive, dead (after "
     "a minute without response). A process counts once per communicator. Absent means none.",
-    "training_job",
-    "size",
-    "state",
+    *("training_job", "size", "state"),
 )
 IDLE = gauge(
     "dshealthd_job_nccl_answers_without_progress",
@@ -97,22 +93,14 @@ LAG = gauge(
     "Number of operations by which a rank is behind in a communicator without progress; at most 8 "
     "ranks per job. rank is the global rank if a communicator of WORLD_SIZE reveals it; host "
     "is an address on NCCL's bootstrap network, gpu is NVML's index there.",
-    "training_job",
-    "rank",
-    "host",
-    "gpu",
-    "operation",
+    *("training_job", "rank", "host", "gpu", "operation"),
 )
 TROUBLE = gauge(
     "dshealthd_job_nccl_rank_trouble_info",
     "1 for a rank that is dead, unresponsive or has an error; at most 8 per job, dead ones first. "
     "remote_error marks a rank that lost its connection to another rank: check that other rank. "
     "Labels as for dshealthd_job_nccl_rank_operations_behind.",
-    "training_job",
-    "rank",
-    "host",
-    "gpu",
-    "trouble",
+    *("training_job", "rank", "host", "gpu", "trouble"),
 )
 LEFT_OUT = gauge(
     "dshealthd_job_nccl_jobs_left_out",
@@ -131,7 +119,6 @@ class NcclRas(Collector):
     Options = NcclRasOptions
 
     def __init__(self, options: NcclRasOptions, context: Context) -> None:
-        """Start with no known jobs."""
         super().__init__(options, context)
         self._jobs: dict[str, WatchedJob] = {}
         self._releases = MappedReleases()
@@ -309,7 +296,6 @@ def _world_size(members: list[TrainingProcess]) -> int | None:
 def _samples(
     job: str, status: Status, progress: JobProgress, world_size: int | None
 ) -> Iterator[Sample]:
-    """Yield the numbers of one RAS answer."""
     communicators, ranks = by_size(status)
     for size, count in communicators.items():
         yield COMMUNICATORS(count, job, size)

@@ -47,8 +47,7 @@ STATE = gauge(
     "dshealthd_network_state",
     "1 for the interface's RFC 2863 state: up, down, dormant, testing, lowerlayerdown, notpresent, "
     "unknown.",
-    "device",
-    "state",
+    *("device", "state"),
 )
 SPEED = gauge(
     "dshealthd_network_speed_bytes_per_second",
@@ -96,9 +95,7 @@ TRANSMIT_DROPS = counter(
 INFO = gauge(
     "dshealthd_network_info",
     '1; driver ("bonding" for a bond) and PCI or bus address of the interface.',
-    "device",
-    "bus",
-    "driver",
+    *("device", "bus", "driver"),
 )
 
 _CLASS = "class/net"
@@ -196,7 +193,6 @@ class Network(Collector):
     worker = Worker.STORAGE
 
     def __init__(self, options: Any, context: Context, reader: Callable[[str], str] = read) -> None:
-        """Keep the function that reads a file; nothing is read yet."""
         super().__init__(options, context)
         self._reader = reader
         self._interfaces: dict[str, _Interface | None] = {}

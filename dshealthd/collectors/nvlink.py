@@ -68,8 +68,7 @@ LINKS = gauge(
     "dshealthd_nvlinks",
     "Links of the GPU, by version and by type of the remote end.",
     *_ID,
-    "version",
-    "remote",
+    *("version", "remote"),
 )
 LINKS_UP = gauge(
     "dshealthd_nvlinks_up",
@@ -111,7 +110,6 @@ def _link_fields(names: tuple[str, ...], links: int) -> Fields:
 
 
 def _of_links(device: Device, names: tuple[str, ...], links: int) -> dict[str, list[float | None]]:
-    """Return the values of each NVLink, by field."""
     values = device.fields(_link_fields(names, links))
     return {name: values[place * links : (place + 1) * links] for place, name in enumerate(names)}
 
@@ -185,7 +183,6 @@ class Nvlink(GpuCollector):
     wakes_on = frozenset({News.GPU_ERROR, News.NVLINK})
 
     def __init__(self, options: NvlinkOptions, context: Context) -> None:
-        """Start from the error counts that earlier workers read."""
         super().__init__(options, context)
         self._counted = ErrorSums(context.memory.setdefault("nvlink_errors", {}))
 
@@ -233,7 +230,6 @@ class Nvlink(GpuCollector):
         labels: Sequence[tuple[str, ...]],
         errors: Mapping[str, Sequence[float | None]],
     ) -> Iterator[Sample]:
-        """Yield the sum of each type of NVLink errors, and the counts of each link with errors."""
         for kind, counts in errors.items():
             yield from told(SUMS, self._counted.add(gpu.uuid, kind, counts), *gpu.labels, kind)
         for label, of_link in zip(labels, zip(*errors.values(), strict=True), strict=True):
@@ -243,7 +239,6 @@ class Nvlink(GpuCollector):
 
 
 def _kinds(device: Device, count: int) -> Counter[tuple[str, str]]:
-    """Count a GPU's NVLinks by version and remote end."""
     return Counter(
         (
             _VERSIONS.get(device.ask("nvmlDeviceGetNvLinkVersion", link), ""),

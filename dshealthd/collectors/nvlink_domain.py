@@ -52,8 +52,7 @@ DOMAIN = gauge(
     "1; the cluster UUID of the multi-node NVLink fabric that the GPU is registered with, and its "
     "clique there. GPUs with the same UUID and clique reach each other over NVLink.",
     *_ID,
-    "domain",
-    "clique",
+    *("domain", "clique"),
 )
 NODES = gauge(
     "dshealthd_imex_nodes",
@@ -104,7 +103,6 @@ class NvlinkDomain(GpuCollector):
     wakes_on = frozenset({News.GPU_ERROR, News.NVLINK})
 
     def __init__(self, options: SlowGpuCollectorOptions, context: Context) -> None:
-        """Start without a known domain."""
         super().__init__(options, context)
         self._several_nodes = False
         self._daemon: int | None = None
@@ -142,7 +140,6 @@ class NvlinkDomain(GpuCollector):
             yield DOMAIN(1.0, *gpu.labels, domain, str(fabric.cliqueId))
 
     def _imex(self) -> Iterator[Sample | Fault]:
-        """Yield the state of IMEX, the NVLink domain's service."""
         try:
             settings = imex.settings(self.host)
             nodes = len(imex.nodes(self.host, settings))
@@ -162,7 +159,6 @@ class NvlinkDomain(GpuCollector):
 
 
 def _problems(fabric: Any) -> Iterator[str]:
-    """Yield the names of the problems that NVML reports for a GPU's fabric."""
     if fabric.status:
         yield "registration_failed"
     if getattr(fabric, "healthSummary", 0) == _LIMITED:

@@ -36,23 +36,20 @@ OPEN = gauge(
     "dshealthd_open_files",
     "Open files of the system (scope system: fs.file-nr), or descriptors of the process closest "
     "to its own limit: among all processes (scope process), among a training job's (scope job).",
-    "scope",
-    "training_job",
+    *("scope", "training_job"),
 )
 LIMIT = gauge(
     "dshealthd_open_files_limit",
     "Limit of open files: fs.file-max (scope system), or the soft RLIMIT_NOFILE of the process "
     "that dshealthd_open_files shows.",
-    "scope",
-    "training_job",
+    *("scope", "training_job"),
 )
 LOCKED = gauge(
     "dshealthd_job_locked_memory_bytes",
     "Memory locked by mlock(2) (type locked: VmLck) and pinned for devices such as InfiniBand "
     "adapters (type pinned: VmPin) in the job's process closest to its limit; at most a minute "
     "old.",
-    "training_job",
-    "type",
+    *("training_job", "type"),
 )
 LOCKED_LIMIT = gauge(
     "dshealthd_job_locked_memory_limit_bytes",
@@ -123,7 +120,6 @@ class OpenFiles(Collector):
     Options = OpenFilesOptions
 
     def __init__(self, options: OpenFilesOptions, context: Context) -> None:
-        """Start with no known processes."""
         super().__init__(options, context)
         self._descriptors: Descriptors | None = None
         self._slow: dict[tuple[int, int], _Slow] = {}
@@ -163,7 +159,6 @@ class OpenFiles(Collector):
     def _jobs(
         self, descriptors: Descriptors, processes: Iterable[TrainingProcess]
     ) -> Iterator[Sample | Fault]:
-        """Yield, for each job, the process closest to its limit of open files."""
         now = self.context.monotonic()
         remembered: Mapping[tuple[int, int], _Slow] = self._slow
         if now >= self._slow_until:
@@ -225,7 +220,6 @@ class OpenFiles(Collector):
         )
 
     def _all(self, descriptors: Descriptors, pids: Iterable[str]) -> Iterator[Sample]:
-        """Yield the process closest to its limit of open files, among all processes."""
         now = self.context.monotonic()
         worst = (
             descriptors.worst([self._worst_pid])

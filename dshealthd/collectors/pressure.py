@@ -32,15 +32,13 @@ STALLED = counter(
     "dshealthd_pressure_stalled_seconds_total",
     "Time in which some, or all (full), non-idle tasks waited for the resource; total of "
     "/proc/pressure.",
-    "resource",
-    "tasks",
+    *("resource", "tasks"),
 )
 STALLED_RATIO = gauge(
     "dshealthd_pressure_stalled_ratio",
     "Share of the last 10 s in which some, or all (full), non-idle tasks waited for the resource; "
     "avg10 of /proc/pressure.",
-    "resource",
-    "tasks",
+    *("resource", "tasks"),
 )
 
 _SHOWN = {"cpu": ("some",), "memory": ("some", "full"), "io": ("some", "full")}

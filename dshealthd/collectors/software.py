@@ -56,72 +56,33 @@ INFO = gauge(
     "dshealthd_software_info",
     "1 for each version in use: on the node (environment and job empty), in a configured "
     "environment, or loaded by the processes of a training job (installed, until they load it).",
-    "component",
-    "version",
-    "environment",
-    "training_job",
+    *("component", "version", "environment", "training_job"),
 )
 FINGERPRINT = gauge(
     "dshealthd_software_fingerprint",
     "48-bit digest of the version or the settings, only for comparison across nodes: equal if "
     "they are equal. The kernel command line is taken without node-specific arguments such as "
     "root=.",
-    "component",
-    "environment",
-    "training_job",
+    *("component", "environment", "training_job"),
 )
 
 _DRIVER = re.compile(r"Kernel Module(?:\s+for\s+\S+)?\s+(\d+\.\d+(?:\.\d+)?)\b")
 _OFED = re.compile(r"\b((?:MLNX_OFED_LINUX|OFED-internal|MLNX_EN)-\d[\d.-]*\d)")
 _VERBS = re.compile(r"libibverbs\.so\.1\.\d+\.(\d[\w.]*)")
 _CUDA = re.compile(r'"cuda"\s*:\s*\{[^{}]*"version"\s*:\s*"([^"]+)"')
-_OWN_ARGUMENTS = (
-    "BOOT_IMAGE",
-    "root",
-    "rootflags",
-    "resume",
-    "initrd",
-    "ip",
-    "ifname",
-    "BOOTIF",
-    "systemd.machine_id",
-    "rd",
-    "netroot",
-)
+_OWN_ARGUMENTS = frozenset((
+    "BOOT_IMAGE", "root", "rootflags", "resume", "initrd", "ip", "ifname", "BOOTIF",
+    "systemd.machine_id", "rd", "netroot",
+))  # fmt: skip
 _SYSCTLS = (
-    *(
-        "kernel/numa_balancing",
-        "kernel/pid_max",
-        "kernel/shmmax",
-        "fs/nr_open",
-        "fs/inotify/max_user_instances",
-    ),
-    *(
-        "vm/nr_hugepages",
-        "vm/overcommit_memory",
-        "vm/max_map_count",
-        "vm/swappiness",
-        "vm/zone_reclaim_mode",
-    ),
-    *(
-        "net/core/somaxconn",
-        "net/core/rmem_max",
-        "net/core/wmem_max",
-        "net/ipv4/tcp_rmem",
-        "net/ipv4/tcp_wmem",
-    ),
-    *(
-        "net/ipv4/tcp_tw_reuse",
-        "net/ipv4/tcp_fin_timeout",
-        "net/ipv4/ip_local_port_range",
-        "net/ipv4/tcp_mtu_probing",
-    ),
-    *(
-        "net/ipv4/conf/all/arp_ignore",
-        "net/ipv4/conf/all/arp_announce",
-        "net/ipv4/conf/all/rp_filter",
-    ),
-)
+    "kernel/numa_balancing", "kernel/pid_max", "kernel/shmmax", "fs/nr_open",
+    "fs/inotify/max_user_instances", "vm/nr_hugepages", "vm/overcommit_memory",
+    "vm/max_map_count", "vm/swappiness", "vm/zone_reclaim_mode", "net/core/somaxconn",
+    "net/core/rmem_max", "net/core/wmem_max", "net/ipv4/tcp_rmem", "net/ipv4/tcp_wmem",
+    "net/ipv4/tcp_tw_reuse", "net/ipv4/tcp_fin_timeout", "net/ipv4/ip_local_port_range",
+    "net/ipv4/tcp_mtu_probing", "net/ipv4/conf/all/arp_ignore", "net/ipv4/conf/all/arp_announce",
+    "net/ipv4/conf/all/rp_filter",
+)  # fmt: skip
 """Settings in tuning guides for DeepSpeed, NCCL and RoCE.
 
 Without those that the kernel derives from the memory size.
@@ -214,7 +175,6 @@ class Software(Collector):
     Options = SoftwareOptions
 
     def __init__(self, options: SoftwareOptions, context: Context) -> None:
-        """Start with nothing known."""
         super().__init__(options, context)
         self._installations = Installations()
         self._loaded: dict[tuple[int, int], Libraries] = {}
@@ -234,7 +194,6 @@ class Software(Collector):
             raise SourceError(last.reason, last.detail)
 
     def _node(self) -> Iterator[Sample | Fault]:
-        """Yield the versions of the node's own software: kernel, driver, OS, libraries."""
         versions: dict[str, Callable[[], str | None]] = {
             "kernel": lambda: read(self.host.proc("sys/kernel/osrelease")).strip(),
             "driver": self._driver,
@@ -265,7 +224,6 @@ class Software(Collector):
                 yield FINGERPRINT(fingerprint(text), component, "", "")
 
     def _environments(self) -> Iterator[Sample | Fault]:
-        """Yield the software in the configured environments."""
         for path in map(str, self.options.environments):
             found = self._attempt(f"environment {path}", self._environment, path)
             if found is None:
@@ -282,7 +240,6 @@ class Software(Collector):
             return self._installations.environment(root, path)
 
     def _jobs(self) -> Iterator[Sample | Fault]:
-        """Yield the software that jobs run with."""
         jobs, _ = shares.jobs(self.context.shared(ProcessTable).refresh(), self.options.max_jobs)
         before, self._loaded = self._loaded, {}
         for job, members in jobs.items():

@@ -57,7 +57,6 @@ class StuckProcesses(Collector):
     Options = StuckProcessesOptions
 
     def __init__(self, options: StuckProcessesOptions, context: Context) -> None:
-        """Start without a previous sample."""
         super().__init__(options, context)
         self._before: AbstractSet[Sleep] | None = None
         self._kernel_threads: set[str] = set()

@@ -20,26 +20,23 @@ if TYPE_CHECKING:
 
     from dshealthd.training.message import Message
 
+_RANK = ("training_job", "rank")
 INFO = gauge(
     "dshealthd_job_info",
     "1; labels give the job's launcher, as in dshealthd_job_run_info, and its world size (empty "
     "if it does not declare one).",
-    "training_job",
-    "launcher",
-    "world_size",
+    *("training_job", "launcher", "world_size"),
 )
 STEP = gauge(
     "dshealthd_job_step",
     "Optimizer steps of a rank so far, including skipped ones; ranks of this node only.",
-    "training_job",
-    "rank",
+    *_RANK,
 )
 STEP_SECONDS = gauge(
     "dshealthd_job_step_seconds",
     "Time from the end of one step to the end of the next on the rank's host, without marked "
     "pauses: moving average over ten steps.",
-    "training_job",
-    "rank",
+    *_RANK,
 )
 LAST_STEP_SECONDS = gauge(
     "dshealthd_job_last_step_seconds", "Duration of the last step alone.", "training_job", "rank"
@@ -47,15 +44,13 @@ LAST_STEP_SECONDS = gauge(
 HEARD = gauge(
     "dshealthd_job_heartbeat_timestamp_seconds",
     "Unix time of a rank's last heartbeat, for a step, a stage of it, or a phase.",
-    "training_job",
-    "rank",
+    *_RANK,
 )
 PHASE = gauge(
     "dshealthd_job_phase",
     "1 for the rank's current phase: training, or a marked pause (evaluation, checkpoint, compile, "
     "other).",
-    "training_job",
-    "rank",
+    *_RANK,
     "phase",
 )
 STAGE = gauge(
@@ -63,8 +58,7 @@ STAGE = gauge(
     "1 for the stage of the rank's step on its host, as of the last heartbeat: input (the next "
     "forward pass has not begun), forward, or backward (gradients, collectives, optimizer). "
     "Absent if unknown. A CUDA device may lag.",
-    "training_job",
-    "rank",
+    *_RANK,
     "stage",
 )
 INPUT_SECONDS = gauge(
@@ -72,15 +66,13 @@ INPUT_SECONDS = gauge(
     "Time that a step of the rank waits for its input: moving average over ten steps, without "
     "those with a marked pause. With CUDA, the device's wait rather than the host's, and only for "
     "input between steps.",
-    "training_job",
-    "rank",
+    *_RANK,
 )
 FORWARD_SECONDS = gauge(
     "dshealthd_job_forward_seconds",
     "Duration of the forward passes of a step of the rank: moving average over ten steps. With "
     "CUDA, the device's time. With FSDP or ZeRO 3, includes waiting for parameters of other ranks.",
-    "training_job",
-    "rank",
+    *_RANK,
 )
 WAIT_SECONDS = gauge(
     "dshealthd_job_step_wait_seconds",
@@ -88,10 +80,8 @@ WAIT_SECONDS = gauge(
     "average over ten steps without the shortest and the longest. Absent where no wait is seen. "
     "role is empty, or the stage of a pipeline, or experts where ranks exchange tokens; source is "
     "the clock: host, or device (CUDA events).",
-    "training_job",
-    "rank",
-    "role",
-    "source",
+    *_RANK,
+    *("role", "source"),
 )
 WORK_SECONDS = gauge(
     "dshealthd_job_step_work_seconds",
@@ -103,27 +93,22 @@ NODE_WORK_SECONDS = gauge(
     "dshealthd_job_step_work_seconds of this node's ranks of one role: that of the slowest (slow), "
     "what a third are below (usual), and what a tenth are below (fast); of two ranks, both are "
     "that of the faster one.",
-    "training_job",
-    "role",
-    "of",
+    *("training_job", "role", "of"),
 )
 NODE_RANKS = gauge(
     "dshealthd_job_node_role_ranks",
     "Ranks of this node among which dshealthd_job_node_work_seconds compares.",
-    "training_job",
-    "role",
+    *("training_job", "role"),
 )
 SLOWEST = gauge(
     "dshealthd_job_node_slowest_rank",
     "The slowest of them, by its number.",
-    "training_job",
-    "role",
+    *("training_job", "role"),
 )
 NODE_STEP_SECONDS = gauge(
     "dshealthd_job_node_step_seconds",
     "dshealthd_job_step_seconds of the slowest of them.",
-    "training_job",
-    "role",
+    *("training_job", "role"),
 )
 NODE_HEARD = gauge(
     "dshealthd_job_node_heartbeat_timestamp_seconds",
@@ -133,20 +118,17 @@ NODE_HEARD = gauge(
 LOSS_FINITE = gauge(
     "dshealthd_job_loss_finite",
     "1 if the rank's last known loss is finite, 0 if it is NaN or infinite.",
-    "training_job",
-    "rank",
+    *_RANK,
 )
 NONFINITE = counter(
     "dshealthd_job_nonfinite_losses_total",
     "NaN or infinite losses of the rank, among those that were read.",
-    "training_job",
-    "rank",
+    *_RANK,
 )
 SKIPPED = counter(
     "dshealthd_job_skipped_steps_total",
     "Steps that the rank skipped because its gradients overflowed.",
-    "training_job",
-    "rank",
+    *_RANK,
 )
 LOSS_SCALE = gauge(
     "dshealthd_job_loss_scale", "Loss scale of mixed precision.", "training_job", "rank"
@@ -154,29 +136,25 @@ LOSS_SCALE = gauge(
 NORM = gauge(
     "dshealthd_job_gradient_norm",
     "Norm of the gradients, if the training job computes it.",
-    "training_job",
-    "rank",
+    *_RANK,
 )
 MEMORY = gauge(
     "dshealthd_job_memory_bytes",
     "Memory of the rank's CUDA device as counted by torch: used by tensors (allocated), held by "
     "its allocator (reserved), maximum so far (peak).",
-    "training_job",
-    "rank",
+    *_RANK,
     "type",
 )
 COMMUNICATION = counter(
     "dshealthd_job_communication_seconds_total",
     "Time in collectives, if DeepSpeed's comms logger measures it.",
-    "training_job",
-    "rank",
+    *_RANK,
 )
 PROCESSES = gauge(
     "dshealthd_job_rank_processes",
     "Processes that report as this rank; more than 1 is a duplicate rank, or left over from an "
     "earlier run.",
-    "training_job",
-    "rank",
+    *_RANK,
 )
 REJECTED = counter(
     "dshealthd_heartbeats_rejected_total",

@@ -50,7 +50,6 @@ class CheckpointWatch:
     """The state of one job's checkpoints; None is unknown."""
 
     def __init__(self) -> None:
-        """Start with everything unknown."""
         self.free: int | None = None
         """Bytes free where the job saves."""
         self.saved_at: float | None = None
@@ -116,7 +115,6 @@ class CheckpointWatch:
         return max(before, self.free) < max(self._sizes)
 
     def _forget(self) -> None:
-        """Forget the newest checkpoint."""
         self.saved_at = self.problems = self._seen = None
 
     def _begin(self, root: Root, newest: _Pointed) -> None:
@@ -153,7 +151,6 @@ class CheckpointWatch:
         return not self._todo
 
     def _conclude(self, newest: _Pointed, saved: Saved) -> None:
-        """Derive problems and size from the checkpoint's files."""
         checkpoint = Checkpoint(
             directory=newest.directory,
             tag=newest.tag,

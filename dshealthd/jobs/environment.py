@@ -33,25 +33,18 @@ class Launcher(enum.StrEnum):
 _RANKS = {
     # launcher: rank, rank on the node, ranks in all
     Launcher.TORCH: ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
-    Launcher.OPENMPI: (
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-    ),
+    Launcher.OPENMPI: ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
     Launcher.PMI: ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
     Launcher.SLURM: ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
-}
+}  # fmt: skip
 _SCHEDULERS = (("slurm", "SLURM_JOB_ID"), ("pbs", "PBS_JOBID"), ("lsf", "LSB_JOBID"))
 _RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 _MPI_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 """Variables with the name that mpirun gives a job, the same for its processes on all nodes."""
 _PLACES = (
-    "CUDA_DEVICE_ORDER",
-    "CUDA_VISIBLE_DEVICES",
-    "VIRTUAL_ENV",
-    "CONDA_PREFIX",
+    "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV", "CONDA_PREFIX",
     "LOCAL_WORLD_SIZE",
-)
+)  # fmt: skip
 _DEEPSPEED = ("CROSS_SIZE", "LOCAL_SIZE")
 """Variables that distinguish `deepspeed` from other launchers that set RANK.
 
@@ -67,45 +60,21 @@ _FLIGHT_RECORDER = (
 )
 """Path prefixes: of the FIFO that makes PyTorch dump its last collectives, and of the dumps."""
 NCCL_COMMON = (
-    *(
-        "NCCL_ALGO",
-        "NCCL_PROTO",
-        "NCCL_NET",
-        "NCCL_IB_DISABLE",
-        "NCCL_SOCKET_FAMILY",
-        "NCCL_COLLNET_ENABLE",
-        "NCCL_NVLS_ENABLE",
-    ),
-    *(
-        "NCCL_BUFFSIZE",
-        "NCCL_LL_BUFFSIZE",
-        "NCCL_LL128_BUFFSIZE",
-        "NCCL_P2P_NET_CHUNKSIZE",
-        "NCCL_NTHREADS",
-    ),
-    *("NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
-)
+    "NCCL_ALGO", "NCCL_PROTO", "NCCL_NET", "NCCL_IB_DISABLE", "NCCL_SOCKET_FAMILY",
+    "NCCL_COLLNET_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE",
+    "NCCL_LL128_BUFFSIZE", "NCCL_P2P_NET_CHUNKSIZE", "NCCL_NTHREADS", "NCCL_MIN_CTAS",
+    "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS",
+)  # fmt: skip
 """Settings by which each rank chooses on its own how it talks to the others.
 
 They must be the same on all ranks.
 """
 _NCCL = (
-    *(
-        "NCCL_SOCKET_IFNAME",
-        "NCCL_IB_HCA",
-        "NCCL_IB_TIMEOUT",
-        "NCCL_IB_RETRY_CNT",
-        "NCCL_NET_GDR_LEVEL",
-    ),
-    *(
-        "NCCL_IB_SL",
-        "NCCL_IB_TC",
-        "NCCL_IB_QPS_PER_CONNECTION",
-        "NCCL_SOCKET_NTHREADS",
-        "NCCL_NSOCKS_PERTHREAD",
-    ),
-    *("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"),
-)
+    "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT",
+    "NCCL_NET_GDR_LEVEL", "NCCL_IB_SL", "NCCL_IB_TC", "NCCL_IB_QPS_PER_CONNECTION",
+    "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL",
+    "NCCL_SHM_DISABLE",
+)  # fmt: skip
 """Other settings whose values are checked."""
 
 ALLOWED = frozenset(
@@ -132,12 +101,9 @@ MAX_NAMES = 256
 NAMES_LIMIT = 1 << 18
 """Bytes of an environment that are searched for NCCL names."""
 _OTHERS = (
-    "ACCELERATE_DISABLE_NCCL",
-    "CUDA_MEMORY_FRACTION",
-    "DEEPSPEED_DEBUG",
-    "DEEPSPEED_PROFILE",
+    "ACCELERATE_DISABLE_NCCL", "CUDA_MEMORY_FRACTION", "DEEPSPEED_DEBUG", "DEEPSPEED_PROFILE",
     "DS_ACCELERATORATOR",
-)
+)  # fmt: skip
 _NAME = re.compile(rb"NCCL_[A-Z0-9_]{1,60}=")  # the literal prefix makes the search fast
 _BEFORE = (b"\0", b"\0TORCH_")
 

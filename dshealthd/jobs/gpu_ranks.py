@@ -42,7 +42,6 @@ class GpuRanks:
     """
 
     def __init__(self, context: Context) -> None:
-        """Start with an empty cache."""
         self._context = context
         self._known: dict[tuple[int, int], TrainingProcess | None] = {}
 

@@ -109,7 +109,6 @@ class Installations:
     """A reader of environments that caches each result until the directory or library changes."""
 
     def __init__(self) -> None:
-        """Start with an empty cache."""
         self._found: dict[Key, Versions] = {}
         self._before: dict[Key, Versions] = {}
 
@@ -167,7 +166,6 @@ class Installations:
         return self._found[key]
 
     def _packages(self, root: Root, base: str) -> Versions:
-        """Return what is installed in all package directories of an interpreter."""
         versions: Versions = frozenset()
         for site in sites(root, base):
             versions |= _missing(versions, self.site(root, site))

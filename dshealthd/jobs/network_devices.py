@@ -38,7 +38,6 @@ class NetworkDevices:
     """The devices of one sweep; each network namespace, and all adapters, are read once on use."""
 
     def __init__(self, context: Context) -> None:
-        """Start without reading anything."""
         self._context = context
         self._host = context.host
         self._interfaces: dict[tuple[int, int] | None, Interfaces] = {}

@@ -156,7 +156,6 @@ class ProcessTable:
     """The processes of the machine; an agent or worker has one, `context.shared(ProcessTable)`."""
 
     def __init__(self, context: Context) -> None:
-        """Start without reading anything."""
         self._context = context
         self._proc = str(context.host.procfs)
         self._sweep: int | None = None
@@ -260,7 +259,6 @@ class ProcessTable:
         return Unseen.DEFERRED if self._budget <= 0 else None
 
     def _read(self, pid: str, stat: Stat) -> None:
-        """Read the environment of a process, and note whether it trains."""
         try:
             data = read_bytes(f"{self._proc}/{pid}/environ", ENVIRON_LIMIT)
         except PermissionError:

@@ -142,7 +142,6 @@ class Ranks:
     """
 
     def __init__(self) -> None:
-        """Start without any processes."""
         self._children: set[Key] = set()
 
     def runs(self, processes: Iterable[TrainingProcess], machine: str) -> list[Run]:

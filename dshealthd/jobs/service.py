@@ -159,7 +159,6 @@ class Jobs:
         return self._reception is not None and self._reception.receiver.is_open
 
     def _look(self) -> None:
-        """Check the jobs once, and report those that are hung."""
         if self._reception is None or self._detector is None or not self._receiving():
             return
         self._detector.look(self._reception.ranks())

@@ -175,7 +175,7 @@ class _File:
                 yield place
 
     def _is_old(self, room: int) -> bool:
-        """Tell whether an array's last entry, and so each of them, is of an earlier boot."""
+        """Return whether an array's last entry, and so each of them, is of an earlier boot."""
         where = self._array + 24 + (room - 1) * self._item.size
         (place,) = self._item.unpack(self._read(where, self._item.size))
         return bool(place) and self._read(place + 40, 16) != self._boot

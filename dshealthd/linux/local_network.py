@@ -32,11 +32,9 @@ class LocalPorts:
     """ip_local_reserved_ports, which the kernel never assigns."""
 
     def __contains__(self, port: int) -> bool:
-        """Tell whether the kernel may assign a port."""
         return port in self.ephemeral and port not in self.reserved
 
     def __str__(self) -> str:
-        """Return the ephemeral range, for people."""
         return f"{self.ephemeral[0]}-{self.ephemeral[-1]}"
 
     def reserving(self, first: int, last: int) -> str:
@@ -82,7 +80,7 @@ def local_ports(host: Host) -> LocalPorts:
 
 
 def is_of_containers(interface: str) -> bool:
-    """Tell whether an interface is a bridge to containers or virtual machines on this node."""
+    """Return whether an interface is a bridge to containers or virtual machines on this node."""
     return _OF_CONTAINERS.fullmatch(interface) is not None
 
 

@@ -28,7 +28,6 @@ class Bus:
     """
 
     def __init__(self, host: Host) -> None:
-        """Read nothing yet."""
         self._host = host
         self._is_gpu: dict[str, bool] = {}
         self._models: dict[str, str] = {}

@@ -32,17 +32,14 @@ class LoopLag:
     """The longest delay of the running event loop, from its creation until it is closed."""
 
     def __init__(self) -> None:
-        """Start measuring."""
         self._loop = asyncio.get_running_loop()
         self._longest = 0.0
         self._schedule()
 
     def __enter__(self) -> Self:
-        """Measure within a block."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop at the end of the block."""
         self.close()
 
     @property

@@ -81,7 +81,6 @@ class Batch:
         self._prepare(range(len(fields)) if self._function else ())
 
     def _prepare(self, wanted: Sequence[int]) -> None:
-        """Read the fields at these positions from now on."""
         self._chunks: list[_Chunk] = []
         for start in range(0, len(wanted), _AT_ONCE):
             positions = wanted[start : start + _AT_ONCE]

@@ -23,7 +23,6 @@ class Samples:
     """
 
     def __init__(self) -> None:
-        """Allocate nothing yet."""
         self._older: Any = None
         self._newer: Any = None
         self._begun = False

@@ -71,7 +71,6 @@ class Session:
     """NVML and its GPUs, shared by the collectors of a process through `Context.shared`."""
 
     def __init__(self, context: Context) -> None:
-        """Do not open NVML yet."""
         self.frozen_after = 10.0
         """Seconds for which an energy counter may stay unchanged.
 
@@ -166,7 +165,6 @@ class Session:
         return True
 
     def _refresh(self) -> None:
-        """Update the session's list of GPUs."""
         if fault := self._context.entering("nvml"):
             raise SourceError(fault.reason, fault.detail)
         now = self._context.monotonic()

@@ -219,7 +219,6 @@ class Communication:
     """
 
     def __init__(self) -> None:
-        """Start from zero."""
         self._seconds = 0.0
         self._seen: dict[str, int] = {}
 

@@ -328,7 +328,6 @@ class Heartbeat:
         self._page.close()  # else the agent would go on reading stale values
 
     def __enter__(self) -> Heartbeat:  # noqa: PYI034 - Self needs Python 3.11
-        """Return the heartbeat, which is closed at the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -345,7 +344,6 @@ class Heartbeat:
         waits.follow(self, parameter.device.type)
 
     def _tell(self, now: float) -> None:
-        """Write a message to the heartbeat's page."""
         loss = self._loss.take()
         if loss is not None:
             # NaN and infinities minus themselves are NaN.

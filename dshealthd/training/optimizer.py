@@ -50,7 +50,6 @@ def follow(heartbeat: Heartbeat, optimizer: Any, scaler: Any = None) -> None:
 
 
 def _parameters(optimizer: Any) -> Iterator[Any]:
-    """Yield the parameters that an optimizer trains."""
     for group in optimizer.param_groups:
         yield from group["params"]
 
@@ -104,7 +103,6 @@ class AnyOptimizer:
     """
 
     def __init__(self, heartbeat: Heartbeat) -> None:
-        """Prepare to report to `heartbeat`; `register` starts it."""
         self._heartbeat = heartbeat
         self._main: weakref.ref[Any] | None = None
         self._engine_drives = False
@@ -144,7 +142,6 @@ class AnyOptimizer:
 
 
 def _driven_by_engine() -> bool:
-    """Return whether DeepSpeed's engine makes this step."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - documented; inspect would read source files
     for _ in range(_FRAMES):
         if frame is None:

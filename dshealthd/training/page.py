@@ -92,7 +92,6 @@ class Page:
             os.close(file)
 
     def _make(self) -> None:
-        """Create the heartbeat's page in shared memory, filled with zeros."""
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         try:
             self._file = os.memfd_create("dshealthd-heartbeat", flags | _NOEXEC_SEAL)

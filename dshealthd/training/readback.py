@@ -20,7 +20,6 @@ class Readback:
     """
 
     def __init__(self) -> None:
-        """Start without a value."""
         self.value: float | None = None
         self.fresh = False
         """Whether a value has arrived since the last `take`."""

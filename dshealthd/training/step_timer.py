@@ -17,7 +17,6 @@ class Average:
     """A moving average whose first values weigh equally, so that a long first one soon fades."""
 
     def __init__(self) -> None:
-        """Start without a value."""
         self.value: float | None = None
         self._count = 0
 
@@ -36,7 +35,6 @@ class TrimmedAverage:
     """
 
     def __init__(self) -> None:
-        """Start without a value."""
         self.value: float | None = None
         """None before the third value."""
         self._values: deque[float] = deque(maxlen=AVERAGED)
@@ -126,7 +124,6 @@ class StepTimer:
     """
 
     def __init__(self) -> None:
-        """Start without values."""
         self.input = Average()
         self.forward = Average()
         self.wait = TrimmedAverage()
@@ -202,7 +199,6 @@ class StepTimer:
 
     @staticmethod
     def _has_come(lap: Lap) -> bool:
-        """Return whether the device has reached a step's marks."""
         return (
             lap.whole.has_come()
             and lap.inputs.has_come()
@@ -211,7 +207,6 @@ class StepTimer:
         )
 
     def _settle(self, lap: Lap) -> None:
-        """Add a step's times to the averages."""
         for average, spans in ((self.input, lap.inputs), (self.forward, lap.forwards)):
             seconds = spans.seconds()
             if seconds is not None:

@@ -93,7 +93,6 @@ def follow_backward(heartbeat: Any, result: Any) -> None:
 
 
 def _tensors(result: Any) -> Iterator[Any]:
-    """Yield the tensors in the result of a forward pass."""
     if isinstance(result, sys.modules["torch"].Tensor):
         yield result
     elif isinstance(result, (list, tuple)):

@@ -40,7 +40,6 @@ class BlockingTasks:
         self._retry: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        """Return how many tasks run or wait."""
         return len(self._waiting) + self._running.total()
 
     def run(
@@ -62,7 +61,6 @@ class BlockingTasks:
         _finish(self._loop, [errand for _, errand, _ in waiting])
 
     def _start(self) -> None:
-        """Start as many waiting tasks as the limits allow."""
         self._retry = None
         for _ in range(len(self._waiting)):
             if self._running.total() >= THREADS:
@@ -153,7 +151,6 @@ class Closer:
     """A closer that works in batches; `turn` is called periodically."""
 
     def __init__(self) -> None:
-        """Start with nothing to close."""
         self._waiting: deque[int] = deque()
         self._batches: list[_Batch] = []
 

@@ -201,7 +201,6 @@ class Receiver:
         return {reason: counts[reason] for reason in UnidentifiedSender}
 
     def _turn(self) -> None:
-        """Handle the connections, and read the pages."""
         if self._listener is None or self._loop is None or self._blocking_tasks is None:
             return
         # First, so that a defect in one turn does not end the heartbeats of all jobs.
@@ -216,7 +215,6 @@ class Receiver:
                 self._read(sender, sender.page)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept new connections."""
         for _ in range(CONNECTIONS):
             if len(self._closer) >= MAX_CLOSING:
                 return
@@ -267,7 +265,6 @@ class Receiver:
         return True
 
     def _end_silent(self) -> None:
-        """Drop connections that sent no page in time."""
         oldest = self._monotonic() - SILENT
         for sender in list(self._senders.values()):
             if sender.who is None and sender.since < oldest:
@@ -312,7 +309,6 @@ class Receiver:
         self._settle()
 
     def _read(self, sender: Sender, page: int) -> None:
-        """Read a sender's page, and take its message if the page has changed."""
         now = self._monotonic()
         try:
             data = os.pread(page, PAGE, 0)

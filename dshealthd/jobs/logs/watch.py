@@ -197,7 +197,6 @@ class LogWatch:
             self.jobs_left_out += 1
 
     def _follow(self, job: _Job, jobs: int, bytes_left: float, until: float) -> None:
-        """Read a job's new log lines. OSError if its files cannot be reached."""
         root = self._root(job)
         if root is None:
             return
@@ -233,7 +232,6 @@ class LogWatch:
         return None
 
     def _find(self, job: _Job, root: Root, limit: int) -> None:
-        """Look for the log files of a job. OSError."""
         job.states = Counter()
         writers: dict[str, set[int]] = defaultdict(set)
         if self._limits.standard_streams:

@@ -22,20 +22,10 @@ from dshealthd.linux.regular_files import read as read_bytes
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-OPERATIONS = frozenset(
-    (
-        "AllGather",
-        "AllGatherV",
-        "AllReduce",
-        "All2All",
-        "Broadcast",
-        "Recv",
-        "Reduce",
-        "ReduceScatter",
-        "Send",
-        "SendRecv",
-    )
-)
+OPERATIONS = frozenset((
+    "AllGather", "AllGatherV", "AllReduce", "All2All", "Broadcast", "Recv", "Reduce",
+    "ReduceScatter", "Send", "SendRecv",
+))  # fmt: skip
 """The values of the labels `collective` and `p2p_operation`; ncclFuncToString in `inspector.cc`."""
 MAX_LINE = 2048
 """Characters.

@@ -106,7 +106,6 @@ class MappedReleases:
     """A reader of the releases of processes, which caches each file's until the file changes."""
 
     def __init__(self) -> None:
-        """Start with an empty cache."""
         self._known: dict[Signature, Library] = {}
 
     def of(self, host: Host, pid: int) -> frozenset[str]:

@@ -44,7 +44,6 @@ def holder(connection: socket.socket, pids: Iterable[int], host: Host) -> int | 
 
 
 def _has(place: str, inodes: set[int]) -> bool:
-    """Return whether a process has one of these sockets."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError), os.scandir(place) as entries:
         for entry in itertools.islice(entries, MAX_DESCRIPTORS):
             with contextlib.suppress(FileNotFoundError):  # closed since

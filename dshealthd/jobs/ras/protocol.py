@@ -62,7 +62,6 @@ class Conversation:
     """The dialogue on one connection: bytes in, bytes out, without I/O."""
 
     def __init__(self, limit: int) -> None:
-        """Prepare to accept at most `limit` bytes of answer."""
         self._limit = limit
         self._step = _Step.GREETING
         self._received = bytearray()
