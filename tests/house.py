@@ -22,7 +22,6 @@ KEPT = {
     "nvrx/frames.py": "both ends of the socket: the agent, and the process that has imported gRPC",
     "nvrx/options.py": "a section of the configuration, read without the rest of its package",
     "status/paint.py": "of `status` and `doctor`",
-    "training/attachment.py": "runs in trainings, where only what is used is imported",
 }
 """Small modules, or folders of such, that stand alone, and why."""
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}

@@ -181,8 +181,8 @@ class JobEnvironment(Collector):
         runs = self._ranks.runs(table.refresh(), table.machine)
         yield LEFT_OUT(max(0, len(runs) - self.options.max_runs))
         before, self._told = self._told, {}
-        network, gpus = NetworkDevices(self.context), self._gpus() if runs else None
-        self._mixed = bool(runs) and self._models() > 1
+        network = NetworkDevices(self.context)
+        gpus, self._mixed = self._gpus() if runs else (None, False)
         for run in shared(
             runs,
             self.options.max_runs,
@@ -335,19 +335,15 @@ class JobEnvironment(Collector):
             if found != {None}:
                 yield FINGERPRINT(digest(*_ordered(found)), run.job, run.name, variable)
 
-    def _models(self) -> int:
-        """Return the number of GPU models available to jobs; 0 if the bus cannot be read."""
-        try:
-            return len(bus(self.host).models())
-        except OSError:
-            return 0
+    def _gpus(self) -> tuple[int | None, bool]:
+        """Return the number of GPUs available to jobs, and whether they are of several models.
 
-    def _gpus(self) -> int | None:
-        """Return the number of GPUs available to jobs; None if the bus cannot be read."""
+        None and False if the bus cannot be read.
+        """
         try:
-            return len(bus(self.host).gpus())
+            return len(bus(self.host).gpus()), len(bus(self.host).models()) > 1
         except OSError:
-            return None
+            return None, False
 
 
 def _ordered(found: Iterable[str | None]) -> list[str]:

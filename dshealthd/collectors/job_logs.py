@@ -16,17 +16,15 @@ from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
     Fault,
-    Reason,
     Sample,
-    SourceError,
     Worker,
     counter,
     gauge,
 )
-from dshealthd.core.host import read
 from dshealthd.core.options import Duration, option
 from dshealthd.jobs.logs.files import LogFileState, wrong
 from dshealthd.jobs.processes import ProcessTable
+from dshealthd.linux.process import uptime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,7 +139,8 @@ class JobLogs(Collector):
         now = self.context.monotonic()
         if now >= self._processes_at:
             self._processes_at = now + PROCESSES_EVERY
-            self._watch.update(self.context.shared(ProcessTable).refresh(), self._boot())
+            boot = self.context.wall() - uptime(self.host)
+            self._watch.update(self.context.shared(ProcessTable).refresh(), boot)
         yield from self._watch.look()
         for job, finding, here in self._watch.findings():
             node = _node(finding, here)
@@ -153,14 +152,6 @@ class JobLogs(Collector):
             yield FILES(states[state], state)
         yield SKIPPED(self._watch.skipped)
         yield JOBS_LEFT_OUT(self._watch.jobs_left_out)
-
-    def _boot(self) -> float:
-        """Return the Unix time of boot, to which the process start times of jobs are relative."""
-        try:
-            uptime = float(read(self.host.proc("uptime")).split()[0])
-        except (ValueError, IndexError) as error:
-            raise SourceError(Reason.MALFORMED, f"{self.host.proc('uptime')}: {error}") from error
-        return self.context.wall() - uptime
 
 
 def _node(finding: Finding, here: frozenset[int]) -> str:

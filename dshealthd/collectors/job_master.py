@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.address import name_is_unknown
 from dshealthd.core.collector import Collector, CollectorOptions, Fault, Worker, gauge
-from dshealthd.core.host import read, read_bytes
+from dshealthd.core.host import read_bytes
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import os_reason
 from dshealthd.core.text import printable
@@ -25,6 +25,7 @@ from dshealthd.jobs.processes import ProcessTable
 from dshealthd.jobs.ranks import Ranks
 from dshealthd.linux.credentials import assumed, parse_user
 from dshealthd.linux.netlink import TcpState
+from dshealthd.linux.process import uptime
 from dshealthd.linux.sockets import Sockets
 
 if TYPE_CHECKING:
@@ -127,14 +128,15 @@ class JobMaster(Collector):
         if not wanted:
             return
         connected = self._connected()
-        uptime = float(read(self.host.proc("uptime")).split()[0])
+        now = uptime(self.host)
         for run in wanted:
             key = run.job, run.name
             if _port(run) in connected:
                 self._met.add(key)
             if key in self._met:
                 yield CONNECTION(1, *key, ConnectionOutcome.CONNECTED)
-            elif uptime - self._started(run) < YOUNG:
+            # The youngest rank counts, as it may join a run that began long ago.
+            elif now - max(process.started for process in run.processes) < YOUNG:
                 yield from self._ask(run)
 
     def _connected(self) -> set[int]:
@@ -144,11 +146,6 @@ class JobMaster(Collector):
             for port, state in zip(table.destination_ports, table.states, strict=True)
             if state == TcpState.ESTABLISHED
         }
-
-    @staticmethod
-    def _started(run: Run) -> float:
-        """Return when the youngest rank of a run started, in seconds since boot."""
-        return max(process.started for process in run.processes)
 
     def _ask(self, run: Run) -> Iterator[Sample | Fault]:
         key = run.job, run.name

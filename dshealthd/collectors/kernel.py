@@ -16,6 +16,7 @@ from dshealthd.core.collector import Collector, CollectorOptions, Reason, Source
 from dshealthd.core.host import integer, read
 from dshealthd.core.options import Duration, option
 from dshealthd.core.result import read_parts
+from dshealthd.linux.process import uptime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -195,11 +196,11 @@ class Kernel(Collector):
         place = self.host.proc(path)
         try:
             return parse(read(place))
-        except (ValueError, IndexError) as error:
+        except ValueError as error:
             raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error
 
     def _uptime(self) -> Iterator[Sample]:
-        yield UPTIME(self._parsed("uptime", lambda text: float(text.split()[0])))
+        yield UPTIME(uptime(self.host))
 
     def _load(self) -> Iterator[Sample]:
         load = self._parsed("loadavg", parse_loadavg)

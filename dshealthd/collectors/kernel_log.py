@@ -218,13 +218,13 @@ class KernelLog(Collector):
 
     def _read(self) -> None:
         reader = self._reader
-        before = reader.position, reader.drained, reader.malformed
+        before = reader.position, reader.drained
         try:
             for record in reader.read(self.options.read_records, self.options.read_time):
                 if record.facility == KERNEL and record.whole:
                     self._note(record)
         finally:
-            if before != (reader.position, reader.drained, reader.malformed):
+            if before != (reader.position, reader.drained):
                 self._known, self._shown = True, None
         if reader.behind():
             self._troubled(

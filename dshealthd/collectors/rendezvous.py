@@ -9,10 +9,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, CollectorOptions, Reason, SourceError, gauge
-from dshealthd.core.host import read
+from dshealthd.core.collector import Collector, CollectorOptions, gauge
 from dshealthd.core.options import Duration, option
 from dshealthd.linux.netlink import TcpState
+from dshealthd.linux.process import uptime
 from dshealthd.linux.socket_owners import BUDGET, BUDGET_ALONE, Search
 from dshealthd.linux.sockets import Sockets
 
@@ -173,7 +173,7 @@ class RendezvousPorts(Collector):
         self._seen = {inode: self._seen.get(inode, (now, self._watching)) for inode in inodes}
         self._watching = True
         owners = self._search.owners({inode for inode in inodes[:MAX_FOLLOWED] if inode})
-        uptime = self._uptime() if owners else 0.0
+        since_boot = uptime(self.host) if owners else 0.0
         ages: dict[str, list[float]] = {"true": [], "false": [], "unknown": []}
         for inode, port in listeners:
             since, appeared = self._seen[inode]
@@ -181,7 +181,7 @@ class RendezvousPorts(Collector):
             if (owner := owners.get(inode)) is not None:
                 orphaned = owner.orphaned
                 if not appeared:
-                    age = max(age, uptime - owner.process.started)
+                    age = max(age, since_boot - owner.process.started)
             if orphaned:
                 orphans[port] = max(age, orphans.get(port, 0.0))
             ages["unknown" if orphaned is None else str(orphaned).lower()].append(age)
@@ -189,12 +189,3 @@ class RendezvousPorts(Collector):
             yield LISTENERS(len(those), label)
             if those:
                 yield AGE(max(those), label)
-
-    def _uptime(self) -> float:
-        text = read(self.host.proc("uptime"))
-        try:
-            return float(text.split(maxsplit=1)[0])
-        except (ValueError, IndexError) as error:
-            raise SourceError(
-                Reason.MALFORMED, f"{self.host.proc('uptime')}: {text[:40]!r}"
-            ) from error

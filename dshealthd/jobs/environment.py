@@ -38,8 +38,9 @@ _RANKS = {
     Launcher.SLURM: ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"),
 }  # fmt: skip
 _SCHEDULERS = (("slurm", "SLURM_JOB_ID"), ("pbs", "PBS_JOBID"), ("lsf", "LSB_JOBID"))
-_RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
-_MPI_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
+"""Variables that all ranks of a run must share."""
+MPI_JOBS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 """Variables with the name that mpirun gives a job, the same for its processes on all nodes."""
 _PLACES = (
     "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV", "CONDA_PREFIX",
@@ -50,9 +51,9 @@ _DEEPSPEED = ("CROSS_SIZE", "LOCAL_SIZE")
 
 deepspeed/launcher/launch.py sets them, torchrun does not.
 """
-_STEP = ("SLURM_STEP_ID",)
-_RAS = ("NCCL_RAS_ADDR", "NCCL_RAS_ENABLE")
-_INSPECTOR = ("NCCL_INSPECTOR_DUMP_DIR",)
+_OTHER_VARIABLES = (
+    "SLURM_STEP_ID", "NCCL_RAS_ADDR", "NCCL_RAS_ENABLE", "NCCL_INSPECTOR_DUMP_DIR",
+)  # fmt: skip
 _FLIGHT_RECORDER = (
     "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
     "TORCH_FR_DUMP_TEMP_FILE",
@@ -77,22 +78,10 @@ _NCCL = (
 )  # fmt: skip
 """Other settings whose values are checked."""
 
-ALLOWED = frozenset(
-    (
-        *(name for names in _RANKS.values() for name in names),
-        *(name for _, name in _SCHEDULERS),
-        *_RENDEZVOUS,
-        *_MPI_JOBS,
-        *_PLACES,
-        *_DEEPSPEED,
-        *_STEP,
-        *_RAS,
-        *_INSPECTOR,
-        *_FLIGHT_RECORDER,
-        *NCCL_COMMON,
-        *_NCCL,
-    )
-)
+ALLOWED = frozenset(itertools.chain(
+    *_RANKS.values(), (name for _, name in _SCHEDULERS), RENDEZVOUS, MPI_JOBS, _PLACES, _DEEPSPEED,
+    _OTHER_VARIABLES, _FLIGHT_RECORDER, NCCL_COMMON, _NCCL,
+))  # fmt: skip
 """The variables that are kept. A variable added here must not be able to hold a secret."""
 
 
@@ -205,9 +194,9 @@ def job(environment: Mapping[str, str], machine: str) -> str:
     """
     if (number := scheduled(environment)) is not None:
         return number
-    parts = [environment.get(name, "") for name in (*_RENDEZVOUS, *_MPI_JOBS)]
+    parts = [environment.get(name, "") for name in (*RENDEZVOUS, *MPI_JOBS)]
     address = parts[0] = parts[0].strip().lower()
-    if is_loopback(address) or not (address or any(parts[-len(_MPI_JOBS) :])):
+    if is_loopback(address) or not (address or any(parts[-len(MPI_JOBS) :])):
         parts.append(machine)
     import hashlib  # loads OpenSSL, which no worker needs on nodes with a scheduler
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core.host import read_bytes
-from dshealthd.jobs.environment import job, launch, parse_environ
+from dshealthd.jobs.environment import parse_environ
 from dshealthd.jobs.processes import (
     ENVIRON_LIMIT,
+    UNINTERRUPTIBLE,
     ProcessTable,
     TrainingProcess,
-    namespace,
-    standing,
+    training_process,
     with_owners,
 )
 from dshealthd.linux.process import parse_stat
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from dshealthd.core.collector import Context
     from dshealthd.linux.process import Stat
-
-_UNINTERRUPTIBLE = "D"
 
 
 class GpuRank(NamedTuple):
@@ -55,7 +53,7 @@ class GpuRanks:
                 stat = parse_stat(read_bytes(self._context.host.proc(f"{pid}/stat"), 4096))
                 key = pid, stat.start
                 if key not in self._known and (
-                    stat.state == _UNINTERRUPTIBLE
+                    stat.state == UNINTERRUPTIBLE
                     or self._context.entering(f"process {pid}") is not None
                 ):
                     unknown += 1  # reading its environment may hang
@@ -77,16 +75,7 @@ class GpuRanks:
         return ranks, unknown
 
     def _look(self, pid: int, stat: Stat) -> TrainingProcess | None:
-        place = self._context.host.proc(str(pid))
-        environment = parse_environ(read_bytes(f"{place}/environ", ENVIRON_LIMIT))
-        rank = launch(environment)
-        if rank is None:
-            return None
-        name = job(
-            environment,
-            self._context.shared(ProcessTable).machine + namespace(self._context.host, pid),
-        )
-        user, confirmed = standing(place, name)
-        return TrainingProcess(
-            pid, stat.start, stat.parent, name, rank, {}, user=user, confirmed=confirmed
-        )
+        host = self._context.host
+        environment = parse_environ(read_bytes(host.proc(f"{pid}/environ"), ENVIRON_LIMIT))
+        machine = self._context.shared(ProcessTable).machine
+        return training_process(host, pid, stat, environment, machine)

@@ -122,7 +122,7 @@ class Installations:
         Raises OSError if there is none.
         """
         base = prefix.rstrip("/")
-        settings = _settings(root, base)
+        settings = parse_settings(_text(root, f"{base}/pyvenv.cfg"))
         versions = self._packages(root, base)
         # The interpreter that the environment was made with.
         home = os.path.dirname(settings.get("home", ""))
@@ -180,7 +180,7 @@ class Installations:
 
     def _read(self, root: Root, site: str) -> Versions:
         found = parse_distributions(root.names(site))
-        torch = _assignments(root, f"{site}/torch/version.py")
+        torch = parse_assignments(_text(root, f"{site}/torch/version.py"))
         # torch.__version__ counts; the metadata may lack the build (+cu121).
         if "__version__" in torch:
             found = {pair for pair in found if pair[0] != "torch"} | {
@@ -188,7 +188,7 @@ class Installations:
             }
         if "cuda" in torch:
             found.add(("cuda", torch["cuda"]))
-        built = _assignments(root, f"{site}/deepspeed/git_version_info_installed.py")
+        built = parse_assignments(_text(root, f"{site}/{FILE}"))
         versions = frozenset(found)
         if "version" in built:
             versions |= _missing(versions, frozenset({("deepspeed", built["version"])}))
@@ -257,14 +257,6 @@ def _text(root: Root, path: str) -> str:
         return ""
 
 
-def _assignments(root: Root, path: str) -> dict[str, str]:
-    return parse_assignments(_text(root, path))
-
-
-def _settings(root: Root, base: str) -> dict[str, str]:
-    return parse_settings(_text(root, f"{base}/pyvenv.cfg"))
-
-
 def _python(root: Root, base: str, settings: Mapping[str, str], names: Iterable[str]) -> str:
     """Return the version of an environment's interpreter, as exactly as its files say."""
     if version := settings.get("version_info") or settings.get("version"):
@@ -281,7 +273,6 @@ _OPERATORS = re.compile(
     r"^installed_ops\s*=\s*\{((?:'\w{1,64}': (?:True|False)(?:, )?){1,256})\}\s*$", re.MULTILINE
 )
 _OPERATOR = re.compile(r"'(\w+)': (True|False)")
-_LIMIT = 1 << 16
 
 
 def parse_operators(source: str) -> dict[str, bool]:
@@ -300,7 +291,8 @@ def operators(root: Root, prefix: str) -> dict[str, bool] | None:
     """
     for site in sites(root, prefix.rstrip("/")):
         try:
-            return parse_operators(root.read(f"{site}/{FILE}", _LIMIT).decode(errors="replace"))
+            text = root.read(f"{site}/{FILE}", _TEXT_LIMIT).decode(errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             continue
+        return parse_operators(text)
     return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read_bytes
+from dshealthd.jobs.nccl.release import MAPS_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from dshealthd.jobs.processes import TrainingProcess
     from dshealthd.linux.process_files import Root
 
-MAPS_LIMIT = 16 << 20
-"""Bytes; a process that has loaded torch and CUDA has one or two MiB."""
 _TORCH = b"/torch/lib/libtorch"
 _NCCL = b"/libnccl.so"
 _DELETED = b" (deleted)"

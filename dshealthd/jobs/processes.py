@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Reason
+from dshealthd.core.collector import Reason, SourceError
 from dshealthd.core.host import read, read_bytes
 from dshealthd.core.result import os_reason
 from dshealthd.jobs import ownership
 from dshealthd.jobs.environment import Launch, job, launch, nccl_variables, parse_environ
 from dshealthd.linux.credentials import parse_real_user
-from dshealthd.linux.process import Stat, parse_stat
+from dshealthd.linux.process import TICKS, Stat, parse_stat, uptime
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -54,8 +54,7 @@ Each sweep checks at least 8 and at most 256.
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 _DEAD = "ZX"
-_UNINTERRUPTIBLE = "D"
-_TICKS = os.sysconf("SC_CLK_TCK")
+UNINTERRUPTIBLE = "D"
 
 
 class Unseen(enum.StrEnum):
@@ -105,7 +104,7 @@ class TrainingProcess:
     @property
     def started(self) -> float:
         """Start time in seconds since boot."""
-        return self.start / _TICKS
+        return self.start / TICKS
 
     @property
     def claimed(self) -> str:
@@ -148,6 +147,37 @@ def namespace(host: Host, pid: int) -> str:
     try:
         theirs = os.readlink(host.proc(f"{pid}/ns/net"))
         return "" if theirs == os.readlink(host.proc("self/ns/net")) else theirs
+    except OSError:
+        return ""
+
+
+def training_process(
+    host: Host,
+    pid: int,
+    stat: Stat,
+    environment: Mapping[str, str],
+    machine: str,
+    nccl: frozenset[str] = frozenset(),
+) -> TrainingProcess | None:
+    """Return the training process with this environment and the job it claims; None if it is none.
+
+    What is read belongs to it only if its `stat` is still the same afterwards.
+    """
+    place = launch(environment)
+    if place is None:
+        return None
+    network = namespace(host, pid)
+    name = job(environment, machine + network)
+    user, confirmed = standing(host.proc(str(pid)), name)
+    return TrainingProcess(
+        pid, stat.start, stat.parent, name, place, environment, nccl, user, confirmed, network
+    )
+
+
+def boot_id(host: Host) -> str:
+    """Return the id of this machine's boot, to name jobs; empty if unknown."""
+    try:
+        return read(host.proc("sys/kernel/random/boot_id")).strip()
     except OSError:
         return ""
 
@@ -205,7 +235,7 @@ class ProcessTable:
         new = current - self._known.keys()
         again, self._again = self._again & current, set()
         self._budget = SWEEP_LIMIT
-        young = self._now() - YOUNG * _TICKS
+        young = self._now() - YOUNG * TICKS
         for pid in self._turn(len(current)):
             self._look(pid, young)
         for pid in new:
@@ -254,7 +284,7 @@ class ProcessTable:
         Reading takes the lock of the address space, which a process that waits in a driver may hold
         forever.
         """
-        if stat.state == _UNINTERRUPTIBLE or self._context.entering(f"process {pid}") is not None:
+        if stat.state == UNINTERRUPTIBLE or self._context.entering(f"process {pid}") is not None:
             return Unseen.BLOCKED
         return Unseen.DEFERRED if self._budget <= 0 else None
 
@@ -268,25 +298,13 @@ class ProcessTable:
         self._budget -= len(data) + ENTRY * data.count(b"\0")
         cut = len(data) >= ENVIRON_LIMIT
         environment = parse_environ(data[: data.rfind(b"\0") + 1] if cut else data)
-        place = launch(environment)
-        if place is not None:
-            network = namespace(self._context.host, int(pid))
-            name = job(environment, self.machine + network)
-            user, confirmed = standing(f"{self._proc}/{pid}", name)
+        found = training_process(
+            self._context.host, int(pid), stat, environment, self.machine, nccl_variables(data)
+        )
+        if found is not None:
             if parse_stat(read_bytes(f"{self._proc}/{pid}/stat", 4096)).image != stat.image:
                 return  # it was replaced while it was read: the next sweep reads its successor
-            self._training[pid] = TrainingProcess(
-                int(pid),
-                stat.start,
-                stat.parent,
-                name,
-                place,
-                environment,
-                nccl_variables(data),
-                user,
-                confirmed,
-                network,
-            )
+            self._training[pid] = found
         elif cut:
             self._unseen[pid] = Unseen.UNREADABLE
         self._known[pid] = stat.image
@@ -299,18 +317,15 @@ class ProcessTable:
     def _now(self) -> float:
         """Return the clock ticks since boot; infinity, so that nothing is young, if unknown."""
         try:
-            return float(read(f"{self._proc}/uptime").split()[0]) * _TICKS
-        except (OSError, IndexError, ValueError):
+            return uptime(self._context.host) * TICKS
+        except (OSError, SourceError):
             return math.inf
 
     @property
     def machine(self) -> str:
         """An id of this machine and boot, to name jobs; empty if unknown."""
         if self._machine is None:
-            try:
-                self._machine = read(f"{self._proc}/sys/kernel/random/boot_id").strip()
-            except OSError:
-                self._machine = ""
+            self._machine = boot_id(self._context.host)
         return self._machine
 
 

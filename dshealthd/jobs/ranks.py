@@ -12,15 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dshealthd.jobs.environment import is_loopback, scheduled
+from dshealthd.jobs.environment import MPI_JOBS, RENDEZVOUS, is_loopback, scheduled
 from dshealthd.jobs.processes import TrainingProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")
-"""Variables that all ranks of a run must share."""
-_MPI = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 Key = tuple[int, int]
 """Pid and start time, which identify a process uniquely."""
 
@@ -127,7 +124,7 @@ def _name(process: TrainingProcess, values: Mapping[str, str], machine: str) -> 
     if not values["MASTER_ADDR"]:
         parts += [
             environment.get("SLURM_STEP_ID", ""),
-            *(environment.get(name, "") for name in _MPI),
+            *(environment.get(name, "") for name in MPI_JOBS),
         ]
     elif is_loopback(values["MASTER_ADDR"]):
         parts += [machine, process.network]

@@ -97,18 +97,18 @@ def assumed(user: User) -> Iterator[None]:
             if (_fs(_SETFSUID), _fs(_SETFSGID)) != (user.uid, user.gid):
                 raise PermissionError(errno.EPERM, f"may not act as user {user.uid}")
         if effective:
-            _set_capabilities(0, permitted, inheritable)
+            set_capabilities(0, permitted, inheritable)
         yield
     finally:
         if effective:
-            _set_capabilities(effective, permitted, inheritable)
+            set_capabilities(effective, permitted, inheritable)
         if not own:
             _fs(_SETFSUID, fsuid)
             _fs(_SETFSGID, fsgid)
             if os.getgroups() != groups:
                 _groups(groups)
             if effective:  # the kernel raises file capabilities with fsuid 0
-                _set_capabilities(effective, permitted, inheritable)
+                set_capabilities(effective, permitted, inheritable)
         if ends_with:  # a change of fsuid clears it
             _libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(ends_with), 0, 0, 0)
 
@@ -139,7 +139,8 @@ def _capabilities() -> tuple[int, int, int]:
     return words[0] | words[3] << 32, words[1] | words[4] << 32, words[2] | words[5] << 32
 
 
-def _set_capabilities(*sets: int) -> None:
+def set_capabilities(*sets: int) -> None:
+    """Set this thread's effective, permitted and inheritable capabilities. OSError."""
     header = struct.pack("=Ii", _VERSION, 0)
     words = [entry & 0xFFFFFFFF for entry in sets] + [entry >> 32 for entry in sets]
     _check(_libc.syscall(_CAPSET, header, struct.pack("=6I", *words)), "capset")

@@ -224,7 +224,7 @@ class JournalReader:
     and what journald itself has missed is not counted.
     """
 
-    lost = malformed = 0
+    lost = 0
 
     def __init__(self, host: Host, monotonic: Callable[[], float], position: int = 0) -> None:
         """Prepare to read from entry number `position` on. Nothing is opened yet."""

@@ -44,15 +44,9 @@ SXIDS = range(1, 100_000)
 _LINKS = range(64)
 
 RECOVERY_ACTIONS = (
-    "none",
-    "gpu_reset",
-    "node_reboot",
-    "drain_p2p",
-    "drain_and_reset",
-    "recover_imex_domain",
-    "bus_reset",
-    "system_reboot",
-)
+    "none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain",
+    "bus_reset", "system_reboot",
+)  # fmt: skip
 """Actions that Xid 154 requests, by the number in the line; its text varies with the driver.
 
 Numbers and names are those of nvmlDeviceGpuRecoveryAction_t.

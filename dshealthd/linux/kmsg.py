@@ -82,8 +82,6 @@ class KernelLogReader:
         """Expected number of the next record."""
         self.lost = 0
         """Records that were never read: gaps in the numbers."""
-        self.malformed = 0
-        """Records that could not be parsed; their numbers are gaps."""
         self.drained = False
         """Whether the end of the log has been reached since it was opened."""
         self._monotonic = monotonic
@@ -123,8 +121,7 @@ class KernelLogReader:
             try:
                 record = parse(raw)
             except ValueError:
-                self.malformed += 1
-                continue
+                continue  # its number is a gap
             # Includes records that were read before: `behind` compares the whole log with the
             # position.
             self._newest = max(self._newest, record.sequence)

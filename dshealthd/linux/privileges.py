@@ -10,22 +10,12 @@ import ctypes
 import os
 import resource
 import signal
-import struct
 
 from dshealthd.core.host import read
-from dshealthd.linux.credentials import User
+from dshealthd.linux.credentials import PR_SET_PDEATHSIG, User, set_capabilities
 
-PR_SET_PDEATHSIG, PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = (
-    1,
-    8,
-    38,
-    47,
-    2,
-)
+PR_SET_KEEPCAPS, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 8, 38, 47, 2
 CAP_SYS_PTRACE = 19
-_CAPSET = 126 if os.uname().machine == "x86_64" else 91
-"""Number of capset(2); 91 on all architectures since x86."""
-_VERSION = 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -99,8 +89,8 @@ def _prctl(option: int, *arguments: int) -> None:
 
 def _capset(mask: int) -> bool:
     """Reduce this process to these capabilities; False if it does not have them."""
-    header = struct.pack("=Ii", _VERSION, 0)
-    low, high = mask & 0xFFFFFFFF, mask >> 32
-    return bool(
-        _libc.syscall(_CAPSET, header, struct.pack("=6I", low, low, low, high, high, high)) == 0
-    )
+    try:
+        set_capabilities(mask, mask, mask)
+    except OSError:
+        return False
+    return True

@@ -10,12 +10,22 @@ import resource
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
+from dshealthd.core.collector import Reason, SourceError
 from dshealthd.core.host import integer, read, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dshealthd.core.host import Host
+
+
+def uptime(host: Host) -> float:
+    """Return the seconds since boot, as of `/proc/uptime`. OSError; SourceError if malformed."""
+    text = read(host.proc("uptime"))
+    try:
+        return float(text.split(maxsplit=1)[0])
+    except (ValueError, IndexError) as error:
+        raise SourceError(Reason.MALFORMED, f"{host.proc('uptime')}: {text[:40]!r}") from error
 
 
 class ProcessLimits(NamedTuple):

@@ -182,11 +182,8 @@ class Search:
                         link = os.readlink(entry.name, dir_fd=directory)
                     except FileNotFoundError:  # closed meanwhile
                         continue
-                    yield (
-                        (int(link[8:-1]), int(pid), entry.name)
-                        if link.startswith("socket:[")
-                        else None
-                    )
+                    inode = parse_inode(link)
+                    yield None if inode is None else (inode, int(pid), entry.name)
         finally:
             os.close(directory)
 

@@ -55,17 +55,19 @@ def attach(
     only exception raised is TypeError, for a call that names neither engine nor optimizer, names
     both, or passes `model` with an engine.
     """
-    from dshealthd.training import attachment
+    from dshealthd.training.engine import follow as follow_engine
     from dshealthd.training.heartbeat import Heartbeat
+    from dshealthd.training.model import follow as follow_model
+    from dshealthd.training.optimizer import follow as follow_optimizer
 
     if (engine is None) == (optimizer is None) or (engine is not None and model is not None):
         message = "attach(engine) for DeepSpeed, or attach(optimizer=optimizer) for torch"
         raise TypeError(message)
     heartbeat = Heartbeat(step=step, socket=socket)
     if engine is not None:
-        attachment.follow_engine(heartbeat, engine)
+        follow_engine(heartbeat, engine)
     else:
-        attachment.follow_optimizer(heartbeat, optimizer, scaler)
+        follow_optimizer(heartbeat, optimizer, scaler)
         if model is not None:
-            attachment.follow_model(heartbeat, model)
+            follow_model(heartbeat, model)
     return heartbeat

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+@never_raise
 def follow(heartbeat: Heartbeat, engine: Any) -> None:
     """Report the steps of `engine`, and mark its checkpoints and its evaluation (from
     `engine.eval()` to `engine.train()`) as phases.

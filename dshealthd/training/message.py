@@ -81,40 +81,11 @@ class WaitSource(enum.IntEnum):
     """That of a CUDA device, whose stream waits."""
 
 
-class _Known(enum.IntFlag):
-    STEP_SECONDS = 1
-    SKIPPED = 2
-    LOSS = 4
-    LOSS_FINITE = 8
-    LOSS_SCALE = 16
-    GRADIENT_NORM = 32
-    MEMORY = 64
-    COMMUNICATION = 128
-    INPUT = 256
-    FORWARD = 512
-    OWN = 1024
-    ON_DEVICE = 2048
-    PIPELINE = 4096
-    EXCHANGES = 8192
-
-
-# Plain numbers: IntFlag arithmetic would cost more than the rest of a message.
 (
-    _STEP_SECONDS,
-    _SKIPPED,
-    _LOSS,
-    _LOSS_FINITE,
-    _LOSS_SCALE,
-    _GRADIENT_NORM,
-    _MEMORY,
-    _COMMUNICATION,
-    _INPUT,
-    _FORWARD,
-    _OWN,
-    _ON_DEVICE,
-    _PIPELINE,
-    _EXCHANGES,
-) = (int(bit) for bit in _Known)
+    _STEP_SECONDS, _SKIPPED, _LOSS, _LOSS_FINITE, _LOSS_SCALE, _GRADIENT_NORM, _MEMORY,
+    _COMMUNICATION, _INPUT, _FORWARD, _OWN, _ON_DEVICE, _PIPELINE, _EXCHANGES,
+) = (1 << bit for bit in range(14))  # fmt: skip
+"""Which fields of a message are known: plain numbers, as an IntFlag would cost more than the rest."""
 
 
 class DeviceMemory(NamedTuple):
@@ -171,28 +142,9 @@ class Message(NamedTuple):
 def encode(message: Message) -> bytes:
     """Return a heartbeat message as bytes; struct.error if a count is out of range."""
     (
-        step,
-        sent,
-        phase,
-        stage,
-        last,
-        mean,
-        inputs,
-        forward,
-        skipped,
-        finite,
-        nonfinite,
-        scale,
-        norm,
-        memory,
-        communication,
-        wait,
-        work,
-        source,
-        pipeline_stage,
-        exchanges,
-        _collective,
-    ) = message
+        step, sent, phase, stage, last, mean, inputs, forward, skipped, finite, nonfinite, scale, norm,
+        memory, communication, wait, work, source, pipeline_stage, exchanges, _collective,
+    ) = message  # fmt: skip
     known = 0
     if last is not None:
         known = _STEP_SECONDS
@@ -243,25 +195,9 @@ def decode(data: bytes) -> Message:
         message = "wrong checksum"
         raise ValueError(message)
     (
-        phase,
-        stage,
-        known,
-        step,
-        skipped,
-        nonfinite,
-        sent,
-        last,
-        mean,
-        inputs,
-        forward,
-        scale,
-        norm,
-        communication,
-        *memory,
-        wait,
-        work,
-        pipeline_stage,
-    ) = _BODY.unpack_from(body.ljust(_BODY.size, b"\0"))
+        phase, stage, known, step, skipped, nonfinite, sent, last, mean, inputs, forward, scale, norm,
+        communication, *memory, wait, work, pipeline_stage,
+    ) = _BODY.unpack_from(body.ljust(_BODY.size, b"\0"))  # fmt: skip
     if max(step, skipped, nonfinite, *memory) > MAX_COUNT:
         message = "a count exceeds 2^53"
         raise ValueError(message)

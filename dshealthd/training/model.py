@@ -16,14 +16,15 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.training.heartbeat import Heartbeat, never_raise
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from dshealthd.training.heartbeat import Heartbeat
 
 log = logging.getLogger("dshealthd.training")
 
 
+@never_raise
 def follow(heartbeat: Heartbeat, model: Any) -> None:
     """Report the stages of steps, and the time of the forward passes of `model`.
 

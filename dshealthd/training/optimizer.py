@@ -30,6 +30,7 @@ _FRAMES = 12
 """Stack frames searched for DeepSpeed."""
 
 
+@never_raise
 def follow(heartbeat: Heartbeat, optimizer: Any, scaler: Any = None) -> None:
     """Report the steps of `optimizer`.
 

@@ -11,15 +11,9 @@ from dshealthd import collectors
 from dshealthd.config import registry
 
 FORBIDDEN = {
-    "asyncio",
-    "concurrent",
-    "dshealthd.core.background",
-    "dshealthd.core.timing",
-    "multiprocessing",
-    "signal",
-    "subprocess",
-    "threading",
-}
+    "asyncio", "concurrent", "dshealthd.core.background", "dshealthd.core.timing",
+    "multiprocessing", "signal", "subprocess", "threading",
+}  # fmt: skip
 """Modules that a reader of one source has no use for: a loop, timers, threads, children."""
 
 

@@ -326,29 +326,20 @@ def test_unknown_states(bench: Bench) -> None:
     assert values(result, STATE)["mlx5_0", "1", "unknown"] == 1
 
 
-@pytest.mark.parametrize(
-    ("samples", "flaps"),
-    [
-        pytest.param([(True, 3), (True, 3)], 0, id="steady"),
-        pytest.param([(False, 3), (True, 3)], 0, id="comes up"),
-        pytest.param([(True, 3), (True, 4)], 1, id="down and up again between two samples"),
-        pytest.param([(True, 3), (True, 6)], 3, id="three times between two samples"),
-        pytest.param(
-            [(True, 3), (False, 4), (True, 4)], 1, id="seen and counted in the same sample"
-        ),
-        pytest.param(
-            [(True, 3), (False, 3), (False, 4), (True, 4)], 1, id="seen before it is counted"
-        ),
-        pytest.param([(True, 3), (False, 5), (True, 5)], 2, id="seen once, counted twice"),
-        pytest.param([(True, 255), (False, 255), (True, 255)], 1, id="counter at its limit"),
-        pytest.param([(True, None), (False, None), (True, None)], 1, id="no counter"),
-        pytest.param(
-            [(True, 3), (False, 3), (True, 3), (True, 4)], 2, id="orderly shutdown, then a flap"
-        ),
-        pytest.param([(True, 9), (True, 0), (True, 1)], 1, id="counter cleared"),
-        pytest.param([(True, 9), (True, 2)], 2, id="counter cleared and grown"),
-    ],
-)
+@pytest.mark.parametrize(("samples", "flaps"), [
+    pytest.param([(True, 3), (True, 3)], 0, id="steady"),
+    pytest.param([(False, 3), (True, 3)], 0, id="comes up"),
+    pytest.param([(True, 3), (True, 4)], 1, id="down and up again between two samples"),
+    pytest.param([(True, 3), (True, 6)], 3, id="three times between two samples"),
+    pytest.param([(True, 3), (False, 4), (True, 4)], 1, id="seen and counted in the same sample"),
+    pytest.param([(True, 3), (False, 3), (False, 4), (True, 4)], 1, id="seen before it is counted"),
+    pytest.param([(True, 3), (False, 5), (True, 5)], 2, id="seen once, counted twice"),
+    pytest.param([(True, 255), (False, 255), (True, 255)], 1, id="counter at its limit"),
+    pytest.param([(True, None), (False, None), (True, None)], 1, id="no counter"),
+    pytest.param([(True, 3), (False, 3), (True, 3), (True, 4)], 2, id="orderly shutdown, then a flap"),
+    pytest.param([(True, 9), (True, 0), (True, 1)], 1, id="counter cleared"),
+    pytest.param([(True, 9), (True, 2)], 2, id="counter cleared and grown"),
+])  # fmt: skip
 def test_flaps(samples: list[tuple[bool, int | None]], flaps: int) -> None:
     """Each time a port leaves ACTIVE counts once, whether the state shows it, `link_downed`, or
     both.

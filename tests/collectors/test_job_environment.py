@@ -225,20 +225,14 @@ def test_orphans_unknown(node: Node) -> None:
     assert values(node.sweep(), "orphaned_ranks") == {}
 
 
-@pytest.mark.parametrize(
-    ("changed", "problem"),
-    [
-        ({"RANK": "4"}, ("4", "RANK", "beyond")),
-        ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ("0", "LOCAL_RANK", "beyond")),
-        ({"LOCAL_RANK": "2"}, ("0", "LOCAL_RANK", "beyond")),
-        (
-            {"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "1", "TORCHELASTIC_RUN_ID": "x"},
-            ("0", "LOCAL_RANK", "beyond"),
-        ),
-        ({"CUDA_VISIBLE_DEVICES": "0,2"}, ("0", "CUDA_VISIBLE_DEVICES", "absent")),
-        ({"CUDA_VISIBLE_DEVICES": "1,1"}, ("0", "CUDA_VISIBLE_DEVICES", "repeated")),
-    ],
-)
+@pytest.mark.parametrize(("changed", "problem"), [
+    ({"RANK": "4"}, ("4", "RANK", "beyond")),
+    ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, ("0", "LOCAL_RANK", "beyond")),
+    ({"LOCAL_RANK": "2"}, ("0", "LOCAL_RANK", "beyond")),
+    ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "1", "TORCHELASTIC_RUN_ID": "x"}, ("0", "LOCAL_RANK", "beyond")),
+    ({"CUDA_VISIBLE_DEVICES": "0,2"}, ("0", "CUDA_VISIBLE_DEVICES", "absent")),
+    ({"CUDA_VISIBLE_DEVICES": "1,1"}, ("0", "CUDA_VISIBLE_DEVICES", "repeated")),
+])  # fmt: skip
 def test_ordinals(node: Node, changed: dict[str, str], problem: tuple[str, ...]) -> None:
     """Numbers beyond what there is are told, on a node with two GPUs."""
     node.gpus(2)
@@ -388,17 +382,10 @@ def test_names_that_the_library_reads(
     assert node.problems() == problems
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "NCCL_CE_CHUNK_SIZE",
-        "NCCL_DEBUG_LEVELS",
-        "NCCL_DYNAMIC_CHUNK_SIZE",
-        "NCCL_IB_RAIL_POLICY",
-        "NCCL_P2P_PER_CHANNEL_REG_NET_BW",
-        "NCCL_PROGRESS_COUNTERS",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "NCCL_CE_CHUNK_SIZE", "NCCL_DEBUG_LEVELS", "NCCL_DYNAMIC_CHUNK_SIZE", "NCCL_IB_RAIL_POLICY",
+    "NCCL_P2P_PER_CHANNEL_REG_NET_BW", "NCCL_PROGRESS_COUNTERS",
+])  # fmt: skip
 def test_names_of_later_releases(node: Node, name: str) -> None:
     """Names that releases after our table's, or plugins of clouds, read are no problem."""
     node.rank(0, {name: "1"})

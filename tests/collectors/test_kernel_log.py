@@ -34,36 +34,9 @@ if TYPE_CHECKING:
 FIXTURE = Path(__file__).parent / "fixtures" / "kernel_log"
 GPUS = ("0000:1b:00.0", "0000:4b:00.0", "0000:66:00.0", "0000:cb:00.0")
 CODES = (
-    13,
-    31,
-    32,
-    38,
-    43,
-    44,
-    45,
-    46,
-    48,
-    56,
-    57,
-    58,
-    61,
-    62,
-    63,
-    64,
-    68,
-    69,
-    74,
-    79,
-    92,
-    94,
-    95,
-    109,
-    110,
-    119,
-    120,
-    121,
-    154,
-)
+    13, 31, 32, 38, 43, 44, 45, 46, 48, 56, 57, 58, 61, 62, 63, 64, 68, 69, 74, 79, 92, 94, 95,
+    109, 110, 119, 120, 121, 154,
+)  # fmt: skip
 
 
 class Machine:
@@ -487,24 +460,18 @@ def test_state_is_written_rarely(machine: Machine) -> None:
 BOOT = '"boot_id":"3e57bd9a-f89b-4fe2-a24f-69bc0c2fd69f","version":1'
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "[]",
-        '{"version":1}',
-        f"{{{BOOT}}}",
-        f'{{{BOOT},"position":-1,"lost":0,"counts":[]}}',
-        f'{{{BOOT},"position":"5","lost":0,"counts":[]}}',
-        f'{{{BOOT},"position":5,"lost":0,"counts":[["dshealthd_unknown_total",[],1]]}}',
-        f'{{{BOOT},"position":5,"lost":0,"counts":[["dshealthd_xid_errors_total",["a"],1]]}}',
-        f'{{{BOOT},"position":5,"lost":0,"counts":[["dshealthd_xid_errors_total",["a","b"],"x"]]}}',
-        f'{{{BOOT},"position":5,"lost":0,"counts":7}}',
-        f'{{{BOOT.replace(":1", ":2")},"position":5,"lost":0,"counts":[]}}',
-        "\0" * 4096,
-    ],
-)
+@pytest.mark.parametrize("content", [
+    "", "{", "[]", '{"version":1}',
+    f"{{{BOOT}}}",
+    f'{{{BOOT},"position":-1,"lost":0,"counts":[]}}',
+    f'{{{BOOT},"position":"5","lost":0,"counts":[]}}',
+    f'{{{BOOT},"position":5,"lost":0,"counts":[["dshealthd_unknown_total",[],1]]}}',
+    f'{{{BOOT},"position":5,"lost":0,"counts":[["dshealthd_xid_errors_total",["a"],1]]}}',
+    f'{{{BOOT},"position":5,"lost":0,"counts":[["dshealthd_xid_errors_total",["a","b"],"x"]]}}',
+    f'{{{BOOT},"position":5,"lost":0,"counts":7}}',
+    f'{{{BOOT.replace(":1", ":2")},"position":5,"lost":0,"counts":[]}}',
+    "\0" * 4096,
+])  # fmt: skip
 def test_broken_state(machine: Machine, content: str, caplog: pytest.LogCaptureFixture) -> None:
     """A state file that makes no sense is reported, once in the log, replaced, and stops nothing."""
     (machine.state / "kernel_log.json").write_text(content)

@@ -75,23 +75,15 @@ def test_fabric(
     )
 
 
-@pytest.mark.parametrize(
-    ("status", "summary", "mask", "problems"),
-    [
-        (0, 1, 0x51AA, set()),
-        (0, 0, 0x0, set()),
-        (0, 3, 0x51AA, {"limited_capacity"}),
-        (999, 2, 0x51AA, {"registration_failed"}),
-        (
-            0,
-            2,
-            0x55,
-            {"degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout_recovery"},
-        ),
-        (0, 2, 0xA4AA, {"no_partition_assigned", "manager_disconnected", "no_partition"}),
-        (0, 2, 0x0F00, {"incorrect_configuration"}),
-    ],
-)
+@pytest.mark.parametrize(("status", "summary", "mask", "problems"), [
+    (0, 1, 0x51AA, set()),
+    (0, 0, 0x0, set()),
+    (0, 3, 0x51AA, {"limited_capacity"}),
+    (999, 2, 0x51AA, {"registration_failed"}),
+    (0, 2, 0x55, {"degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout_recovery"}),
+    (0, 2, 0xA4AA, {"no_partition_assigned", "manager_disconnected", "no_partition"}),
+    (0, 2, 0x0F00, {"incorrect_configuration"}),
+])  # fmt: skip
 def test_problems(node: Node, status: int, summary: int, mask: int, problems: set[str]) -> None:
     """What the fabric says is wrong has a name of its own; what it does not tell has none."""
     for key, value in {"status": status, "health_summary": summary, "health_mask": mask}.items():

@@ -129,31 +129,18 @@ def orphaned(proc: Path) -> str:
     return labels[0] if labels else "unknown"
 
 
-@pytest.mark.parametrize(
-    ("parent", "environ", "verdict"),
-    [
-        (("systemd", 1), "A=1", "true"),
-        (("systemd", 1), "A=1 SYSTEMD_EXEC_PID=4000", "false"),
-        (("systemd", 1), "A=1 SYSTEMD_EXEC_PID=40", "true"),
-        (("systemd", 900), "A=1", "true"),
-        (("systemd", 900), "SYSTEMD_EXEC_PID=4000", "false"),
-        (("bash", 900), "A=1", "false"),
-        (("bash", 1), "A=1", "unknown"),
-        (("tini", 1), "A=1", "unknown"),
-        (("", 0), "A=1", "false"),
-    ],
-    ids=[
-        "orphan",
-        "service",
-        "child of service",
-        "user's orphan",
-        "user's service",
-        "shell",
-        "container's shell",
-        "tini",
-        "first process",
-    ],
-)
+@pytest.mark.parametrize(("parent", "environ", "verdict"), [
+    (("systemd", 1), "A=1", "true"),
+    (("systemd", 1), "A=1 SYSTEMD_EXEC_PID=4000", "false"),
+    (("systemd", 1), "A=1 SYSTEMD_EXEC_PID=40", "true"),
+    (("systemd", 900), "A=1", "true"),
+    (("systemd", 900), "SYSTEMD_EXEC_PID=4000", "false"),
+    (("bash", 900), "A=1", "false"),
+    (("bash", 1), "A=1", "unknown"),
+    (("tini", 1), "A=1", "unknown"),
+    (("", 0), "A=1", "false"),
+], ids=["orphan", "service", "child of service", "user's orphan", "user's service", "shell",
+        "container's shell", "tini", "first process"])  # fmt: skip
 def test_who_takes_in_orphans(
     proc: Path, parent: tuple[str, int], environ: str, verdict: str
 ) -> None:

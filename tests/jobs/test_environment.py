@@ -72,21 +72,13 @@ def test_long_value_is_left_out() -> None:
     assert parse_environ(b"RANK=1\0VIRTUAL_ENV=" + b"/" * (MAX_VALUE + 1) + b"\0") == {"RANK": "1"}
 
 
-@pytest.mark.parametrize(
-    ("environment", "launcher", "rank", "size"),
-    [
-        (TORCH, Launcher.TORCH, 3, 16),
-        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, Launcher.OPENMPI, 2, 4),
-        ({"PMI_RANK": "5", "PMI_SIZE": "8"}, Launcher.PMI, 5, 8),
-        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, Launcher.SLURM, 0, None),
-        (
-            {**TORCH, "SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"},
-            Launcher.TORCH,
-            3,
-            16,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("environment", "launcher", "rank", "size"), [
+    (TORCH, Launcher.TORCH, 3, 16),
+    ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"}, Launcher.OPENMPI, 2, 4),
+    ({"PMI_RANK": "5", "PMI_SIZE": "8"}, Launcher.PMI, 5, 8),
+    ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, Launcher.SLURM, 0, None),
+    ({**TORCH, "SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, Launcher.TORCH, 3, 16),
+])  # fmt: skip
 def test_launchers(
     environment: dict[str, str], launcher: Launcher, rank: int, size: int | None
 ) -> None:

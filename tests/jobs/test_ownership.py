@@ -58,16 +58,11 @@ def test_slurm_says_which_job(cgroup: str) -> None:
     assert scheduled_in(cgroup.encode()) == "slurm-5000"
 
 
-@pytest.mark.parametrize(
-    "cgroup",
-    [
-        "0::/user.slice/user-7.slice/user@7.service/system.slice/slurmstepd.scope/job_5000\n",
-        "0::/user.slice/slurm/uid_1000/job_5000\n",
-        "0::/system.slice/slurmstepd.scope/job_5000x\n",
-        "0::/system.slice/slurmd.service\n",
-        "",
-    ],
-)
+@pytest.mark.parametrize("cgroup", [
+    "0::/user.slice/user-7.slice/user@7.service/system.slice/slurmstepd.scope/job_5000\n",
+    "0::/user.slice/slurm/uid_1000/job_5000\n", "0::/system.slice/slurmstepd.scope/job_5000x\n",
+    "0::/system.slice/slurmd.service\n", "",
+])  # fmt: skip
 def test_what_a_user_can_name_is_no_word_of_slurm_s(cgroup: str) -> None:
     """A user may make cgroups below its own slice, by any name."""
     assert scheduled_in(cgroup.encode()) is None

@@ -161,31 +161,18 @@ def test_lost_or_interrupted_replies_are_said() -> None:
             parse(datagram, SEQUENCE)
 
 
-@pytest.mark.parametrize(
-    "datagram",
-    [
-        b"\0" * 8,
-        struct.pack("=IHHII", 0, 18, 2, SEQUENCE, 0),
-        struct.pack("=IHHII", 4096, 18, 2, SEQUENCE, 0),
-        message(18, bytes(40)),
-        message(99, bytes(72)),
-        message(18, record(*ROW)[16:], sequence=SEQUENCE + 1),
-        message(DONE, b""),
-        result(ERROR, 0),
-        socket_message(ROW) + b"\1",
-    ],
-    ids=[
-        "short",
-        "length 0",
-        "too long",
-        "short socket",
-        "type",
-        "sequence",
-        "empty end",
-        "acknowledgment",
-        "tail",
-    ],
-)
+@pytest.mark.parametrize("datagram", [
+    b"\0" * 8,
+    struct.pack("=IHHII", 0, 18, 2, SEQUENCE, 0),
+    struct.pack("=IHHII", 4096, 18, 2, SEQUENCE, 0),
+    message(18, bytes(40)),
+    message(99, bytes(72)),
+    message(18, record(*ROW)[16:], sequence=SEQUENCE + 1),
+    message(DONE, b""),
+    result(ERROR, 0),
+    socket_message(ROW) + b"\1",
+], ids=["short", "length 0", "too long", "short socket", "type", "sequence", "empty end",
+        "acknowledgment", "tail"])  # fmt: skip
 def test_nonsense_is_malformed(datagram: bytes) -> None:
     """What is no reply to this dump is refused, and not read as fewer sockets."""
     with pytest.raises(MalformedReply):

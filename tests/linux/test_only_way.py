@@ -65,7 +65,6 @@ SINGLE = {
     ("jobs/heartbeats/sender.py", "directory"): "descriptors of a process in procfs",
     ("jobs/heartbeats/sender.py", "f'{directory}/{number}'"): "held by O_PATH, not opened",
     ("jobs/heartbeats/sender.py", "f'/proc/self/fd/{held}'"): "memory, by its mount",
-    ("jobs/heartbeats/sender.py", "f'/proc/self/fdinfo/{descriptor}'"): "procfs",
     ("linux/process.py", "own"): "procfs",
     ("jobs/nccl/inspector.py", "descriptor"): "opened by Root",
     ("jobs/nccl/inspector.py", "directory"): "opened by Root",

@@ -10,9 +10,9 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from dshealthd.core.host import read, read_bytes
-from dshealthd.jobs.environment import job, launch, parse_environ
-from dshealthd.jobs.processes import ENVIRON_LIMIT, TrainingProcess, namespace, standing
+from dshealthd.core.host import read_bytes
+from dshealthd.jobs.environment import parse_environ
+from dshealthd.jobs.processes import ENVIRON_LIMIT, TrainingProcess, boot_id, training_process
 from dshealthd.linux.credentials import parse_real_user
 from dshealthd.linux.process import parse_stat
 
@@ -56,9 +56,7 @@ def identify(host: Host, pid: int, user: int) -> Answer:
         if parse_real_user(read_bytes(f"{place}/status", 8192)) != user:
             return UnidentifiedSender.GONE  # the pid was reused
         environment = parse_environ(read_bytes(f"{place}/environ", ENVIRON_LIMIT))
-        network = namespace(host, pid)
-        name = job(environment, _boot(host) + network)
-        confirmed = standing(place, name)[1]
+        process = training_process(host, pid, stat, environment, boot_id(host))
         # Once more: everything read in between belongs to one process only if both ends agree.
         if parse_stat(read_bytes(f"{place}/stat", 4096)).image != stat.image:
             return UnidentifiedSender.GONE
@@ -68,20 +66,8 @@ def identify(host: Host, pid: int, user: int) -> Answer:
         return UnidentifiedSender.PERMISSION_DENIED
     except (OSError, ValueError):
         return UnidentifiedSender.UNREADABLE
-    place_in_job = launch(environment)
-    if place_in_job is None:
+    if process is None:
         return UnidentifiedSender.NO_LAUNCHER
-    process = TrainingProcess(
-        pid,
-        stat.start,
-        stat.parent,
-        name,
-        place_in_job,
-        environment,
-        user=user,
-        confirmed=confirmed,
-        network=network,
-    )
     return Identity(process, stat.image)
 
 
@@ -94,14 +80,3 @@ def same(host: Host, identity: Identity) -> bool:
         )
     except (OSError, ValueError):
         return False
-
-
-def _boot(host: Host) -> str:
-    """Return the boot id, which distinguishes this machine's jobs; empty if unknown.
-
-    `ProcessTable` names jobs by the same id.
-    """
-    try:
-        return read(host.proc("sys/kernel/random/boot_id")).strip()
-    except OSError:
-        return ""

@@ -7,14 +7,13 @@ import enum
 import errno
 import fcntl
 import os
-import re
 import socket
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read
 from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender
+from dshealthd.linux.mounts import mount_id
 from dshealthd.training.message import HELLO, PAGE, Message
 
 if TYPE_CHECKING:
@@ -122,7 +121,6 @@ def is_page(file: int) -> bool:
 
 
 _LINK = "/memfd:dshealthd-heartbeat (deleted)"
-_MOUNT = re.compile(r"^mnt_id:\s*(\d+)$", re.MULTILINE)
 MAX_DESCRIPTORS = 65_536
 """Most descriptors of a process that are checked."""
 
@@ -153,7 +151,8 @@ def find_page(host: Host, pid: int) -> int | None:
 def _opened(held: int) -> int | None:
     """Open the target of an O_PATH descriptor, if it is a heartbeat page."""
     # Not by fstatfs, which queries the target's own file system: one that hangs would not answer.
-    if _mount(held) != _memory():
+    mount = mount_id(held)
+    if mount < 0 or mount != _memory():
         return None
     page = os.open(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_CLOEXEC)
     if is_page(page):
@@ -162,19 +161,10 @@ def _opened(held: int) -> int | None:
     return None
 
 
-def _memory() -> str:
+def _memory() -> int:
     """Return the mount id of the kernel's memory files, such as heartbeat pages."""
     file = os.memfd_create("dshealthd-mount", os.MFD_CLOEXEC)
     try:
-        return _mount(file)
+        return mount_id(file)
     finally:
         os.close(file)
-
-
-def _mount(descriptor: int) -> str:
-    """Return the mount id of a descriptor without querying its file system; OSError."""
-    found = _MOUNT.search(read(f"/proc/self/fdinfo/{descriptor}"))
-    if found is None:
-        message = "/proc/self/fdinfo has no mnt_id"
-        raise OSError(message)
-    return found[1]

@@ -48,7 +48,6 @@ MAX_EVENTS = 2000
 """Events kept of one job."""
 EARLIER = 60.0
 """Seconds before the start of a job's ranks from which a last write still counts as the job's."""
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +130,7 @@ class LogWatch:
             if not {p.pid for p in job.processes} & {p.pid for p in members}:
                 job.find_at = -math.inf  # it is new or was restarted
             job.processes, job.user, job.seen = members, members[0].user, now
-            job.since = boot + min(p.start for p in members) / _TICKS - EARLIER
+            job.since = boot + min(p.started for p in members) - EARLIER
             job.ranks = {p.launch.rank for p in members}
         for name, job in list(self._jobs.items()):
             if name not in found:

@@ -44,38 +44,31 @@ def ranks(**of_rank_1: object) -> list[RankState]:
     return [WAITS, replace(WAITS, rank=1, pid=101, **of_rank_1), replace(WAITS, rank=2, pid=102)]  # type: ignore[arg-type] # fields of it
 
 
-@pytest.mark.parametrize(
-    ("rank_1", "reason", "culprit"),
-    [
-        (
-            {"state": ThreadState.STOPPED, "stopped_for": FLOOR + 1},
-            HangClass.PROCESS,
-            Culprit.STOPPED,
-        ),
-        ({"ended": ExitKind.KILLED, "state": ThreadState.GONE}, HangClass.PROCESS, Culprit.GONE),
-        ({"ended": ExitKind.FAILED, "silence": 1.0}, HangClass.PROCESS, Culprit.GONE),
-        ({"phase": Phase.CHECKPOINT}, HangClass.CHECKPOINT, Culprit.CHECKPOINT),
-        ({"phase": Phase.EVALUATION}, HangClass.DESYNC, Culprit.PAUSED),
-        ({"state": ThreadState.BLOCKED}, HangClass.INPUT, Culprit.BLOCKED),
-        ({"stage": INPUT}, HangClass.INPUT, Culprit.INPUT),
-        ({"stage": FORWARD}, HangClass.DESYNC, Culprit.LAGGING),
-        ({"step": 49}, HangClass.DESYNC, Culprit.LAGGING),
-        ({"step": 51}, HangClass.DESYNC, Culprit.AHEAD),
-        ({"step": 51, "stage": INPUT}, HangClass.DESYNC, Culprit.AHEAD),
-        ({"step": 49, "stage": StepStage.UNKNOWN}, HangClass.DESYNC, Culprit.LAGGING),
-        # the stopped process is the cause, whatever else it was at
-        (
-            {
-                "state": ThreadState.STOPPED,
-                "stopped_for": FLOOR + 1,
-                "phase": Phase.CHECKPOINT,
-                "stage": INPUT,
-            },
-            HangClass.PROCESS,
-            Culprit.STOPPED,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("rank_1", "reason", "culprit"), [
+    ({"state": ThreadState.STOPPED, "stopped_for": FLOOR + 1}, HangClass.PROCESS, Culprit.STOPPED),
+    ({"ended": ExitKind.KILLED, "state": ThreadState.GONE}, HangClass.PROCESS, Culprit.GONE),
+    ({"ended": ExitKind.FAILED, "silence": 1.0}, HangClass.PROCESS, Culprit.GONE),
+    ({"phase": Phase.CHECKPOINT}, HangClass.CHECKPOINT, Culprit.CHECKPOINT),
+    ({"phase": Phase.EVALUATION}, HangClass.DESYNC, Culprit.PAUSED),
+    ({"state": ThreadState.BLOCKED}, HangClass.INPUT, Culprit.BLOCKED),
+    ({"stage": INPUT}, HangClass.INPUT, Culprit.INPUT),
+    ({"stage": FORWARD}, HangClass.DESYNC, Culprit.LAGGING),
+    ({"step": 49}, HangClass.DESYNC, Culprit.LAGGING),
+    ({"step": 51}, HangClass.DESYNC, Culprit.AHEAD),
+    ({"step": 51, "stage": INPUT}, HangClass.DESYNC, Culprit.AHEAD),
+    ({"step": 49, "stage": StepStage.UNKNOWN}, HangClass.DESYNC, Culprit.LAGGING),
+    # the stopped process is the cause, whatever else it was at
+    (
+        {
+            "state": ThreadState.STOPPED,
+            "stopped_for": FLOOR + 1,
+            "phase": Phase.CHECKPOINT,
+            "stage": INPUT,
+        },
+        HangClass.PROCESS,
+        Culprit.STOPPED,
+    ),
+])  # fmt: skip
 def test_the_rank_at_fault(rank_1: dict[str, object], reason: HangClass, culprit: Culprit) -> None:
     """The one rank that differs from those that wait is named, with what is wrong with it."""
     hang = judge("run-1", ranks(**rank_1), 1000.0)

@@ -12,16 +12,10 @@ from dshealthd.jobs.environment import MAX_NAMES, NCCL_COMMON, nccl_variables
 from dshealthd.jobs.nccl.names import Misnomer, misnomer, names
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "NCCL_DEBUG",
-        "NCCL_IB_HCA",
-        "TORCH_NCCL_BLOCKING_WAIT",
-        "NCCL_INSPECTOR_ENABLE",
-        "NCCL_VERSION",
-    ],
-)
+@pytest.mark.parametrize("name", [
+    "NCCL_DEBUG", "NCCL_IB_HCA", "TORCH_NCCL_BLOCKING_WAIT", "NCCL_INSPECTOR_ENABLE",
+    "NCCL_VERSION",
+])  # fmt: skip
 def test_names_that_are_read(name: str) -> None:
     """NCCL's and torch's own names, those of plugins, and those that images set are right."""
     assert misnomer(name) is None
