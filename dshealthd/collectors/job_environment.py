@@ -10,6 +10,7 @@ counts processes whose environment cannot be read.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -151,9 +152,7 @@ class JobEnvironmentOptions(CollectorOptions):
         maximum=1000,
     )
     max_ranks: int = option(
-        64,
-        "Ranks of a run that get their own series; duplicate ranks come first.",
-        minimum=1,
+        64, "Ranks of a run that get their own series; duplicate ranks come first.", minimum=1
     )
 
 
@@ -336,14 +335,14 @@ class JobEnvironment(Collector):
                 yield FINGERPRINT(digest(*_ordered(found)), run.job, run.name, variable)
 
     def _gpus(self) -> tuple[int | None, bool]:
-        """Return the number of GPUs available to jobs, and whether they are of several models.
-
-        None and False if the bus cannot be read.
+        """Return the number of GPUs available to jobs, None if the bus cannot be read, and whether
+        they are of several models.
         """
-        try:
-            return len(bus(self.host).gpus()), len(bus(self.host).models()) > 1
-        except OSError:
-            return None, False
+        gpus, mixed = None, False
+        with contextlib.suppress(OSError):
+            gpus = len(bus(self.host).gpus())
+            mixed = len(bus(self.host).models()) > 1
+        return gpus, mixed
 
 
 def _ordered(found: Iterable[str | None]) -> list[str]:
