@@ -62,11 +62,12 @@ class Scene:
         wrong = list(differences(self.job, status, version))
         assert not wrong, f"{self.name}, answer {self.answered + 1}: {wrong}"
         self.answered += 1
-        self.missing.update({str(state): number for state, number in status.processes.items()})
+        for communicator in status.communicators:
+            self.missing.update(trouble.what for trouble in communicator.troubles)
 
     def report(self, version: str) -> str:
         """Return what came of it, in a line."""
-        missing = ", ".join(f"{number} {state}" for state, number in self.missing.items() if number)
+        missing = ", ".join(f"{number} {state}" for state, number in self.missing.items())
         return (
             f"{version} {self.name}: {self.answered} answers right, {len(self.failures)} "
             f"without, missing: {missing or 'none'}, slowest {self.slowest:.1f} s"
