@@ -249,7 +249,7 @@ class Simulator:
     def _is_fault(key: str) -> bool:
         head, _, rest = key.partition(".")
         kind = rest.partition(".")[0] if head.startswith("gpu") and head[3:].isdigit() else head
-        return kind in FAULTS or kind in {"field_fail", "hang_until_file_write", "no_driver"}
+        return kind in FAULTS or kind in {"field_fail", "no_driver"}
 
     def _read(self) -> dict[str, str]:
         pairs = (
