@@ -202,11 +202,7 @@ def _last_save(page: int) -> Saved | None:
 
 
 def _show(job: str, watch: CheckpointWatch) -> Iterator[Sample]:
-    for metric, value in (
-        (FREE, watch.free),
-        (NEXT, watch.next_size),
-        (SAVED, watch.saved_at),
-    ):
+    for metric, value in ((FREE, watch.free), (NEXT, watch.next_size), (SAVED, watch.saved_at)):
         if value is not None:
             yield metric(value, job)
     for problem, count in (watch.problems or {}).items():

@@ -95,9 +95,7 @@ class NcclInspectorOptions(CollectorOptions):
     )
     max_files: int = option(64, "Most files that are read.", minimum=1, maximum=10_000)
     max_bytes: Bytes = option(
-        Bytes(1 << 18),
-        "Size above which a file is not read; 24 KiB is usual.",
-        minimum=4096,
+        Bytes(1 << 18), "Size above which a file is not read; 24 KiB is usual.", minimum=4096
     )
     max_operations: int = option(512, "Most series of each metric.", minimum=1, maximum=10_000)
 

@@ -16,16 +16,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import (
-    Collector,
-    Fault,
-    News,
-    Reason,
-    Sample,
-    Worker,
-    counter,
-    gauge,
-)
+from dshealthd.core.collector import Collector, Fault, News, Reason, Sample, Worker, counter, gauge
 from dshealthd.jobs import shares
 from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.processes import ProcessTable
@@ -220,18 +211,11 @@ class NcclRas(Collector):
         )
         if not decision.is_asked:
             known.refused()
-            known.samples = [
-                STATE(1, job, decision.reason),
-                IMPLAUSIBLE(known.implausible, job),
-            ]
+            known.samples = [STATE(1, job, decision.reason), IMPLAUSIBLE(known.implausible, job)]
             return decision.reason, None
         try:
             return question.prepare(
-                process.environment,
-                loaded,
-                self.host,
-                self.options.max_bytes,
-                known.responder,
+                process.environment, loaded, self.host, self.options.max_bytes, known.responder
             )
         except ValueError as error:
             return "failed", Fault(f"job {job}", Reason.NOT_FOUND, str(error))

@@ -59,10 +59,7 @@ NODES = gauge(
     "Nodes between which IMEX shares GPU memory, from its nodes_config.cfg; 0 if it is not set up. "
     "Only in an NVLink domain of several nodes, like all IMEX metrics.",
 )
-RUNNING = gauge(
-    "dshealthd_imex_running",
-    "1 if a process of the service nvidia-imex is running.",
-)
+RUNNING = gauge("dshealthd_imex_running", "1 if a process of the service nvidia-imex is running.")
 LISTENING = gauge(
     "dshealthd_imex_listening",
     "1 if IMEX's port (SERVER_PORT, default 50000) has a listener in the service's namespace.",

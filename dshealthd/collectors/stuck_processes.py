@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import (
-    Collector,
-    CollectorOptions,
-    Reason,
-    SourceError,
-    Worker,
-    gauge,
-)
+from dshealthd.core.collector import Collector, CollectorOptions, Reason, SourceError, Worker, gauge
 from dshealthd.core.options import Duration, option
 from dshealthd.linux.process import is_gpu_device, open_files, sleeping
 

@@ -134,9 +134,7 @@ LOSS_SCALE = gauge(
     "dshealthd_job_loss_scale", "Loss scale of mixed precision.", "training_job", "rank"
 )
 NORM = gauge(
-    "dshealthd_job_gradient_norm",
-    "Norm of the gradients, if the training job computes it.",
-    *_RANK,
+    "dshealthd_job_gradient_norm", "Norm of the gradients, if the training job computes it.", *_RANK
 )
 MEMORY = gauge(
     "dshealthd_job_memory_bytes",

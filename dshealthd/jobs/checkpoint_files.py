@@ -179,11 +179,7 @@ def read(directory: str, tag: str = "", *, universal: bool = False) -> dict[str,
 def from_json(document: Mapping[str, Any]) -> Checkpoint:
     """Return the checkpoint of a JSON document."""
     return Checkpoint(
-        **{
-            **document,
-            "truncated": tuple(document["truncated"]),
-            "tags": tuple(document["tags"]),
-        }
+        **{**document, "truncated": tuple(document["truncated"]), "tags": tuple(document["tags"])}
     )
 
 

@@ -52,10 +52,7 @@ def parse_rate(text: bytes) -> float:
 
 @dataclass(slots=True)
 class Adapter:
-    """One registration of an adapter by its driver, until it is removed.
-
-    Keeps no file open.
-    """
+    """One registration of an adapter by its driver, until it is removed. Keeps no file open."""
 
     name: str
     place: str

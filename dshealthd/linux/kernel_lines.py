@@ -64,10 +64,7 @@ class Xid(NamedTuple):
 
 
 class SXid(NamedTuple):
-    """An error reported by the NVSwitch driver.
-
-    It spans three lines; only the first is counted.
-    """
+    """An error reported by the NVSwitch driver. It spans three lines; only the first is counted."""
 
     switch: str
     pci_bus_id: str

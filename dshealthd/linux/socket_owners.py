@@ -26,10 +26,7 @@ BUDGET = 0.01
 BUDGET_ALONE = 1.0
 """Seconds if there is no next round, as in a command that collects once."""
 PATIENCE = 60.0
-"""Seconds before an unsuccessful search is retried.
-
-Doubled each time, up to sixteen-fold.
-"""
+"""Seconds before an unsuccessful search is retried. Doubled each time, up to sixteen-fold."""
 _SYSTEMD = ("systemd", "init")
 
 

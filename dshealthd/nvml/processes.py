@@ -16,10 +16,7 @@ from dshealthd.nvml.values import MAX_PROCESSES
 if TYPE_CHECKING:
     from dshealthd.nvml.device import Device
 
-_FUNCTIONS = (
-    "nvmlDeviceGetComputeRunningProcesses_v3",
-    "nvmlDeviceGetComputeRunningProcesses_v2",
-)
+_FUNCTIONS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
 _ROOM = 64
 """Processes for which there is room in the first call; a GPU rarely has more."""
 

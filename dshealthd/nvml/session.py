@@ -182,10 +182,7 @@ class Session:
             if expected == 0:
                 message = "NVML shows no GPU"
                 raise NotAvailable(message)
-            raise SourceError(
-                Reason.NOT_FOUND,
-                f"NVML shows no GPU, with {_on_the_bus(expected)}",
-            )
+            raise SourceError(Reason.NOT_FOUND, f"NVML shows no GPU, with {_on_the_bus(expected)}")
         if count != len(self._gpus) or now - self._listed_at >= REFRESH:
             self._listed_at = now
             self._gpus = [self._take(index) for index in range(count)]

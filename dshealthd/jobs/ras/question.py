@@ -94,11 +94,7 @@ def decide(host: Host, loaded: Loaded, *, permit_unknown: bool) -> Decision:
 
 
 def prepare(
-    environment: Mapping[str, str],
-    loaded: Loaded,
-    host: Host,
-    limit: int,
-    first: int | None = None,
+    environment: Mapping[str, str], loaded: Loaded, host: Host, limit: int, first: int | None = None
 ) -> Query:
     """Return the query for a job's RAS, not yet started; an answer may have `limit` bytes.
 
