@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
 import tempfile
 from pathlib import Path
@@ -55,6 +57,16 @@ def pytest_configure() -> None:
     """
     if settings().derandomize:
         pytest.MonkeyPatch().setattr(providers, "is_local_module_file", lambda _path: False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in a loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    given = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in given}))
+    return True
 
 
 @pytest.hookimpl(trylast=True)  # after the end of all that still logs

@@ -151,20 +151,6 @@ def test_golden(bench: Bench) -> None:
     assert render(result.samples, Format.PROMETHEUS) == (FIXTURES / "expected.prom").read_text()
 
 
-def test_lint(bench: Bench) -> None:
-    """Promtool has nothing to say about names, types and help."""
-    text = render(bench.collect().samples, Format.PROMETHEUS)
-    checked = subprocess.run(
-        ["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False
-    )
-    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
-
-
-def test_series_are_bounded(bench: Bench) -> None:
-    """No adapter, with its port and its sensors, has more than 60 series."""
-    assert max(Counter(sample.labels[0] for sample in bench.collect().samples).values()) <= 60
-
-
 def test_as_node_exporter_reads_it(bench: Bench) -> None:
     """What node_exporter reports of the same tree is what this collector reports, where both have a
     value.
@@ -265,11 +251,6 @@ def test_not_available_text_is_no_number(bench: Bench) -> None:
             for labels in values(result, metric)
         )
     assert bench.reads.count("irdma0/ports/1/counters/symbol_error") == 1
-
-
-def test_all_bits_set_is_no_count(bench: Bench) -> None:
-    """A counter of 2^64 - 1 is one that the hardware does not have."""
-    assert ("mlx5_1", "1", "port_rcv_remote_physical_errors") not in values(bench.collect(), ERRORS)
 
 
 def test_odd_device_leaves_the_others_alone(bench: Bench) -> None:
@@ -494,41 +475,37 @@ def test_holds_no_file_open(bench: Bench) -> None:
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_device_that_hangs(sysfs: Path) -> None:
+async def test_device_that_hangs(sysfs: Path) -> None:
     """In a real worker, a device whose file never answers costs its deadline once."""
-
-    async def main() -> None:
-        state = sysfs / PORT_1 / "state"
+    state = sysfs / PORT_1 / "state"
+    state.unlink()
+    os.mkfifo(state)  # an open of it waits for a writer, which never comes
+    hello = {
+        "worker": "fabric",
+        "host": encode(Host(sysfs=sysfs)),
+        "collectors": {"infiniband": encode(InfinibandOptions())},
+        "log_level": 50,
+    }
+    metrics = {"infiniband": registry.metrics(Infiniband)}
+    supervisor = Supervisor(
+        "fabric", hello, {"infiniband": 2.0}, metrics, time.monotonic, Backoff(0.3, 0.3)
+    )
+    results: list[Result] = []
+    try:
+        await supervisor.collect(["infiniband"], lambda _name, result: results.append(result))
         state.unlink()
-        os.mkfifo(state)  # an open of it waits for a writer, which never comes
-        hello = {
-            "worker": "fabric",
-            "host": encode(Host(sysfs=sysfs)),
-            "collectors": {"infiniband": encode(InfinibandOptions())},
-            "log_level": 50,
-        }
-        metrics = {"infiniband": registry.metrics(Infiniband)}
-        supervisor = Supervisor(
-            "fabric", hello, {"infiniband": 2.0}, metrics, time.monotonic, Backoff(0.3, 0.3)
-        )
-        results: list[Result] = []
-        try:
-            await supervisor.collect(["infiniband"], lambda _name, result: results.append(result))
-            state.unlink()
-            state.write_text("4: ACTIVE\n")
-            await asyncio.sleep(0.4)
-            await supervisor.collect(["infiniband"], lambda _name, result: results.append(result))
-        finally:
-            await supervisor.close()
-        hung, well = results
-        assert [(fault.part, fault.reason) for fault in hung.faults] == [
-            ("infiniband mlx5_1", Reason.TIMEOUT)
-        ]
-        assert set(up(hung)) == DEVICES - {"mlx5_1"}
-        assert set(up(well)) == DEVICES
-        assert not well.faults
-
-    asyncio.run(main())
+        state.write_text("4: ACTIVE\n")
+        await asyncio.sleep(0.4)
+        await supervisor.collect(["infiniband"], lambda _name, result: results.append(result))
+    finally:
+        await supervisor.close()
+    hung, well = results
+    assert [(fault.part, fault.reason) for fault in hung.faults] == [
+        ("infiniband mlx5_1", Reason.TIMEOUT)
+    ]
+    assert set(up(hung)) == DEVICES - {"mlx5_1"}
+    assert set(up(well)) == DEVICES
+    assert not well.faults
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,10 +15,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from dshealthd.collectors.job_hang import JobHang
 from dshealthd.config.config import Config
 from dshealthd.core.collector import Context
-from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 FLOOR = 1.0
 """Seconds of silence that are usual; more where a rank has waited for a CPU for half of that."""
-LIMIT = 90.0
-"""Seconds for a scene, which takes some five where the machine has nothing else to do."""
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
@@ -167,254 +165,194 @@ def ended(values: Mapping[tuple[str, ...], float]) -> set[tuple[str, ...]]:
     return {name[1:] for name in values if name[0] == "rank_ended_timestamp_seconds"}
 
 
-def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
+async def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
     """A rank that gets SIGSTOP while the other waits for it is named with its pid."""
-
-    async def run() -> None:
-        async with node(tmp_path) as found:
-            await found.trained()
-            values = found.look()
-            assert values["hang", "none"] == 0
-            assert values["runnable_ranks",] == 2
-            assert not any(name.startswith("silent_") for name, *_ in values)
-            found.ranks[1].send_signal(signal.SIGSTOP)
-            stopped = time.monotonic()
-            for _ in range(20):  # the other makes steps, which is no hang
-                assert not hanging(found.look())
-                await asyncio.sleep(0.1)
-            found.tell(0, "wait")
-            values = await found.until(hanging)
-            assert values["hang", "process"] == 1
-            assert values["hang_culprit_info", "1", "process", "stopped"] == 1
-            assert values["rank_state", "1", "stopped"] == 1
-            assert values["runnable_ranks",] == 1
-            assert values["silent_overdue_seconds",] > 0
-            silent = {
-                number: values["overdue_seconds", number] + values["step_bound_seconds", number]
-                for number in "01"
-            }
-            assert silent["1"] > silent["0"]
-            assert values["overdue_seconds", "0"] > 0.0
-            (hang,) = found.service.hangs().hangs.values()
-            assert (hang.reason, hang.culprits) == (HangClass.PROCESS, ((1, Culprit.STOPPED),))
-            assert [state.pid for state in hang.ranks] == [process.pid for process in found.ranks]
-            assert time.time() - (time.monotonic() - stopped) <= hang.since <= time.time()
-            found.ranks[1].send_signal(signal.SIGCONT)
-            values = await found.until(lambda values: not hanging(values))
-            assert values["overdue_seconds", "1"] == 0.0
-            assert found.told == [frozenset({hang.job}), frozenset()]
-
-    asyncio.run(asyncio.wait_for(run(), LIMIT))
+    async with node(tmp_path) as found:
+        await found.trained()
+        values = found.look()
+        assert values["hang", "none"] == 0
+        assert values["runnable_ranks",] == 2
+        assert not any(name.startswith("silent_") for name, *_ in values)
+        found.ranks[1].send_signal(signal.SIGSTOP)
+        stopped = time.monotonic()
+        for _ in range(20):  # the other makes steps, which is no hang
+            assert not hanging(found.look())
+            await asyncio.sleep(0.1)
+        found.tell(0, "wait")
+        values = await found.until(hanging)
+        assert values["hang", "process"] == 1
+        assert values["hang_culprit_info", "1", "process", "stopped"] == 1
+        assert values["rank_state", "1", "stopped"] == 1
+        assert values["runnable_ranks",] == 1
+        assert values["silent_overdue_seconds",] > 0
+        silent = {
+            number: values["overdue_seconds", number] + values["step_bound_seconds", number]
+            for number in "01"
+        }
+        assert silent["1"] > silent["0"]
+        assert values["overdue_seconds", "0"] > 0.0
+        (hang,) = found.service.hangs().hangs.values()
+        assert (hang.reason, hang.culprits) == (HangClass.PROCESS, ((1, Culprit.STOPPED),))
+        assert [state.pid for state in hang.ranks] == [process.pid for process in found.ranks]
+        assert time.time() - (time.monotonic() - stopped) <= hang.since <= time.time()
+        found.ranks[1].send_signal(signal.SIGCONT)
+        values = await found.until(lambda values: not hanging(values))
+        assert values["overdue_seconds", "1"] == 0.0
+        assert found.told == [frozenset({hang.job}), frozenset()]
 
 
-def test_a_rank_without_input(tmp_path: Path) -> None:
+async def test_a_rank_without_input(tmp_path: Path) -> None:
     """A rank that does not begin the step in which the other waits is at its input."""
-
-    async def run() -> None:
-        async with node(tmp_path, ranks=3) as found:
-            await found.trained()
-            values = await found.hung_at_input()
-            positions = {name[1]: value for name, value in values.items() if name[0] == "position"}
-            assert positions["1"] == int(positions["1"])
-            assert positions["0"] - int(positions["0"]) > 0.6
-            assert values["silent_rank_position", "0", "backward"] == positions["0"]
-            assert values["silent_rank_position", "1", "input"] == positions["1"]
-            assert values["hang", "input"] == 1
-            assert values["hang_culprit_info", "1", "input", "input"] == 1
-
-    asyncio.run(asyncio.wait_for(run(), LIMIT))
+    async with node(tmp_path, ranks=3) as found:
+        await found.trained()
+        values = await found.hung_at_input()
+        positions = {name[1]: value for name, value in values.items() if name[0] == "position"}
+        assert positions["1"] == int(positions["1"])
+        assert positions["0"] - int(positions["0"]) > 0.6
+        assert values["silent_rank_position", "0", "backward"] == positions["0"]
+        assert values["silent_rank_position", "1", "input"] == positions["1"]
+        assert values["hang", "input"] == 1
+        assert values["hang_culprit_info", "1", "input", "input"] == 1
 
 
-def test_a_rank_that_fails(tmp_path: Path) -> None:
+async def test_a_rank_that_fails(tmp_path: Path) -> None:
     """A rank that ends with an error while the other waits is the one at fault, and how it ended is
     told with the time.
     """
-
-    async def run() -> None:
-        async with node(tmp_path) as found:
-            await found.trained()
-            before = time.time()
-            found.tell(0, "wait")
-            found.tell(1, "fail")
-            values = await found.until(
-                lambda values: values.get(("hang_culprit_info", "1", "process", "gone")) == 1
+    async with node(tmp_path) as found:
+        await found.trained()
+        before = time.time()
+        found.tell(0, "wait")
+        found.tell(1, "fail")
+        values = await found.until(
+            lambda values: values.get(("hang_culprit_info", "1", "process", "gone")) == 1
+        )
+        assert hanging(values)
+        assert before <= values["rank_ended_timestamp_seconds", "1", "failed"] <= time.time()
+        found.ranks[0].kill()
+        values = await found.until(
+            lambda values: (
+                ("hang", "process") not in values
+                and ended(values) == {("0", "killed"), ("1", "failed")}
             )
-            assert hanging(values)
-            assert before <= values["rank_ended_timestamp_seconds", "1", "failed"] <= time.time()
-            found.ranks[0].kill()
-            values = await found.until(
-                lambda values: (
-                    ("hang", "process") not in values
-                    and ended(values) == {("0", "killed"), ("1", "failed")}
-                )
-            )
-            assert ("hang", "none") not in values
-
-    asyncio.run(asyncio.wait_for(run(), LIMIT))
+        )
+        assert ("hang", "none") not in values
 
 
-def test_an_agent_that_is_started_anew_hears_ranks_that_hang(tmp_path: Path) -> None:
+async def test_an_agent_that_is_started_anew_hears_ranks_that_hang(tmp_path: Path) -> None:
     """Ranks that hang send nothing more: the next agent takes their pages, and knows their pace."""
-
-    async def run() -> None:
-        async with node(tmp_path, ranks=3) as found:
-            await found.trained()
-            before = await found.hung_at_input()
-            await found.restart()
-            after = await found.until(hanging)
-            assert after["hang", "input"] == 1
-            assert after["hang_culprit_info", "1", "input", "input"] == 1
-            assert after["step_bound_seconds", "0"] == before["step_bound_seconds", "0"] < UNKNOWN
-            assert after["overdue_seconds", "0"] >= before["overdue_seconds", "0"] > 0
-            await found.restart()  # and once more, with nothing heard in between
-            await found.until(hanging)
-            found.ranks[0].kill()
-            values = await found.until(lambda values: ("overdue_seconds", "0") not in values)
-            assert ("overdue_seconds", "1") in values
-
-    asyncio.run(asyncio.wait_for(run(), LIMIT))
+    async with node(tmp_path, ranks=3) as found:
+        await found.trained()
+        before = await found.hung_at_input()
+        await found.restart()
+        after = await found.until(hanging)
+        assert after["hang", "input"] == 1
+        assert after["hang_culprit_info", "1", "input", "input"] == 1
+        assert after["step_bound_seconds", "0"] == before["step_bound_seconds", "0"] < UNKNOWN
+        assert after["overdue_seconds", "0"] >= before["overdue_seconds", "0"] > 0
+        await found.restart()  # and once more, with nothing heard in between
+        await found.until(hanging)
+        found.ranks[0].kill()
+        values = await found.until(lambda values: ("overdue_seconds", "0") not in values)
+        assert ("overdue_seconds", "1") in values
 
 
-def test_an_agent_that_is_started_anew_knows_the_pace_of_ranks_that_go_on(tmp_path: Path) -> None:
+async def test_an_agent_that_is_started_anew_knows_the_pace_of_ranks_that_go_on(
+    tmp_path: Path,
+) -> None:
     """What is usual need not be learnt again, and each rank is there once."""
-
-    async def run() -> None:
-        async with node(tmp_path) as found:
-            await found.trained()
-            before = found.look()["step_bound_seconds", "1"]
-            await found.restart()
-            values = await found.until(lambda values: ("step_bound_seconds", "1") in values)
-            assert before <= values["step_bound_seconds", "1"] < UNKNOWN
-            reception = found.service.heartbeats()
-            receiver = reception.receiver
-            await found.until(
-                lambda _: (
-                    receiver.received > 20
-                    and receiver.connections == 2
-                    and [len(senders) for senders in reception.ranks().values()] == [1, 1]
-                )
+    async with node(tmp_path) as found:
+        await found.trained()
+        before = found.look()["step_bound_seconds", "1"]
+        await found.restart()
+        values = await found.until(lambda values: ("step_bound_seconds", "1") in values)
+        assert before <= values["step_bound_seconds", "1"] < UNKNOWN
+        reception = found.service.heartbeats()
+        receiver = reception.receiver
+        await found.until(
+            lambda _: (
+                receiver.received > 20
+                and receiver.connections == 2
+                and [len(senders) for senders in reception.ranks().values()] == [1, 1]
             )
+        )
 
-    asyncio.run(asyncio.wait_for(run(), LIMIT))
 
-
-def test_a_damaged_pace_is_learnt_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "ranks", ["7", "[7]", '[{"pid": 1, "start": 1, "user": 0, "sent": 0, "baseline": {}}]']
+)
+async def test_a_damaged_pace_is_learnt_anew(tmp_path: Path, ranks: str) -> None:
     """Whatever is in the file, ranks are watched."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-
-    async def run(ranks: str) -> None:
-        text = f'{{"boot_id": "{boot}", "ranks": {ranks}}}'
-        (tmp_path / "job_hang.json").write_text(text, encoding="utf-8")
-        async with node(tmp_path) as found:
-            await found.until(lambda values: ("step_bound_seconds", "1") in values)
-
-    row = '[{"pid": 1, "start": 1, "user": 0, "sent": 0, "baseline": {}}]'
-    for ranks in ("7", "[7]", row):
-        asyncio.run(asyncio.wait_for(run(ranks), LIMIT))
+    text = f'{{"boot_id": "{boot}", "ranks": {ranks}}}'
+    (tmp_path / "job_hang.json").write_text(text, encoding="utf-8")
+    async with node(tmp_path) as found:
+        await found.until(lambda values: ("step_bound_seconds", "1") in values)
 
 
-def test_pauses_are_no_hang(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["checkpoint", "compute", "end"])
+async def test_pauses_are_no_hang(tmp_path: Path, what: str) -> None:
     """While one rank is in a checkpoint, or computes, or is done, the job does not stand still,
     however long the other waits.
     """
-
-    async def run(what: str) -> None:
-        async with node(tmp_path) as found:
-            await found.trained()
-            found.tell(1, what)
-            if what == "checkpoint":
-                await found.until(lambda values: not known(values, "1"))
-            elif what == "end":
-                await found.until(lambda values: ended(values) == {("1", "ended")})
-            found.tell(0, "wait")
-            values = await found.until(lambda values: values["overdue_seconds", "0"] > 1.5)
-            if what == "compute":
-                values = await found.until(lambda values: ("hang", "working") in values)
-                assert values["hang_hold_seconds",] == PATIENCE
-            assert not hanging(values)
-            assert found.told == []
-
-    for what in ("checkpoint", "compute", "end"):
-        asyncio.run(asyncio.wait_for(run(what), LIMIT))
+    async with node(tmp_path) as found:
+        await found.trained()
+        found.tell(1, what)
+        if what == "checkpoint":
+            await found.until(lambda values: not known(values, "1"))
+        elif what == "end":
+            await found.until(lambda values: ended(values) == {("1", "ended")})
+        found.tell(0, "wait")
+        values = await found.until(lambda values: values["overdue_seconds", "0"] > 1.5)
+        if what == "compute":
+            values = await found.until(lambda values: ("hang", "working") in values)
+            assert values["hang_hold_seconds",] == PATIENCE
+        assert not hanging(values)
+        assert found.told == []
 
 
-def test_a_pause_that_nobody_marked_teaches_nothing(tmp_path: Path) -> None:
+async def test_a_pause_that_nobody_marked_teaches_nothing(tmp_path: Path) -> None:
     """Ranks that are all between the same two steps (here one) are in a pause."""
-
-    async def run() -> None:
-        async with node(tmp_path, ranks=1) as found:
-            await found.trained()
-            found.tell(0, "pause")
-            values = await found.until(lambda values: ("hang", "between_steps") in values)
-            assert (values["hang", "between_steps"], values["hang_hold_seconds",]) == (0, PATIENCE)
-            await found.until(lambda values: values["overdue_seconds", "0"] > 4.0)
-            before = found.look()["step_bound_seconds", "0"]
-            found.tell(0, "go on")
-            values = await found.until(lambda values: ("hang", "none") in values)
-            assert values["step_bound_seconds", "0"] <= before
-            assert found.told == []
-
-    asyncio.run(asyncio.wait_for(run(), LIMIT))
+    async with node(tmp_path, ranks=1) as found:
+        await found.trained()
+        found.tell(0, "pause")
+        values = await found.until(lambda values: ("hang", "between_steps") in values)
+        assert (values["hang", "between_steps"], values["hang_hold_seconds",]) == (0, PATIENCE)
+        await found.until(lambda values: values["overdue_seconds", "0"] > 4.0)
+        before = found.look()["step_bound_seconds", "0"]
+        found.tell(0, "go on")
+        values = await found.until(lambda values: ("hang", "none") in values)
+        assert values["step_bound_seconds", "0"] <= before
+        assert found.told == []
 
 
-def test_a_job_that_is_suspended(tmp_path: Path) -> None:
+async def test_a_job_that_is_suspended(tmp_path: Path) -> None:
     """A job of which every process is stopped is suspended; it is no hang, and goes on."""
-
-    async def run() -> None:
-        async with node(tmp_path) as found:
-            await found.trained()
-            for process in found.ranks:
-                process.send_signal(signal.SIGSTOP)
-            values = await found.until(lambda values: ("hang", "suspended") in values)
-            assert not hanging(values)
-            for process in found.ranks:
-                process.send_signal(signal.SIGCONT)
-            await found.until(lambda values: ("hang", "none") in values)
-            assert found.told == []
-
-    asyncio.run(asyncio.wait_for(run(), LIMIT))
+    async with node(tmp_path) as found:
+        await found.trained()
+        for process in found.ranks:
+            process.send_signal(signal.SIGSTOP)
+        values = await found.until(lambda values: ("hang", "suspended") in values)
+        assert not hanging(values)
+        for process in found.ranks:
+            process.send_signal(signal.SIGCONT)
+        await found.until(lambda values: ("hang", "none") in values)
+        assert found.told == []
 
 
-def test_a_rank_that_is_stopped_in_a_marked_pause(tmp_path: Path) -> None:
+async def test_a_rank_that_is_stopped_in_a_marked_pause(tmp_path: Path) -> None:
     """It is certain evidence: it does not wait for the patience of the pause."""
-
-    async def run() -> None:
-        async with node(tmp_path) as found:
-            await found.trained()
-            for number in (0, 1):
-                found.tell(number, "checkpoint")
-            values = await found.until(
-                lambda values: not known(values, "0") and not known(values, "1")
-            )
-            assert not hanging(values)
-            found.ranks[1].send_signal(signal.SIGSTOP)
-            values = await found.until(hanging)
-            assert values["hang", "process"] == 1
-            assert values["hang_culprit_info", "1", "process", "stopped"] == 1
-            assert values["phase_seconds", "0"] > 0
-
-    asyncio.run(asyncio.wait_for(run(), LIMIT))
-
-
-def test_text(tmp_path: Path) -> None:
-    """What is exported is what Prometheus reads."""
-
-    async def run() -> str:
-        async with node(tmp_path) as found:
-            await found.trained()
-            return render(attempt(found.hang, time.monotonic).samples, Format.PROMETHEUS)
-
-    text = asyncio.run(asyncio.wait_for(run(), LIMIT))
-    assert text.count("dshealthd_job_overdue_seconds{") == 2
-    if shutil.which("promtool") is not None:
-        check = subprocess.run(
-            ["promtool", "check", "metrics"],
-            input=text,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
+    async with node(tmp_path) as found:
+        await found.trained()
+        for number in (0, 1):
+            found.tell(number, "checkpoint")
+        values = await found.until(lambda values: not known(values, "0") and not known(values, "1"))
+        assert not hanging(values)
+        found.ranks[1].send_signal(signal.SIGSTOP)
+        values = await found.until(hanging)
+        assert values["hang", "process"] == 1
+        assert values["hang_culprit_info", "1", "process", "stopped"] == 1
+        assert values["phase_seconds", "0"] > 0
 
 
 def test_without_heartbeats() -> None:

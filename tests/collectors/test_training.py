@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import socket
-import subprocess
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -41,14 +39,10 @@ def options(path: Path, **others: Any) -> HeartbeatOptions:
     return HeartbeatOptions(socket=str(path), **others)
 
 
-def collected(path: Path, host: Host | None = None) -> Result:
+async def collected(path: Path, host: Host | None = None) -> Result:
     """Have an agent listen there, and return its first collection."""
-
-    async def run() -> Result:
-        async with jobs(configured(options(path), host=host)) as (_, context):
-            return attempt(Training(options(path), context), time.monotonic)
-
-    return asyncio.run(run())
+    async with jobs(configured(options(path), host=host)) as (_, context):
+        return attempt(Training(options(path), context), time.monotonic)
 
 
 def test_everything_that_a_message_says() -> None:
@@ -153,37 +147,24 @@ def test_processes_of_one_rank() -> None:
     }
 
 
-def test_ranks_on_metrics(tmp_path: Path) -> None:
+async def test_ranks_on_metrics(tmp_path: Path) -> None:
     """Ranks that report are shown with their job; those above max_ranks are counted."""
     torchrun = {**TORCH, "TORCHELASTIC_RUN_ID": "r1"}
-
-    async def run() -> Result:
-        given = options(tmp_path / "h.sock", max_ranks=2)
-        async with jobs(configured(given)) as (service, context):
-            training = Training(given, context)
-            assert attempt(training, time.monotonic).outcome is CollectionOutcome.OK
-            with (
-                sending(tmp_path / "h.sock", {**torchrun, "RANK": "0"}) as first,
-                sending(tmp_path / "h.sock", {**torchrun, "RANK": "1"}) as second,
-                sending(tmp_path / "h.sock", {**torchrun, "RANK": "2"}) as third,
-            ):
-                for sender in (first, second, third):
-                    sender.tell(Message(step=5, sent=time.monotonic()))
-                while service.heartbeats().receiver.received < 3:
-                    await asyncio.sleep(0.01)
-                return attempt(training, time.monotonic)
-
-    result = asyncio.run(asyncio.wait_for(run(), 60))
+    given = options(tmp_path / "h.sock", max_ranks=2)
+    async with jobs(configured(given)) as (service, context):
+        training = Training(given, context)
+        assert attempt(training, time.monotonic).outcome is CollectionOutcome.OK
+        with (
+            sending(tmp_path / "h.sock", {**torchrun, "RANK": "0"}) as first,
+            sending(tmp_path / "h.sock", {**torchrun, "RANK": "1"}) as second,
+            sending(tmp_path / "h.sock", {**torchrun, "RANK": "2"}) as third,
+        ):
+            for sender in (first, second, third):
+                sender.tell(Message(step=5, sent=time.monotonic()))
+            while service.heartbeats().receiver.received < 3:
+                await asyncio.sleep(0.01)
+            result = attempt(training, time.monotonic)
     text = render(result.samples, Format.PROMETHEUS)
-    if shutil.which("promtool") is not None:
-        check = subprocess.run(
-            ["promtool", "check", "metrics"],
-            input=text,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert (check.returncode, check.stdout, check.stderr) == (0, "", "")
     assert text.count("dshealthd_job_step{") == 2
     assert re.search(
         r'launcher="torchrun",training_job="[^"]+",world_size="16"} 1', text
@@ -204,16 +185,12 @@ def test_single_collection(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Without the directory of the socket nothing is available, which the log says once."""
-
-    async def run() -> tuple[Result, str]:
-        mine = options(tmp_path / "absent/heartbeat.sock")
-        async with jobs(configured(mine)) as (service, context):
-            service._reception.tend()  # type: ignore[union-attr] # the service's next turn
-            return attempt(Training(mine, context), time.monotonic), str(service.status())
-
-    result, status = asyncio.run(run())
+    mine = options(tmp_path / "absent/heartbeat.sock")
+    async with jobs(configured(mine)) as (service, context):
+        service._reception.tend()  # type: ignore[union-attr] # the service's next turn
+        result, status = attempt(Training(mine, context), time.monotonic), str(service.status())
     assert result.outcome is CollectionOutcome.NOT_AVAILABLE
     assert f"{tmp_path}/absent does not exist" in result.detail
     assert result.detail in status
@@ -221,21 +198,21 @@ def test_no_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == [result.detail]
 
 
-def test_another_agent(tmp_path: Path) -> None:
+async def test_another_agent(tmp_path: Path) -> None:
     """A socket that another agent serves is an error, which names it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
         other.bind(str(tmp_path / "h.sock"))
         other.listen()
-        result = collected(tmp_path / "h.sock")
+        result = await collected(tmp_path / "h.sock")
     assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.IO_ERROR)
     assert result.detail == f"{tmp_path}/h.sock: another agent listens there"
 
 
-def test_processes_of_another_namespace(tmp_path: Path) -> None:
+async def test_processes_of_another_namespace(tmp_path: Path) -> None:
     """With a procfs whose pids are not the agent's, no sender could be known; this is said."""
     proc = tmp_path / "proc"
     proc.mkdir()
     (proc / "self").symlink_to("1")
-    result = collected(tmp_path / "h.sock", Host(procfs=proc))
+    result = await collected(tmp_path / "h.sock", Host(procfs=proc))
     assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.NOT_FOUND)
     assert "another pid namespace" in result.detail

@@ -40,86 +40,67 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_removed_socket_is_made_again(tmp_path: Path) -> None:
+async def test_removed_socket_is_made_again(tmp_path: Path) -> None:
     """A socket that somebody removed is back at the next turn, without a collection."""
     path = tmp_path / "h.sock"
-
-    async def run() -> None:
-        async with jobs(configured(HeartbeatOptions(socket=str(path), interval=OFTEN))):
-            assert path.is_socket()
-            path.unlink()
-            await until(path.is_socket)
-        assert not path.exists()
-
-    asyncio.run(run())
+    async with jobs(configured(HeartbeatOptions(socket=str(path), interval=OFTEN))):
+        assert path.is_socket()
+        path.unlink()
+        await until(path.is_socket)
+    assert not path.exists()
 
 
-def test_every_user_may_report(tmp_path: Path) -> None:
+async def test_every_user_may_report(tmp_path: Path) -> None:
     """The socket is open to every user, as trainings run as any."""
     path = tmp_path / "h.sock"
-
-    async def run() -> None:
-        async with jobs(configured(HeartbeatOptions(socket=str(path)))):
-            assert path.stat().st_mode & 0o777 == 0o666
-
-    asyncio.run(run())
+    async with jobs(configured(HeartbeatOptions(socket=str(path)))):
+        assert path.stat().st_mode & 0o777 == 0o666
 
 
-def test_the_socket_comes_with_its_directory(tmp_path: Path) -> None:
+async def test_the_socket_comes_with_its_directory(tmp_path: Path) -> None:
     """What was missing at the start is found later; until then the status says what is missing."""
     path = tmp_path / "later" / "h.sock"
-
-    async def run() -> None:
-        async with jobs(configured(HeartbeatOptions(socket=str(path), interval=OFTEN))) as (
-            service,
-            _,
-        ):
-            status = service.status()
-            assert status["state"] == "off"
-            assert str(path.parent) in status["detail"]
-            path.parent.mkdir()
-            await until(path.is_socket)
-            assert service.status() == {"state": "ok"}
-
-    asyncio.run(run())
+    async with jobs(configured(HeartbeatOptions(socket=str(path), interval=OFTEN))) as (service, _):
+        status = service.status()
+        assert status["state"] == "off"
+        assert str(path.parent) in status["detail"]
+        path.parent.mkdir()
+        await until(path.is_socket)
+        assert service.status() == {"state": "ok"}
 
 
-def test_a_reload_keeps_senders(tmp_path: Path) -> None:
+async def test_a_reload_keeps_senders(tmp_path: Path) -> None:
     """New options of the hangs leave the receiver and its senders alone."""
     heartbeats = HeartbeatOptions(socket=str(tmp_path / "h.sock"))
-
-    async def run() -> None:
-        async with jobs(configured(heartbeats, HangOptions())) as (service, _):
-            receiver = service.heartbeats().receiver
+    async with jobs(configured(heartbeats, HangOptions())) as (service, _):
+        receiver = service.heartbeats().receiver
+        detector = service.hangs()
+        with sending(tmp_path / "h.sock", TORCH) as sender:
+            sender.tell(Message(step=1, sent=time.monotonic()))
+            await until(lambda: receiver.received == 1)
+            await service.apply(configured(heartbeats, HangOptions(floor=Duration(9.0))))
+            assert service.heartbeats().receiver is receiver
+            assert receiver.connections == 1
+            assert service.hangs() is not detector
             detector = service.hangs()
-            with sending(tmp_path / "h.sock", TORCH) as sender:
-                sender.tell(Message(step=1, sent=time.monotonic()))
-                await until(lambda: receiver.received == 1)
-                await service.apply(configured(heartbeats, HangOptions(floor=Duration(9.0))))
-                assert service.heartbeats().receiver is receiver
-                assert receiver.connections == 1
-                assert service.hangs() is not detector
-                detector = service.hangs()
-                other = dataclasses.replace(heartbeats, max_ranks=1)
-                await service.apply(configured(other, HangOptions(floor=Duration(9.0))))
-                assert service.heartbeats().receiver is not receiver
-                assert service.hangs() is detector
-            disabled = dataclasses.replace(heartbeats, enabled=False)
-            await service.apply(configured(disabled, HangOptions(enabled=False)))
-            assert not (tmp_path / "h.sock").exists()
-            for ask in (service.heartbeats, service.hangs):
-                with pytest.raises(NotAvailable):
-                    ask()
-
-    asyncio.run(run())
+            other = dataclasses.replace(heartbeats, max_ranks=1)
+            await service.apply(configured(other, HangOptions(floor=Duration(9.0))))
+            assert service.heartbeats().receiver is not receiver
+            assert service.hangs() is detector
+        disabled = dataclasses.replace(heartbeats, enabled=False)
+        await service.apply(configured(disabled, HangOptions(enabled=False)))
+        assert not (tmp_path / "h.sock").exists()
+        for ask in (service.heartbeats, service.hangs):
+            with pytest.raises(NotAvailable):
+                ask()
 
 
-def test_a_service_that_never_ran_can_be_closed() -> None:
+async def test_a_service_that_never_ran_can_be_closed() -> None:
     """An agent that fails to start closes all that it has."""
-    asyncio.run(Jobs(time.monotonic, time.time).close())
+    await Jobs(time.monotonic, time.time).close()
 
 
-def test_hangs_that_are_watched_no_longer_are_over(tmp_path: Path) -> None:
+async def test_hangs_that_are_watched_no_longer_are_over(tmp_path: Path) -> None:
     """Who is called is called at each look, and when the watch is switched off once more with none:
     a hang that nobody sees any more is not evidence of one.
     """
@@ -129,41 +110,34 @@ def test_hangs_that_are_watched_no_longer_are_over(tmp_path: Path) -> None:
     def on_look(hangs: Iterable[Standstill]) -> None:
         calls.append(list(hangs))
 
-    async def run() -> None:
-        watching = configured(heartbeats, HangOptions(interval=OFTEN))
-        async with jobs(watching, on_look) as (service, _):
-            await until(lambda: len(calls) > 1)
-            await service.apply(configured(heartbeats))
-            await asyncio.sleep(0)
-            before = len(calls)
-            await asyncio.sleep(0.3)
-            assert len(calls) == before
-            assert calls[-1] == []
-
-    asyncio.run(run())
+    watching = configured(heartbeats, HangOptions(interval=OFTEN))
+    async with jobs(watching, on_look) as (service, _):
+        await until(lambda: len(calls) > 1)
+        await service.apply(configured(heartbeats))
+        await asyncio.sleep(0)
+        before = len(calls)
+        await asyncio.sleep(0.3)
+        assert len(calls) == before
+        assert calls[-1] == []
 
 
-def test_suspicions_are_handed_on(tmp_path: Path) -> None:
+async def test_suspicions_are_handed_on(tmp_path: Path) -> None:
     """A rank that is stopped makes its job suspected, once and once more, and that is all."""
     heartbeats = HeartbeatOptions(socket=str(tmp_path / "h.sock"))
     watching = configured(heartbeats, HangOptions(interval=OFTEN))
     told: list[str] = []
-
-    async def run() -> None:
-        service = Jobs(time.monotonic, time.time, on_suspicion=told.append)
-        await service.apply(watching)
-        with sending(tmp_path / "h.sock", TORCH) as sender:
-            sender.tell(Message(step=1, sent=time.monotonic()))
-            await until(lambda: bool(service.hangs().jobs))
-            looks = service.hangs().jobs
-            await until(lambda: service.hangs().jobs is not looks)
-            assert told == []
-            os.kill(sender.pid, signal.SIGSTOP)
-            await until(lambda: len(told) == 2)
-            assert set(told) == set(service.hangs().jobs)
-        await service.close()
-
-    asyncio.run(run())
+    service = Jobs(time.monotonic, time.time, on_suspicion=told.append)
+    await service.apply(watching)
+    with sending(tmp_path / "h.sock", TORCH) as sender:
+        sender.tell(Message(step=1, sent=time.monotonic()))
+        await until(lambda: bool(service.hangs().jobs))
+        looks = service.hangs().jobs
+        await until(lambda: service.hangs().jobs is not looks)
+        assert told == []
+        os.kill(sender.pid, signal.SIGSTOP)
+        await until(lambda: len(told) == 2)
+        assert set(told) == set(service.hangs().jobs)
+    await service.close()
 
 
 def show(proc: Path, pid: int, cgroup: str) -> None:
@@ -177,7 +151,7 @@ def show(proc: Path, pid: int, cgroup: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="runs processes of other users")
 @pytest.mark.parametrize("rank", ["3", "0"])
-def test_a_claim_before_the_job(tmp_path: Path, public_path: Path, rank: str) -> None:
+async def test_a_claim_before_the_job(tmp_path: Path, public_path: Path, rank: str) -> None:
     """Another user's process that reports as a rank of a job before the job does gives the name up
     once a process reports that the scheduler has put there: the job keeps its name and its step,
     and the silence of the other is no hang of it.
@@ -190,53 +164,49 @@ def test_a_claim_before_the_job(tmp_path: Path, public_path: Path, rank: str) ->
     watching = configured(heartbeats, options, Host(procfs=proc))
     variables = {**TORCH, "SLURM_JOB_ID": "5000"}
     job, other = "slurm-5000", f"slurm-5000-uid{STRANGER}"
+    async with jobs(watching) as (service, _):
 
-    async def run() -> None:
-        async with jobs(watching) as (service, _):
+        def steps() -> dict[tuple[str, int], int]:
+            return {
+                place: sender.message.step
+                for place, senders in service.heartbeats().ranks().items()
+                for _, sender in senders
+                if sender.message is not None
+            }
 
-            def steps() -> dict[tuple[str, int], int]:
-                return {
-                    place: sender.message.step
-                    for place, senders in service.heartbeats().ranks().items()
-                    for _, sender in senders
-                    if sender.message is not None
-                }
+        def users() -> list[int | None]:
+            return [state.user for state in service.hangs().jobs.get(job, ())]
 
-            def users() -> list[int | None]:
-                return [state.user for state in service.hangs().jobs.get(job, ())]
-
-            with contextlib.ExitStack() as stack:
-                stranger = stack.enter_context(
-                    sending(public_path / "h.sock", {**variables, "RANK": rank}, user=STRANGER)
-                )
-                show(proc, stranger.pid, "0::/user.slice/job_5000\n")
-                stranger.tell(Message(step=100, sent=time.monotonic()))
-                await until(lambda: steps() == {(job, int(rank)): 100})
-                await until(lambda: users() == [STRANGER])
-                owner = stack.enter_context(
-                    sending(public_path / "h.sock", variables, user=STRANGER + 1)
-                )
-                show(proc, owner.pid, "0::/system.slice/slurmstepd.scope/job_5000/step_0\n")
-                owner.tell(Message(step=1, sent=time.monotonic()))
-                await until(lambda: steps() == {(job, 3): 1, (other, int(rank)): 100})
-                await until(lambda: users() == [STRANGER + 1])
-                # Past its first steps, so that it may soon be said to hang.
-                stranger.tell(Message(step=200, sent=time.monotonic()))
-                end, step = time.monotonic() + 120, 1
-                while other not in service.hangs().hangs:
-                    step += 1
-                    owner.tell(Message(step=step, sent=time.monotonic()))
-                    await asyncio.sleep(0.1)
-                    assert job not in service.hangs().hangs
-                    assert users() == [STRANGER + 1]
-                    assert time.monotonic() < end, "the other's silence is no hang of its own"
-                await until(lambda: steps()[job, 3] == step)
-
-    asyncio.run(run())
+        with contextlib.ExitStack() as stack:
+            stranger = stack.enter_context(
+                sending(public_path / "h.sock", {**variables, "RANK": rank}, user=STRANGER)
+            )
+            show(proc, stranger.pid, "0::/user.slice/job_5000\n")
+            stranger.tell(Message(step=100, sent=time.monotonic()))
+            await until(lambda: steps() == {(job, int(rank)): 100})
+            await until(lambda: users() == [STRANGER])
+            owner = stack.enter_context(
+                sending(public_path / "h.sock", variables, user=STRANGER + 1)
+            )
+            show(proc, owner.pid, "0::/system.slice/slurmstepd.scope/job_5000/step_0\n")
+            owner.tell(Message(step=1, sent=time.monotonic()))
+            await until(lambda: steps() == {(job, 3): 1, (other, int(rank)): 100})
+            await until(lambda: users() == [STRANGER + 1])
+            # Past its first steps, so that it may soon be said to hang.
+            stranger.tell(Message(step=200, sent=time.monotonic()))
+            end, step = time.monotonic() + 120, 1
+            while other not in service.hangs().hangs:
+                step += 1
+                owner.tell(Message(step=step, sent=time.monotonic()))
+                await asyncio.sleep(0.1)
+                assert job not in service.hangs().hangs
+                assert users() == [STRANGER + 1]
+                assert time.monotonic() < end, "the other's silence is no hang of its own"
+            await until(lambda: steps()[job, 3] == step)
 
 
 @pytest.mark.parametrize(("broken", "name"), [(Receiver, "refresh"), (HangDetector, "look")])
-def test_a_defect_is_not_health(
+async def test_a_defect_is_not_health(
     tmp_path: Path, broken: type, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a turn that ended by a defect what was known before is not shown as if it were of now.
@@ -250,23 +220,20 @@ def test_a_defect_is_not_health(
         message = "a defect"
         raise RuntimeError(message)
 
-    async def run() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: raised.append(str(context["exception"])))
-        async with jobs(configured(heartbeats, HangOptions(interval=OFTEN))) as (service, _):
-            ask = service.heartbeats if broken is Receiver else service.hangs
-            ask()
-            with monkeypatch.context() as patched:
-                patched.setattr(broken, name, defect)
-                await until(lambda: bool(raised))
-                with pytest.raises(SourceError) as caught:
-                    ask()
-                assert caught.value.reason is Reason.INTERNAL
-            before = len(os.listdir("/proc/self/fd"))
-            await until(lambda: _answers(ask))
-            assert len(os.listdir("/proc/self/fd")) == before
-
-    asyncio.run(run())
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: raised.append(str(context["exception"])))
+    async with jobs(configured(heartbeats, HangOptions(interval=OFTEN))) as (service, _):
+        ask = service.heartbeats if broken is Receiver else service.hangs
+        ask()
+        with monkeypatch.context() as patched:
+            patched.setattr(broken, name, defect)
+            await until(lambda: bool(raised))
+            with pytest.raises(SourceError) as caught:
+                ask()
+            assert caught.value.reason is Reason.INTERNAL
+        before = len(os.listdir("/proc/self/fd"))
+        await until(lambda: _answers(ask))
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 def _answers(ask: Callable[[], object]) -> bool:

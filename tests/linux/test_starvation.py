@@ -15,27 +15,23 @@ from dshealthd.linux.starvation import LoopLag, RunQueue, run_queue
 from tests.probe.peering import PATIENT
 
 
-def test_a_loop_that_was_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_loop_that_was_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The delay counts at once, before the timer that is late has run, and stays when it is over.
 
     A loop that waits is not late.
     """
     monkeypatch.setattr(starvation, "LAG", 0.5)
     monkeypatch.setattr(starvation, "TICK", 0.01)
-
-    async def scene() -> None:
-        with LoopLag() as early, LoopLag() as lag:
-            early.close()
-            await asyncio.sleep(0.1)
-            time.sleep(0.6)
-            assert lag.starved
-            await asyncio.sleep(0.05)
-            assert lag.starved
+    with LoopLag() as early, LoopLag() as lag:
+        early.close()
+        await asyncio.sleep(0.1)
         time.sleep(0.6)
-        assert lag.longest > 0.5
-        assert early.longest < 0.5
-
-    asyncio.run(scene())
+        assert lag.starved
+        await asyncio.sleep(0.05)
+        assert lag.starved
+    time.sleep(0.6)
+    assert lag.longest > 0.5
+    assert early.longest < 0.5
 
 
 @pytest.mark.parametrize(

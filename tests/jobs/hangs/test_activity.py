@@ -130,18 +130,6 @@ def test_what_is_no_status(data: bytes) -> None:
         parse_activity(data)
 
 
-def test_a_name_that_looks_like_a_status() -> None:
-    """A process may call itself anything."""
-    fields = b"R 1 " + b"0 " * 9 + b"100 50 0 0 0 0 0 0 777 " + b"0 " * 29 + b"9"
-    found = parse_activity(b"12 (x) S 1 2 (3) " + fields)
-    assert (found.state, found.start, found.cpu_seconds, found.exit_status) == (
-        ThreadState.RUNNING,
-        777,
-        1.5,
-        9,
-    )
-
-
 async def until(exit_watcher: ExitWatcher, process: subprocess.Popen[bytes], ticks: int) -> End:
     """Return how a process ended, of which only the kernel tells."""
     while (end := exit_watcher.end(process.pid, ticks)) is None:
@@ -164,10 +152,7 @@ signal.pause()
         ("raise MemoryError", ExitKind.FAILED),
         ("sys.exit(1)", ExitKind.FAILED),
         ("sys.exit(137)", ExitKind.FAILED),  # some container's SIGKILL: nobody has asked
-        (
-            HANDLES,
-            ExitKind.TERMINATED,
-        ),
+        (HANDLES, ExitKind.TERMINATED),
         ("sys.exit(130)", ExitKind.TERMINATED),
         ("import os; os.kill(os.getpid(), 9)", ExitKind.KILLED),
         ("import os; os.kill(os.getpid(), 15)", ExitKind.TERMINATED),
@@ -177,72 +162,58 @@ signal.pause()
         ),
     ],
 )
-def test_how_a_process_ends(
+async def test_how_a_process_ends(
     start: Callable[[str], subprocess.Popen[bytes]], code: str, ended: ExitKind
 ) -> None:
     """How it ended is known while its parent has not asked, and stays known when it has."""
-
-    async def run() -> None:
-        process = start(f"import sys; sys.stderr = None\n{code}")
-        ticks = began(process)
-        with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
-            exit_watcher.follow(process.pid, ticks)
-            before = time.time()
-            end = await until(exit_watcher, process, ticks)
-            assert end.how is ended
-            assert before - 1.0 <= end.at <= time.time()
-            process.wait()
-            assert exit_watcher.end(process.pid, ticks) == end
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    process = start(f"import sys; sys.stderr = None\n{code}")
+    ticks = began(process)
+    with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
+        exit_watcher.follow(process.pid, ticks)
+        before = time.time()
+        end = await until(exit_watcher, process, ticks)
+        assert end.how is ended
+        assert before - 1.0 <= end.at <= time.time()
+        process.wait()
+        assert exit_watcher.end(process.pid, ticks) == end
 
 
-def test_the_first_to_end(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
+async def test_the_first_to_end(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
     """Whose end was first is known although their parent asks at once."""
-
-    async def run() -> None:
-        first, second = (start("import time; time.sleep(60)") for _ in range(2))
-        ticks = {process.pid: began(process) for process in (first, second)}
-        with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
-            for pid, number in ticks.items():
-                exit_watcher.follow(pid, number)
-            for process, number in ((first, signal.SIGKILL), (second, signal.SIGTERM)):
-                process.send_signal(number)
-                assert state_of(process, ThreadState.ZOMBIE) is ThreadState.ZOMBIE
-                await asyncio.sleep(0.05)  # what torchrun waits, at the least
-                process.wait()
-            ends = [
-                exit_watcher.end(process.pid, ticks[process.pid]) for process in (first, second)
-            ]
-        one, other = ends
-        assert one is not None
-        assert other is not None
-        assert (one.how, other.how) == (ExitKind.KILLED, ExitKind.TERMINATED)
-        assert one.at < other.at
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    first, second = (start("import time; time.sleep(60)") for _ in range(2))
+    ticks = {process.pid: began(process) for process in (first, second)}
+    with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
+        for pid, number in ticks.items():
+            exit_watcher.follow(pid, number)
+        for process, number in ((first, signal.SIGKILL), (second, signal.SIGTERM)):
+            process.send_signal(number)
+            assert state_of(process, ThreadState.ZOMBIE) is ThreadState.ZOMBIE
+            await asyncio.sleep(0.05)  # what torchrun waits, at the least
+            process.wait()
+        ends = [exit_watcher.end(process.pid, ticks[process.pid]) for process in (first, second)]
+    one, other = ends
+    assert one is not None
+    assert other is not None
+    assert (one.how, other.how) == (ExitKind.KILLED, ExitKind.TERMINATED)
+    assert one.at < other.at
 
 
 @pytest.mark.parametrize(
     ("number", "ended"), [(signal.SIGKILL, ExitKind.KILLED), (signal.SIGSEGV, ExitKind.CRASHED)]
 )
-def test_end_whose_parent_asked_before_the_loop_ran(
+async def test_end_whose_parent_asked_before_the_loop_ran(
     start: Callable[[str], subprocess.Popen[bytes]], number: int, ended: ExitKind
 ) -> None:
     """An agent that waits for a CPU while a rank is killed and reaped still knows how it ended."""
-
-    async def run() -> None:
-        process = start("import time; time.sleep(60)")
-        ticks = began(process)
-        with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
-            exit_watcher.follow(process.pid, ticks)
-            process.send_signal(number)
-            process.wait()  # nothing else runs meanwhile
-            if not tells_of_the_reaped():
-                pytest.skip("the kernel is older than Linux 6.15")
-            assert (await until(exit_watcher, process, ticks)).how is ended
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    process = start("import time; time.sleep(60)")
+    ticks = began(process)
+    with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
+        exit_watcher.follow(process.pid, ticks)
+        process.send_signal(number)
+        process.wait()  # nothing else runs meanwhile
+        if not tells_of_the_reaped():
+            pytest.skip("the kernel is older than Linux 6.15")
+        assert (await until(exit_watcher, process, ticks)).how is ended
 
 
 def tells_of_the_reaped() -> bool:
@@ -255,42 +226,34 @@ def tells_of_the_reaped() -> bool:
         os.close(descriptor)
 
 
-def test_pid_of_another_process_is_not_followed(
+async def test_pid_of_another_process_is_not_followed(
     start: Callable[[str], subprocess.Popen[bytes]],
 ) -> None:
     """A process that has a pid now says nothing of the end of the one that had it before."""
-
-    async def run() -> None:
-        process = start("import time; time.sleep(60)")
-        ticks = began(process) - 1
-        with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
-            exit_watcher.follow(process.pid, ticks)
-            process.kill()
-            process.wait()
-            assert (await until(exit_watcher, process, ticks)).how is ExitKind.UNKNOWN
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    process = start("import time; time.sleep(60)")
+    ticks = began(process) - 1
+    with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
+        exit_watcher.follow(process.pid, ticks)
+        process.kill()
+        process.wait()
+        assert (await until(exit_watcher, process, ticks)).how is ExitKind.UNKNOWN
 
 
-def test_an_end_that_nobody_saw(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
+async def test_an_end_that_nobody_saw(start: Callable[[str], subprocess.Popen[bytes]]) -> None:
     """A process that had ended before it was followed, and was asked for, ended nobody knows how.
 
     One that lives has no end.
     """
-
-    async def run() -> None:
-        process = start("")
-        ticks = began(process)
-        process.wait()
-        with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
-            exit_watcher.follow(process.pid, ticks)
-            assert (await until(exit_watcher, process, ticks)).how is ExitKind.UNKNOWN
-            alive = start("import time; time.sleep(60)")
-            before = len(os.listdir("/proc/self/fd"))
-            exit_watcher.follow(alive.pid, began(alive))
-            assert exit_watcher.end(alive.pid, began(alive)) is None
-            assert len(os.listdir("/proc/self/fd")) == before + 1
-            exit_watcher.forget(alive.pid, began(alive))
-            assert len(os.listdir("/proc/self/fd")) == before
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    process = start("")
+    ticks = began(process)
+    process.wait()
+    with closing(ExitWatcher(HOST, asyncio.get_running_loop(), time.time)) as exit_watcher:
+        exit_watcher.follow(process.pid, ticks)
+        assert (await until(exit_watcher, process, ticks)).how is ExitKind.UNKNOWN
+        alive = start("import time; time.sleep(60)")
+        before = len(os.listdir("/proc/self/fd"))
+        exit_watcher.follow(alive.pid, began(alive))
+        assert exit_watcher.end(alive.pid, began(alive)) is None
+        assert len(os.listdir("/proc/self/fd")) == before + 1
+        exit_watcher.forget(alive.pid, began(alive))
+        assert len(os.listdir("/proc/self/fd")) == before

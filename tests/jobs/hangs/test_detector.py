@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,7 +27,7 @@ PID = 1 << 23
 STEP = 2.0
 
 
-def test_a_job_at_work_teaches_nothing(tmp_path: Path) -> None:
+async def test_a_job_at_work_teaches_nothing(tmp_path: Path) -> None:
     """A job whose GPUs compute is in a pause, also between two samples that show it."""
     place = launch({**TORCH, "RANK": "0", "WORLD_SIZE": "1"})
     assert place is not None
@@ -37,44 +36,40 @@ def test_a_job_at_work_teaches_nothing(tmp_path: Path) -> None:
     fields = ["S", *["0"] * 18, "1", *["0"] * 30]
     (tmp_path / str(PID) / "stat").write_text(f"{PID} (python) {' '.join(fields)}\n")
     clock, step, work = [1000.0], [0], [Work()]
+    detector = HangDetector(
+        HangOptions(),
+        Host(procfs=tmp_path),
+        monotonic=lambda: clock[0],
+        wall=lambda: clock[0],
+        work=lambda _job: work[0],
+    )
 
-    async def scene() -> None:
-        detector = HangDetector(
-            HangOptions(),
-            Host(procfs=tmp_path),
-            monotonic=lambda: clock[0],
-            wall=lambda: clock[0],
-            work=lambda _job: work[0],
-        )
+    def look(*, moves: bool) -> None:
+        clock[0] += STEP
+        step[0] += moves
+        if moves:
+            sent[0] = clock[0]
+        message = Message(step=step[0], sent=sent[0], stage=StepStage.BACKWARD)
+        sender: Any = SimpleNamespace(message=message)
+        ranks = {(JOB, 0): [(Identity(process, (1, 7)), cast("Sender", sender))]}
+        detector.look(ranks)
 
-        def look(*, moves: bool) -> None:
-            clock[0] += STEP
-            step[0] += moves
-            if moves:
-                sent[0] = clock[0]
-            message = Message(step=step[0], sent=sent[0], stage=StepStage.BACKWARD)
-            sender: Any = SimpleNamespace(message=message)
-            ranks = {(JOB, 0): [(Identity(process, (1, 7)), cast("Sender", sender))]}
-            detector.look(ranks)
+    def still(seconds: float) -> None:
+        for _ in range(round(seconds / STEP)):
+            look(moves=False)
 
-        def still(seconds: float) -> None:
-            for _ in range(round(seconds / STEP)):
-                look(moves=False)
-
-        sent = [clock[0]]
-        for _ in range(30):
-            look(moves=True)
-        work[0] = Work("its GPUs compute")
-        still(FLOOR + 100.0)
-        assert detector.standstills[JOB].reason is HangClass.WORKING
-        assert not detector.hangs
-        work[0] = Work()
-        still(AT_WORK - 2 * STEP)
-        assert detector.standstills[JOB].reason is HangClass.WORKING
+    sent = [clock[0]]
+    for _ in range(30):
         look(moves=True)
-        assert detector.jobs[JOB][0].bound == FLOOR
-        still(FLOOR + 2 * STEP)
-        assert detector.hangs[JOB].reason is HangClass.WAITING
-        detector.close()
-
-    asyncio.run(scene())
+    work[0] = Work("its GPUs compute")
+    still(FLOOR + 100.0)
+    assert detector.standstills[JOB].reason is HangClass.WORKING
+    assert not detector.hangs
+    work[0] = Work()
+    still(AT_WORK - 2 * STEP)
+    assert detector.standstills[JOB].reason is HangClass.WORKING
+    look(moves=True)
+    assert detector.jobs[JOB][0].bound == FLOOR
+    still(FLOOR + 2 * STEP)
+    assert detector.hangs[JOB].reason is HangClass.WAITING
+    detector.close()

@@ -57,7 +57,7 @@ def test_what_only_looks_like_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert find_page(Host(), os.getpid()) is None
 
 
-def test_without_descriptors_a_page_is_left_where_it_is(
+async def test_without_descriptors_a_page_is_left_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The agent starts all the same, and says which process it does not hear."""
@@ -65,18 +65,13 @@ def test_without_descriptors_a_page_is_left_where_it_is(
     def full(*_: object) -> NoReturn:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    async def scene() -> None:
-        receiver = Receiver(
-            str(tmp_path / "h.sock"), Host(), monotonic=time.monotonic, wall=time.time
-        )
-        receiver.open(asyncio.get_running_loop())
-        with monkeypatch.context() as patched:
-            patched.setattr(socket, "socketpair", full)
-            receiver.adopt(4711, 1, 0)
-        assert receiver.connections == 0
-        receiver.close()
-
-    asyncio.run(scene())
+    receiver = Receiver(str(tmp_path / "h.sock"), Host(), monotonic=time.monotonic, wall=time.time)
+    receiver.open(asyncio.get_running_loop())
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "socketpair", full)
+        receiver.adopt(4711, 1, 0)
+    assert receiver.connections == 0
+    receiver.close()
     assert (
         "process 4711: no heartbeats are read until it reconnects: Too many open files"
         in caplog.text

@@ -40,7 +40,7 @@ from tests.jobs.machines import TORCH
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from collections.abc import Callable, Iterator
 
     from dshealthd.jobs.heartbeats.identity import Identity
     from dshealthd.jobs.heartbeats.sender import Sender
@@ -57,25 +57,15 @@ def path() -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-@contextlib.asynccontextmanager
-async def receiving(path: Path) -> AsyncIterator[Receiver]:
-    """Run a receiver in this loop."""
+@contextlib.contextmanager
+def receiving(path: Path) -> Iterator[Receiver]:
+    """Run a receiver in the running loop."""
     receiver = Receiver(str(path), Host())
     receiver.open(asyncio.get_running_loop())
     try:
         yield receiver
     finally:
         receiver.close()
-
-
-def scene(path: Path, play: Callable[[Receiver], Coroutine[None, None, None]]) -> None:
-    """Play in a loop of its own with a receiver."""
-
-    async def run() -> None:
-        async with receiving(path) as receiver:
-            await play(receiver)
-
-    asyncio.run(run())
 
 
 async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
@@ -106,12 +96,11 @@ def beat(step: int, sent: float | None = None) -> Message:
     return Message(step=step, sent=time.monotonic() if sent is None else sent)
 
 
-def test_sender_is_who_proc_says(path: Path) -> None:
+async def test_sender_is_who_proc_says(path: Path) -> None:
     """Job and rank come from the sender's environment, and are those that every other metric of the
     job has.
     """
-
-    async def play(receiver: Receiver) -> None:
+    with receiving(path) as receiver:
         with sending(path, TORCH) as sender:
             sender.tell(beat(7))
             await until(lambda: shown(receiver))
@@ -125,73 +114,56 @@ def test_sender_is_who_proc_says(path: Path) -> None:
             await until(lambda: shown(receiver)[process.job, 3] == 8)
         await until(lambda: not shown(receiver))
 
-    scene(path, play)
 
-
-def test_sender_without_a_job(path: Path) -> None:
+async def test_sender_without_a_job(path: Path) -> None:
     """A process that no launcher has started is counted, and not shown."""
-
-    async def play(receiver: Receiver) -> None:
-        with sending(path, {"HOME": "/"}) as sender:
-            sender.tell(beat(1))
-            await until(lambda: receiver.unidentified[UnidentifiedSender.NO_LAUNCHER] == 1)
-            assert shown(receiver) == {}
-
-    scene(path, play)
+    with receiving(path) as receiver, sending(path, {"HOME": "/"}) as sender:
+        sender.tell(beat(1))
+        await until(lambda: receiver.unidentified[UnidentifiedSender.NO_LAUNCHER] == 1)
+        assert shown(receiver) == {}
 
 
 @as_root
-def test_forgery_by_another_user(path: Path) -> None:
+async def test_forgery_by_another_user(path: Path) -> None:
     """Another user's process that claims a job is of another job, whatever it says."""
-
-    async def play(receiver: Receiver) -> None:
-        with sending(path, TORCH) as sender:
-            sender.tell(beat(7))
-            await until(lambda: shown(receiver))
-            job = only(receiver)[0].process.job
-            time.sleep(0.05)  # processes' ages are told apart by hundredths of a second
-            with sending(path, TORCH, user=STRANGER) as stranger:
-                stranger.tell(beat(1_000_000))
-                other = f"{job}-uid{STRANGER}"
-                await until(lambda: shown(receiver) == {(job, 3): 7, (other, 3): 1_000_000})
-                stranger.tell(beat(2_000_000))
-                sender.tell(beat(8))
-                await until(lambda: shown(receiver) == {(job, 3): 8, (other, 3): 2_000_000})
-
-    scene(path, play)
+    with receiving(path) as receiver, sending(path, TORCH) as sender:
+        sender.tell(beat(7))
+        await until(lambda: shown(receiver))
+        job = only(receiver)[0].process.job
+        time.sleep(0.05)  # processes' ages are told apart by hundredths of a second
+        with sending(path, TORCH, user=STRANGER) as stranger:
+            stranger.tell(beat(1_000_000))
+            other = f"{job}-uid{STRANGER}"
+            await until(lambda: shown(receiver) == {(job, 3): 7, (other, 3): 1_000_000})
+            stranger.tell(beat(2_000_000))
+            sender.tell(beat(8))
+            await until(lambda: shown(receiver) == {(job, 3): 8, (other, 3): 2_000_000})
 
 
 @as_root
-def test_job_of_another_user(path: Path) -> None:
+async def test_job_of_another_user(path: Path) -> None:
     """A job of any user is shown, and after it has ended another user may have one of that name."""
-
-    async def play(receiver: Receiver) -> None:
+    with receiving(path) as receiver:
         for user in (STRANGER, None):
             with sending(path, TORCH, user=user) as sender:
                 sender.tell(beat(7))
                 await until(lambda: shown(receiver))
             await until(lambda: not shown(receiver))
 
-    scene(path, play)
 
-
-def test_connection_handed_on(path: Path) -> None:
+async def test_connection_handed_on(path: Path) -> None:
     """A process that hands over a page by the connection of another, a child of fork say, is a
     forger: its page is not read.
     """
     code = f"if os.fork() == 0:\n    hand(s, page({encode(beat(5))!r}))\n    os._exit(0)\ntime.sleep(60)"
-
-    async def play(receiver: Receiver) -> None:
-        with sending(path, TORCH, code):
-            await until(lambda: receiver.rejected[RejectReason.FORGED] == 1)
-            assert receiver.received == 0
-            assert receiver.connections == 0
-
-    scene(path, play)
+    with receiving(path) as receiver, sending(path, TORCH, code):
+        await until(lambda: receiver.rejected[RejectReason.FORGED] == 1)
+        assert receiver.received == 0
+        assert receiver.connections == 0
 
 
 @as_root
-def test_credentials_cannot_be_made_up(path: Path) -> None:
+async def test_credentials_cannot_be_made_up(path: Path) -> None:
     """The kernel does not let a user name another process; what it lets root name is dropped."""
     code = f"""
 def send(pid, uid):
@@ -203,8 +175,7 @@ def send(pid, uid):
 print(send(int(os.environ["VICTIM"]), os.getuid()), send(os.getpid(), 0), flush=True)
 time.sleep(60)
 """
-
-    async def play(receiver: Receiver) -> None:
+    with receiving(path) as receiver:
         variables = {**TORCH, "VICTIM": str(os.getpid())}
         with sending(path, variables, code, user=STRANGER) as stranger:
             assert stranger.popen.stdout is not None
@@ -214,8 +185,6 @@ time.sleep(60)
             assert root.popen.stdout.readline().startswith("sent")
             await until(lambda: receiver.rejected[RejectReason.FORGED] == 1)
         assert receiver.received == 0
-
-    scene(path, play)
 
 
 BAD_PAGES = {
@@ -240,22 +209,18 @@ BAD_PAGES = {
 
 
 @pytest.mark.parametrize("code", BAD_PAGES.values(), ids=BAD_PAGES)
-def test_bad_pages(path: Path, code: str) -> None:
+async def test_bad_pages(path: Path, code: str) -> None:
     """What is no page is counted, its sender let go, and no descriptor of it kept."""
-
-    async def play(receiver: Receiver) -> None:
-        with sending(path, TORCH) as sender:
-            sender.tell(beat(7))
-            await until(lambda: shown(receiver))
-            before = descriptors()
-            with sending(path, TORCH, f"{code}\ntime.sleep(60)") as vandal:
-                await until(lambda: receiver.rejected[RejectReason.MALFORMED] == 1)
-                vandal.end()
-            await until(lambda: descriptors() == before)
-            sender.tell(beat(8))
-            await until(lambda: list(shown(receiver).values()) == [8])
-
-    scene(path, play)
+    with receiving(path) as receiver, sending(path, TORCH) as sender:
+        sender.tell(beat(7))
+        await until(lambda: shown(receiver))
+        before = descriptors()
+        with sending(path, TORCH, f"{code}\ntime.sleep(60)") as vandal:
+            await until(lambda: receiver.rejected[RejectReason.MALFORMED] == 1)
+            vandal.end()
+        await until(lambda: descriptors() == before)
+        sender.tell(beat(8))
+        await until(lambda: list(shown(receiver).values()) == [8])
 
 
 def descriptors() -> int:
@@ -263,7 +228,7 @@ def descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_garbage_in_a_page(path: Path) -> None:
+async def test_garbage_in_a_page(path: Path) -> None:
     """A page that never holds a heartbeat is given up after some turns, and counted."""
     whole = encode(Message(1, 1.0))
     garbage = [
@@ -274,21 +239,16 @@ def test_garbage_in_a_page(path: Path) -> None:
         b"\0" * (SLOT // 2) + whole,
         whole[:20] + b"x" + whole[21:],
     ]
-
-    async def play(receiver: Receiver) -> None:
-        with contextlib.ExitStack() as stack:
-            for data in garbage:
-                stack.enter_context(sending(path, TORCH)).tell(data)
-            await until(
-                lambda: receiver.rejected[RejectReason.MALFORMED] == len(garbage),
-                (TORN + 8) * PERIOD,
-            )
-            assert receiver.received == receiver.connections == 0
-
-    scene(path, play)
+    with receiving(path) as receiver, contextlib.ExitStack() as stack:
+        for data in garbage:
+            stack.enter_context(sending(path, TORCH)).tell(data)
+        await until(
+            lambda: receiver.rejected[RejectReason.MALFORMED] == len(garbage), (TORN + 8) * PERIOD
+        )
+        assert receiver.received == receiver.connections == 0
 
 
-def test_descriptor_that_lingers(path: Path) -> None:
+async def test_descriptor_that_lingers(path: Path) -> None:
     """A connection that does not close for a minute, left to the agent to close, keeps neither it
     nor the ranks of others waiting.
     """
@@ -309,8 +269,7 @@ for _ in range(6):
 print("handed", flush=True)
 time.sleep(60)
 """
-
-    async def play(receiver: Receiver) -> None:
+    with receiving(path) as receiver:
         lags, end, before = [], time.monotonic() + 1.5, descriptors()
         with (
             sending(path, TORCH, user=STRANGER if os.getuid() == 0 else None) as sender,
@@ -327,26 +286,20 @@ time.sleep(60)
             assert max(lags) < 1.0
         await until(lambda: descriptors() == before)  # with the vandal its connections have ended
 
-    scene(path, play)
 
-
-def test_process_that_ends_while_a_child_holds_its_connection(path: Path) -> None:
+async def test_process_that_ends_while_a_child_holds_its_connection(path: Path) -> None:
     """A rank that is gone is not shown, although a data loader that it left behind keeps its
     connection open.
     """
     code = f"hand(s, page({encode(beat(5))!r}))\nif os.fork() == 0:\n    time.sleep(1.5)\n    os._exit(0)\ntime.sleep(60)"
-
-    async def play(receiver: Receiver) -> None:
-        with sending(path, TORCH, code) as sender:
-            await until(lambda: shown(receiver))
-            sender.end()
-            receiver.refresh()
-            assert shown(receiver) == {}
-
-    scene(path, play)
+    with receiving(path) as receiver, sending(path, TORCH, code) as sender:
+        await until(lambda: shown(receiver))
+        sender.end()
+        receiver.refresh()
+        assert shown(receiver) == {}
 
 
-def test_lingering_descriptors_and_many_connections(path: Path) -> None:
+async def test_lingering_descriptors_and_many_connections(path: Path) -> None:
     """Descriptors that linger, and 700 connections at once, do not shut out another user."""
     code = """
 listener = socket.create_server(("127.0.0.1", 0))
@@ -365,45 +318,39 @@ print("handed", flush=True)
 kept = [connect() for _ in range(700)]
 time.sleep(60)
 """
-
-    async def play(receiver: Receiver) -> None:
-        with sending(path, TORCH, code) as vandal:
-            assert vandal.popen.stdout is not None
-            assert await asyncio.to_thread(vandal.popen.stdout.readline) == "handed\n"
-            await until(lambda: receiver.rejected[RejectReason.SENDERS] > 500)
-            user = STRANGER if os.getuid() == 0 else None
-            with sending(path, TORCH, user=user) as sender:
-                await asyncio.to_thread(sender.tell, beat(1))
-                await until(lambda: list(shown(receiver).values()) == [1])
-            assert len(receiver._closer) < MAX_CLOSING
-
-    scene(path, play)
+    with receiving(path) as receiver, sending(path, TORCH, code) as vandal:
+        assert vandal.popen.stdout is not None
+        assert await asyncio.to_thread(vandal.popen.stdout.readline) == "handed\n"
+        await until(lambda: receiver.rejected[RejectReason.SENDERS] > 500)
+        user = STRANGER if os.getuid() == 0 else None
+        with sending(path, TORCH, user=user) as sender:
+            await asyncio.to_thread(sender.tell, beat(1))
+            await until(lambda: list(shown(receiver).values()) == [1])
+        assert len(receiver._closer) < MAX_CLOSING
 
 
 @as_root
-def test_silent_connections_of_many_users(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_connections_of_many_users(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four users fill all places: a fifth has one at once, and those that stay silent lose theirs."""
     code = "kept = [connect() for _ in range(63)]\nprint('full', flush=True)\ntime.sleep(60)"
     monkeypatch.setattr(receiver_module, "SILENT", 600.0)
-
-    async def play(receiver: Receiver) -> None:
-        with contextlib.ExitStack() as vandals:
-            for user in range(STRANGER + 1, STRANGER + 5):
-                vandals.enter_context(sending(path, TORCH, code, user=user))
-            await until(lambda: receiver.connections == MAX_SENDERS)
-            with sending(path, TORCH, user=STRANGER) as sender:
-                await asyncio.to_thread(sender.tell, beat(1))
-                await until(lambda: list(shown(receiver).values()) == [1])
-                assert receiver.connections == MAX_SENDERS
-                monkeypatch.setattr(receiver_module, "SILENT", 0.1)
-                await until(lambda: receiver.connections == 1)
-                assert receiver.rejected[RejectReason.SILENT] == MAX_SENDERS - 1
-                assert list(shown(receiver).values()) == [1]
-
-    scene(path, play)
+    with receiving(path) as receiver, contextlib.ExitStack() as vandals:
+        for user in range(STRANGER + 1, STRANGER + 5):
+            vandals.enter_context(sending(path, TORCH, code, user=user))
+        await until(lambda: receiver.connections == MAX_SENDERS)
+        with sending(path, TORCH, user=STRANGER) as sender:
+            await asyncio.to_thread(sender.tell, beat(1))
+            await until(lambda: list(shown(receiver).values()) == [1])
+            assert receiver.connections == MAX_SENDERS
+            monkeypatch.setattr(receiver_module, "SILENT", 0.1)
+            await until(lambda: receiver.connections == 1)
+            assert receiver.rejected[RejectReason.SILENT] == MAX_SENDERS - 1
+            assert list(shown(receiver).values()) == [1]
 
 
-def test_flood(path: Path) -> None:
+async def test_flood(path: Path) -> None:
     """A sender that writes all the time is read as often as any other, and the heartbeats of others
     arrive as ever.
     """
@@ -414,29 +361,28 @@ hand(s, file)
 while True:
     memory[:] = os.urandom(1024)
 """
+    with (
+        receiving(path) as receiver,
+        sending(path, {**TORCH, "RANK": "9"}) as sender,
+        sending(path, TORCH, code),
+    ):
+        sender.tell(beat(1))
+        await until(lambda: shown(receiver))
+        lags = []
+        for step in range(2, 8):
+            watch = Stopwatch(os.getpid(), sender.pid)
+            sender.tell(beat(step))
+            await until(lambda step=step: max(shown(receiver).values()) == step, 4 * PERIOD)  # type: ignore[misc] # bound now
+            lags.append(watch.seconds())
+        assert statistics.median(lags) < 2 * PERIOD
+        assert receiver.received <= 7
+        await until(lambda: receiver.rejected[RejectReason.MALFORMED] == 1)
 
-    async def play(receiver: Receiver) -> None:
-        with sending(path, {**TORCH, "RANK": "9"}) as sender, sending(path, TORCH, code):
-            sender.tell(beat(1))
-            await until(lambda: shown(receiver))
-            lags = []
-            for step in range(2, 8):
-                watch = Stopwatch(os.getpid(), sender.pid)
-                sender.tell(beat(step))
-                await until(lambda step=step: max(shown(receiver).values()) == step, 4 * PERIOD)  # type: ignore[misc] # bound now
-                lags.append(watch.seconds())
-            assert statistics.median(lags) < 2 * PERIOD
-            assert receiver.received <= 7
-            await until(lambda: receiver.rejected[RejectReason.MALFORMED] == 1)
 
-    scene(path, play)
-
-
-def test_too_many_connections(path: Path) -> None:
+async def test_too_many_connections(path: Path) -> None:
     """A user has a bounded number of connections."""
     code = "more = [connect() for _ in range(100)]\nprint(len(more), flush=True)\ntime.sleep(60)"
-
-    async def play(receiver: Receiver) -> None:
+    with receiving(path) as receiver:
         with sending(path, TORCH, code):
             await until(
                 lambda: receiver.rejected[RejectReason.SENDERS] == 101 - MAX_SENDERS_PER_USER
@@ -446,10 +392,8 @@ def test_too_many_connections(path: Path) -> None:
             sender.tell(beat(3))
             await until(lambda: list(shown(receiver).values()) == [3])
 
-    scene(path, play)
 
-
-def test_idle_ranks_give_way_to_their_users_next_job(path: Path) -> None:
+async def test_idle_ranks_give_way_to_their_users_next_job(path: Path) -> None:
     """When a user's places are all held by ranks that have been silent for IDLE, one gives way."""
     code = f"""
 data = bytes.fromhex("{encode(beat(1)).hex()}")
@@ -461,139 +405,109 @@ for _ in range({MAX_SENDERS_PER_USER - 1}):
 time.sleep(60)
 """
     passed = 0.0
-
-    async def run() -> None:
-        nonlocal passed
-        receiver = Receiver(str(path), Host(), monotonic=lambda: time.monotonic() + passed)
-        receiver.open(asyncio.get_running_loop())
-        try:
-            with sending(path, {**TORCH, "RANK": "9"}, code):
-                await until(lambda: receiver.received == MAX_SENDERS_PER_USER)
-                with sending(path, TORCH):
-                    await until(lambda: receiver.rejected[RejectReason.SENDERS] == 1)
-                    assert receiver.connections == MAX_SENDERS_PER_USER
-                passed = IDLE
-                with sending(path, TORCH) as sender:
-                    await until(lambda: receiver.rejected[RejectReason.SENDERS] == 2)
-                    sender.tell(beat(3))
-                    await until(lambda: 3 in shown(receiver).values())
-                    assert receiver.connections == MAX_SENDERS_PER_USER
-        finally:
-            receiver.close()
-
-    asyncio.run(run())
+    receiver = Receiver(str(path), Host(), monotonic=lambda: time.monotonic() + passed)
+    receiver.open(asyncio.get_running_loop())
+    try:
+        with sending(path, {**TORCH, "RANK": "9"}, code):
+            await until(lambda: receiver.received == MAX_SENDERS_PER_USER)
+            with sending(path, TORCH):
+                await until(lambda: receiver.rejected[RejectReason.SENDERS] == 1)
+                assert receiver.connections == MAX_SENDERS_PER_USER
+            passed = IDLE
+            with sending(path, TORCH) as sender:
+                await until(lambda: receiver.rejected[RejectReason.SENDERS] == 2)
+                sender.tell(beat(3))
+                await until(lambda: 3 in shown(receiver).values())
+                assert receiver.connections == MAX_SENDERS_PER_USER
+    finally:
+        receiver.close()
 
 
-def test_connections_that_come_and_go(path: Path) -> None:
+async def test_connections_that_come_and_go(path: Path) -> None:
     """Of a program that connects as fast as it can a bounded number is taken in each turn."""
     code = "while True:\n    s.close()\n    s = connect()"
-
-    async def play(receiver: Receiver) -> None:
-        with sending(path, {**TORCH, "RANK": "9"}) as sender:
-            sender.tell(beat(1))
-            await until(lambda: shown(receiver))
-            with sending(path, TORCH, code):
-                for step in range(2, 6):
-                    sender.tell(beat(step))
-                    await until(lambda step=step: step in shown(receiver).values(), 4 * PERIOD)  # type: ignore[misc] # bound now
-                    assert len(list(receiver.senders())) == 1
-                    assert receiver.connections <= CONNECTIONS + 1
-
-    scene(path, play)
-
-
-def test_agent_that_stood_still(path: Path) -> None:
-    """What was told while nobody looked is known afterwards, with the time at which it was told."""
-
-    async def play(receiver: Receiver) -> None:
-        with sending(path, TORCH) as sender:
-            sender.tell(beat(1))
-            await until(lambda: shown(receiver))
-            for step in range(2, 51):
+    with receiving(path) as receiver, sending(path, {**TORCH, "RANK": "9"}) as sender:
+        sender.tell(beat(1))
+        await until(lambda: shown(receiver))
+        with sending(path, TORCH, code):
+            for step in range(2, 6):
                 sender.tell(beat(step))
-            before = time.time()
-            sender.tell(beat(51))
-            told = time.time()
-            time.sleep(1.0)
-            await until(lambda: list(shown(receiver).values()) == [51])
-            assert before - 0.2 < only(receiver)[1].heard < told + 0.2
-
-    scene(path, play)
+                await until(lambda step=step: step in shown(receiver).values(), 4 * PERIOD)  # type: ignore[misc] # bound now
+                assert len(list(receiver.senders())) == 1
+                assert receiver.connections <= CONNECTIONS + 1
 
 
-def test_stage_of_a_process_that_does_nothing_more(path: Path) -> None:
+async def test_agent_that_stood_still(path: Path) -> None:
+    """What was told while nobody looked is known afterwards, with the time at which it was told."""
+    with receiving(path) as receiver, sending(path, TORCH) as sender:
+        sender.tell(beat(1))
+        await until(lambda: shown(receiver))
+        for step in range(2, 51):
+            sender.tell(beat(step))
+        before = time.time()
+        sender.tell(beat(51))
+        told = time.time()
+        time.sleep(1.0)
+        await until(lambda: list(shown(receiver).values()) == [51])
+        assert before - 0.2 < only(receiver)[1].heard < told + 0.2
+
+
+async def test_stage_of_a_process_that_does_nothing_more(path: Path) -> None:
     """How far the last step has come, and since when, is known however long ago it was told."""
-
-    async def play(receiver: Receiver) -> None:
-        with sending(path, TORCH) as sender:
-            for stage in (StepStage.FORWARD, StepStage.BACKWARD, StepStage.INPUT):
-                sender.tell(beat(5)._replace(stage=StepStage.UNKNOWN))
-                await until(lambda: shown(receiver))
-                before = time.time()
-                sender.tell(beat(5)._replace(stage=stage))
-                told = time.time()
-                await asyncio.sleep(4 * PERIOD)
-                found = only(receiver)[1]
-                assert found.message is not None
-                assert found.message.stage == stage
-                assert before - 0.2 < found.heard < told + 0.2
-
-    scene(path, play)
+    with receiving(path) as receiver, sending(path, TORCH) as sender:
+        for stage in (StepStage.FORWARD, StepStage.BACKWARD, StepStage.INPUT):
+            sender.tell(beat(5)._replace(stage=StepStage.UNKNOWN))
+            await until(lambda: shown(receiver))
+            before = time.time()
+            sender.tell(beat(5)._replace(stage=stage))
+            told = time.time()
+            await asyncio.sleep(4 * PERIOD)
+            found = only(receiver)[1]
+            assert found.message is not None
+            assert found.message.stage == stage
+            assert before - 0.2 < found.heard < told + 0.2
 
 
 @pytest.mark.parametrize("offset", [-1e9, -100.0, 100.0, 1e9])
-def test_time_that_is_made_up(path: Path, offset: float) -> None:
+async def test_time_that_is_made_up(path: Path, offset: float) -> None:
     """A sender cannot say that it sent before it could have, nor in the future."""
-
-    async def play(receiver: Receiver) -> None:
-        with sending(path, TORCH) as sender:
-            before = time.time()
-            sender.tell(beat(1))
-            await until(lambda: shown(receiver))
-            await asyncio.sleep(0.05)
-            sender.tell(beat(2, max(0.0, time.monotonic() + offset)))
-            await until(lambda: list(shown(receiver).values()) == [2])
-            assert before - 0.5 < only(receiver)[1].heard <= time.time()
-
-    scene(path, play)
+    with receiving(path) as receiver, sending(path, TORCH) as sender:
+        before = time.time()
+        sender.tell(beat(1))
+        await until(lambda: shown(receiver))
+        await asyncio.sleep(0.05)
+        sender.tell(beat(2, max(0.0, time.monotonic() + offset)))
+        await until(lambda: list(shown(receiver).values()) == [2])
+        assert before - 0.5 < only(receiver)[1].heard <= time.time()
 
 
-def test_second_agent(path: Path) -> None:
+async def test_second_agent(path: Path) -> None:
     """A second agent does not take the socket from one that lives; it says who has it."""
-
-    async def play(receiver: Receiver) -> None:
+    with receiving(path) as receiver:
         with pytest.raises(OSError, match="another agent listens there"):
             Receiver(str(path), Host()).open(asyncio.get_running_loop())
         assert receiver.is_open
 
-    scene(path, play)
 
-
-def test_socket_left_behind(path: Path) -> None:
+async def test_socket_left_behind(path: Path) -> None:
     """The socket of an agent that was killed is taken over; what is no socket is left alone."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         dead.bind(str(path))
-
-    async def play(receiver: Receiver) -> None:
+    with receiving(path) as receiver:
         assert receiver.is_open
-
-    scene(path, play)
     assert not path.exists()
     path.write_text("precious")
-    with pytest.raises(FileExistsError, match="not a socket"):
-        scene(path, play)
+    with pytest.raises(FileExistsError, match="not a socket"), receiving(path):
+        pass
     assert path.read_text() == "precious"
 
 
-def test_socket_that_is_removed(path: Path) -> None:
+async def test_socket_that_is_removed(path: Path) -> None:
     """A socket that somebody removed is noticed, and one that somebody else put in its place is not
     removed at the end.
     """
-
-    async def play(receiver: Receiver) -> None:
+    with receiving(path) as receiver:
         path.unlink()
         assert not receiver.is_open
         path.write_text("other")
-
-    scene(path, play)
     assert path.read_text() == "other"
