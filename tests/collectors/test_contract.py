@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from dshealthd import collectors
 from dshealthd.config import registry
+from dshealthd.core.exposition import Format, render
 
 FORBIDDEN = {
     "asyncio", "concurrent", "dshealthd.core.background", "dshealthd.core.timing",
@@ -35,6 +38,22 @@ def test_collectors_are_synchronous(name: str) -> None:
     path = Path(next(iter(collectors.__path__))) / f"{name}.py"
     found = imported(ast.parse(path.read_text(encoding="utf-8")))
     assert {module for module in found if module in FORBIDDEN} == set()
+
+
+def test_metrics_are_sound() -> None:
+    """Promtool has nothing to say about names, types and help, of whatever a collector exports."""
+    promtool = shutil.which("promtool")
+    assert promtool, "promtool comes with Debian's prometheus; ./dev test installs it"
+    metrics = [
+        metric
+        for collector in registry.all_collectors().values()
+        for metric in registry.metrics(collector).values()
+    ]
+    text = render([metric(1, *metric.labels) for metric in metrics], Format.PROMETHEUS)
+    check = subprocess.run(
+        [promtool, "check", "metrics"], input=text, text=True, capture_output=True, check=False
+    )
+    assert (check.returncode, check.stdout + check.stderr) == (0, "")
 
 
 def test_a_loop_would_be_seen() -> None:

@@ -24,21 +24,11 @@ from dshealthd.core.options import Duration, Errors, decode, encode
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.core.timing import Backoff
 from tests import frozen
+from tests.jobs.machines import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        """Return the time in seconds."""
-        return self.now
 
 
 def collector(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.collectors.gpu import POWER, THROTTLE_REASONS
+from dshealthd.collectors.gpu import THROTTLE_REASONS
 from dshealthd.core.collector import Reason
 from dshealthd.core.exposition import Format, render
 from tests.nvml.node import GPU_COLLECTORS, Node
@@ -72,84 +72,12 @@ def test_margin_limits(node: Node) -> None:
     }
 
 
-SCENARIO = {
-    ("gpu_temperature_celsius", "core"): ("temperature", 1),
-    ("gpu_temperature_celsius", "memory"): ("memory_temperature", 1),
-    ("gpu_temperature_limit_celsius", "slowdown"): ("threshold_slowdown", 1),
-    ("gpu_temperature_limit_celsius", "shutdown"): ("threshold_shutdown", 1),
-    ("gpu_temperature_limit_celsius", "memory_max"): ("threshold_memory_max", 1),
-    ("gpu_temperature_limit_celsius", "max_operating"): ("threshold_gpu_max", 1),
-    ("gpu_memory_used_bytes",): ("memory_used", 1),
-    ("gpu_memory_total_bytes",): ("memory_total", 1),
-    ("gpu_utilization_ratio",): ("utilization_gpu", 0.01),
-    ("gpu_memory_activity_ratio",): ("utilization_memory", 0.01),
-    ("gpu_power_watts",): ("power_usage", 0.001),
-    ("gpu_power_limit_watts", "enforced"): ("power_limit_enforced", 0.001),
-    ("gpu_power_limit_watts", "default"): ("power_limit_default", 0.001),
-    ("gpu_power_limit_watts", "min"): ("power_limit_min", 0.001),
-    ("gpu_power_limit_watts", "max"): ("power_limit_max", 0.001),
-    ("gpu_clock_hertz", "sm"): ("clock_sm", 1e6),
-    ("gpu_clock_hertz", "memory"): ("clock_memory", 1e6),
-    ("gpu_clock_max_hertz", "sm"): ("clock_max_sm", 1e6),
-    ("pcie_link_width",): ("pcie_width", 1),
-    ("pcie_link_generation",): ("pcie_generation", 1),
-    ("pcie_replays_total",): ("pcie_replay", 1),
-}
-
-
 @pytest.mark.parametrize("profile", SERIES)
-def test_values_are_those_of_the_scenario(tmp_path: Path, profile: str) -> None:
-    """Every plain value of every GPU is the scenario's, in the metric's unit, under the GPU's own
-    index and UUID. The number of series is known, and leaves room for the rest of the agent below
-    1,500.
-    """
+def test_series_are_few(tmp_path: Path, profile: str) -> None:
+    """Eight GPUs leave room for the rest of the agent below 1,500 series."""
     with Node(tmp_path, profile=profile) as node:
-        seen = node.collect()
-        series = sum(len(result.samples) for result in seen.results.values())
-        assert series == SERIES[profile] < 900
-        for (metric, *labels), (key, scale) in SCENARIO.items():
-            values = seen.values(metric)
-            for gpu in range(8):
-                assert values[str(gpu), node.uuid(gpu), *labels] == pytest.approx(
-                    float(node.simulator.value(gpu, key)) * scale
-                ), (
-                    metric,
-                    gpu,
-                )
-        for gpu in range(8):
-            address, serial = (
-                node.simulator.value(gpu, "pci")[4:].lower(),
-                node.simulator.value(gpu, "serial"),
-            )
-            assert (
-                len(
-                    seen.values(
-                        "gpu_info", uuid=node.uuid(gpu), pci=address, serial=serial, gpu=str(gpu)
-                    )
-                )
-                == 1
-            )
-
-
-def test_promtool(tmp_path: Path) -> None:
-    """Prometheus' own linter has no complaint about what GPUs export, faults included."""
-    with Node(tmp_path) as node:
-        node.simulator.set(0, "mig_mode", 1)
-        node.simulator.set(0, "mig_devices", 2)
-        node.collect()
-        node.simulator.order(0, 1, 2)
-        node.simulator.fault("fail", 15, gpu=1)
-        seen = node.collect()
-    text = "".join(render(result.samples, Format.PROMETHEUS) for result in seen.results.values())
-    linted = subprocess.run(
-        ["promtool", "check", "metrics"],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (linted.returncode, linted.stdout, linted.stderr) == (0, "", "")
+        results = node.collect().results.values()
+    assert sum(len(result.samples) for result in results) == SERIES[profile] < 900
 
 
 def test_throttle_reasons(node: Node) -> None:
@@ -170,10 +98,7 @@ def test_throttle_reasons(node: Node) -> None:
     assert len(seen.values("gpu_throttle_active", gpu="0")) == len(THROTTLE_REASONS)
     assert {
         labels[1]: value for labels, value in seen.values("gpu_throttle_active", gpu="1").items()
-    } == {
-        "gpu_idle": 0,
-        "sw_thermal_slowdown": 1,
-    }
+    } == {"gpu_idle": 0, "sw_thermal_slowdown": 1}
 
 
 def test_throttle_bits_are_those_of_pynvml() -> None:
@@ -303,8 +228,3 @@ def test_only_what_is_due(node: Node) -> None:
     """A collector alone opens the session as well as all of them together."""
     for name in reversed(GPU_COLLECTORS):
         assert not node.collect(name).reasons(name)
-
-
-def test_help_of_power_names_the_exception() -> None:
-    """NVML averages power over a second from Ampere on, but not on GA100."""
-    assert "GA100" in POWER.help

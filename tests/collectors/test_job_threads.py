@@ -60,10 +60,7 @@ def test_nearest_limit(machine: Machine) -> None:
     group(machine, GROUP, 100, "max")
     group(machine, "system.slice/slurmstepd.scope/job_7", 900, 1000)
     group(machine, "system.slice", 2000, 30000)
-    assert values(look(machine)) == {
-        ("", "slurm-7"): 900,
-        ("_limit", "slurm-7"): 1000,
-    }
+    assert values(look(machine)) == {("", "slurm-7"): 900, ("_limit", "slurm-7"): 1000}
 
 
 def test_no_limit(machine: Machine) -> None:

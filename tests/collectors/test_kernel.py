@@ -79,11 +79,7 @@ def test_malformed(tmp_path: Path, path: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("missing", "metric"),
-    [
-        ("uptime", kernel.UPTIME),
-        ("loadavg", kernel.THREADS),
-        ("cmdline", kernel.PARAMETER),
-    ],
+    [("uptime", kernel.UPTIME), ("loadavg", kernel.THREADS), ("cmdline", kernel.PARAMETER)],
 )
 def test_one_file_is_missing(tmp_path: Path, missing: str, metric: Metric) -> None:
     """A missing file costs what it alone tells, and is a fault."""

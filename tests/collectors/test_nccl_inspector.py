@@ -136,13 +136,6 @@ def test_stale(node: Node) -> None:
     assert files(node.sweep()) == {"taken": 1, "stale": 1}
 
 
-def test_relative_directory(node: Node) -> None:
-    """A relative directory is that below where the process is."""
-    node.rank(path="dump")
-    node.write(line(400, 1000))
-    assert files(node.sweep()) == {"taken": 1}
-
-
 def test_configured_directory(tmp_path: Path) -> None:
     """Configured directories need no job that names them; without one, the job is unknown."""
     node = Node(tmp_path, directories=("/dump",))
@@ -226,9 +219,11 @@ def test_owner_of_the_rank(node: Node) -> None:
     assert files(node.sweep()) == {"taken": 1}
 
 
-@pytest.mark.parametrize("path", ["/link", "/link/dump/..", "/away/../dump/", "/../../dump"])
+@pytest.mark.parametrize(
+    "path", ["dump", "/link", "/link/dump/..", "/away/../dump/", "/../../dump"]
+)
 def test_links_and_parents_stay_inside(node: Node, path: str) -> None:
-    """Links and `..` on the way to a directory lead where they lead for the process."""
+    """A relative path, links and `..` lead where they lead for the process."""
     (node.inside / "link").symlink_to("/dump")
     (node.dump / "dump").mkdir()
     (node.inside / "away").mkdir()

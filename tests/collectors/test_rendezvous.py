@@ -301,11 +301,7 @@ def test_an_orphan_is_found() -> None:
                 os.kill(pid, 9)
         assert Counter(
             {label: values["listeners", label] for label in ("true", "false", "unknown")}
-        ) == {
-            "true": 1,
-            "false": 0,
-            "unknown": 0,
-        }
+        ) == {"true": 1, "false": 0, "unknown": 0}
         assert 0 <= values["listener_age_seconds", "true"] < 60
 
 

@@ -128,11 +128,7 @@ def test_a_crowd_does_not_stop_the_agent(crowded: Path, tmp_path: Path) -> None:
     others = ("network", "open_files", "filesystem")
     config = "".join(f'[collectors.{name}]\ninterval = "500ms"\n' for name in ("software", *others))
     job = f"slurm-{os.getpid()}"
-    variables = {
-        **TORCH,
-        "VIRTUAL_ENV": str(crowded.parents[2]),
-        "SLURM_JOB_ID": str(os.getpid()),
-    }
+    variables = {**TORCH, "VIRTUAL_ENV": str(crowded.parents[2]), "SLURM_JOB_ID": str(os.getpid())}
     number = itertools.count(66_000)
 
     def sound(scrape: Scrape) -> bool:

@@ -43,10 +43,7 @@ async def jobs(
         yield (
             service,
             Context(
-                host=config.path.host,
-                monotonic=time.monotonic,
-                wall=time.time,
-                services=(service,),
+                host=config.path.host, monotonic=time.monotonic, wall=time.time, services=(service,)
             ),
         )
     finally:

@@ -9,18 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.jobs.environment import ALLOWED, MAX_VALUE, Launcher, job, launch, parse_environ
+from tests.jobs import machines
 
 if TYPE_CHECKING:
     from random import Random
 
-TORCH = {
-    "RANK": "3",
-    "LOCAL_RANK": "1",
-    "WORLD_SIZE": "16",
-    "MASTER_ADDR": "node1",
-    "MASTER_PORT": "29500",
-    "TORCHELASTIC_RUN_ID": "none",
-}
+TORCH = {**machines.TORCH, "TORCHELASTIC_RUN_ID": "none"}
 
 
 @given(st.binary())

@@ -108,10 +108,7 @@ def test_without_cuda(tmp_path: Path) -> None:
     """A torch for CPUs has no CUDA and no NCCL, though a library of the system may be there."""
     environment(tmp_path / "opt/venv", torch="__version__ = '2.3.0+cpu'\ncuda = None\n")
     library(tmp_path / "usr/lib/x86_64-linux-gnu/libnccl.so.2", b"NCCL version 2.18.1+cuda12.1\0")
-    assert dict(installed(tmp_path, "/opt/venv")) == {
-        "torch": "2.3.0+cpu",
-        "python": "3.11.2",
-    }
+    assert dict(installed(tmp_path, "/opt/venv")) == {"torch": "2.3.0+cpu", "python": "3.11.2"}
 
 
 def test_system_nccl(tmp_path: Path) -> None:

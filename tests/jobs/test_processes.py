@@ -129,15 +129,6 @@ def test_new_process_alone_is_read(machine: Machine) -> None:
     assert table.looks == ["60"]
 
 
-def test_ended_process_is_gone(machine: Machine) -> None:
-    """A process that ended is no longer told."""
-    machine.process(50, TORCH)
-    table = Table(machine)
-    assert table.sweep() == [50]
-    machine.end(50)
-    assert table.sweep() == []
-
-
 def test_reused_pid(machine: Machine) -> None:
     """A pid that another process has taken is told by its start time, in either direction (fault
     22).

@@ -22,7 +22,7 @@ def test_reserved_ports_are_not_assigned(tmp_path: Path) -> None:
     (settings / "ip_local_reserved_ports").write_text("8080,40000-40002\n")
     ports = local_ports(Host(procfs=tmp_path))
     assert [port in ports for port in (32767, 32768, 39999, 40001, 60999, 61000)] == [
-        *(False, True, True, False, True, False),
+        *(False, True, True, False, True, False)
     ]
     assert str(ports) == "32768-60999"
 

@@ -89,18 +89,17 @@ def last_success(scrape: Scrape, collector: str) -> float:
 
 
 @contextlib.contextmanager
-def node(directory: Path, *, library: bool = True, port: int = 0) -> Iterator[Node]:
-    """Run an agent with eight simulated GPUs.
-
-    `library` tells whether the driver's library is there at first.
-    """
+def node(
+    directory: Path, config: str = CONFIG, *, library: bool = True, port: int = 0
+) -> Iterator[Node]:
+    """Run an agent with eight simulated GPUs, whose driver's library is there at first or not."""
     gpus = Simulator(directory)
     gpus.pci_sysfs(directory / "sys")
     if not library:
         gpus.hide_library()
     flags = ("--path.sysfs", str(directory / "sys"))
     with running(
-        directory, CONFIG, environment=gpus.environment(), flags=flags, port=port
+        directory, config, environment=gpus.environment(), flags=flags, port=port
     ) as agent:
         yield Node(agent, gpus)
 
@@ -123,20 +122,6 @@ def test_01_call_that_never_returns(healthy: Node) -> None:
     assert len(healthy.agent.workers()) <= 1
     healthy.gpus.clear_faults()
     healthy.until_gpus(*range(8))
-
-
-def test_01_one_gpu_hangs(healthy: Node) -> None:
-    """One GPU of eight hangs: seven are reported, the eighth is down with its index, and it comes
-    back.
-    """
-    healthy.gpus.fault("hang", gpu=3)
-    healthy.until_gpus(0, 1, 2, 4, 5, 6, 7)
-    scrape = healthy.agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="3") == 0)
-    assert scrape.value("dshealthd_collector_up", collector="gpu") == 1
-    assert scrape.value("dshealthd_collector_failing", collector="gpu", reason="timeout") == 1
-    healthy.gpus.clear_faults()
-    healthy.until_gpus(*range(8))
-    healthy.agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="3") == 1)
 
 
 def test_01_hung_gpu_keeps_its_uuid(healthy: Node) -> None:
@@ -220,10 +205,16 @@ def test_04_sigkill_with_an_unkillable_worker(tmp_path: Path) -> None:
                 mount.thaw()
 
 
-def test_05_slow_calls(healthy: Node) -> None:
-    """Calls that take 45 s are treated as hung: the deadline rules, not the driver."""
-    healthy.gpus.fault("delay", 45)
-    healthy.until_down("timeout")
+@pytest.mark.parametrize(("kind", "value", "reason"), [
+    pytest.param("delay", 45, "timeout", id="the deadline rules, not the driver"),
+    pytest.param("fail", 999, "unknown_error", id="Unknown Error from every GPU"),
+    pytest.param("fail", 4, "permission_denied", id="no permission"),
+])  # fmt: skip
+def test_05_07_09_all_calls(healthy: Node, kind: str, value: int, reason: str) -> None:
+    """Calls that are slow or fail take the collector down, with no GPU shown as healthy."""
+    healthy.gpus.fault(kind, value)
+    scrape = healthy.until_down(reason)
+    assert 1 not in scrape.all("dshealthd_gpu_up")
     healthy.stays_fresh()
     healthy.gpus.clear_faults()
     healthy.until_gpus(*range(8))
@@ -246,15 +237,6 @@ def test_06_07_one_gpu_fails(healthy: Node, code: int, reason: str) -> None:
     healthy.until_gpus(*range(8))
 
 
-def test_07_every_gpu_fails_with_unknown_error(healthy: Node) -> None:
-    """Unknown Error from every GPU takes the collector down, with no GPU shown as healthy."""
-    healthy.gpus.fault("fail", 999)
-    scrape = healthy.until_down("unknown_error")
-    assert 1 not in scrape.all("dshealthd_gpu_up")
-    healthy.gpus.clear_faults()
-    healthy.until_gpus(*range(8))
-
-
 def test_08_driver_library_mismatch(healthy: Node) -> None:
     """After an update of the driver the old library answers with a mismatch."""
     starts = healthy.agent.scrape().value("dshealthd_worker_starts_total", worker="device")
@@ -266,15 +248,6 @@ def test_08_driver_library_mismatch(healthy: Node) -> None:
     healthy.until_gpus(*range(8))
     scrape = healthy.agent.wait(lambda s: s.all("dshealthd_gpu_driver_info", driver="590.10"))
     assert (scrape.value("dshealthd_worker_starts_total", worker="device") or 0) > starts
-
-
-def test_09_no_permission(healthy: Node) -> None:
-    """No permission is said as such and is not health."""
-    healthy.gpus.fault("fail", 4)
-    scrape = healthy.until_down("permission_denied")
-    assert 1 not in scrape.all("dshealthd_gpu_up")
-    healthy.gpus.clear_faults()
-    healthy.until_gpus(*range(8))
 
 
 def test_10_library_appears(tmp_path: Path) -> None:
@@ -343,15 +316,8 @@ def test_13_operator_releases_the_gpus(tmp_path: Path) -> None:
         f"release_file = '{release}'\n" if line.startswith("deadline") else line + "\n"
         for line in CONFIG.splitlines()
     )
-    gpus = Simulator(tmp_path)
-    gpus.pci_sysfs(tmp_path / "sys")
-    with running(
-        tmp_path,
-        global_config,
-        environment=gpus.environment(),
-        flags=("--path.sysfs", str(tmp_path / "sys")),
-    ) as agent:
-        made = Node(agent, gpus)
+    with node(tmp_path, global_config) as made:
+        agent = made.agent
         made.until_gpus(*range(8))
         release.touch()
         agent.wait(lambda s: s.value("dshealthd_worker_up", worker="device") == 0)
@@ -389,21 +355,13 @@ def test_15_frozen_counters(tmp_path: Path) -> None:
     healthy.
     """
     config = CONFIG.replace("[collectors.gpu]\n", "[collectors.gpu]\nfrozen_after = '2s'\n")
-    gpus = Simulator(tmp_path)
-    gpus.pci_sysfs(tmp_path / "sys")
-    with running(
-        tmp_path,
-        config,
-        environment=gpus.environment(),
-        flags=("--path.sysfs", str(tmp_path / "sys")),
-    ) as agent:
-        made = Node(agent, gpus)
+    with node(tmp_path, config) as made:
         made.until_gpus(*range(8))
-        gpus.set(4, "frozen", 1)
+        made.gpus.set(4, "frozen", 1)
         made.until_gpus(0, 1, 2, 3, 5, 6, 7)
-        scrape = agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="4") == 0)
+        scrape = made.agent.wait(lambda s: s.value("dshealthd_gpu_up", gpu="4") == 0)
         assert scrape.value("dshealthd_collector_failing", collector="gpu", reason="frozen") == 1
-        gpus.set(4, "frozen", 0)
+        made.gpus.set(4, "frozen", 0)
         made.until_gpus(*range(8))
 
 

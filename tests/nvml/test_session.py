@@ -32,13 +32,7 @@ def others(gpu: int) -> set[str]:
     return {str(index) for index in range(8)} - {str(gpu)}
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        (15, Reason.GPU_LOST),
-        (999, Reason.UNKNOWN_ERROR),
-    ],
-)
+@pytest.mark.parametrize(("code", "reason"), [(15, Reason.GPU_LOST), (999, Reason.UNKNOWN_ERROR)])
 def test_code_of_one_gpu(node: Node, code: int, reason: Reason) -> None:
     """A GPU that fails is down with its UUID and its own reason, in every collector."""
     node.collect()
@@ -407,25 +401,6 @@ def test_calls_that_fail_slowly(node: Node) -> None:
     assert seen.reasons("pcie") == {"gpu 3": Reason.UNKNOWN_ERROR}
     assert ("3",) in seen.values("pcie_replays_total", uuid=node.uuid(3))
     assert node.simulator.calls()["nvmlDeviceGetCurrPcieLinkWidth"] == 8 + 7
-
-
-def test_every_call_fails(node: Node) -> None:
-    """A GPU none of whose vital calls answers is down, whatever the code."""
-    node.collect()
-    node.simulator.fault("fail", 999, gpu=3)
-    node.simulator.watch()
-    seen = node.collect("gpu")
-    assert seen.value("gpu_up", gpu="3") == 0
-    assert node.simulator.calls()["nvmlDeviceGetUtilizationRates"] == 7
-
-
-def test_failing_field(node: Node) -> None:
-    """One field that fails in a batch costs its own sample and is reported."""
-    node.simulator.set(3, "field_fail.82", 999)
-    seen = node.collect()
-    assert ("3",) not in seen.values("gpu_temperature_celsius", sensor="memory", uuid=node.uuid(3))
-    assert seen.value("gpu_recovery_action", gpu="3") == 0
-    assert seen.reasons() == {"gpu 3": Reason.UNKNOWN_ERROR}
 
 
 def test_field_that_fails_for_a_while(node: Node) -> None:

@@ -174,10 +174,7 @@ def test_optimizer_that_deepspeed_steps(
 
 
 def test_engine_that_is_found(
-    unchanged: Heartbeat,
-    agents_end: AgentsEnd,
-    trial: Trial,
-    monkeypatch: pytest.MonkeyPatch,
+    unchanged: Heartbeat, agents_end: AgentsEnd, trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine that makes an optimizer's steps is followed from then on, as by `attach`."""
 

@@ -222,8 +222,7 @@ def test_nothing_stays(agents_end: AgentsEnd) -> None:
 def test_experts(agents_end: AgentsEnd) -> None:
     """Ranks that exchange tokens are told as such: their work differs by nature."""
     message = train(
-        agents_end,
-        lambda: torch.distributed.all_to_all_single(torch.ones(2), torch.ones(2)),
+        agents_end, lambda: torch.distributed.all_to_all_single(torch.ones(2), torch.ones(2))
     )
     assert message.exchanges
 

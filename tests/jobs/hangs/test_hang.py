@@ -276,13 +276,7 @@ def test_most_are_behind() -> None:
 
 @pytest.mark.parametrize(
     "rank_1",
-    [
-        {"stage": INPUT},
-        {"stage": FORWARD},
-        {"step": 49},
-        {"step": 51},
-        {"phase": Phase.EVALUATION},
-    ],
+    [{"stage": INPUT}, {"stage": FORWARD}, {"step": 49}, {"step": 51}, {"phase": Phase.EVALUATION}],
 )
 @pytest.mark.parametrize(("count", "world_size"), [(2, 2), (2, 4), (3, 4), (3, None)])
 def test_no_rank_is_named_by_an_incomplete_comparison(

@@ -121,11 +121,7 @@ def test_silence(scene: Scene) -> None:
         scene.now += 1.0
         scene.step(0)
         scene.look(0.0)
-    assert (scene.rank(0).silence, scene.rank(0).step, scene.rank(0).overdue) == (
-        0.0,
-        60,
-        False,
-    )
+    assert (scene.rank(0).silence, scene.rank(0).step, scene.rank(0).overdue) == (0.0, 60, False)
     assert (scene.rank(1).silence, scene.rank(1).bound, scene.rank(1).overdue) == (
         40.0,
         FLOOR,

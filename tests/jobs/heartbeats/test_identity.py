@@ -12,12 +12,7 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.jobs.environment import job
-from dshealthd.jobs.heartbeats.identity import (
-    Identity,
-    UnidentifiedSender,
-    identify,
-    same,
-)
+from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender, identify, same
 from dshealthd.linux.credentials import parse_real_user
 from tests.jobs.heartbeats.senders import STRANGER, interpreter
 from tests.jobs.machines import TORCH, Machine

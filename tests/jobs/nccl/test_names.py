@@ -14,10 +14,11 @@ from dshealthd.jobs.nccl.names import Misnomer, misnomer, names
 
 @pytest.mark.parametrize("name", [
     "NCCL_DEBUG", "NCCL_IB_HCA", "TORCH_NCCL_BLOCKING_WAIT", "NCCL_INSPECTOR_ENABLE",
-    "NCCL_VERSION",
+    "NCCL_VERSION", "NCCL_CE_CHUNK_SIZE", "NCCL_DEBUG_LEVELS", "NCCL_DYNAMIC_CHUNK_SIZE",
+    "NCCL_IB_RAIL_POLICY", "NCCL_P2P_PER_CHANNEL_REG_NET_BW", "NCCL_PROGRESS_COUNTERS",
 ])  # fmt: skip
 def test_names_that_are_read(name: str) -> None:
-    """NCCL's and torch's own names, those of plugins, and those that images set are right."""
+    """Names of NCCL, later releases too, of torch, of plugins, and those that images set are right."""
     assert misnomer(name) is None
 
 

@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.jobs.ras.address import (
-    Endpoint,
-    enabled,
-    endpoints,
-    exposed,
-    own,
-    parse_address,
-)
+from dshealthd.jobs.ras.address import Endpoint, enabled, endpoints, exposed, own, parse_address
 
 LOOPBACK = ("127.0.0.1", "::1")
 

@@ -256,8 +256,7 @@ def test_stranger_is_not_asked(serve: Callable[..., Process], tmp_path: Path) ->
     record = tmp_path / "record"
     process = serve("json", record=record)
     assert isinstance(
-        outcome(Query([Endpoint("127.0.0.1", process.port)], verify_peer, LIMIT)),
-        Stranger,
+        outcome(Query([Endpoint("127.0.0.1", process.port)], verify_peer, LIMIT)), Stranger
     )
     assert refused == [process.port] * ATTEMPTS
     # Once it has answered one who came later, it has read all that came before.
@@ -328,7 +327,7 @@ def test_reply_in_pieces() -> None:
 @given(
     st.lists(
         st.binary(min_size=1) | st.sampled_from([b"SERVER PROTOCOL 2\n", b"OK\n", b"ERROR: no\n"])
-    ),
+    )
 )
 def test_any_conversation(pieces: list[bytes]) -> None:
     """Whatever arrives, what is said is one of the known lines, or there is a named end."""

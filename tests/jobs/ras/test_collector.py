@@ -19,7 +19,6 @@ from bench.processes import free_port
 from dshealthd.collectors.nccl_ras import IMPLAUSIBLE, STATE, NcclRas
 from dshealthd.config.registry import all_collectors
 from dshealthd.core.collector import Context, Fault, News, Reason
-from dshealthd.core.exposition import Format, render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
@@ -27,7 +26,6 @@ from dshealthd.evidence.nccl_ras import PAUSE
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.jobs.hangs.detector import AGAIN_AFTER, SHARE
 from dshealthd.jobs.ras.options import NcclRasOptions
-from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from dshealthd.jobs.ras.watched import CLOSELY, HURRIES, HURRY_WINDOW
 from tests.environments import wait_for_environment
 from tests.jobs.machines import Clock, Machine
@@ -152,24 +150,6 @@ def test_a_job_that_stops(node: Node) -> None:
     assert not any("rank_operations_behind" in key for key in grown)
     assert still["answers_without_progress",] == 1
     assert still["rank_operations_behind", "1", "192.0.2.1", "1", "AllReduce"] == 11
-
-
-def test_exposition_is_accepted(node: Node) -> None:
-    """`promtool check metrics` finds no fault with what an answer gives."""
-    failed = Rank(1, pid=4001, gpu=1, async_error=6)
-    node.process(
-        "json",
-        document(Communicator([Rank(0), failed], [GONE])),
-        document(Communicator(LAGGING, [GONE])),
-        job=1,
-    )
-    node.sweep()
-    text = render((*node.sweep().samples, *node.sweep().samples), Format.PROMETHEUS)
-    assert "dshealthd_job_nccl_rank_operations_behind{" in text
-    checked = subprocess.run(
-        ["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False
-    )
-    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
 def test_only_the_node_of_rank_0_asks(node: Node) -> None:
@@ -402,18 +382,6 @@ def test_job_without_nccl(node: Node) -> None:
     finally:
         process.kill()
         process.wait()
-
-
-def test_all_that_is_said(node: Node) -> None:
-    """Of all conversations of a collector, every byte is one that may be sent."""
-    node.process("json", FIRST, GROWN, job=1)
-    node.process("json", b"Communicators... no answer\n", job=2, version="2.29.2")
-    node.process("json", b"{", job=3, version="2.30.7")
-    for _ in range(2):
-        node.sweep()
-    said = node.record.read_bytes().splitlines(keepends=True)
-    assert said.count(b"VERBOSE STATUS\n") == 6
-    assert set(said) <= MAY_BE_SENT
 
 
 IMPOSSIBLE = {

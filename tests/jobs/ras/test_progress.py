@@ -113,10 +113,7 @@ def test_communicators_by_size() -> None:
         Communicator(ranks(1), name="d"),
     )
     running = RasRankState.RUNNING
-    assert by_size(parse_json(answer)) == (
-        {"2": 2, "1": 1},
-        {("2", running): 4, ("1", running): 1},
-    )
+    assert by_size(parse_json(answer)) == ({"2": 2, "1": 1}, {("2", running): 4, ("1", running): 1})
 
 
 def test_sizes_are_bounded() -> None:
