@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.limits import source as limit_source
+from dshealthd.findings.series import short_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,47 +44,37 @@ def workings(series: Series, _wall: float) -> Iterator[Sign]:
     for labels, value in series("worker_stuck"):
         if labels["worker"] != "device" and value > 0 and not waiting:
             yield Sign(
-                alert=TROUBLE,
+                TROUBLE,
+                "a worker hangs in the kernel, as whatever else touches its device would",
                 part=labels["worker"],
-                labels={
-                    "reason": "a worker hangs in the kernel, as whatever else touches its device would"
-                },
                 value=value,
-                source="dshealthd_worker_stuck",
+                source="worker_stuck",
                 hold=120.0,
             )
     for _, lost in series.rise("kernel_log_records_lost_total", 900.0):
         if lost > 0:
             yield Sign(
-                alert=TROUBLE,
+                TROUBLE,
+                "records were lost before they were read; an Xid may be among them",
                 part="kernel log",
-                labels={
-                    "reason": "records were lost before they were read; an Xid may be among them"
-                },
                 value=lost,
-                source="dshealthd_kernel_log_records_lost_total",
+                source="kernel_log_records_lost_total",
             )
     started = series.value("process_start_time_seconds")
     series.add([] if started is None else [STARTED(1.0, f"{started:.0f}")])
-    restarts = len(list(series.highest(STARTED.name.removeprefix("dshealthd_"), HALF_AN_HOUR))) - 1
+    restarts = len(list(series.highest(short_name(STARTED), HALF_AN_HOUR))) - 1
     if restarts > RESTARTS:
         yield Sign(
-            alert=TROUBLE,
+            TROUBLE,
+            "it is crash-looping",
             part="agent",
-            labels={"reason": "it is crash-looping"},
             value=float(restarts),
             limit=RESTARTS,
             source="process_start_time_seconds",
         )
     for name, file in FILES.items():
         if series.value(name) == 0:
-            yield Sign(
-                alert=TROUBLE,
-                part=file,
-                labels={"reason": REJECTED},
-                hold=60.0,
-                source=f"dshealthd_{name}",
-            )
+            yield Sign(TROUBLE, REJECTED, part=file, hold=60.0, source=name)
 
 
 def probes(series: Series, wall: float) -> Iterator[Sign]:
@@ -92,53 +82,51 @@ def probes(series: Series, wall: float) -> Iterator[Sign]:
     up = series.value("probe_up")
     if up == 0:
         yield Sign(
-            alert=PROBES,
-            labels={
-                "reason": "probes cannot run, as members, key, certificate or address are unusable"
-            },
-            source="dshealthd_probe_up",
+            PROBES,
+            "probes cannot run, as members, key, certificate or address are unusable",
+            source="probe_up",
         )
     name = "probe_last_round_timestamp_seconds"
     # With no round since the agent started, the silence counts from that start.
     started = series.value("process_start_time_seconds")
     last = max((point.value for point in series(name)), default=started)
     members = series.value("members")
-    silent = series.limits.probe_silent_seconds
     alone = members is None or members <= 1
-    if up == 1 and not alone and last is not None and wall - last > silent:
+    if (
+        up == 1
+        and not alone
+        and last is not None
+        and wall - last > series.limits.probe_silent_seconds
+    ):
         yield Sign(
-            alert=PROBES,
-            labels={"reason": "no round with any peer has taken place for a long time"},
+            PROBES,
+            "no round with any peer has taken place for a long time",
             apart="round",
             hold=120.0,
             value=wall - last,
-            limit=silent,
-            limit_source=limit_source("probe_silent_seconds"),
-            source=f"dshealthd_{name}",
+            limit="probe_silent_seconds",
+            source=name,
             since=last,
         )
     name = "probe_peer_certificate_expiry_timestamp_seconds"
     end = series.value(name)
     if end is not None and end - wall < series.limits.certificate_seconds:
         yield Sign(
-            alert=PROBES,
-            labels={
-                "reason": "the certificate for the peer API ends soon or has ended, and probes with it"
-            },
+            PROBES,
+            "the certificate for the peer API ends soon or has ended, and probes with it",
             apart="certificate",
             value=max(0.0, end - wall),
-            limit=series.limits.certificate_seconds,
-            limit_source=limit_source("certificate_seconds"),
-            source=f"dshealthd_{name}",
+            limit="certificate_seconds",
+            source=name,
         )
     name = "probe_peer_disagrees"
     for reason, peers in Counter(point.labels["reason"] for point in series(name)).items():
         yield Sign(
-            alert=PROBES,
+            PROBES,
+            f"it differs from peers in {reason}, and has no rounds with them",
             part=reason,
-            labels={"reason": f"it differs from peers in {reason}, and has no rounds with them"},
             value=float(peers),
-            source=f"dshealthd_{name}",
+            source=name,
         )
 
 
@@ -153,7 +141,7 @@ def accused(series: Series, _wall: float, *, name: str) -> Iterator[Sign]:
         if not value or not name or name not in ends or kind == "leaf":
             continue
         if reason == "corrupted":
-            alert = "DshealthdComputesWrong"
+            alert, reason = "DshealthdComputesWrong", "a collective completed with a wrong result"
         elif reason in FAILED:
             alert = "DshealthdProbeFails"
         elif kind in {"link", "nic"}:
@@ -162,18 +150,9 @@ def accused(series: Series, _wall: float, *, name: str) -> Iterator[Sign]:
             alert = "DshealthdNodeSlow"
         else:
             continue  # ambiguous: it may not be this node at all
-        yield Sign(
-            alert=alert,
-            part=component,
-            labels={
-                "reason": "a collective completed with a wrong result"
-                if reason == "corrupted"
-                else reason
-            },
-            # Extra rounds have confirmed a hang; a node that is just starting fails, too.
-            hold=0.0 if reason == "hung" else None,
-            source="dshealthd_suspect",
-        )
+        # Extra rounds have confirmed a hang; a node that is just starting fails, too.
+        hold = 0.0 if reason == "hung" else None
+        yield Sign(alert, reason, part=component, hold=hold, source="suspect")
 
 
 def checksums(series: Series, _wall: float) -> Iterator[Sign]:
@@ -188,14 +167,12 @@ def checksums(series: Series, _wall: float) -> Iterator[Sign]:
         usual, agree = Counter(point.value for point in points).most_common(1)[0]
         if len(points) > 2 and len(points) - agree == 1:  # noqa: PLR2004 - of two, either
             odd = next(point for point in points if point.value != usual)
+            # A ticket until identical bits have been seen on real GPUs of each kind.
             yield Sign(
-                alert="DshealthdComputesWrong",
-                labels={
-                    **odd.labels,
-                    "reason": "its bits differ from those of this node's other GPUs",
-                },
-                source="dshealthd_probe_checksum",
-                # A ticket until identical bits have been seen on real GPUs of each kind.
+                "DshealthdComputesWrong",
+                "its bits differ from those of this node's other GPUs",
+                odd.labels,
+                source="probe_checksum",
                 mild=True,
             )
 
@@ -210,10 +187,10 @@ def maintenance(series: Series, wall: float) -> Iterator[Sign]:
             for labels, _ in series("maintenance_info")
         )
         yield Sign(
-            alert="DshealthdMaintenance",
-            labels={"reason": "; ".join(sources)},
+            "DshealthdMaintenance",
+            "; ".join(sources),
             value=end - wall,
-            source=f"dshealthd_{name}",
+            source=name,
             since=series.value("maintenance_begin_timestamp_seconds"),
         )
 

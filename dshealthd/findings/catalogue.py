@@ -7,12 +7,15 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.findings.finding import Finding, State
+from dshealthd.findings.limits import source
+from dshealthd.findings.series import metric_name
 from dshealthd.symptoms import all_symptoms, sentence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dshealthd.findings.finding import Sign
+    from dshealthd.findings.limits import Limits
     from dshealthd.symptoms.entry import FindingType
 
 RUNBOOKS = "/runbooks/"
@@ -45,7 +48,7 @@ def catalogue() -> Mapping[str, CatalogueEntry]:
     }
 
 
-def found(sign: Sign, node: str, rule: str = "") -> Finding:
+def found(sign: Sign, node: str, limits: Limits, rule: str = "") -> Finding:
     """Return the finding for a sign that a rule of this name saw on a node."""
     entry = catalogue()[sign.alert]
     kind = entry.type
@@ -53,10 +56,13 @@ def found(sign: Sign, node: str, rule: str = "") -> Finding:
     labels = {
         "node": node,
         "part": named,
-        "reason": sign.labels.get("reason", ""),
+        "reason": sign.reason,
         "training_job": sign.job,
     }
-    step = kind.steps.get(sign.case or labels["reason"], kind.step)
+    limit, limit_source = sign.limit, sign.limit_source
+    if isinstance(limit, str):
+        limit_source, limit = source(limit), float(getattr(limits, limit))
+    step = kind.steps.get(sign.case or sign.reason, kind.step)
     return Finding(
         slug=entry.slug,
         alert=sign.alert,
@@ -67,11 +73,11 @@ def found(sign: Sign, node: str, rule: str = "") -> Finding:
         detail=sentence.text(kind.says, labels, sign.value),
         first_step=sentence.text(step, labels, sign.value),
         runbook=RUNBOOKS + entry.slug,
-        reason=sign.labels.get("reason", ""),
+        reason=sign.reason,
         value=sign.value,
-        limit=sign.limit,
-        source=sign.source,
-        limit_source=sign.limit_source,
+        limit=limit,
+        source=sign.source and metric_name(sign.source),
+        limit_source=limit_source,
         since=sign.since,
         hold_seconds=entry.hold_seconds if sign.hold is None else sign.hold,
         keep_seconds=entry.keep_seconds if sign.keep is None else sign.keep,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.host import RECENT, each, logged, over
-from dshealthd.findings.limits import source as limit_source
+from dshealthd.findings.series import short_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -50,23 +50,23 @@ SYMBOL_ERRORS = (
     (0.0, HOUR, "infiniband_symbol_errors_in_1h"),
 )
 """The lowest rate, the time and the limit of its symbol errors."""
-COMMANDS = 10
-"""Failed commands within ten minutes: tools cause a few on a healthy adapter."""
-LINKS_DOWN = 3
-"""Lines about a link that went down within an hour; the ports' own findings tell of single ones."""
 ADAPTER, DEGRADED = "DshealthdAdapterTrouble", "DshealthdNetworkPortDegraded"
 ADAPTER_FAILED = {
     "adapter_failure": "the kernel reports that an adapter has failed",
     "adapter_command_timed_out": "an adapter's firmware does not answer commands",
 }
 ADAPTER_TROUBLE = {
-    "adapter_overheated": "an adapter is too hot",
-    "adapter_power_insufficient": "an adapter gets too little power from its slot",
-    "module_error": "an adapter reports an error of a cable or module",
-    "module_unplugged": "a cable or module was unplugged",
-    "transmit_timeout": "a transmit queue of an interface timed out",
+    "adapter_overheated": ("an adapter is too hot", 1, RECENT),
+    "adapter_power_insufficient": ("an adapter gets too little power from its slot", 1, RECENT),
+    "module_error": ("an adapter reports an error of a cable or module", 1, RECENT),
+    "module_unplugged": ("a cable or module was unplugged", 1, RECENT),
+    "transmit_timeout": ("a transmit queue of an interface timed out", 1, RECENT),
+    # Tools cause a few on a healthy adapter.
+    "adapter_command_failed": ("commands to an adapter fail", 10, RECENT),
+    # The ports' own findings tell of single ones.
+    "link_down": ("the link of an interface goes down again and again", 3, HOUR),
 }
-"""Lines of the kernel log of which one is a fault."""
+"""Lines of the kernel log: words for them, how many are a fault, and within how many seconds."""
 PORTS = gauge("dshealthd_infiniband_ports", "Ports that the collector sees.")
 LONG_DOWN = gauge(
     "dshealthd_infiniband_port_long_down", "1 if down for longer than a blip.", "device", "port"
@@ -88,11 +88,11 @@ def ports(series: Series, _wall: float) -> Iterator[Sign]:
             yield _link_down(ethernet[port] or "/".join(port), "infiniband_port_up")
             continue
         yield Sign(
-            alert="DshealthdFabricPortDown",
+            "DshealthdFabricPortDown",
+            state,
             part="/".join(port),
-            labels={"reason": state},
             value=0,
-            source="dshealthd_infiniband_port_up",
+            source="infiniband_port_up",
         )
     used = _used_interfaces(series)
     for labels, value in series("network_up"):
@@ -103,11 +103,11 @@ def ports(series: Series, _wall: float) -> Iterator[Sign]:
 
 def _link_down(device: str, source: str) -> Sign:
     return Sign(
-        alert=DEGRADED,
+        DEGRADED,
+        "is down and was in use",
         part=device,
-        labels={"reason": "is down and was in use"},
         value=0,
-        source=f"dshealthd_{source}",
+        source=source,
         apart="down",
         hold=BLIP,
         keep=DOWN,
@@ -199,13 +199,7 @@ def degraded(series: Series, _wall: float) -> Iterator[Sign]:
     for type_, (limit, per, reason) in RISING.items():
         for labels, value in series.rise(errors, RECENT, type=type_):
             yield from over(
-                series,
-                DEGRADED,
-                value * per / RECENT,
-                limit,
-                errors,
-                {"reason": reason},
-                part=_port(labels),
+                series, DEGRADED, value * per / RECENT, limit, errors, reason, part=_port(labels)
             )
     yield from _symbol_errors(series)
 
@@ -220,12 +214,12 @@ def _slow(series: Series) -> Iterator[Sign]:
         there = series.value(name, **labels) is not None
         if there and value < limit and _pair(labels) not in apart | down and _settled(series):
             yield Sign(
-                alert=DEGRADED,
+                DEGRADED,
+                "runs at a lower rate than it did",
                 part=_port(labels),
-                labels={"reason": "runs at a lower rate than it did"},
                 value=value,
                 limit=limit,
-                source=f"dshealthd_{name}",
+                source=name,
             )
 
 
@@ -239,11 +233,7 @@ def _pair(labels: Mapping[str, str]) -> Port:
 
 def _sign(labels: Mapping[str, str], reason: str, value: float) -> Sign:
     return Sign(
-        alert=DEGRADED,
-        part=_port(labels),
-        labels={"reason": reason},
-        value=value,
-        source="dshealthd_infiniband_port_errors_total",
+        DEGRADED, reason, part=_port(labels), value=value, source="infiniband_port_errors_total"
     )
 
 
@@ -263,7 +253,7 @@ def _flapping(series: Series) -> Iterator[Sign]:
         LONG_DOWN(float(not value), *_pair(labels))
         for labels, value in series.highest("infiniband_port_up", BLIP, full=True)
     )
-    name = LONG_DOWN.name.removeprefix("dshealthd_")
+    name = short_name(LONG_DOWN)
     found = {_port(point.labels) for point in series.highest(name, 900.0) if point.value}
     found |= {_port(point.labels) for point in series("infiniband_port_up") if not point.value}
     for labels, value in series.rise(errors, RECENT, type="link_downed"):
@@ -298,7 +288,7 @@ def _symbol_errors(series: Series) -> Iterator[Sign]:
                     value,
                     limit,
                     "infiniband_port_errors_total",
-                    {"reason": "has more symbol errors than its cable should cause"},
+                    "has more symbol errors than its cable should cause",
                     part=port,
                 )
 
@@ -307,33 +297,19 @@ def adapters(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about adapters, from the kernel's log, and about ports that are missing."""
     for event, reason in ADAPTER_FAILED.items():
         # A line is logged once; the adapter stays broken until its driver or firmware is restarted.
-        failed = logged(series, ADAPTER, event, part="an adapter", reason=reason)
-        yield from each(failed, apart="failed", keep=HOUR)
+        yield from logged(
+            series, ADAPTER, event, part="an adapter", reason=reason, apart="failed", keep=HOUR
+        )
     yield from each((*_adapter_lines(series), *_missing_ports(series)), mild=True, hold=120.0)
 
 
 def _adapter_lines(series: Series) -> Iterator[Sign]:
     """Yield what the kernel logs about adapters that go on working."""
     part = "an adapter"
-    for event, reason in ADAPTER_TROUBLE.items():
-        yield from logged(series, ADAPTER, event, part=part, reason=reason)
-    yield from logged(
-        series,
-        ADAPTER,
-        "adapter_command_failed",
-        at_least=COMMANDS,
-        part=part,
-        reason="commands to an adapter fail",
-    )
-    yield from logged(
-        series,
-        ADAPTER,
-        "link_down",
-        at_least=LINKS_DOWN,
-        seconds=HOUR,
-        part=part,
-        reason="the link of an interface goes down again and again",
-    )
+    for event, (reason, lines, seconds) in ADAPTER_TROUBLE.items():
+        yield from logged(
+            series, ADAPTER, event, at_least=lines, seconds=seconds, part=part, reason=reason
+        )
 
 
 def _missing_ports(series: Series) -> Iterator[Sign]:
@@ -341,7 +317,7 @@ def _missing_ports(series: Series) -> Iterator[Sign]:
     there = len(list(series("infiniband_port_up")))
     if there:
         series.add([PORTS(there)])
-    before = list(series.highest(PORTS.name.removeprefix("dshealthd_"), WEEK))
+    before = list(series.highest(short_name(PORTS), WEEK))
     collector = "infiniband"
     works = series.value("collector_up", collector=collector) == 1
     if not works and (there or series.value("collector_available", collector=collector) != 0):
@@ -349,14 +325,12 @@ def _missing_ports(series: Series) -> Iterator[Sign]:
     for _, most in before:
         if there < most:
             yield Sign(
-                alert=ADAPTER,
+                ADAPTER,
+                "it has fewer InfiniBand or RoCE ports than within the last week",
                 part="ports",
-                labels={
-                    "reason": "it has fewer InfiniBand or RoCE ports than within the last week"
-                },
                 value=most - there,
                 limit=0,
-                source="dshealthd_infiniband_port_up",
+                source="infiniband_port_up",
             )
 
 
@@ -373,12 +347,12 @@ def _interfaces(series: Series) -> Iterator[Sign]:
         device = labels["device"]
         if device in used and value < best.get(device, 0.0):
             yield Sign(
-                alert=DEGRADED,
+                DEGRADED,
+                "has negotiated a lower speed than it had",
                 part=device,
-                labels={"reason": "has negotiated a lower speed than it had"},
                 value=value,
                 limit=best[device],
-                source=f"dshealthd_{name}",
+                source=name,
             )
     name = "network_carrier_changes_total"
     for labels, changes in series.rise(name, 3 * HOUR):
@@ -387,13 +361,12 @@ def _interfaces(series: Series) -> Iterator[Sign]:
         booted = uptime is not None and uptime <= 3 * HOUR
         if labels["device"] in used and not booted and flaps > series.limits.link_downed_in_3h:
             yield Sign(
-                alert=DEGRADED,
+                DEGRADED,
+                "loses its carrier again and again",
                 part=labels["device"],
-                labels={"reason": "loses its carrier again and again"},
                 value=flaps,
-                limit=series.limits.link_downed_in_3h,
-                limit_source=limit_source("link_downed_in_3h"),
-                source=f"dshealthd_{name}",
+                limit="link_downed_in_3h",
+                source=name,
             )
     errors: dict[str, float] = {}
     for direction in ("receive", "transmit"):
@@ -406,7 +379,7 @@ def _interfaces(series: Series) -> Iterator[Sign]:
             value / RECENT,
             "network_errors_per_second",
             "network_receive_errors_total",
-            {"reason": "has bad packets"},
+            "has bad packets",
             part=device,
         )
 

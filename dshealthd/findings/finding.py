@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,25 +32,28 @@ ORDER = (State.OK, State.WARNING, State.UNKNOWN, State.CRITICAL)
 """From best to worst."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Sign:
     """What a rule saw: an alert that would fire for these labels if the condition lasted."""
 
     alert: str
+    reason: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels of the series that shows it: the part is derived from them."""
+    _: KW_ONLY
     part: str = ""
     """The affected part, as people call it; empty to derive it from the labels."""
     job: str = ""
     """The training job that it is about."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels of the series that shows it: the GPU and the reason are read from them."""
     case: str = ""
     """The case of its finding's `steps`, if it is not the reason."""
     value: float | None = None
-    limit: float | None = None
+    limit: float | str | None = None
+    """What `value` is beyond: an option of `Limits` by its name, or a figure."""
     limit_source: str = ""
-    """The threshold or metric that `limit` comes from."""
+    """The threshold or metric that a figure as `limit` comes from."""
     source: str = ""
-    """The metric that `value` comes from."""
+    """The metric that `value` comes from, as `Series` names it."""
     since: float | None = None
     """Unix time in seconds; None where the source does not give it."""
     hold: float | None = None

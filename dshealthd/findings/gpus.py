@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from dshealthd.core.text import plural
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.host import each, logged
 from dshealthd.findings.limits import source as limit_source
@@ -109,12 +110,7 @@ def off_bus(series: Series, wall: float) -> list[Point]:
 def _logged(series: Series, alert: str, xids: frozenset[str]) -> Iterator[Sign]:
     """Yield a sign for each GPU with such an Xid since its last reset."""
     for labels, at in series(_XID, xid=xids):
-        yield Sign(
-            alert=alert,
-            labels={**labels, "reason": f"Xid {labels['xid']}"},
-            source=f"dshealthd_{_XID}",
-            since=at,
-        )
+        yield Sign(alert, f"Xid {labels['xid']}", labels, source=_XID, since=at)
 
 
 def _flags(series: Series, alert: str, **names: str) -> Iterator[Sign]:
@@ -122,18 +118,7 @@ def _flags(series: Series, alert: str, **names: str) -> Iterator[Sign]:
     for name, reason in names.items():
         for labels, value in series(name):
             if value == 1:
-                yield Sign(
-                    alert=alert, labels={**labels, "reason": reason}, source=f"dshealthd_{name}"
-                )
-
-
-def _words(reason: str) -> str:
-    """Return the words for a reason that NVML gives."""
-    return f"NVML: {reason.replace('_', ' ')}"
-
-
-def _gpus(number: float) -> str:
-    return f"{number:.0f} GPU{'' if number == 1 else 's'}"
+                yield Sign(alert, reason, labels, source=name)
 
 
 def lost(series: Series, wall: float) -> Iterator[Sign]:
@@ -142,45 +127,32 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
     named = set()
     for labels, at in off_bus(series, wall):
         named.add(labels["gpu"])
-        yield Sign(
-            alert=alert,
-            labels={**labels, "reason": "Xid 79"},
-            source=f"dshealthd_{_XID}",
-            since=at,
-            hold=0.0,
-        )
+        yield Sign(alert, "Xid 79", labels, source=_XID, since=at, hold=0.0)
     unread = {point.labels["gpu"] for point in series("gpu_up") if not point.value}
-    used = {point.labels["gpu"] for point in series.highest("job_gpu_info", IN_USE)}
+    used = {labels["gpu"] for labels, _ in series.highest("job_gpu_info", IN_USE)}
     for labels, value in series("gpu_fault"):
         reason = labels["reason"]
         gone = reason in {"gpu_lost", "not_found"}
         other = reason not in HUNG | OF_THE_AGENT | {"reset_required"} and labels["gpu"] in unread
         if value and labels["gpu"] not in named and (gone or other):
             named.add(labels["gpu"])
-            yield Sign(
-                alert=alert,
-                labels={**labels, "reason": _NVML_SAYS.get(reason) or _words(reason)},
-                source="dshealthd_gpu_fault",
-                # The driver resets no GPU that a process uses.
-                hold=0.0 if labels["gpu"] in used else None,
-            )
+            says = _NVML_SAYS.get(reason) or f"NVML: {reason.replace('_', ' ')}"
+            # The driver resets no GPU that a process uses.
+            hold = 0.0 if labels["gpu"] in used else None
+            yield Sign(alert, says, labels, source="gpu_fault", hold=hold)
     expected, visible = series.value("gpus_expected"), series.value("gpus_visible")
     if expected is not None and visible is not None and expected - visible > len(named):
         missing = expected - visible - len(named)
         # The driver tells of a GPU that it cannot start once, when it is loaded.
         failed = any(series("kernel_events_total", event=("gpu_init_failed", "gpu_off_bus")))
         yield Sign(
-            alert=alert,
-            part=_gpus(missing),
-            labels={
-                "reason": "the driver failed to start it"
-                if failed
-                else "on the PCI bus, but not in NVML"
-            },
+            alert,
+            "the driver failed to start it" if failed else "on the PCI bus, but not in NVML",
+            part=plural(missing, "GPU"),
             value=missing,
             limit=0,
             limit_source="dshealthd_gpus_expected",
-            source="dshealthd_gpus_visible",
+            source="gpus_visible",
         )
     here = expected
     if here is None and series.value("collector_available", collector="gpu_bus") == 0:
@@ -188,16 +160,16 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
     before = series.limits.gpus or series.value("gpus_before")
     if here is not None and before is not None and before > here and not unread:
         yield Sign(
-            alert=alert,
-            part=_gpus(before - here),
-            labels={"reason": "fewer on its PCI bus than it has had"},
+            alert,
+            "fewer on its PCI bus than it has had",
+            part=plural(before - here, "GPU"),
             apart="bus",
             mild=True,
             hold=SETTLED,
             value=before - here,
             limit=0,
             limit_source=limit_source("gpus"),
-            source="dshealthd_gpus_expected",
+            source="gpus_expected",
         )
 
 
@@ -247,14 +219,7 @@ def _memory(series: Series) -> Iterator[Sign]:
     contained = {point.labels["gpu"] for point in series(_XID, xid="94")}
     for labels, value in series(name, type="uncorrected", counter="volatile"):
         if value > 0 and labels["gpu"] not in contained:
-            yield Sign(
-                alert=RESET,
-                labels={**labels, "reason": _ECC},
-                value=value,
-                limit=0,
-                source=f"dshealthd_{name}",
-                hold=0.0,
-            )
+            yield Sign(RESET, _ECC, labels, value=value, limit=0, source=name, hold=0.0)
 
 
 def _requests(series: Series) -> Iterator[tuple[Mapping[str, str], str, float]]:
@@ -278,28 +243,26 @@ def _resets(series: Series) -> Iterator[Sign]:
         if value > 0 and value != DRAIN_AND_RESET:
             asks = RECOVERY.get(int(value), "asks for recovery")
             yield Sign(
-                alert=alert,
-                labels={**labels, "reason": f"the driver {asks}"},
+                alert,
+                f"the driver {asks}",
+                labels,
                 value=value,
                 limit=0,
-                source="dshealthd_gpu_recovery_action",
+                source="gpu_recovery_action",
             )
     yield from _logged(series, alert, XIDS_RESET)
     for labels, action, at in _requests(series):
         if action != "drain_and_reset":
             yield Sign(
-                alert=alert,
-                labels={**labels, "reason": f"Xid 154: {action.replace('_', ' ')}"},
-                source="dshealthd_xid_recovery_action_last_timestamp_seconds",
+                alert,
+                f"Xid 154: {action.replace('_', ' ')}",
+                labels,
+                source="xid_recovery_action_last_timestamp_seconds",
                 since=at,
             )
     for labels, value in series("gpu_fault", reason="reset_required"):
         if value:
-            yield Sign(
-                alert=alert,
-                labels={**labels, "reason": "NVML: reset required"},
-                source="dshealthd_gpu_fault",
-            )
+            yield Sign(alert, "NVML: reset required", labels, source="gpu_fault")
     # On some releases no Xid follows that would name the GPU.
     if not any(series(_XID, xid=XIDS_GSP)):
         yield from logged(
@@ -325,40 +288,39 @@ def _repairs(series: Series) -> Iterator[Sign]:
     known = {point.labels["gpu"] for point in series("gpu_remapped_rows_pending")}
     for sign in _logged(series, alert, frozenset(("63",))):
         if sign.labels["gpu"] not in known:
-            yield _because(sign, "needs a reset to replace a bad memory row (Xid 63)")
-    for sign in _logged(series, alert, frozenset(("94",))):
-        yield _because(sign, CONTAINED)
+            yield dataclasses.replace(
+                sign, reason="needs a reset to replace a bad memory row (Xid 63)"
+            )
+    yield from each(_logged(series, alert, frozenset(("94",))), reason=CONTAINED)
     for labels, value in series("gpu_recovery_action"):
         if value == DRAIN_AND_RESET:
             yield Sign(
-                alert=alert,
-                labels={**labels, "reason": "its driver asks for a drain and a reset"},
+                alert,
+                "its driver asks for a drain and a reset",
+                labels,
                 value=value,
-                source="dshealthd_gpu_recovery_action",
+                source="gpu_recovery_action",
             )
     for labels, action, at in _requests(series):
         if action == "drain_and_reset":
             yield Sign(
-                alert=alert,
-                labels={**labels, "reason": "its driver asks for a drain and a reset (Xid 154)"},
-                source="dshealthd_xid_recovery_action_last_timestamp_seconds",
+                alert,
+                "its driver asks for a drain and a reset (Xid 154)",
+                labels,
+                source="xid_recovery_action_last_timestamp_seconds",
                 since=at,
             )
     name, limit = "gpu_ecc_errors_total", "ecc_corrected_per_minute"
     for labels, rise in series.rise(name, MINUTES * 60.0, type="corrected", counter="volatile"):
         if rise / MINUTES > series.limit(limit):
             yield Sign(
-                alert=alert,
-                labels={**labels, "reason": "it corrects memory errors all the time"},
+                alert,
+                "it corrects memory errors all the time",
+                labels,
                 value=rise / MINUTES,
-                limit=series.limit(limit),
-                limit_source=limit_source(limit),
-                source=f"dshealthd_{name}",
+                limit=limit,
+                source=name,
             )
-
-
-def _because(sign: Sign, reason: str) -> Sign:
-    return dataclasses.replace(sign, labels={**sign.labels, "reason": reason})
 
 
 def _worn(series: Series) -> Iterator[Sign]:
@@ -369,20 +331,14 @@ def _worn(series: Series) -> Iterator[Sign]:
     name, limit = "gpu_ecc_location_errors_total", "sram_uncorrected_aggregate"
     for labels, value in series(name, location="sram", type="uncorrected", counter="aggregate"):
         if value > series.limit(limit) and labels["gpu"] not in judged:
-            yield Sign(
-                alert=alert,
-                labels={**labels, "reason": "several in its life"},
-                value=value,
-                limit=series.limit(limit),
-                limit_source=limit_source(limit),
-                source=f"dshealthd_{name}",
-            )
+            yield Sign(alert, "several in its life", labels, value=value, limit=limit, source=name)
     for labels, value in series("gpu_inforom_valid"):
         if value == 0:
             yield Sign(
-                alert=REPAIR,
-                labels={**labels, "reason": "its infoROM is corrupted"},
-                source="dshealthd_gpu_inforom_valid",
+                REPAIR,
+                "its infoROM is corrupted",
+                labels,
+                source="gpu_inforom_valid",
                 apart="infoROM",
                 hold=SETTLED,
             )
@@ -399,9 +355,10 @@ def _other_xids(series: Series, wall: float) -> Iterator[Sign]:
         new = at > wall - series.limits.xid_recent_seconds
         if new and labels["xid"] not in XIDS_TOLD and not link:
             yield Sign(
-                alert=REPAIR,
-                labels={**labels, "reason": f"its driver has logged Xid {labels['xid']}"},
-                source=f"dshealthd_{_XID}",
+                REPAIR,
+                f"its driver has logged Xid {labels['xid']}",
+                labels,
+                source=_XID,
                 since=at,
                 apart=f"Xid {labels['xid']}",
             )
@@ -429,13 +386,11 @@ def _recurring(series: Series) -> Iterator[Sign]:
         earlier = days.get((gpu, labels["pci"], xid), 0.0) > rise > 0
         if earlier and gpus_of[xid] == {gpu} and sum(gpu == other for other, _ in jobs) > 1:
             yield Sign(
-                alert=REPAIR,
-                labels={
-                    **labels,
-                    "reason": f"Xid {xid} recurs there in different jobs, and on no other GPU",
-                },
+                REPAIR,
+                f"Xid {xid} recurs there in different jobs, and on no other GPU",
+                labels,
                 value=rise,
-                source=f"dshealthd_{name}",
+                source=name,
                 apart=f"Xid {xid}",
             )
 
@@ -453,10 +408,7 @@ def driver(series: Series, wall: float) -> Iterator[Sign]:
         )
         at = f", at GPU {' '.join(where)}" if where else ""
         yield Sign(
-            alert=broken,
-            labels={"reason": f"a call did not return{at}"},
-            source="dshealthd_collector_failing",
-            hold=TWO_DEADLINES,
+            broken, f"a call did not return{at}", source="collector_failing", hold=TWO_DEADLINES
         )
     whole = series.value("collector_up", collector="gpu") == 0 and not any(series("gpu_up"))
     for labels, _ in series("collector_failing", collector="gpu"):
@@ -464,26 +416,26 @@ def driver(series: Series, wall: float) -> Iterator[Sign]:
         if whole and reason not in HUNG | {"waiting", "expired", "internal"}:
             agents = reason in OF_THE_AGENT
             yield Sign(
-                alert=unwatched if agents else broken,
-                labels={"reason": reason.replace("_", " ")},
-                source="dshealthd_collector_failing",
+                unwatched if agents else broken,
+                reason.replace("_", " "),
+                source="collector_failing",
             )
     for labels, value in series("gpu_fault", reason=OF_THE_AGENT):
         if value and series.value("gpu_up", gpu=labels["gpu"], uuid=labels["uuid"]) == 0:
             yield Sign(
-                alert=unwatched,
+                unwatched,
+                f"GPU {labels['gpu']}: {labels['reason'].replace('_', ' ')}",
                 part=f"GPU {labels['gpu']}",
-                labels={"reason": f"GPU {labels['gpu']}: {labels['reason'].replace('_', ' ')}"},
-                source="dshealthd_gpu_fault",
+                source="gpu_fault",
             )
     expected = series.value("gpus_expected")
     if expected and series.value("collector_available", collector="gpu") == 0:
         yield Sign(
-            alert=unwatched,
+            unwatched,
+            "released by an operator",
             part="released GPUs",
-            labels={"reason": "released by an operator"},
             value=expected,
-            source="dshealthd_gpus_expected",
+            source="gpus_expected",
             hold=RELEASED,
         )
     elif (
@@ -491,12 +443,7 @@ def driver(series: Series, wall: float) -> Iterator[Sign]:
         and not any(series("gpu_up"))
         and not any(series("collector_failing", collector="gpu"))
     ):
-        yield Sign(
-            alert=unwatched,
-            labels={"reason": "no metrics, and no error"},
-            value=expected,
-            source="dshealthd_gpus_expected",
-        )
+        yield Sign(unwatched, "no metrics, and no error", value=expected, source="gpus_expected")
 
 
 RULES = (lost, errors, driver)

@@ -49,12 +49,7 @@ def _active(series: Series, seconds: float, *reasons: str) -> Iterator[Mapping[s
 
 def _throttled(series: Series, why: str, *reasons: str) -> Iterator[Sign]:
     for labels in _active(series, AGAIN, *reasons):
-        yield Sign(
-            alert=THROTTLED,
-            labels={"gpu": labels["gpu"], "reason": why},
-            value=1,
-            source=f"dshealthd_{_THROTTLE}",
-        )
+        yield Sign(THROTTLED, why, {"gpu": labels["gpu"]}, value=1, source=_THROTTLE)
 
 
 def _too_hot(series: Series) -> Iterator[Sign]:
@@ -72,11 +67,9 @@ def _too_hot(series: Series) -> Iterator[Sign]:
         own = "dshealthd_gpu_temperature_limit_celsius"
         critical, hot = (slow, own), (most, own)
         if core and slow is None:
-            text = "gpu_temperature_critical_celsius"
-            critical = series.limit(text), limit_source(text)
+            critical = _configured(series, "gpu_temperature_critical_celsius")
         if core and slow is None and most is None and gpu not in margins:
-            text = "gpu_temperature_celsius"
-            hot = series.limit(text), limit_source(text)
+            hot = _configured(series, "gpu_temperature_celsius")
         above = "above its highest operating temperature"
         for why, (limit, source), over in (
             ("at its slowdown temperature", critical, value >= (critical[0] or 1e9)),
@@ -84,14 +77,19 @@ def _too_hot(series: Series) -> Iterator[Sign]:
         ):
             if over:
                 yield Sign(
-                    alert=THROTTLED,
-                    labels={**labels, "reason": f"is too hot: {why}"},
+                    THROTTLED,
+                    f"is too hot: {why}",
+                    labels,
                     value=value,
                     limit=limit,
                     limit_source=source,
-                    source=f"dshealthd_{name}",
+                    source=name,
                 )
                 break
+
+
+def _configured(series: Series, name: str) -> tuple[float, str]:
+    return series.limit(name), limit_source(name)
 
 
 def _hotter(value: float, limit: float | None, strict: bool) -> bool:  # noqa: FBT001 - local
@@ -112,12 +110,13 @@ def _margins(series: Series) -> Iterator[Sign]:
         if slow or value <= 0:
             why = "at its slowdown" if slow else "no margin left to its highest operating"
             yield Sign(
-                alert=THROTTLED,
-                labels={**labels, "reason": f"is too hot: {why} temperature"},
+                THROTTLED,
+                f"is too hot: {why} temperature",
+                labels,
                 value=value,
                 limit=limit if slow else 0,
                 limit_source="dshealthd_gpu_temperature_margin_limit_celsius" if slow else "",
-                source=f"dshealthd_{name}",
+                source=name,
             )
 
 

@@ -6,7 +6,6 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -74,23 +73,13 @@ def over(
     value: float | None,
     limit: str,
     source: str,
+    reason: str = "",
     labels: Mapping[str, str] | None = None,
-    *,
-    part: str = "",
-    job: str = "",
+    **more: Any,
 ) -> Iterator[Sign]:
-    """Yield a sign if `value` is above the limit of this name."""
+    """Yield a sign if `value` is above the limit of this name; `more` are fields of it."""
     if value is not None and value > series.limit(limit):
-        yield Sign(
-            alert=alert,
-            part=part,
-            job=job,
-            labels=labels or {},
-            value=value,
-            limit=series.limit(limit),
-            limit_source=limit_source(limit),
-            source=f"dshealthd_{source}",
-        )
+        yield Sign(alert, reason, labels or {}, value=value, limit=limit, source=source, **more)
 
 
 def _near(
@@ -103,8 +92,7 @@ def _near(
     job: str = "",
 ) -> Iterator[Sign]:
     """Yield a sign if this share of the limit of `what` is too much."""
-    near = over(series, NEAR, value, limit, source, {"reason": what}, part=part, job=job)
-    yield from each(near, apart=what)
+    return over(series, NEAR, value, limit, source, what, part=part, job=job, apart=what)
 
 
 def share(part: float | None, whole: float | None) -> float | None:
@@ -118,20 +106,13 @@ def logged(
     *events: str,
     at_least: float = 1.0,
     seconds: float = RECENT,
-    part: str = "",
-    reason: str = "",
+    **more: Any,
 ) -> Iterator[Sign]:
     """Yield a sign if the kernel logged such events within `seconds`, with their number."""
     name = "kernel_events_total"
     lines = sum(point.value for point in series.rise(name, seconds, event=events))
     if lines >= at_least:
-        yield Sign(
-            alert=alert,
-            part=part,
-            labels={"reason": reason},
-            value=lines,
-            source=f"dshealthd_{name}",
-        )
+        yield Sign(alert, value=lines, source=name, **more)
 
 
 def each(signs: Iterable[Sign], **changes: Any) -> Iterator[Sign]:
@@ -146,10 +127,10 @@ def memory(series: Series, _wall: float) -> Iterator[Sign]:
     for _, kills in series.rise("oom_kills_total", 300.0):
         if kills > 0:
             yield Sign(
-                alert=alert,
-                labels={"reason": "OOM kill: the kernel has killed processes"},
+                alert,
+                "OOM kill: the kernel has killed processes",
                 value=kills,
-                source="dshealthd_oom_kills_total",
+                source="oom_kills_total",
                 apart="kill",
                 hold=0.0,
             )
@@ -160,17 +141,16 @@ def memory(series: Series, _wall: float) -> Iterator[Sign]:
         stalled,
         "memory_pressure_ratio",
         "pressure_stalled_ratio",
-        {"reason": "all tasks wait for memory, and an OOM kill is near"},
+        "all tasks wait for memory, and an OOM kill is near",
     )
     available = share(series.value("memory_available_bytes"), series.value("memory_total_bytes"))
     if available is not None and available < series.limits.memory_available_ratio:
         yield Sign(
-            alert=alert,
-            labels={"reason": "little memory is available, and an OOM kill is near"},
+            alert,
+            "little memory is available, and an OOM kill is near",
             value=available,
-            limit=series.limits.memory_available_ratio,
-            limit_source=limit_source("memory_available_ratio"),
-            source="dshealthd_memory_available_bytes",
+            limit="memory_available_ratio",
+            source="memory_available_bytes",
         )
     requests = share(series.value("aio_requests"), series.value("aio_requests_limit"))
     yield from _near(
@@ -238,21 +218,19 @@ def sockets(series: Series, _wall: float) -> Iterator[Sign]:
         for point in series.rise("loopback_connections_total", 300.0, outcome="no_port")
     )
     if series.value("loopback_up") == 0 and not no_port:
-        yield Sign(
-            alert="DshealthdLoopbackRefused",
-            labels={"reason": "fail"},
-            source="dshealthd_loopback_up",
-        )
+        yield Sign("DshealthdLoopbackRefused", "fail", source="loopback_up")
     for _, seconds in series.lowest("loopback_connect_seconds", 60.0):
-        slow = over(
+        yield from over(
             series,
             "DshealthdLoopbackRefused",
             seconds,
             "loopback_connect_seconds",
             "loopback_connect_seconds",
-            {"reason": "take hundreds of times as long as they should"},
+            "take hundreds of times as long as they should",
+            apart="slow",
+            mild=True,
+            hold=60.0,
         )
-        yield from each(slow, apart="slow", mild=True, hold=60.0)
     for what, name, value, limit in (
         (
             "ephemeral ports",
@@ -291,49 +269,47 @@ def rendezvous(series: Series, _wall: float) -> Iterator[Sign]:
         ),
         ("are mostly in use", used, "rendezvous_ports_ratio", "rendezvous_ports_used"),
     ):
-        yield from over(
-            series, BUSY, value, limit, name, {"reason": reason}, part="rendezvous ports"
-        )
+        yield from over(series, BUSY, value, limit, name, reason, part="rendezvous ports")
     for labels, age in series("rendezvous_orphan_age_seconds"):
         connections = series.value("rendezvous_orphan_connections", **labels) or 0
         # Rank 0 is connected to itself: that one is no use if it has lost its launcher and has no
         # other rank, as in a run whose other ranks have ended.
         if not connections or (connections == 1 and _rank_alone(series)):
-            orphan = over(
+            yield from over(
                 series,
                 BUSY,
                 age,
                 "orphan_listener_seconds",
                 "rendezvous_orphan_age_seconds",
-                {"reason": "is held by a process that lost its parent, with no rank connected"},
+                "is held by a process that lost its parent, with no rank connected",
                 part=f"port {labels['port']}",
+                hold=15.0,
             )
-            yield from each(orphan, hold=15.0)
     name = "rendezvous_client_sockets"
     unanswered = series.value(name, state="syn_sent")
     if unanswered:
         yield Sign(
-            alert=UNREACHABLE,
+            UNREACHABLE,
+            "packets are dropped on the way, or MASTER_ADDR is wrong",
             part="a job",
-            labels={"reason": "packets are dropped on the way, or MASTER_ADDR is wrong"},
             hold=75.0,
             value=unanswered,
-            source=f"dshealthd_{name}",
+            source=name,
         )
     name = "job_master_connection"
     for labels, value in series(name):
         outcome = labels["outcome"]
         if value == 1 and outcome in {*OUTCOMES, "refused"}:
             refused = outcome == "refused"
+            # Rank 0 listens only once it calls init_process_group: loading before that may take
+            # minutes.
             yield Sign(
-                alert="DshealthdRanksStuckAtInit" if refused else UNREACHABLE,
+                "DshealthdRanksStuckAtInit" if refused else UNREACHABLE,
+                REFUSED if refused else OUTCOMES[outcome],
                 part=labels["training_job"],
                 job=labels["training_job"],
-                labels={"reason": REFUSED if refused else OUTCOMES[outcome]},
-                source=f"dshealthd_{name}",
+                source=name,
                 apart="rank 0" if refused else "",
-                # Rank 0 listens only once it calls init_process_group: loading before that may take
-                # minutes.
                 hold=900.0 if refused else None,
             )
 
@@ -352,9 +328,9 @@ def clock(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield the finding that the clock is not synchronized, or differs from the peers'."""
     if series.value("clock_synchronized") == 0:
         yield Sign(
-            alert="DshealthdClockWrong",
-            labels={"reason": "not synchronized by any time daemon"},
-            source="dshealthd_clock_synchronized",
+            "DshealthdClockWrong",
+            "not synchronized by any time daemon",
+            source="clock_synchronized",
         )
     offset = series.value("probe_clock_offset_seconds", statistic="median")
     yield from over(
@@ -363,14 +339,14 @@ def clock(series: Series, _wall: float) -> Iterator[Sign]:
         None if offset is None else abs(offset),
         "clock_offset_seconds",
         "probe_clock_offset_seconds",
-        {"reason": "off from the median of its peers' clocks"},
+        "off from the median of its peers' clocks",
     )
 
 
 def errors(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield what the kernel logs about the host's hardware, about itself and about limits."""
     for events, at_least, seconds, part, reason in ERRORS:
-        lines = logged(
+        yield from logged(
             series,
             "DshealthdHostErrors",
             *events,
@@ -378,10 +354,11 @@ def errors(series: Series, _wall: float) -> Iterator[Sign]:
             seconds=seconds,
             part=part,
             reason=reason,
+            apart=events[0],
         )
-        yield from each(lines, apart=events[0])
     for event, what, part in REACHED:
-        yield from each(logged(series, NEAR, event, part=part, reason=what), value=1.0, apart=what)
+        lines = logged(series, NEAR, event, part=part, reason=what, apart=what)
+        yield from each(lines, value=1.0)
 
 
 RULES = (memory, files, sockets, rendezvous, clock, errors)

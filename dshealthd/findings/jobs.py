@@ -12,6 +12,7 @@ from dshealthd.findings.finding import Sign
 from dshealthd.findings.hangs import problem, silent
 from dshealthd.findings.host import over
 from dshealthd.findings.limits import source as limit_source
+from dshealthd.findings.series import short_name
 from dshealthd.findings.settings import ranks_named
 from dshealthd.jobs.hangs.hang import HangClass
 
@@ -58,25 +59,25 @@ def hangs(series: Series, wall: float) -> Iterator[Sign]:
         if found.cause == HangClass.DEBUGGER:
             for culprit in found.culprits:
                 yield Sign(
-                    alert="DshealthdRankInDebugger",
+                    "DshealthdRankInDebugger",
                     part=f"rank {culprit['rank']} of {job}",
                     job=job,
-                    source="dshealthd_job_hang_culprit_info",
+                    source="job_hang_culprit_info",
                 )
         if not found.is_hang:
             continue
         culprits = [f"rank {one['rank']} {problem(one['reason'])}" for one in found.culprits]
         reason = found.culprits[0]["reason"] if found.culprits else ""
         yield Sign(
-            alert="DshealthdJobHang",
+            "DshealthdJobHang",
+            ", ".join(culprits[:MOST_NAMED]) or found.says,
             part=job,
             job=job,
-            labels={"reason": ", ".join(culprits[:MOST_NAMED]) or found.says},
             case=reason or found.missing or found.cause,
             value=found.overdue,
             limit=0,
             limit_source="dshealthd_job_step_bound_seconds",
-            source="dshealthd_job_overdue_seconds",
+            source="job_overdue_seconds",
             since=_last_heartbeat(series, job)
             or (None if found.overdue is None else wall - found.overdue),
         )
@@ -125,12 +126,12 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
         ):
             said = "ended with an error while PyTorch held nearly all of its GPU's memory"
         yield Sign(
-            alert="DshealthdJobFailed",
+            "DshealthdJobFailed",
+            f"rank {labels['rank']} {said}",
             part=job,
             job=job,
-            labels={"reason": f"rank {labels['rank']} {said}"},
             value=at,
-            source="dshealthd_job_rank_ended_timestamp_seconds",
+            source="job_rank_ended_timestamp_seconds",
             since=at,
         )
     # Without heartbeats nobody knows which process it was, unless ranks of the only job here are gone.
@@ -141,11 +142,11 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
     if where and gone and len(here) == 1 and here.isdisjoint(heard):
         (job,) = here
         yield Sign(
-            alert="DshealthdJobFailed",
+            "DshealthdJobFailed",
+            f"a process crashed in {where}, by the kernel's log",
             part=job,
             job=job,
-            labels={"reason": f"a process crashed in {where}, by the kernel's log"},
-            source="dshealthd_kernel_events_total",
+            source="kernel_events_total",
         )
 
 
@@ -174,7 +175,7 @@ def losses(series: Series, _wall: float) -> Iterator[Sign]:
             lost.setdefault(job, {})[rank] = began
     series.add([SINCE(at, job, rank) for job, ranks in lost.items() for rank, at in ranks.items()])
     # It moves if not every step reports its loss; then it says nothing.
-    name = SINCE.name.removeprefix("dshealthd_")
+    name = short_name(SINCE)
     lowest = {_rank(labels): value for labels, value in series.lowest(name, 120.0)}
     highest = {_rank(labels): value for labels, value in series.highest(name, 120.0)}
     for job, ranks in lost.items():
@@ -184,12 +185,12 @@ def losses(series: Series, _wall: float) -> Iterator[Sign]:
         first = min(ranks.values()) if known else None
         named = [rank for rank in ranks if not known or ranks[rank] == first]
         yield Sign(
-            alert="DshealthdLossNotFinite",
+            "DshealthdLossNotFinite",
+            ranks_named(named),
             part=job,
             job=job,
-            labels={"reason": ranks_named(named)},
             value=first,
-            source="dshealthd_job_step",
+            source="job_step",
         )
 
 
@@ -200,7 +201,7 @@ def gradients(series: Series, _wall: float) -> Iterator[Sign]:
         if math.isfinite(norm):  # an infinite one is that of a step that is skipped
             norms.setdefault(labels["training_job"], []).append(norm)
     series.add([NORM(statistics.median(ranks), job) for job, ranks in norms.items()])
-    limit, name = "gradient_norm_ratio", NORM.name.removeprefix("dshealthd_")
+    limit, name = "gradient_norm_ratio", short_name(NORM)
     least = {
         labels["training_job"]: value
         for labels, value in series.lowest(name, NORM_SECONDS, full=True)
@@ -210,13 +211,13 @@ def gradients(series: Series, _wall: float) -> Iterator[Sign]:
         job = labels["training_job"]
         if usual > 0 and least.get(job, 0.0) > series.limit(limit) * usual and job not in lost:
             yield Sign(
-                alert="DshealthdGradientNormHigh",
+                "DshealthdGradientNormHigh",
                 part=job,
                 job=job,
                 value=least[job],
                 limit=series.limit(limit) * usual,
                 limit_source=limit_source(limit),
-                source="dshealthd_job_gradient_norm",
+                source="job_gradient_norm",
             )
 
 

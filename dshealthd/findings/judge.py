@@ -82,7 +82,7 @@ def seen(series: Series, *, node: str, name: str, wall: float) -> Judgement:
             failed[_label(rule)] = traceback.format_exc()
             continue
         for sign in signs:
-            finding = catalogue.found(sign, node, _label(rule))
+            finding = catalogue.found(sign, node, series.limits, _label(rule))
             if finding.severity is State.CRITICAL and not finding.training_job:
                 finding = dataclasses.replace(finding, training_job=users.of(sign))
             found.setdefault(finding.key, finding)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.host import RECENT, each, logged, over
-from dshealthd.findings.limits import source as limit_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -66,12 +65,13 @@ def nvlink(series: Series, _wall: float) -> Iterator[Sign]:
         usual = max(before.get(labels["uuid"], 0), switch.get(gpu, 0), most if alone else 0)
         if value < usual and gpu not in lost | training and _settled(series):
             yield Sign(
-                alert=alert,
-                labels={**labels, "reason": "links are down"},
+                alert,
+                "links are down",
+                labels,
                 value=value,
                 limit=usual,
                 limit_source="dshealthd_nvlinks" if gpu in switch else f"dshealthd_{name}",
-                source=f"dshealthd_{name}",
+                source=name,
             )
     # Xids stand until the GPU is reset or the node boots.
     for name, wanted in (
@@ -80,22 +80,17 @@ def nvlink(series: Series, _wall: float) -> Iterator[Sign]:
     ):
         for labels, at in series(name, **wanted):
             if labels["gpu"] not in lost:
-                yield Sign(
-                    alert=alert,
-                    labels={**labels, "reason": "the driver reports a failed link"},
-                    source=f"dshealthd_{name}",
-                    since=at,
-                )
+                yield Sign(alert, "the driver reports a failed link", labels, source=name, since=at)
     for labels, value in series("sxid_errors_total", severity="fatal"):
         if value > 0:
             yield Sign(
-                alert="DshealthdGpuResetNeeded",
+                "DshealthdGpuResetNeeded",
+                "a fatal error (SXid) since boot",
                 part=f"NVSwitch {labels['nvswitch']}",
-                labels={"reason": "a fatal error (SXid) since boot"},
                 hold=0.0,
                 value=value,
                 limit=0,
-                source="dshealthd_sxid_errors_total",
+                source="sxid_errors_total",
             )
 
 
@@ -125,12 +120,7 @@ def nvlink_errors(series: Series, _wall: float) -> Iterator[Sign]:
         for labels, value in series.rise(name, QUARTER, type=type_):
             if value * per / QUARTER >= series.limit(limit):
                 yield Sign(
-                    alert=alert,
-                    labels={**labels, "reason": reason},
-                    value=value * per / QUARTER,
-                    limit=series.limit(limit),
-                    limit_source=limit_source(limit),
-                    source=f"dshealthd_{name}",
+                    alert, reason, labels, value=value * per / QUARTER, limit=limit, source=name
                 )
     name = "nvlink_effective_bit_error_ratio"
     for labels, value in series(name):
@@ -140,7 +130,8 @@ def nvlink_errors(series: Series, _wall: float) -> Iterator[Sign]:
             value,
             "nvlink_bit_error_ratio",
             name,
-            {**labels, "reason": "have more bit errors than they can correct"},
+            "have more bit errors than they can correct",
+            labels,
         )
     name = "nvlink_speed_bytes_per_second"
     best = {point.labels["uuid"]: point.value for point in series.peak(name, WEEK)}
@@ -149,11 +140,12 @@ def nvlink_errors(series: Series, _wall: float) -> Iterator[Sign]:
         usual = max(best.get(labels["uuid"], 0), most)
         if value < usual and series.value(name, **labels) is not None:
             yield Sign(
-                alert=alert,
-                labels={**labels, "reason": "run slower than they did, or than another GPU's"},
+                alert,
+                "run slower than they did, or than another GPU's",
+                labels,
                 value=value,
                 limit=usual,
-                source=f"dshealthd_{name}",
+                source=name,
             )
 
 
@@ -172,28 +164,25 @@ def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
     }
     most = max(Counter(now.values()).values(), default=0)
     if outside := len(registered | now.keys()) - most:
+        # Compares with the node's other GPUs and with its own past: nodes of one domain may be in
+        # different cliques (partitions).
         yield Sign(
-            alert=MULTI_NODE,
-            # Compares with the node's other GPUs and with its own past: nodes of one domain may be in
-            # different cliques (partitions).
-            labels={
-                "reason": "GPUs are outside the NVLink domain or clique of the others, or that the "
-                "node was in"
-            },
+            MULTI_NODE,
+            "GPUs are outside the NVLink domain or clique of the others, or that the node was in",
             apart="domain",
             hold=300.0,
             value=outside,
             limit=0,
-            source=f"dshealthd_{name}",
+            source=name,
         )
     nodes = series.value("imex_nodes")
     for name, reason in (("imex_running", "running"), ("imex_listening", "listening")):
         if nodes is not None and nodes > 1 and series.value(name) == 0:
             yield Sign(
-                alert=MULTI_NODE,
-                labels={"reason": f"nvidia-imex, configured for several nodes, is not {reason}"},
+                MULTI_NODE,
+                f"nvidia-imex, configured for several nodes, is not {reason}",
                 value=nodes,
-                source=f"dshealthd_{name}",
+                source=name,
             )
 
 
@@ -219,11 +208,11 @@ def _off_fabric(series: Series, domains: Mapping[str, str]) -> Iterator[Sign]:
     if sick:
         common = Counter(domains.values()).most_common(1)
         yield Sign(
-            alert="DshealthdNvlinkFabricUnhealthy",
+            "DshealthdNvlinkFabricUnhealthy",
             part=common[0][0] if common else "",
             value=len(sick),
             limit=0,
-            source="dshealthd_gpu_fabric_state",
+            source="gpu_fabric_state",
         )
 
 
@@ -231,12 +220,7 @@ def pcie(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about PCIe links that are narrow, slow under load, or have errors."""
     yield from each((*_slow_pcie(series), *_pcie_errors(series)), mild=True)
     fatal = [
-        Sign(
-            alert=PCIE,
-            labels={**labels, "reason": "has had fatal errors"},
-            value=value,
-            source="dshealthd_pcie_errors_total",
-        )
+        Sign(PCIE, "has had fatal errors", labels, value=value, source="pcie_errors_total")
         for labels, value in series.rise("pcie_errors_total", RECENT, type="fatal")
         if value > 0
     ]
@@ -264,12 +248,13 @@ def _slow_pcie(series: Series) -> Iterator[Sign]:
             counts = name == "pcie_link_width" or labels["gpu"] in busy
             if limit is not None and value < limit and counts:
                 yield Sign(
-                    alert=PCIE,
-                    labels={**labels, "reason": lost},
+                    PCIE,
+                    lost,
+                    labels,
                     value=value,
                     limit=limit,
                     limit_source=f"dshealthd_{name}_max",
-                    source=f"dshealthd_{name}",
+                    source=name,
                 )
     gen5 = {
         point.labels["gpu"]
@@ -287,7 +272,8 @@ def _slow_pcie(series: Series) -> Iterator[Sign]:
             replays * 60 / RECENT,
             allowed,
             "pcie_replays_total",
-            {**labels, "reason": "retransmits packets after errors"},
+            "retransmits packets after errors",
+            labels,
         )
 
 
@@ -299,31 +285,14 @@ def _pcie_errors(series: Series) -> Iterator[Sign]:
         ("correctable", 3600.0, hour, "counts many corrected errors"),
     ):
         for labels, value in series.rise(errors, seconds, type=type_):
-            yield from over(
-                series,
-                PCIE,
-                value,
-                limit,
-                errors,
-                {**labels, "reason": reason},
-            )
-    yield from logged(
-        series,
-        PCIE,
-        "pcie_error_corrected",
-        at_least=series.limit(hour) + 1,
-        seconds=3600.0,
-        part=DEVICE,
-        reason="has many corrected errors",
-    )
-    yield from logged(
-        series,
-        PCIE,
-        "iommu_fault",
-        at_least=IOMMU_FAULTS,
-        part=DEVICE,
-        reason="accesses memory that the IOMMU does not allow it",
-    )
+            yield from over(series, PCIE, value, limit, errors, reason, labels)
+    for event, lines, seconds, reason in (
+        ("pcie_error_corrected", series.limit(hour) + 1, 3600.0, "has many corrected errors"),
+        ("iommu_fault", IOMMU_FAULTS, RECENT, "accesses memory that the IOMMU does not allow it"),
+    ):
+        yield from logged(
+            series, PCIE, event, at_least=lines, seconds=seconds, part=DEVICE, reason=reason
+        )
 
 
 RULES = (nvlink, nvlink_errors, nvlink_domain, pcie)

@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 DEFAULTS = Limits()
 
 
+def short_name(metric: Metric) -> str:
+    """Return a metric's name as rules have it: without `dshealthd_`."""
+    return metric.name.removeprefix("dshealthd_")
+
+
+def metric_name(name: str) -> str:
+    """Return the whole name of a metric that rules have as `name`."""
+    return name if name.startswith("process_") else f"dshealthd_{name}"
+
+
 class Point(NamedTuple):
     """One series and its current value."""
 
@@ -55,7 +65,7 @@ class Series:
             by_metric[sample[0]].append(sample)
         self._samples: dict[str, list[Sample]] = {}
         for metric, found in by_metric.items():
-            self._samples.setdefault(metric.name.removeprefix("dshealthd_"), []).extend(found)
+            self._samples.setdefault(short_name(metric), []).extend(found)
 
     def __call__(self, name: str, **labels: Wanted) -> Iterator[Point]:
         """Yield the series of `dshealthd_NAME` with these labels, each a value or a set of values.
@@ -82,9 +92,7 @@ class Series:
     def add(self, samples: Iterable[Sample]) -> None:
         """Add samples of metrics that rules derive, so that their past can be asked for."""
         for sample in samples:
-            self._samples.setdefault(sample.metric.name.removeprefix("dshealthd_"), []).append(
-                sample
-            )
+            self._samples.setdefault(short_name(sample.metric), []).append(sample)
 
     @property
     def remembers(self) -> bool:
@@ -174,7 +182,7 @@ class Series:
     def samples(self, metrics: Collection[Metric]) -> Iterator[Sample]:
         """Yield the samples of these metrics."""
         for metric in metrics:
-            yield from self._samples.get(metric.name.removeprefix("dshealthd_"), ())
+            yield from self._samples.get(short_name(metric), ())
 
     def drop(self, name: str, over: Callable[[Point], bool]) -> None:
         """Drop the series of `dshealthd_NAME` for which `over` is true."""

@@ -69,14 +69,7 @@ def _of_job(
     source: str = "job_environment_problems",
 ) -> Sign:
     """Return the sign that a job on this node has these problems."""
-    return Sign(
-        alert=alert,
-        part=job,
-        job=job,
-        labels={"reason": several(problems)},
-        value=value,
-        source=f"dshealthd_{source}",
-    )
+    return Sign(alert, several(problems), part=job, job=job, value=value, source=source)
 
 
 def several(texts: Collection[str]) -> str:
@@ -223,11 +216,11 @@ def releases(series: Series, _wall: float) -> Iterator[Sign]:
                 defects.append(CRASHES)
             for text in defects:
                 yield Sign(
-                    alert="DshealthdNcclKnownBad",
+                    "DshealthdNcclKnownBad",
+                    f"NCCL {nccl}: {text}",
                     part=job or environment or "the node",
                     job=job,
-                    labels={"reason": f"NCCL {nccl}: {text}"},
-                    source="dshealthd_software_info",
+                    source="software_info",
                 )
 
 

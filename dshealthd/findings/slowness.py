@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import gauge
 from dshealthd.findings import fabric
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.limits import source as limit_source
+from dshealthd.findings.series import short_name
 from dshealthd.findings.settings import ranks_named
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ SHARE_SECONDS = 600.0
 """Seconds for which most of a job's time must go into collectives."""
 DETOUR_SECONDS = 120.0
 """Seconds over which a job's steps and its traffic are measured."""
-LONGER = "its steps take longer than they used to"
-COMMUNICATES = "its ranks spend more time in collectives than in computing"
+SLOW = "DshealthdJobSlow"
 
 
 def starved(series: Series, _wall: float) -> Iterator[Sign]:
@@ -44,7 +43,7 @@ def starved(series: Series, _wall: float) -> Iterator[Sign]:
     ]
     if now:
         series.add([UTILIZATION(sum(now) / len(now))])
-    name = UTILIZATION.name.removeprefix("dshealthd_")
+    name = short_name(UTILIZATION)
     queued = [
         point.value
         for point in series.mean(
@@ -55,24 +54,15 @@ def starved(series: Series, _wall: float) -> Iterator[Sign]:
     waiting = any(ratio > series.limits.cpu_pressure_ratio for ratio in queued)
     computed = next((value for _, value in series.mean(name, 600.0, full=True)), None)
     if now and waiting and computed is not None and computed < series.limit(limit):
-        yield _starved(computed, "tasks queue for the CPUs", limit, series)
+        yield _starved(computed, "tasks queue for the CPUs", limit)
     elif held := _held(series):
         limit = "gpu_utilization_held_ratio"
-        yield _starved(max(held), "their memory is full", limit, series, hold=HELD_SECONDS)
+        yield _starved(max(held), "their memory is full", limit, hold=HELD_SECONDS)
 
 
-def _starved(
-    computed: float, reason: str, limit: str, series: Series, hold: float | None = None
-) -> Sign:
-    return Sign(
-        alert="DshealthdGpusStarved",
-        labels={"reason": reason},
-        value=computed,
-        limit=series.limit(limit),
-        limit_source=limit_source(limit),
-        source="dshealthd_gpu_utilization_ratio",
-        hold=hold,
-    )
+def _starved(value: float, reason: str, limit: str, hold: float | None = None) -> Sign:
+    name = "gpu_utilization_ratio"
+    return Sign("DshealthdGpusStarved", reason, value=value, limit=limit, source=name, hold=hold)
 
 
 def _held(series: Series) -> list[float]:
@@ -112,14 +102,13 @@ def inputs(series: Series, _wall: float) -> Iterator[Sign]:
             slow.setdefault(rank[0], []).append((value / steps[rank], rank[1]))
     for job, ranks in slow.items():
         yield Sign(
-            alert="DshealthdInputSlow",
+            "DshealthdInputSlow",
+            ranks_named([rank for _, rank in ranks]),
             part=job,
             job=job,
-            labels={"reason": ranks_named([rank for _, rank in ranks])},
             value=max(ranks)[0],
-            limit=series.limit(limit),
-            limit_source=limit_source(limit),
-            source="dshealthd_job_input_seconds",
+            limit=limit,
+            source="job_input_seconds",
         )
 
 
@@ -129,7 +118,7 @@ def steps(series: Series, _wall: float) -> Iterator[Sign]:
     for labels, seconds in series("job_step_seconds"):
         times.setdefault(labels["training_job"], []).append(seconds)
     series.add([STEP(statistics.median(ranks), job) for job, ranks in times.items()])
-    limit, name = "job_slowed_ratio", STEP.name.removeprefix("dshealthd_")
+    limit, name = "job_slowed_ratio", short_name(STEP)
     hung = {point.labels["training_job"] for point in series("job_hang") if point.value}
     told = set()
     for labels, usual in series.usual(name, 3600.0, series.limit(limit)):
@@ -137,7 +126,15 @@ def steps(series: Series, _wall: float) -> Iterator[Sign]:
         now = series.value(name, training_job=job)
         if now is not None and usual and now > series.limit(limit) * usual and job not in hung:
             told.add(job)
-            yield _slow(series, job, now / usual, limit, LONGER, "job_step_seconds")
+            yield Sign(
+                SLOW,
+                "its steps take longer than they used to",
+                part=job,
+                job=job,
+                value=now / usual,
+                limit=limit,
+                source="job_step_seconds",
+            )
     limit, name = "communication_ratio", "job_communication_seconds_total"
     shares: dict[str, float] = {}
     for labels, spent in series.rise(name, 300.0, full=True):
@@ -145,29 +142,16 @@ def steps(series: Series, _wall: float) -> Iterator[Sign]:
         shares[job] = max(spent / 300.0, shares.get(job, 0.0))
     for job, share in shares.items():
         if share > series.limit(limit) and job not in told:
-            yield _slow(series, job, share, limit, COMMUNICATES, name, hold=SHARE_SECONDS)
-
-
-def _slow(
-    series: Series,
-    job: str,
-    value: float,
-    limit: str,
-    reason: str,
-    name: str,
-    hold: float | None = None,
-) -> Sign:
-    return Sign(
-        alert="DshealthdJobSlow",
-        part=job,
-        job=job,
-        labels={"reason": reason},
-        value=value,
-        limit=series.limit(limit),
-        limit_source=limit_source(limit),
-        source=f"dshealthd_{name}",
-        hold=hold,
-    )
+            yield Sign(
+                SLOW,
+                "its ranks spend more time in collectives than in computing",
+                part=job,
+                job=job,
+                value=share,
+                limit=limit,
+                source=name,
+                hold=SHARE_SECONDS,
+            )
 
 
 def detours(series: Series, _wall: float) -> Iterator[Sign]:
@@ -190,13 +174,12 @@ def detours(series: Series, _wall: float) -> Iterator[Sign]:
         # A job that hangs or ends has its own alert; the port has its page in any case.
         if down and sent > series.limit(limit) and (job in moving or job not in judged):
             yield Sign(
-                alert="DshealthdJobOnFewerPorts",
+                "DshealthdJobOnFewerPorts",
                 part=job,
                 job=job,
                 value=float(len(down)),
-                limit=series.limit(limit),
-                limit_source=limit_source(limit),
-                source="dshealthd_infiniband_port_up",
+                limit=limit,
+                source="infiniband_port_up",
             )
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
-from dshealthd.findings.limits import source as limit_source
 from dshealthd.findings.settings import several
 
 if TYPE_CHECKING:
@@ -49,13 +48,12 @@ def stalls(series: Series, _wall: float) -> Iterator[Sign]:
         if certain or lasting:
             reason = "its GPUs here run kernels that move no data"
             yield Sign(
-                alert="DshealthdJobStalled",
+                "DshealthdJobStalled",
+                several(troubles) or several(behind) or reason,
                 part=job,
                 job=job,
-                labels={"reason": several(troubles) or several(behind) or reason},
-                limit=series.limit(limit) if certain else None,
-                limit_source=limit_source(limit) if certain else "",
-                source=f"dshealthd_{name}" if idle else "dshealthd_gpu_utilization_ratio",
+                limit=limit if certain else None,
+                source=name if idle else "gpu_utilization_ratio",
                 # What ranks that wait look like while rank 0 writes a checkpoint, too.
                 hold=0.0 if certain else None,
             )
@@ -70,15 +68,15 @@ def arrivals(series: Series, _wall: float) -> Iterator[Sign]:
     for job, count in ranks.items():
         if count > 0 and not any(series("job_step", training_job=job)):
             yield Sign(
-                alert="DshealthdRanksStuckAtInit",
+                "DshealthdRanksStuckAtInit",
+                (
+                    "its ranks have been initializing a communicator for minutes, without"
+                    f" a step: {several(_troubles(series, job)) or 'NCCL names none in trouble'}"
+                ),
                 part=job,
                 job=job,
-                labels={
-                    "reason": "its ranks have been initializing a communicator for minutes, without"
-                    f" a step: {several(_troubles(series, job)) or 'NCCL names none in trouble'}"
-                },
                 value=count,
-                source=f"dshealthd_{name}",
+                source=name,
             )
 
 

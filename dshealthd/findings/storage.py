@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.gpus import HUNG
-from dshealthd.findings.host import RECENT, each, logged, over, share
-from dshealthd.findings.limits import source as limit_source
+from dshealthd.findings.host import RECENT, logged, over, share
+from dshealthd.findings.series import short_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,29 +48,29 @@ def paths(series: Series, _wall: float) -> Iterator[Sign]:
         if value != 1 or reason in NO_SPACE:
             continue
         setting, hangs = reason in SETTINGS, reason in HUNG
+        # The agent gives up after 5 s: a short stall of a shared file system must not page for
+        # each of its nodes.
         yield Sign(
-            alert="DshealthdPathFailing",
+            "DshealthdPathFailing",
+            HANGS if hangs else f"fails ({reason.replace('_', ' ')})",
             part=path,
-            labels={"reason": HANGS if hangs else f"fails ({reason.replace('_', ' ')})"},
-            source="dshealthd_path_failing",
+            source="path_failing",
             mild=setting,
             apart=HANGS if hangs else "",
-            # The agent gives up after 5 s: a short stall of a shared file system must not page for
-            # each of its nodes.
             hold=HALF_A_MINUTE if hangs else MINUTES_5 if setting else None,
             keep=RECENT if hangs else None,
         )
     for labels, seconds in series.lowest("path_write_seconds", 300.0):
-        slow = over(
+        yield from over(
             series,
             TROUBLE,
             seconds,
             "path_write_seconds",
             "path_write_seconds",
-            {"reason": "is slow: writing 4 KiB takes seconds at best"},
+            "is slow: writing 4 KiB takes seconds at best",
             part=labels["path"],
+            hold=MINUTES_5,
         )
-        yield from each(slow, hold=MINUTES_5)
 
 
 def space(series: Series, _wall: float) -> Iterator[Sign]:
@@ -80,11 +80,11 @@ def space(series: Series, _wall: float) -> Iterator[Sign]:
     for labels, value in series("path_failing", reason=NO_SPACE):
         if value == 1 and labels["path"] not in apart:
             yield Sign(
-                alert="DshealthdFilesystemFull",
+                "DshealthdFilesystemFull",
+                "a write found no space, or its quota used up",
                 part=labels["path"],
-                labels={"reason": "a write found no space, or its quota used up"},
                 value=_used(series, labels["path"]),
-                source="dshealthd_path_failing",
+                source="path_failing",
             )
     for labels, free in series("filesystem_free_bytes"):
         path = labels["path"]
@@ -104,7 +104,7 @@ def space(series: Series, _wall: float) -> Iterator[Sign]:
             used,
             "filesystem_used_critical_ratio",
             "filesystem_free_bytes",
-            {"reason": "nearly all of its space or inodes are in use"},
+            "nearly all of its space or inodes are in use",
             part=path,
         )
         signs = [*full] if crowded or no_inodes else []
@@ -145,13 +145,12 @@ def _soon(series: Series, apart: set[str]) -> Iterator[Sign]:
         seconds = free / (highest - free) * HOUR
         if seconds < series.limits.filesystem_full_seconds:
             yield Sign(
-                alert="DshealthdFilesystemFilling",
+                "DshealthdFilesystemFilling",
+                ", and will be full within hours at the rate of the last one",
                 part=labels["path"],
-                labels={"reason": ", and will be full within hours at the rate of the last one"},
                 value=_used(series, labels["path"]),
-                limit=series.limits.filesystem_full_seconds,
-                limit_source=limit_source("filesystem_full_seconds"),
-                source=f"dshealthd_{name}",
+                limit="filesystem_full_seconds",
+                source=name,
             )
 
 
@@ -165,13 +164,12 @@ def _shared_memory(series: Series) -> Iterator[Sign]:
     if full or (small and series.value("gpus_expected")):
         name = "filesystem_used_ratio" if full else "shared_memory_bytes"
         yield Sign(
-            alert="DshealthdSharedMemoryLow",
+            "DshealthdSharedMemoryLow",
+            "full" if full else "too small",
             part=SHARED_MEMORY,
-            labels={"reason": "full" if full else "too small"},
             value=free,
-            limit=series.limit(name),
-            limit_source=limit_source(name),
-            source="dshealthd_filesystem_free_bytes",
+            limit=name,
+            source="filesystem_free_bytes",
         )
 
 
@@ -181,24 +179,13 @@ def disks(series: Series, _wall: float) -> Iterator[Sign]:
     # The path's own finding tells of its server, whose lines count for a while after it is back. Both
     # are asked for each time, because the past is kept of what is asked for.
     lately = list(series.highest("path_failing", RECENT, reason=HUNG))
-    of_servers = list(
-        logged(
-            series,
-            TROUBLE,
-            *OF_SERVERS,
-            part="the kernel",
-            reason="has logged errors of a storage server",
-        )
-    )
-    yield from logged(
-        series,
-        TROUBLE,
-        *OF_DISKS,
-        part="the kernel",
-        reason="has logged errors of disks or file systems",
-    )
+    reason = "has logged errors of a storage server"
+    lines = logged(series, TROUBLE, *OF_SERVERS, part="the kernel", reason=reason, apart="server")
+    of_servers = list(lines)
+    reason = "has logged errors of disks or file systems"
+    yield from logged(series, TROUBLE, *OF_DISKS, part="the kernel", reason=reason)
     if not lately:
-        yield from each(of_servers, apart="server")
+        yield from of_servers
     for event, reason in NVME.items():
         yield from logged(series, TROUBLE, event, part="an NVMe device", reason=reason)
     done = _by_disk(series, "disk_requests_total", 300.0)
@@ -206,11 +193,11 @@ def disks(series: Series, _wall: float) -> Iterator[Sign]:
         # An idle disk has no request in flight; a busy one, however slow, completes some.
         if requests > 0 and done.get(labels["disk"]) == 0:
             yield Sign(
-                alert=TROUBLE,
+                TROUBLE,
+                "has requests in flight and has completed none for minutes",
                 part=labels["disk"],
-                labels={"reason": "has requests in flight and has completed none for minutes"},
                 value=requests,
-                source="dshealthd_disk_requests_in_flight",
+                source="disk_requests_in_flight",
                 apart="hung",
                 hold=60.0,
             )
@@ -220,11 +207,11 @@ def disks(series: Series, _wall: float) -> Iterator[Sign]:
     # Those that wait for a path or a driver that the agent itself found hung are told with it.
     if stuck and not hung and not any(series("collector_failing", reason=("timeout", "stuck"))):
         yield Sign(
-            alert=TROUBLE,
+            TROUBLE,
+            "wait in the kernel for a file system, a disk or a driver",
             part="processes",
-            labels={"reason": "wait in the kernel for a file system, a disk or a driver"},
             value=stuck,
-            source=f"dshealthd_{name}",
+            source=name,
             hold=MINUTES_15,
         )
 
@@ -236,7 +223,7 @@ def _slow_disks(series: Series) -> Iterator[Sign]:
     """
     now = _request_seconds(series)
     series.add(REQUEST(seconds, disk) for disk, seconds in now.items())
-    name = REQUEST.name.removeprefix("dshealthd_")
+    name = short_name(REQUEST)
     best = {point.labels["disk"]: point.value for point in series.lowest(name, DAY)}
     moved = _by_disk(series, "disk_bytes_total", RECENT)
     for labels, _ in series("disk_info", rotational="0"):
@@ -246,16 +233,16 @@ def _slow_disks(series: Series) -> Iterator[Sign]:
         if seconds is None or not usual or busy:
             continue
         if seconds > usual * series.limits.disk_request_ratio:
-            slow = over(
+            yield from over(
                 series,
                 TROUBLE,
                 seconds,
                 "disk_request_seconds",
                 "disk_request_seconds_total",
-                {"reason": "takes far longer for a request than it used to, and moves little data"},
+                "takes far longer for a request than it used to, and moves little data",
                 part=disk,
+                hold=MINUTES_15,
             )
-            yield from each(slow, hold=MINUTES_15)
 
 
 def _request_seconds(series: Series) -> dict[str, float]:
@@ -284,25 +271,25 @@ def checkpoints(series: Series, _wall: float) -> Iterator[Sign]:
     for job, value in problems.items():
         if value > 0:
             yield Sign(
-                alert="DshealthdCheckpointIncomplete",
+                "DshealthdCheckpointIncomplete",
                 job=job,
                 part=job,
                 value=value,
-                source="dshealthd_job_checkpoint_problems",
+                source="job_checkpoint_problems",
             )
     for labels, free in series("job_checkpoint_free_bytes"):
         needed = series.value("job_checkpoint_next_bytes", **labels)
         if needed is not None and free < needed:
             yield Sign(
-                alert="DshealthdFilesystemFull",
+                "DshealthdFilesystemFull",
+                "less is free than its last checkpoints took",
                 job=labels["training_job"],
                 part=f"the checkpoint path of {labels['training_job']}",
-                labels={"reason": "less is free than its last checkpoints took"},
                 hold=MINUTES_5,
                 value=free,
                 limit=needed,
                 limit_source="dshealthd_job_checkpoint_next_bytes",
-                source="dshealthd_job_checkpoint_free_bytes",
+                source="job_checkpoint_free_bytes",
             )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import functools
 import json
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ from dshealthd.findings.service import DELAY, FINDING, JUDGED, MAX_EXPORTED, Jud
 from tests.findings.test_episodes import sign
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from dshealthd.core.collector import Sample
@@ -80,19 +79,6 @@ def loaded(text: str, tmp_path: Path) -> configuration.Config:
     file = tmp_path / "dshealthd.toml"
     file.write_text(text)
     return configuration.load(file)
-
-
-def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run a test in a loop of its own."""
-
-    @functools.wraps(test)
-    def run(*arguments: object, **named: object) -> None:
-        async def body() -> None:
-            await test(*arguments, **named)
-
-        asyncio.run(body())
-
-    return run
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -237,7 +223,6 @@ def test_exported_findings_are_bounded() -> None:
     assert samples[-1].value == 5.0
 
 
-@in_loop
 async def test_new_sample_is_judged_within_a_second(tmp_path: Path) -> None:
     """The judge looks for new samples by itself; no request is needed."""
     node = Node()
@@ -248,7 +233,6 @@ async def test_new_sample_is_judged_within_a_second(tmp_path: Path) -> None:
     await node.judge.close()
 
 
-@in_loop
 async def test_judgement_waits_for_what_is_new(tmp_path: Path) -> None:
     """A result that says the same as before costs no judgement; one that differs brings one."""
     node = Node()
@@ -265,7 +249,6 @@ async def test_judgement_waits_for_what_is_new(tmp_path: Path) -> None:
     await node.judge.close()
 
 
-@in_loop
 async def test_hold_ends_without_a_new_sample(tmp_path: Path) -> None:
     """A sign that lasts becomes a finding when its hold is over, not with the next change."""
     node = Node()
@@ -277,7 +260,6 @@ async def test_hold_ends_without_a_new_sample(tmp_path: Path) -> None:
     await node.judge.close()
 
 
-@in_loop
 async def test_reload_changes_limits(tmp_path: Path) -> None:
     """A limit that is lowered applies to the samples that are there."""
     node = Node()
@@ -310,7 +292,6 @@ def test_wrong_limit_is_refused(line: str, error: str, tmp_path: Path) -> None:
     assert f"findings.limits.{error}" in str(refusal.value)
 
 
-@in_loop
 async def test_findings_outlive_a_restart(tmp_path: Path) -> None:
     """The next agent has the findings before its collectors have run, with the time they began."""
     node = Node(tmp_path)
@@ -329,7 +310,6 @@ async def test_findings_outlive_a_restart(tmp_path: Path) -> None:
     await later.judge.close()
 
 
-@in_loop
 async def test_a_request_before_the_start_costs_no_past(tmp_path: Path) -> None:
     """What asks for the verdict before the file is read neither replaces it nor holds its findings
     anew.
@@ -355,7 +335,6 @@ async def test_a_request_before_the_start_costs_no_past(tmp_path: Path) -> None:
     "content",
     ["", "{", "[]", "[" * 100_000, '{"version": 0}', json.dumps({"version": 1, "time": "x"})],
 )
-@in_loop
 async def test_invalid_file_begins_anew_and_says_so(content: str, tmp_path: Path) -> None:
     """A state file that is corrupt costs the past, not the judgement, and the status tells."""
     (tmp_path / "findings.json").write_text(content)
@@ -382,10 +361,10 @@ def test_a_rule_that_fails_hides_nothing_else(
     """
 
     def broken(_series: object, _wall: float) -> Iterator[Sign]:
-        yield Sign(alert="DshealthdAdapterTrouble", value=1 / len(()))
+        yield Sign("DshealthdAdapterTrouble", value=1 / len(()))
 
     def seen(_series: object, _wall: float) -> Iterator[Sign]:
-        yield Sign(alert="DshealthdAdapterTrouble", part="mlx5_0", hold=0.0, mild=True)
+        yield Sign("DshealthdAdapterTrouble", part="mlx5_0", hold=0.0, mild=True)
 
     node = Node()
     node.over(0.9)
