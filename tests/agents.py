@@ -43,9 +43,8 @@ class Scrape:
                 )
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Return the one value of the series that has these labels among its own.
-
-        None when there is none.
+        """Return the one value of the series that has these labels among its own. None when there
+        is none.
         """
         found = self.all(name, **labels)
         assert len(found) <= 1, f"{len(found)} series match {name}{labels}"
@@ -103,9 +102,8 @@ class RunningAgent:
         return json.loads(self.get("/api/v1/status"))
 
     def wait(self, condition: Callable[[Scrape], object], seconds: float = 60.0) -> Scrape:
-        """Return the first scrape for which the condition holds, at most `seconds` from now.
-
-        Less what other work takes of them, and of the second that a scrape on the way may take.
+        """Return the first scrape for which the condition holds, at most `seconds` from now. Less
+        what other work takes of them, and of the second that a scrape on the way may take.
         """
         watch = Stopwatch(self.pid, *self.workers())
         while True:
@@ -154,9 +152,8 @@ def launch(
     popen: Callable[..., subprocess.Popen[str]] = subprocess.Popen,
     module: str = "dshealthd",
 ) -> subprocess.Popen[str]:
-    """Start an agent on a configuration's text, without waiting for it.
-
-    It logs to `agent.log` in the directory. `module` takes the command line of `dshealthd`.
+    """Start an agent on a configuration's text, without waiting for it. It logs to `agent.log` in
+    the directory. `module` takes the command line of `dshealthd`.
     """
     file = directory / "dshealthd.toml"
     file.write_text(config, encoding="utf-8")
@@ -188,9 +185,8 @@ def announced_port(process: subprocess.Popen[str], log: Path, seconds: float = 1
 
 
 def seconds_to_end(process: subprocess.Popen[str], limit: float = 60.0) -> float:
-    """Have the agent stop, and return how long that took, less what other work took.
-
-    Whoever started it reaps it: what it waited for is known until then.
+    """Have the agent stop, and return how long that took, less what other work took. Whoever
+    started it reaps it: what it waited for is known until then.
     """
     watch, last = Stopwatch(process.pid), time.monotonic() + limit
     process.send_signal(signal.SIGTERM)

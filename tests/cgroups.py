@@ -44,7 +44,6 @@ class Group:
 @contextlib.contextmanager
 def group(controller: str) -> Iterator[Group]:
     """Make a group with a controller, below this process's own; skips where that is not permitted.
-
     Its processes must have ended by the end.
     """
     own = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]

@@ -26,7 +26,6 @@ STARTS = (
 @contextlib.contextmanager
 def flooding(port: int, sources: int) -> Iterator[Callable[[], int]]:
     """Open connections that stall, from so many addresses in all, in four threads, until the end.
-
     Yield what counts them.
     """
     stop = threading.Event()

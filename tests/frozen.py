@@ -46,9 +46,8 @@ def run(*command: str) -> None:
 
 
 def wait_until_it_hangs(pid: int) -> None:
-    """Wait until a process has slept uninterruptibly for a second and has not run in between.
-
-    A process that starts sleeps so too, for as long as the disk takes to read its code.
+    """Wait until a process has slept uninterruptibly for a second and has not run in between. A
+    process that starts sleeps so too, for as long as the disk takes to read its code.
     """
     end, seen, since = time.monotonic() + 60, "", 0.0
     while time.monotonic() < end:
@@ -63,9 +62,8 @@ def wait_until_it_hangs(pid: int) -> None:
 
 @contextlib.contextmanager
 def mounted(base: Path, thaw: float = THAW_SECONDS) -> Iterator[Mount]:
-    """Mount a small ext4 below `base`, or skip where mounting is not permitted.
-
-    A child of its own thaws it after `thaw` seconds even if this process dies.
+    """Mount a small ext4 below `base`, or skip where mounting is not permitted. A child of its own
+    thaws it after `thaw` seconds even if this process dies.
     """
     image, directory = base / "image", base / "mount"
     directory.mkdir()

@@ -28,10 +28,8 @@ _VERSION = (7, 31)
 
 @contextlib.contextmanager
 def hung_mount(directory: Path, user: int) -> Iterator[None]:
-    """Mount a file system that a user serves, with `allow_other`, and that never answers.
-
-    Skips the test where that is not permitted. In the end whoever waits for it goes on, with an
-    error.
+    """Mount a file system that a user serves, with `allow_other`, and that never answers. Skips the
+    test where that is not permitted. In the end whoever waits for it goes on, with an error.
     """
     directory.mkdir()
     server = subprocess.Popen(

@@ -112,10 +112,7 @@ def recorded(table: Path) -> dict[str, int]:
 
 
 def rendered(seconds: dict[str, float]) -> str:
-    """Return a table.
-
-    Powers of two, so that a new recording changes few lines.
-    """
+    """Return a table. Powers of two, so that a new recording changes few lines."""
     rows = [
         (2 ** math.ceil(math.log2(taken)), name)
         for name, taken in seconds.items()

@@ -18,7 +18,6 @@ def _threads(pid: int) -> list[int]:
 
 def _waited(thread: int) -> float:
     """Return how long a thread was ready to run and had no CPU, in seconds; 0 once it has ended.
-
     The second number of schedstat (the kernel's Documentation/scheduler/sched-stats.rst).
     """
     with (
@@ -44,9 +43,8 @@ class Stopwatch:
     """
 
     def __init__(self, *pids: int) -> None:
-        """Start it, for the calling thread and all threads of each of these processes.
-
-        All of them, as a thread that waits for a CPU may hold the lock that the others wait for.
+        """Start it, for the calling thread and all threads of each of these processes. All of them,
+        as a thread that waits for a CPU may hold the lock that the others wait for.
         """
         self._pids = pids
         self._waited = self._waits()

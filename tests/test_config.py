@@ -135,9 +135,8 @@ def test_level_warn_is_warning(tmp_path: Path) -> None:
 
 
 def test_options_survive_the_way_to_a_worker() -> None:
-    """What a worker decodes is what the agent has.
-
-    The options of every collector are equal after encoding and decoding.
+    """What a worker decodes is what the agent has. The options of every collector are equal after
+    encoding and decoding.
     """
     for name, kind in registry.all_collectors().items():
         errors = Errors()

@@ -42,9 +42,8 @@ class Listener:
         seconds: float = 60.0,
         looked: int = 0,
     ) -> int:
-        """Return the position of the first message for which the condition holds.
-
-        The first `looked` ones do not count.
+        """Return the position of the first message for which the condition holds. The first
+        `looked` ones do not count.
         """
         end = time.monotonic() + seconds
         while True:
@@ -74,7 +73,6 @@ def listener() -> Iterator[Listener]:
 
 def test_the_life_of_an_agent(listener: Listener, tmp_path: Path) -> None:
     """READY once it serves, watchdog messages, RELOADING then READY at SIGHUP, STOPPING at the end.
-
     No worker has the variables in its environment.
     """
     environment = {"NOTIFY_SOCKET": listener.address, "WATCHDOG_USEC": "600000"}
@@ -181,10 +179,7 @@ def test_variables_are_taken_out_and_a_foreign_watchdog_is_none() -> None:
 
 
 def test_a_full_socket_is_not_waited_for(tmp_path: Path) -> None:
-    """A manager that reads nothing never blocks the loop.
-
-    What waits is sent once it reads again.
-    """
+    """A manager that reads nothing never blocks the loop. What waits is sent once it reads again."""
     with contextlib.closing(Listener(str(tmp_path / "notify"))) as listener:
         manager = ServiceManager(listener.address)
         watch = Stopwatch()

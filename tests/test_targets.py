@@ -81,9 +81,8 @@ def test_command_takes_the_configured_members(
 
 
 def test_command_replaces_a_file_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file is another one afterwards, readable for all.
-
-    A hostfile that is wrong leaves it as it is and is named.
+    """The file is another one afterwards, readable for all. A hostfile that is wrong leaves it as
+    it is and is named.
     """
     hostfile, output = tmp_path / "hostfile", tmp_path / "targets.json"
     output.write_text("[]")

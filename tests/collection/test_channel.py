@@ -42,34 +42,26 @@ async def taken(channel: Channel) -> dict[str, object]:
     return message
 
 
-def test_pieces_and_several_at_once() -> None:
+async def test_pieces_and_several_at_once() -> None:
     """A frame is taken once its last byte is there; those behind it keep their order."""
-
-    async def run() -> None:
-        async with opened() as (channel, worker):
-            frames = b"".join(wire.pack({"number": number}) for number in range(3))
-            for byte in frames[:-1]:
-                worker.send(bytes([byte]))
-            assert [await taken(channel) for _ in range(2)] == [{"number": 0}, {"number": 1}]
-            await channel.changed(0.05)
-            assert channel.take() is None
-            worker.send(frames[-1:])
-            assert await taken(channel) == {"number": 2}
-
-    asyncio.run(run())
+    async with opened() as (channel, worker):
+        frames = b"".join(wire.pack({"number": number}) for number in range(3))
+        for byte in frames[:-1]:
+            worker.send(bytes([byte]))
+        assert [await taken(channel) for _ in range(2)] == [{"number": 0}, {"number": 1}]
+        await channel.changed(0.05)
+        assert channel.take() is None
+        worker.send(frames[-1:])
+        assert await taken(channel) == {"number": 2}
 
 
-def test_what_is_sent_arrives() -> None:
+async def test_what_is_sent_arrives() -> None:
     """The other direction."""
-
-    async def run() -> None:
-        async with opened() as (channel, worker):
-            channel.send({"collect": ["gpu"]})
-            async with asyncio.timeout(LIMIT):
-                data = await asyncio.get_running_loop().sock_recv(worker, 1 << 16)
-            assert json.loads(data[wire.LENGTH.size :]) == {"collect": ["gpu"]}
-
-    asyncio.run(run())
+    async with opened() as (channel, worker):
+        channel.send({"collect": ["gpu"]})
+        async with asyncio.timeout(LIMIT):
+            data = await asyncio.get_running_loop().sock_recv(worker, 1 << 16)
+        assert json.loads(data[wire.LENGTH.size :]) == {"collect": ["gpu"]}
 
 
 @pytest.mark.parametrize(
@@ -82,52 +74,40 @@ def test_what_is_sent_arrives() -> None:
         (wire.LENGTH.pack(wire.MAX_FRAME + 1), f"a frame of {wire.MAX_FRAME + 1} bytes"),
     ],
 )
-def test_what_is_no_frame(frame: bytes, what: str) -> None:
+async def test_what_is_no_frame(frame: bytes, what: str) -> None:
     """It is refused with what it is, and is not waited for."""
-
-    async def run() -> None:
-        async with opened() as (channel, worker):
-            worker.send(frame)
-            with pytest.raises(ValueError, match=what):
-                await taken(channel)
-
-    asyncio.run(run())
+    async with opened() as (channel, worker):
+        worker.send(frame)
+        with pytest.raises(ValueError, match=what):
+            await taken(channel)
 
 
-def test_the_end() -> None:
+async def test_the_end() -> None:
     """What arrived before the end is taken first; then it is known that nothing will come."""
-
-    async def run() -> None:
-        async with opened() as (channel, worker):
-            worker.send(wire.pack({"number": 1}) + b"\0\0")
-            worker.close()
-            assert await taken(channel) == {"number": 1}
-            with pytest.raises(EOFError):
-                await taken(channel)
-            async with asyncio.timeout(LIMIT):
-                await channel.changed()  # at once
-
-    asyncio.run(run())
+    async with opened() as (channel, worker):
+        worker.send(wire.pack({"number": 1}) + b"\0\0")
+        worker.close()
+        assert await taken(channel) == {"number": 1}
+        with pytest.raises(EOFError):
+            await taken(channel)
+        async with asyncio.timeout(LIMIT):
+            await channel.changed()  # at once
 
 
-def test_a_flood_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_flood_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that writes without being asked fills no more than a frame may take, and goes on
     when that is taken.
     """
-
-    async def run() -> None:
-        monkeypatch.setattr(module, "_HELD", 10_000)
-        count = 100_000
-        frame = wire.pack({"number": 1})
-        flood = memoryview(frame * count)
-        async with opened() as (channel, worker):
-            sent = asyncio.create_task(asyncio.get_running_loop().sock_sendall(worker, flood))
-            await channel.changed(LIMIT)
-            await asyncio.sleep(0.2)
-            assert not sent.done()
-            assert len(channel._received) <= 10_000 + (256 << 10)
-            for _ in range(count):
-                assert await taken(channel) == {"number": 1}
-            await sent
-
-    asyncio.run(run())
+    monkeypatch.setattr(module, "_HELD", 10_000)
+    count = 100_000
+    frame = wire.pack({"number": 1})
+    flood = memoryview(frame * count)
+    async with opened() as (channel, worker):
+        sent = asyncio.create_task(asyncio.get_running_loop().sock_sendall(worker, flood))
+        await channel.changed(LIMIT)
+        await asyncio.sleep(0.2)
+        assert not sent.done()
+        assert len(channel._received) <= 10_000 + (256 << 10)
+        for _ in range(count):
+            assert await taken(channel) == {"number": 1}
+        await sent

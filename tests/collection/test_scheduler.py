@@ -167,25 +167,21 @@ def test_a_flood_of_news_costs_one_collection_in_five_seconds() -> None:
     assert asked(snapshot, "Listening") == before
 
 
-def test_news_ends_the_sleep() -> None:
+async def test_news_ends_the_sleep() -> None:
     """A group that sleeps until its next collection, in an hour, collects as soon as there is news."""
-
-    async def scene() -> None:
-        inside, snapshot, _ = group(Listening)
-        inside.members["Listening"].options = CollectorOptions(interval=Duration(3600))
-        task = asyncio.create_task(inside.run())
-        async with asyncio.timeout(60):
-            while not inside._alarm:
-                await asyncio.sleep(0)
-            assert asked(snapshot, "Listening") == 1
-            inside.hear(News.NVLINK)
-            while asked(snapshot, "Listening") < 2:
-                await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(scene())
+    inside, snapshot, _ = group(Listening)
+    inside.members["Listening"].options = CollectorOptions(interval=Duration(3600))
+    task = asyncio.create_task(inside.run())
+    async with asyncio.timeout(60):
+        while not inside._alarm:
+            await asyncio.sleep(0)
+        assert asked(snapshot, "Listening") == 1
+        inside.hear(News.NVLINK)
+        while asked(snapshot, "Listening") < 2:
+            await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def test_absence_is_asked_first() -> None:
@@ -197,29 +193,24 @@ def test_absence_is_asked_first() -> None:
     assert snapshot["Counting"].result.outcome is CollectionOutcome.OK
 
 
-def test_reload_keeps_what_it_does_not_change() -> None:
-    """Applying an equal configuration again leaves the running group alone.
-
-    Disabling everything ends it.
+async def test_reload_keeps_what_it_does_not_change() -> None:
+    """Applying an equal configuration again leaves the running group alone. Disabling everything
+    ends it.
     """
-
-    async def scene() -> None:
-        clock = Clock()
-        snapshot = Snapshot(clock, clock)
-        scheduler = Scheduler(snapshot, clock, clock)
-        only = {name: {"enabled": name == "memory"} for name in registry.all_collectors()}
-        loaded = config.from_document({"collectors": only}, errors := Errors())
-        assert not errors
-        await scheduler.apply(loaded)
-        before = dict(scheduler._groups)
-        await scheduler.apply(loaded)
-        assert scheduler._groups == before
-        only["memory"]["enabled"] = False
-        await scheduler.apply(config.from_document({"collectors": only}, errors))
-        assert not scheduler._groups
-        await scheduler.close()
-
-    asyncio.run(scene())
+    clock = Clock()
+    snapshot = Snapshot(clock, clock)
+    scheduler = Scheduler(snapshot, clock, clock)
+    only = {name: {"enabled": name == "memory"} for name in registry.all_collectors()}
+    loaded = config.from_document({"collectors": only}, errors := Errors())
+    assert not errors
+    await scheduler.apply(loaded)
+    before = dict(scheduler._groups)
+    await scheduler.apply(loaded)
+    assert scheduler._groups == before
+    only["memory"]["enabled"] = False
+    await scheduler.apply(config.from_document({"collectors": only}, errors))
+    assert not scheduler._groups
+    await scheduler.close()
 
 
 class Defective(Collector):

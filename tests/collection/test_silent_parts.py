@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 from typing import TYPE_CHECKING
 
-import pytest
-
-from dshealthd.collection.supervisor import REPLACED, STARTS, Supervisor
-from dshealthd.config import registry
+from dshealthd.collection.supervisor import REPLACED, STARTS
 from dshealthd.core.collector import Reason
-from dshealthd.core.host import Host
-from dshealthd.core.options import encode
 from dshealthd.core.timing import Backoff
 from tests.collection.test_supervisor import (
-    COMMAND,
     LONG,
     Bench,
     reasons,
     start_of_a_worker,
     values,
 )
-from tests.workers import obstinate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
 PATIENCE = 0.4
@@ -44,25 +38,7 @@ class Patient(Bench):
 
     def __init__(self, script: Path, backoff: Backoff, patience: float) -> None:
         self.deadline = DEADLINE * patience
-        super().__init__(script, Host(), backoff, self.deadline)
-        options = obstinate.Options(script=str(script))
-        hello = {
-            "worker": "test",
-            "host": encode(Host()),
-            "collectors": {"obstinate": encode(options)},
-            "log_level": 50,
-        }
-        self.supervisor = Supervisor(
-            "test",
-            hello,
-            {"obstinate": self.deadline},
-            {"obstinate": registry.metrics(obstinate.Obstinate)},
-            time.monotonic,
-            backoff,
-            COMMAND,
-            parallel=["obstinate"],
-            patience=patience,
-        )
+        super().__init__(script, backoff, self.deadline, parallel=["obstinate"], patience=patience)
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait for what happens aside."""
@@ -72,25 +48,15 @@ class Patient(Bench):
             await asyncio.sleep(0.02)
 
 
-@pytest.fixture
-def play(tmp_path: Path) -> Callable[..., None]:
-    """Return a function that runs a scene with a supervisor and closes it."""
-
-    def run(
-        scene: Callable[[Patient], Coroutine[None, None, None]], backoff: Backoff | None = None
-    ) -> None:
-        async def main() -> None:
-            start = await start_of_a_worker(tmp_path, Host())
-            patience = min(max(PATIENCE, STARTS_WAITED_FOR * start), MOST)
-            bench = Patient(tmp_path / "script", backoff or LONG, patience)
-            try:
-                await scene(bench)
-            finally:
-                await bench.supervisor.close()
-
-        asyncio.run(main())
-
-    return run
+@contextlib.asynccontextmanager
+async def on_patient_bench(path: Path, backoff: Backoff = LONG) -> AsyncIterator[Patient]:
+    """Give a bench, and close it."""
+    start = await start_of_a_worker(path)
+    bench = Patient(path / "script", backoff, min(max(PATIENCE, STARTS_WAITED_FOR * start), MOST))
+    try:
+        yield bench
+    finally:
+        await bench.supervisor.close()
 
 
 def write(bench: Bench, **actions: str) -> None:
@@ -98,13 +64,11 @@ def write(bench: Bench, **actions: str) -> None:
     bench.script.write_text("\n".join(f"{part} {act}" for part, act in actions.items()))
 
 
-def test_others_do_not_wait_for_the_deadline(play: Callable[..., None]) -> None:
+async def test_others_do_not_wait_for_the_deadline(tmp_path: Path) -> None:
     """Three of five hang: before any deadline is over the others are read, and those are waiting.
-
     Then all three have their verdict, one process given up for each.
     """
-
-    async def scene(bench: Patient) -> None:
+    async with on_patient_bench(tmp_path) as bench:
         write(bench, a="hang", b="value 1", c="hang", d="hang", e="value 2")
         while values(result := await bench.sweep()) != {"b": 1.0, "e": 2.0}:
             # where a scout had to wait for a CPU, its part may come a sweep later
@@ -116,13 +80,10 @@ def test_others_do_not_wait_for_the_deadline(play: Callable[..., None]) -> None:
         assert values(result) == {"b": 1.0, "e": 2.0}
         assert reasons(result) == dict.fromkeys("acd", Reason.TIMEOUT)
 
-    play(scene)
 
-
-def test_a_slow_part_is_not_called_hung(play: Callable[..., None]) -> None:
+async def test_a_slow_part_is_not_called_hung(tmp_path: Path) -> None:
     """A part that answers late but in time is shown from then on, and nothing is given up."""
-
-    async def scene(bench: Patient) -> None:
+    async with on_patient_bench(tmp_path) as bench:
         slow = round(bench.deadline * 2 / 3, 1)
         write(bench, a="value 1", b=f"sleep {slow}")
         assert reasons(await bench.sweep()) == {"b": Reason.WAITING}
@@ -134,13 +95,10 @@ def test_a_slow_part_is_not_called_hung(play: Callable[..., None]) -> None:
         assert bench.metric(STARTS) == 2
         assert not [*bench.supervisor._failures]
 
-    play(scene)
 
-
-def test_worker_left_behind_touches_nothing_more(play: Callable[..., None], tmp_path: Path) -> None:
+async def test_worker_left_behind_touches_nothing_more(tmp_path: Path) -> None:
     """One that comes back from the part at which it was left ends, and approaches no other."""
-
-    async def scene(bench: Patient) -> None:
+    async with on_patient_bench(tmp_path) as bench:
         write(bench, a=f"wait {tmp_path}/left", b=f"dstate {tmp_path}/touched")
         bench.supervisor._others_wait = 0.1
         asked = asyncio.create_task(bench.sweep())
@@ -151,16 +109,12 @@ def test_worker_left_behind_touches_nothing_more(play: Callable[..., None], tmp_
         await bench.until(lambda: not bench.supervisor._aside)
         assert not (tmp_path / "touched").exists()
 
-    play(scene)
 
-
-def test_a_scout_tries_again(play: Callable[..., None]) -> None:
+async def test_a_scout_tries_again(tmp_path: Path) -> None:
     """A hung part is tried again aside: the worker keeps its process and sweeps take no longer.
-
     Once it answers it is shown again.
     """
-
-    async def scene(bench: Patient) -> None:
+    async with on_patient_bench(tmp_path, Backoff(0.1, 0.2)) as bench:
         write(bench, a="hang", b="pid")
         await bench.sweep()
         await bench.until(lambda: bench.metric(REPLACED, "timeout") == 1)
@@ -179,15 +133,10 @@ def test_a_scout_tries_again(play: Callable[..., None]) -> None:
         assert values(result) == {"a": 7.0, "b": before}
         assert not result.faults
 
-    play(scene, Backoff(0.1, 0.2))
 
-
-def test_27_worker_killed_at_the_part_where_it_was_left(
-    play: Callable[..., None], tmp_path: Path
-) -> None:
+async def test_27_worker_killed_at_the_part_where_it_was_left(tmp_path: Path) -> None:
     """By somebody else: the part is read again, and not called crashed."""
-
-    async def scene(bench: Patient) -> None:
+    async with on_patient_bench(tmp_path) as bench:
         slow = bench.deadline / 2
         write(bench, a=f"ended {tmp_path}/once {signal.SIGKILL} {slow}", b="value 2")
         assert reasons(await bench.sweep()) == {"a": Reason.WAITING}
@@ -197,13 +146,10 @@ def test_27_worker_killed_at_the_part_where_it_was_left(
         assert not result.faults
         assert bench.metric(REPLACED, "crashed") == 1
 
-    play(scene)
 
-
-def test_27_scout_killed(play: Callable[..., None], tmp_path: Path) -> None:
+async def test_27_scout_killed(tmp_path: Path) -> None:
     """By somebody else: its part stays under quarantine for what it did, and is tried again."""
-
-    async def scene(bench: Patient) -> None:
+    async with on_patient_bench(tmp_path, Backoff(0.1, 0.2)) as bench:
         write(bench, a="hang", b="value 2")
         await bench.sweep()
         await bench.until(lambda: bench.metric(REPLACED, "timeout") == 1)
@@ -215,5 +161,3 @@ def test_27_scout_killed(play: Callable[..., None], tmp_path: Path) -> None:
             assert reasons(result) == {"a": Reason.TIMEOUT}
             await asyncio.sleep(0.05)
         assert values(result) == {"a": 1.0, "b": 2.0}
-
-    play(scene, Backoff(0.1, 0.2))

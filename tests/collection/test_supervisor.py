@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -26,7 +27,7 @@ from tests.stopwatch import Stopwatch
 from tests.workers import obstinate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
 WORKERS = str(Path(workers.__file__).parent)
 DEADLINE = 0.4
@@ -41,29 +42,28 @@ COMMAND = (sys.executable, "-m", "tests.workers", WORKERS)
 class Bench:
     """A supervisor, the script its collector obeys, and what it has published."""
 
-    def __init__(self, script: Path, host: Host, backoff: Backoff, deadline: float) -> None:
+    def __init__(
+        self, script: Path, backoff: Backoff, deadline: float, *others: str, **settings: Any
+    ) -> None:
+        """`others` are collectors beside the one of the script, `settings` the supervisor's."""
         self.script = script
         self.ahead = 0.0
         """Seconds by which the supervisor's clock is ahead."""
         self.news: list[News] = []
         self.hung: list[str] = []
-        options = obstinate.Options(script=str(script))
-        hello = {
-            "worker": "test",
-            "host": encode(host),
-            "collectors": {"obstinate": encode(options)},
-            "log_level": 50,
-        }
-        metrics = {"obstinate": registry.metrics(obstinate.Obstinate)}
+        kinds = {"obstinate": obstinate.Obstinate, **{name: registry.load(name) for name in others}}
+        options = {name: encode(kind.Options()) for name, kind in kinds.items()}
+        options["obstinate"] = encode(obstinate.Options(script=str(script)))
         self.supervisor = Supervisor(
             "test",
-            hello,
-            {"obstinate": deadline},
-            metrics,
+            {"worker": "test", "host": encode(Host()), "collectors": options, "log_level": 50},
+            dict.fromkeys(kinds, deadline),
+            {name: registry.metrics(kind) for name, kind in kinds.items()},
             lambda: time.monotonic() + self.ahead,
             backoff,
             COMMAND,
             tell=self.news.append,
+            **settings,
         )
         self.supervisor.on_hang = self.hung.append
 
@@ -85,9 +85,9 @@ class Bench:
         )
 
 
-async def start_of_a_worker(path: Path, host: Host) -> float:
+async def start_of_a_worker(path: Path) -> float:
     """Return the seconds that this machine takes at the moment to start a worker and read a part."""
-    bench = Bench(path / "measured", host, LONG, UNHURRIED)
+    bench = Bench(path / "measured", LONG, UNHURRIED)
     bench.script.write_text("a value 1\n")
     started = time.monotonic()
     assert values(await bench.sweep()) == {"a": 1.0}
@@ -96,30 +96,21 @@ async def start_of_a_worker(path: Path, host: Host) -> float:
     return took
 
 
-@pytest.fixture
-def play(tmp_path: Path) -> Callable[..., None]:
-    """Return a function that runs a scene with a supervisor and closes it."""
-
-    def run(
-        scene: Callable[[Bench], Coroutine[None, None, None]],
-        *,
-        backoff: Backoff = Backoff(0.2, 0.4),  # noqa: B008
-        hangs: bool = True,
-    ) -> None:
-        async def main() -> None:
-            deadline = UNHURRIED
-            if hangs:
-                # Far more than a part takes that answers, on this machine.
-                deadline = max(DEADLINE, await start_of_a_worker(tmp_path, Host()))
-            bench = Bench(tmp_path / "script", Host(), backoff, deadline)
-            try:
-                await scene(bench)
-            finally:
-                await bench.supervisor.close()
-
-        asyncio.run(main())
-
-    return run
+@contextlib.asynccontextmanager
+async def on_bench(
+    path: Path,
+    *others: str,
+    backoff: Backoff = Backoff(0.2, 0.4),  # noqa: B008
+    hangs: bool = True,
+    **settings: Any,
+) -> AsyncIterator[Bench]:
+    """Give a bench, and close it; where parts hang, with a deadline far beyond what others take."""
+    deadline = max(DEADLINE, await start_of_a_worker(path)) if hangs else UNHURRIED
+    bench = Bench(path / "script", backoff, deadline, *others, **settings)
+    try:
+        yield bench
+    finally:
+        await bench.supervisor.close()
 
 
 def values(result: Result) -> dict[str, float]:
@@ -132,13 +123,11 @@ def reasons(result: Result) -> dict[str, Reason]:
     return {fault.part: fault.reason for fault in result.faults}
 
 
-def test_samples_cross_the_pipe(play: Callable[..., None]) -> None:
-    """A healthy worker's samples arrive with metric, labels and value.
-
-    One process serves all sweeps.
+async def test_samples_cross_the_pipe(tmp_path: Path) -> None:
+    """A healthy worker's samples arrive with metric, labels and value. One process serves all
+    sweeps.
     """
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, hangs=False) as bench:
         bench.script.write_text("a value 54.5\nb value 1\n")
         for _ in range(3):
             result = await bench.sweep()
@@ -146,24 +135,18 @@ def test_samples_cross_the_pipe(play: Callable[..., None]) -> None:
             assert values(result) == {"a": 54.5, "b": 1.0}
         assert bench.metric(STARTS) == 1
 
-    play(scene, hangs=False)
 
-
-def test_worker_frees_cycles(play: Callable[..., None]) -> None:
+async def test_worker_frees_cycles(tmp_path: Path) -> None:
     """Garbage in cycles of one request is gone before the next."""
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, hangs=False) as bench:
         bench.script.write_text("a cycle\n")
         for _ in range(3):
             assert values(await bench.sweep()) == {"a": 1.0}
 
-    play(scene, hangs=False)
 
-
-def test_what_a_collection_is_for_reaches_the_worker(play: Callable[..., None]) -> None:
+async def test_what_a_collection_is_for_reaches_the_worker(tmp_path: Path) -> None:
     """News goes to the worker with the collection that it caused, and with no other."""
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, hangs=False) as bench:
         bench.script.write_text("- heard\n")
         results: list[Result] = []
         heard = frozenset({(News.HANG_SUSPECTED, "slurm-7"), (News.GPU_ERROR, "")})
@@ -176,13 +159,10 @@ def test_what_a_collection_is_for_reaches_the_worker(play: Callable[..., None]) 
         }
         assert values(await bench.sweep()) == {}
 
-    play(scene, hangs=False)
 
-
-def test_news_cross_the_pipe(play: Callable[..., None]) -> None:
+async def test_news_cross_the_pipe(tmp_path: Path) -> None:
     """What a worker's collectors tell arrives once, in the sweep in which they tell it."""
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, hangs=False) as bench:
         bench.script.write_text("- tell nvlink\n- tell nvlink\na tell gpu_memory\n")
         assert (await bench.sweep()).outcome is CollectionOutcome.OK
         assert bench.news == [News.GPU_MEMORY, News.NVLINK]
@@ -190,13 +170,10 @@ def test_news_cross_the_pipe(play: Callable[..., None]) -> None:
         await bench.sweep()
         assert bench.news == [News.GPU_MEMORY, News.NVLINK]
 
-    play(scene, hangs=False)
 
-
-def test_a_part_that_hangs_is_told_once(play: Callable[..., None]) -> None:
+async def test_a_part_that_hangs_is_told_once(tmp_path: Path) -> None:
     """The scheduler hears at once of a part that hangs, and nothing while it goes on to hang."""
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path) as bench:
         bench.script.write_text("a value 1\nb hang\n")
         await bench.sweep()
         assert bench.hung == ["obstinate"]
@@ -205,16 +182,12 @@ def test_a_part_that_hangs_is_told_once(play: Callable[..., None]) -> None:
         assert bench.metric(REPLACED, "timeout") == 2
         assert bench.hung == ["obstinate"]
 
-    play(scene)
 
-
-def test_hung_part_is_left_out(play: Callable[..., None]) -> None:
-    """A part that hangs costs its deadline once.
-
-    In the same sweep the others are read by a new worker.
+async def test_hung_part_is_left_out(tmp_path: Path) -> None:
+    """A part that hangs costs its deadline once. In the same sweep the others are read by a new
+    worker.
     """
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path) as bench:
         bench.script.write_text("a value 1\nb hang\nc value 3\n")
         result = await bench.sweep()
         assert values(result) == {"a": 1.0, "c": 3.0}
@@ -222,17 +195,13 @@ def test_hung_part_is_left_out(play: Callable[..., None]) -> None:
         assert bench.metric(STARTS) == 2
         assert bench.metric(REPLACED, "timeout") == 1
 
-    play(scene)
-
 
 @pytest.mark.parametrize("hung", [2, 8])
-def test_a_sweep_costs_at_most_one_deadline(play: Callable[..., None], hung: int) -> None:
+async def test_a_sweep_costs_at_most_one_deadline(tmp_path: Path, hung: int) -> None:
     """With k of 8 parts known to hang and all back-offs over, a sweep tries one; others are read.
-
     Each part has its turn, and one that answers again is shown after k sweeps at most.
     """
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, backoff=Backoff(0.001, 0.001)) as bench:
         well = {str(part): 1.0 for part in range(hung, 8)}
         script = [f"{part} {'hang' if part < hung else 'value 1'}" for part in range(8)]
         bench.script.write_text("\n".join(script))
@@ -246,15 +215,12 @@ def test_a_sweep_costs_at_most_one_deadline(play: Callable[..., None], hung: int
             result = await bench.sweep()
         assert values(result) == {str(part): 1.0 for part in range(8)}
 
-    play(scene, backoff=Backoff(0.001, 0.001))
 
-
-def test_quarantine_ends(play: Callable[..., None]) -> None:
+async def test_quarantine_ends(tmp_path: Path) -> None:
     """After its back-off a part is tried again, and once it answers it is reported as before,
     without a restart of anything.
     """
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, backoff=LONG) as bench:
         bench.script.write_text("a value 1\nb hang\n")
         await bench.sweep()
         bench.script.write_text("a value 1\nb value 2\n")
@@ -265,30 +231,24 @@ def test_quarantine_ends(play: Callable[..., None]) -> None:
         assert not result.faults
         assert bench.metric(STARTS) == 2
 
-    play(scene, backoff=LONG)
 
-
-def test_no_respawn_storm(play: Callable[..., None]) -> None:
+async def test_no_respawn_storm(tmp_path: Path) -> None:
     """With every part hanging, the number of starts is bounded by the parts and the back-off, not
     by the sweeps.
     """
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, backoff=LONG) as bench:
         bench.script.write_text("a hang\nb hang\nc hang\n")
         for _ in range(50):
             result = await bench.sweep()
             assert set(reasons(result)) == {"a", "b", "c"}
         assert bench.metric(STARTS) == 4
 
-    play(scene, backoff=LONG)
 
-
-def test_crash_is_told_from_hang(play: Callable[..., None]) -> None:
+async def test_crash_is_told_from_hang(tmp_path: Path) -> None:
     """A segmentation fault at a part is `crashed`, names the signal, and leaves the others
     readable.
     """
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, hangs=False) as bench:
         bench.script.write_text("a value 1\nb crash\n")
         result = await bench.sweep()
         assert values(result) == {"a": 1.0}
@@ -298,16 +258,12 @@ def test_crash_is_told_from_hang(play: Callable[..., None]) -> None:
         result = await bench.sweep()
         assert "status 3" in next(f.detail for f in result.faults if f.part == "c")
 
-    play(scene, hangs=False)
 
-
-def test_27_memory_of_a_worker_is_bounded(play: Callable[..., None]) -> None:
-    """A part that takes more memory than a worker may have is left out with that reason.
-
-    The others are read in the same sweep, and no worker is started for it before its back-off.
+async def test_27_memory_of_a_worker_is_bounded(tmp_path: Path) -> None:
+    """A part that takes more memory than a worker may have is left out with that reason. The others
+    are read in the same sweep, and no worker is started for it before its back-off.
     """
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, backoff=LONG, hangs=False) as bench:
         bench.script.write_text(f"a value 1\nb hog {2 * child.MEMORY}\nc value 3\n")
         for _ in range(20):
             result = await bench.sweep()
@@ -316,15 +272,12 @@ def test_27_memory_of_a_worker_is_bounded(play: Callable[..., None]) -> None:
         assert bench.metric(STARTS) == 2
         assert bench.metric(REPLACED, "out_of_memory") == 1
 
-    play(scene, backoff=LONG, hangs=False)
 
-
-def test_a_collector_that_fails_beside_others_is_left_out(play: Callable[..., None]) -> None:
+async def test_a_collector_that_fails_beside_others_is_left_out(tmp_path: Path) -> None:
     """One that crashes at what it alone reads of two parts waits for the next sweep, in which the
     two are left out: others do not wait for a new worker at each part.
     """
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, backoff=LONG, hangs=False) as bench:
         crash = "a,~read~by~obstinate crash\nb,~read~by~obstinate crash\n"
         bench.script.write_text(f"{crash}d value 4\n")
         result = await bench.sweep()
@@ -336,39 +289,14 @@ def test_a_collector_that_fails_beside_others_is_left_out(play: Callable[..., No
             read_by(part, "obstinate"): Reason.CRASHED for part in ("a", "b")
         }
 
-    play(scene, backoff=LONG, hangs=False)
 
-
-def test_a_collector_that_is_left_out_is_not_surveyed(tmp_path: Path) -> None:
+async def test_a_collector_that_is_left_out_is_not_surveyed(tmp_path: Path) -> None:
     """Where one collector hangs at what it alone reads of two parts, the next one is not collected
     to find out more: its readings would be thrown away.
     """
-
-    async def scene() -> None:
-        script = tmp_path / "script"
-        script.write_text("a,~read~by~obstinate hang\nb,~read~by~obstinate hang\n")
-        deadline = max(DEADLINE, await start_of_a_worker(tmp_path, Host()))
-        memory = registry.load("memory")
-        bench = Bench(script, Host(), LONG, deadline)
-        options = obstinate.Options(script=str(script))
-        bench.supervisor = Supervisor(
-            "test",
-            {
-                "worker": "test",
-                "host": encode(Host()),
-                "collectors": {"obstinate": encode(options), "memory": encode(memory.Options())},
-                "log_level": 50,
-            },
-            {"obstinate": deadline, "memory": deadline},
-            {
-                name: registry.metrics(kind)
-                for name, kind in (("memory", memory), ("obstinate", obstinate.Obstinate))
-            },
-            time.monotonic,
-            LONG,
-            COMMAND,
-            parallel=["obstinate", "memory"],
-        )
+    names = ["obstinate", "memory"]
+    async with on_bench(tmp_path, "memory", backoff=LONG, parallel=names) as bench:
+        bench.script.write_text("a,~read~by~obstinate hang\nb,~read~by~obstinate hang\n")
         surveyed = []
         survey = bench.supervisor._survey
 
@@ -378,13 +306,10 @@ def test_a_collector_that_is_left_out_is_not_surveyed(tmp_path: Path) -> None:
 
         bench.supervisor._survey = seen  # type: ignore[method-assign] # watches
         results: dict[str, Result] = {}
-        await bench.supervisor.collect(["obstinate", "memory"], results.__setitem__)
-        await bench.supervisor.close()
+        await bench.supervisor.collect(names, results.__setitem__)
         assert results["obstinate"].reason is Reason.TIMEOUT
         assert results["memory"].outcome is CollectionOutcome.OK
         assert surveyed == ["obstinate"]
-
-    asyncio.run(scene())
 
 
 def test_no_second_worker_where_one_is_stuck() -> None:
@@ -398,12 +323,11 @@ def test_no_second_worker_where_one_is_stuck() -> None:
     assert shared_part("gpu 3") == ""
 
 
-def test_27_memory_without_a_part(play: Callable[..., None]) -> None:
+async def test_27_memory_without_a_part(tmp_path: Path) -> None:
     """A collector that runs out of memory before it has named a part is down until its back-off
     is over, and returns when it needs less.
     """
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, backoff=LONG, hangs=False) as bench:
         bench.script.write_text(f"- hog {2 * child.MEMORY}\n")
         assert (await bench.sweep()).reason is Reason.OUT_OF_MEMORY
         assert (await bench.sweep()).reason is Reason.OUT_OF_MEMORY
@@ -412,15 +336,12 @@ def test_27_memory_without_a_part(play: Callable[..., None]) -> None:
         bench.end_back_off()
         assert values(await bench.sweep()) == {"a": 1.0}
 
-    play(scene, backoff=LONG, hangs=False)
 
-
-def test_27_worker_killed_for_its_memory(play: Callable[..., None]) -> None:
+async def test_27_worker_killed_for_its_memory(tmp_path: Path) -> None:
     """The kernel's OOM killer ends each worker at a part by SIGKILL: the second time the part has
     crashed, with the others read.
     """
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, hangs=False) as bench:
         bench.script.write_text("a value 1\nb kill\n")
         result = await bench.sweep()
         assert values(result) == {"a": 1.0}
@@ -429,18 +350,13 @@ def test_27_worker_killed_for_its_memory(play: Callable[..., None]) -> None:
         assert bench.metric(STARTS) == 3
         assert bench.hung == ["obstinate"]
 
-    play(scene, hangs=False)
-
 
 @pytest.mark.parametrize(("part", "number"), [("b", signal.SIGKILL), ("-", signal.SIGTERM)])
-def test_27_worker_ended_by_somebody_else(
-    play: Callable[..., None], tmp_path: Path, number: int, part: str
-) -> None:
+async def test_27_worker_ended_by_somebody_else(tmp_path: Path, number: int, part: str) -> None:
     """One that is killed once says nothing of the part at which it was, nor of its collector: the
     same sweep reads both, again and again.
     """
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, backoff=LONG, hangs=False) as bench:
         for time_ in range(3):
             bench.script.write_text(
                 f"a value 1\n{part} ended {tmp_path}/{time_} {number}\nc value 2\n"
@@ -452,13 +368,10 @@ def test_27_worker_ended_by_somebody_else(
             assert bench.metric(REPLACED, "crashed") == time_ + 1
         assert not bench.hung
 
-    play(scene, backoff=LONG, hangs=False)
 
-
-def test_27_worker_killed_between_two_sweeps(play: Callable[..., None]) -> None:
+async def test_27_worker_killed_between_two_sweeps(tmp_path: Path) -> None:
     """Nothing of the node is down for it."""
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, backoff=LONG, hangs=False) as bench:
         bench.script.write_text("a pid\n")
         for _ in range(3):
             worker = int(values(await bench.sweep())["a"])
@@ -467,15 +380,12 @@ def test_27_worker_killed_between_two_sweeps(play: Callable[..., None]) -> None:
             assert not result.faults
             assert values(result)["a"] != worker
 
-    play(scene, backoff=LONG, hangs=False)
 
-
-def test_failure_without_a_part(play: Callable[..., None]) -> None:
+async def test_failure_without_a_part(tmp_path: Path) -> None:
     """A worker that hangs before it has named a part takes its collector down until the back-off is
     over, then returns.
     """
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, backoff=LONG) as bench:
         bench.script.write_text("- hang\n")
         result = await bench.sweep()
         assert (result.outcome, result.reason, result.samples) == (
@@ -490,13 +400,10 @@ def test_failure_without_a_part(play: Callable[..., None]) -> None:
         bench.end_back_off()
         assert values(await bench.sweep()) == {"a": 1.0}
 
-    play(scene, backoff=LONG)
 
-
-def test_replacement_on_request(play: Callable[..., None]) -> None:
+async def test_replacement_on_request(tmp_path: Path) -> None:
     """A collector whose library must be loaded afresh gets a new process, after the back-off."""
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, backoff=LONG, hangs=False) as bench:
         bench.script.write_text("- replace\n")
         assert (await bench.sweep()).reason is Reason.VERSION_MISMATCH
         assert bench.metric(UP) == 0
@@ -505,8 +412,6 @@ def test_replacement_on_request(play: Callable[..., None]) -> None:
         bench.end_back_off()
         assert values(await bench.sweep()) == {"a": 1.0}
         assert bench.metric(STARTS) == 2
-
-    play(scene, backoff=LONG, hangs=False)
 
 
 @pytest.mark.parametrize(
@@ -517,28 +422,24 @@ def test_replacement_on_request(play: Callable[..., None]) -> None:
         ("- denied /dev/x", CollectionOutcome.ERROR, Reason.PERMISSION_DENIED),
     ],
 )
-def test_outcomes_cross_the_pipe(
-    play: Callable[..., None], line: str, outcome: CollectionOutcome, reason: Reason | None
+async def test_outcomes_cross_the_pipe(
+    tmp_path: Path, line: str, outcome: CollectionOutcome, reason: Reason | None
 ) -> None:
     """Absence, a defect and a refused permission are told apart, and none of them costs the worker
     its life.
     """
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, hangs=False) as bench:
         bench.script.write_text(line)
         result = await bench.sweep()
         assert (result.outcome, result.reason) == (outcome, reason)
         assert bench.metric(UP) == 1
 
-    play(scene, hangs=False)
 
-
-def test_unkillable_worker(play: Callable[..., None], tmp_path: Path) -> None:
+async def test_unkillable_worker(tmp_path: Path) -> None:
     """A worker in an uninterruptible sleep is counted, its part is left alone, the others are read;
     thawing ends the quarantine.
     """
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path) as bench:
         with frozen.mounted(tmp_path) as mount:
             mount.freeze()
             bench.script.write_text(f"a value 1\nb dstate {mount.directory}/x\nc value 3\n")
@@ -558,11 +459,9 @@ def test_unkillable_worker(play: Callable[..., None], tmp_path: Path) -> None:
             bench.script.write_text("a value 1\nb value 2\n")
             assert values(await bench.sweep()) == {"a": 1.0, "b": 2.0}
 
-    play(scene)
 
-
-def test_an_agent_stopped_while_it_kills_a_worker(
-    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+async def test_an_agent_stopped_while_it_kills_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What hung is `timeout`, and is tried again: no process that has ended counts as unkillable."""
     kill = child.Child.kill
@@ -572,7 +471,7 @@ def test_an_agent_stopped_while_it_kills_a_worker(
         loop = asyncio.get_running_loop()
         loop.call_soon(time.sleep, 1.5 * worker_process.KILL_DEADLINE)
 
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path) as bench:
         bench.script.write_text("a value 1\nb hang\n")
         monkeypatch.setattr(child.Child, "kill", kill_and_be_stopped)
         assert reasons(await bench.sweep()) == {"b": Reason.TIMEOUT}
@@ -583,16 +482,12 @@ def test_an_agent_stopped_while_it_kills_a_worker(
             while "b" not in values(await bench.sweep()):
                 await asyncio.sleep(0.05)
 
-    play(scene)
 
-
-def test_close_ends_the_worker_and_leaves_no_zombie(play: Callable[..., None]) -> None:
-    """Closing ends the process through its channel.
-
-    Nothing remains to be reaped, no descriptor stays open.
+async def test_close_ends_the_worker_and_leaves_no_zombie(tmp_path: Path) -> None:
+    """Closing ends the process through its channel. Nothing remains to be reaped, no descriptor
+    stays open.
     """
-
-    async def scene(bench: Bench) -> None:
+    async with on_bench(tmp_path, hangs=False) as bench:
         bench.script.write_text("a pid\n")
         descriptors = len(os.listdir("/proc/self/fd"))
         pid = int(values(await bench.sweep())["a"])
@@ -601,24 +496,3 @@ def test_close_ends_the_worker_and_leaves_no_zombie(play: Callable[..., None]) -
         await asyncio.sleep(0.05)
         assert not Path(f"/proc/{pid}").exists()
         assert len(os.listdir("/proc/self/fd")) <= descriptors
-
-    play(scene, hangs=False)
-
-
-def test_worker_gets_no_credentials(
-    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What systemd hands to the agent (credentials, the notify socket) does not reach a worker's
-    environment.
-    """
-    monkeypatch.setenv("CREDENTIALS_DIRECTORY", "/run/credentials/dshealthd")
-    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
-
-    async def scene(bench: Bench) -> None:
-        bench.script.write_text("a pid\n")
-        pid = int(values(await bench.sweep())["a"])
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-        assert b"CREDENTIALS_DIRECTORY" not in environment
-        assert b"NOTIFY_SOCKET" not in environment
-
-    play(scene, hangs=False)

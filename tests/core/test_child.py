@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import functools
 import gc
 import os
 import resource
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,21 +18,11 @@ from dshealthd.core import child
 from dshealthd.core.child import StartError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 NOBODY = 65534
 SLEEP = (sys.executable, "-S", "-c", "import time; time.sleep(100)")
-
-
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an asynchronous test in a loop of its own."""
-
-    @functools.wraps(test)
-    def run(**fixtures: Any) -> None:
-        asyncio.run(test(**fixtures))
-
-    return run
 
 
 def open_descriptors() -> set[str]:
@@ -63,7 +52,6 @@ def few_descriptors() -> Iterator[None]:
             os.close(descriptor)
 
 
-@in_a_loop
 async def test_a_child_starts_is_killed_and_tells_how() -> None:
     """A child that is killed has a text for its end; nothing of it stays open."""
     before = open_descriptors()
@@ -74,7 +62,6 @@ async def test_a_child_starts_is_killed_and_tells_how() -> None:
     assert open_descriptors() == before
 
 
-@in_a_loop
 async def test_a_child_gets_nothing_that_is_for_the_agent_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -97,7 +84,6 @@ async def test_a_child_gets_nothing_that_is_for_the_agent_alone(
 
 
 @pytest.mark.usefixtures("few_descriptors")
-@in_a_loop
 async def test_no_descriptors_for_a_child_is_named() -> None:
     """A process out of descriptors says so, and has as many left as before."""
     before = os.stat("/proc/self/fd").st_size
@@ -106,7 +92,6 @@ async def test_no_descriptors_for_a_child_is_named() -> None:
     assert os.stat("/proc/self/fd").st_size == before
 
 
-@in_a_loop
 async def test_an_interpreter_of_another_user_is_named(tmp_path: Path) -> None:
     """A user who may not enter the interpreter's directory gets its path and why."""
     locked = tmp_path / "locked"
@@ -127,7 +112,6 @@ async def test_an_interpreter_of_another_user_is_named(tmp_path: Path) -> None:
     assert str(raised.value).endswith(f"Permission denied: '{interpreter}'")
 
 
-@in_a_loop
 async def test_a_channel_is_closed_where_its_child_does_not_start() -> None:
     """Both ends of the channel are gone after a failed start."""
     before = open_descriptors()
@@ -139,7 +123,6 @@ async def test_a_channel_is_closed_where_its_child_does_not_start() -> None:
     assert open_descriptors() == before
 
 
-@in_a_loop
 async def test_a_child_that_cannot_be_watched_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that started and got no pidfd is killed, and reaped at a later start."""
     pids = []

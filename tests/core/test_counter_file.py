@@ -57,9 +57,8 @@ def test_broken_file(tmp_path: Path, content: str) -> None:
 
 
 def test_tally_over_a_restart() -> None:
-    """Rows go through JSON and back without a change.
-
-    `changed` tells whether there is something to save.
+    """Rows go through JSON and back without a change. `changed` tells whether there is something to
+    save.
     """
     tally = PersistentCounters(WIDTHS, 10)
     tally.count(FAULTS, "a", "1")
@@ -75,9 +74,8 @@ def test_tally_over_a_restart() -> None:
 
 
 def test_limit() -> None:
-    """Beyond the limit everything is counted as other, except what comes from a fixed list.
-
-    No count is lost.
+    """Beyond the limit everything is counted as other, except what comes from a fixed list. No
+    count is lost.
     """
     tally = PersistentCounters(WIDTHS, 3, fixed=(EVENTS,))
     for number in range(10):

@@ -80,20 +80,16 @@ def test_cycles_are_freed_once_a_minute() -> None:
     assert left() is not None
 
 
-def test_agent_frees_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_agent_frees_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent's own task does so, time and again."""
     monkeypatch.setattr(garbage, "EVERY", 0.01)
-
-    async def until_freed() -> None:
-        task = asyncio.create_task(_keep_freeing(Cycles(time.monotonic)))
-        for _ in range(2):
-            left = cycle()
-            async with asyncio.timeout(60):
-                while left() is not None:
-                    await asyncio.sleep(0.01)
-        task.cancel()
-
-    asyncio.run(until_freed())
+    task = asyncio.create_task(_keep_freeing(Cycles(time.monotonic)))
+    for _ in range(2):
+        left = cycle()
+        async with asyncio.timeout(60):
+            while left() is not None:
+                await asyncio.sleep(0.01)
+    task.cancel()
 
 
 def test_cycles_of_the_start_are_freed_at_once() -> None:
@@ -135,7 +131,6 @@ def test_transport_is_freed_as_it_closes(
 @pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="not glibc")
 def test_freed_memory_below_a_block_in_use_is_returned() -> None:
     """A burst of texts does not leave the process larger, although the last block is still in use.
-
     Without the trim, the heap keeps all of it: only its top is returned.
     """
     clock = Clock()

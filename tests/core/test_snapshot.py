@@ -65,9 +65,8 @@ def test_success() -> None:
 
 
 def test_failure_takes_the_samples_away() -> None:
-    """After a failure the old samples are gone, not zero.
-
-    Up is 0, the reason stands, and the age of the last success stays.
+    """After a failure the old samples are gone, not zero. Up is 0, the reason stands, and the age
+    of the last success stays.
     """
     snapshot, clock = make()
     snapshot.put("c", ok(7.0))
@@ -161,9 +160,8 @@ def test_forgotten_collector_leaves_no_series() -> None:
 
 
 def test_a_result_is_rendered_once() -> None:
-    """A result of another collector does not render it again; its own next one does.
-
-    The collectors are in the order of their names, however they were added.
+    """A result of another collector does not render it again; its own next one does. The collectors
+    are in the order of their names, however they were added.
     """
     snapshot, _ = make()
     snapshot.expect("b", 17.0)

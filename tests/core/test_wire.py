@@ -99,9 +99,8 @@ def test_nonsense_is_refused(nonsense: dict[str, Any]) -> None:
 
 
 def test_progress_page() -> None:
-    """What a worker writes about its whereabouts is what the agent reads through its own mapping.
-
-    A long part is cut, not refused.
+    """What a worker writes about its whereabouts is what the agent reads through its own mapping. A
+    long part is cut, not refused.
     """
     writer, descriptor = wire.ProgressPage.create()
     reader = wire.ProgressPage(descriptor)
@@ -117,7 +116,6 @@ def test_progress_page() -> None:
 
 def test_series_of_ended_jobs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker names its series anew when most of those that it has named are gone, and goes on.
-
     Neither it nor the agent remembers many more than there are.
     """
     monkeypatch.setattr(wire, "_SPARE", 4)

@@ -184,7 +184,6 @@ def test_peak_does_not_learn_a_fault() -> None:
 
 def test_what_is_usual_does_not_learn_a_fault() -> None:
     """Once a series is known for the whole window, values far above its median change nothing.
-
     Before that, whatever it shows is usual.
     """
     window = Window(Measure.USUAL, 60.0)

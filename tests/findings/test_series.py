@@ -35,9 +35,8 @@ def test_series_that_are_gone_are_forgotten() -> None:
 
 
 def test_past_of_a_source_that_is_gone() -> None:
-    """After a restart without the source, its series still have their labels.
-
-    Of another release, with other labels, nothing is kept.
+    """After a restart without the source, its series still have their labels. Of another release,
+    with other labels, nothing is kept.
     """
     before = Past()
     list(Series([KEPT(7.0, "3")], past=before, now=0.0).highest("test_kept", 60.0))

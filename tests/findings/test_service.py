@@ -355,9 +355,8 @@ def test_limits_have_sources() -> None:
 def test_a_rule_that_fails_hides_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The other rules judge on, and what the failing one had found stays.
-
-    The node is unknown, and page, metric and log name the rule, the log once.
+    """The other rules judge on, and what the failing one had found stays. The node is unknown, and
+    page, metric and log name the rule, the log once.
     """
 
     def broken(_series: object, _wall: float) -> Iterator[Sign]:

@@ -85,6 +85,20 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
+def document(**given: Any) -> dict[str, Any]:
+    """Return an answer of `/api/v1/fleet`."""
+    answer = {"schema": 1, "node": "n1", "time": time.time(), "asking": False, "suspects": []}
+    sizes = {"members": sum(given["states"].values()), "leaves": [], "jobs": [], "jobs_left_out": 0}
+    return {**answer, **sizes, **given}
+
+
+def job(name: str, **given: Any) -> dict[str, Any]:
+    """Return a job in such an answer, of a node of eight ranks."""
+    known = {"job": name, "loss": "finite", "nodes": ["n1"], "ranks": 8, "world_size": 8, "step": 7}
+    unknown = {"steps_per_minute": None, "pause": None, "culprits": [], "slowest": None}
+    return {**known, "step_highest": 7, **unknown, **given}
+
+
 def opened(browser: Browser, agent: RunningAgent, answer: dict[str, Any] | None = None) -> Page:
     """Open the fleet page of an agent, with an answer in the place of its own."""
     page = browser.new_page()
@@ -148,42 +162,12 @@ def test_old_answers_are_gray(browser: Browser, alone: RunningAgent) -> None:
     a job's pace is shown as the present one.
     """
     now = time.time()
-    job = {
-        "job": "bert",
-        "state": "out of date",
-        "loss": "unknown",
-        "nodes": ["n2"],
-        "ranks": 8,
-        "world_size": 8,
-        "step": None,
-        "step_highest": None,
-        "steps_per_minute": None,
-        "pause": None,
-        "culprits": [],
-        "slowest": None,
-    }
-    answer = {
-        "schema": 1,
-        "node": "n1",
-        "time": now,
-        "asking": True,
-        "suspects": [],
-        "members": 2,
-        "states": {"ok": 1, "out of date": 1},
-        "leaves": [],
-        "nodes": [
-            {"name": "n1", "leaf": "", "state": "ok", "time": now},
-            {
-                "name": "n2",
-                "leaf": "",
-                "state": "out of date",
-                "time": now - 540,
-                "last": "critical",
-            },
-        ],
-        "jobs": [job],
-        "jobs_left_out": 0,
-    }
+    old = {"name": "n2", "leaf": "", "state": "out of date", "time": now - 540, "last": "critical"}
+    answer = document(
+        states={"ok": 1, "out of date": 1},
+        nodes=[{"name": "n1", "leaf": "", "state": "ok", "time": now}, old],
+        jobs=[job("bert", state="out of date", loss="unknown", step=None, step_highest=None)],
+    )
     page = opened(browser, alone, answer)
     page.wait_for_selector(".verdict.quiet")
     assert "1 not asked lately" in page.inner_text(".verdict")
@@ -200,18 +184,6 @@ def test_old_answers_are_gray(browser: Browser, alone: RunningAgent) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 def test_a_failed_job_is_as_bad_as_on_its_nodes_page(browser: Browser, alone: RunningAgent) -> None:
     """A job that has failed is no grayer than one that has only stalled."""
-    job = {
-        "loss": "finite",
-        "nodes": ["n1"],
-        "ranks": 8,
-        "world_size": 8,
-        "step": 7,
-        "step_highest": 7,
-        "steps_per_minute": None,
-        "pause": None,
-        "culprits": [],
-        "slowest": None,
-    }
     levels = {
         "failed": "bad",
         "stalled": "warn",
@@ -220,26 +192,17 @@ def test_a_failed_job_is_as_bad_as_on_its_nodes_page(browser: Browser, alone: Ru
         "training": "good",
         "no heartbeats": "quiet",
     }
-    answer = {
-        "schema": 1,
-        "node": "n1",
-        "time": time.time(),
-        "asking": False,
-        "suspects": [],
-        "members": 3,
-        "states": {"ok": 1, "unreachable": 2},
-        "leaves": [],
-        "nodes": [
+    answer = document(
+        states={"ok": 1, "unreachable": 2},
+        nodes=[
             {"name": "n1", "leaf": "", "state": "ok", "time": time.time()},
             {"name": "n2", "leaf": "", "state": "unreachable", "problem": "refused"},
             {"name": "n3", "leaf": "", "state": "unreachable", "problem": "unreachable: no_route"},
         ],
-        "jobs": [
-            job | {"job": state, "state": state, "pause": state == "paused" and "checkpoint"}
-            for state in levels
+        jobs=[
+            job(state, state=state, pause=state == "paused" and "checkpoint") for state in levels
         ],
-        "jobs_left_out": 0,
-    }
+    )
     page = opened(browser, alone, answer)
     page.wait_for_selector("tbody tr")
     for state, level in levels.items():
@@ -266,33 +229,15 @@ def test_a_large_fleet_is_shown_by_leaf(browser: Browser, alone: RunningAgent) -
     """Of 10,000 members, those in trouble are named and each leaf is one square, as bad as its worst
     node; what is left out is counted.
     """
-    sick = {
-        "name": "n77",
-        "leaf": "leaf-2",
-        "state": "critical",
-        "time": time.time(),
-        "problems": 1,
-    }
-    answer = {
-        "schema": 1,
-        "node": "n1",
-        "time": time.time(),
-        "asking": False,
-        "suspects": [],
-        "members": 10_000,
-        "states": {"ok": 9939, "critical": 61},
-        "leaves": [
-            *(
-                {"leaf": f"leaf-{number}", "states": {"ok": 32}}
-                for number in range(312)
-                if number != 2
-            ),
-            {"leaf": "leaf-2", "states": {"ok": 31, "critical": 1}},
-        ],
-        "nodes": [sick],
-        "jobs": [],
-        "jobs_left_out": 7,
-    }
+    sick = {"name": "n77", "leaf": "leaf-2", "state": "critical", "time": time.time()}
+    well = ({"leaf": f"leaf-{n}", "states": {"ok": 32}} for n in range(312) if n != 2)
+    answer = document(
+        members=10_000,
+        states={"ok": 9939, "critical": 61},
+        leaves=[*well, {"leaf": "leaf-2", "states": {"ok": 31, "critical": 1}}],
+        nodes=[sick | {"problems": 1}],
+        jobs_left_out=7,
+    )
     page = opened(browser, alone, answer)
     page.wait_for_selector(".verdict.bad")
     assert "61 critical of 10000 nodes" in page.inner_text(".verdict")

@@ -92,244 +92,208 @@ class Cluster:
         return self.view()
 
 
-def test_states() -> None:
+async def test_states() -> None:
     """A node is shown as what it says; one that does not answer is unreachable, with the reason."""
-
-    async def scene() -> None:
-        cluster = Cluster(6)
-        lost = {"slug": "gpu-lost", "severity": "critical", "part": "GPU 3", "summary": "lost"}
-        cluster.answers = {
-            "n0001": WELL | {"verdict": "critical", "problems": 1, "findings": (lost,)},
-            "n0002": PeerError(Outcome.UNREACHABLE, "timed_out"),
-            "n0003": WELL | {"verdict": "splendid"},
-            "n0004": LookupError("probes are starting"),
-            "n0005": PeerError(Outcome.REFUSED, "refused"),
-        }
-        before = cluster.view()
-        assert [node["state"] for node in before["nodes"]] == ["ok", *["not asked yet"] * 5]
-        view = await cluster.settled()
-        states = {node["name"]: node["state"] for node in view["nodes"]}
-        assert list(states.values()) == [
-            *("ok", "critical", "unreachable", "unknown", "unreachable", "unreachable")
-        ]
-        assert view["nodes"][1]["findings"] == [lost]
-        assert view["nodes"][2]["problem"] == "unreachable: timed_out"
-        assert view["nodes"][5]["problem"] == "refused"  # once
-        assert view["nodes"][3]["leaf"] == "leaf-1"
-        assert view["suspects"][0]["component"] == "n0000--n0001"
-        await cluster.fleet.close()
-
-    asyncio.run(scene())
+    cluster = Cluster(6)
+    lost = {"slug": "gpu-lost", "severity": "critical", "part": "GPU 3", "summary": "lost"}
+    cluster.answers = {
+        "n0001": WELL | {"verdict": "critical", "problems": 1, "findings": (lost,)},
+        "n0002": PeerError(Outcome.UNREACHABLE, "timed_out"),
+        "n0003": WELL | {"verdict": "splendid"},
+        "n0004": LookupError("probes are starting"),
+        "n0005": PeerError(Outcome.REFUSED, "refused"),
+    }
+    before = cluster.view()
+    assert [node["state"] for node in before["nodes"]] == ["ok", *["not asked yet"] * 5]
+    view = await cluster.settled()
+    states = {node["name"]: node["state"] for node in view["nodes"]}
+    assert list(states.values()) == [
+        *("ok", "critical", "unreachable", "unknown", "unreachable", "unreachable")
+    ]
+    assert view["nodes"][1]["findings"] == [lost]
+    assert view["nodes"][2]["problem"] == "unreachable: timed_out"
+    assert view["nodes"][5]["problem"] == "refused"  # once
+    assert view["nodes"][3]["leaf"] == "leaf-1"
+    assert view["suspects"][0]["component"] == "n0000--n0001"
+    await cluster.fleet.close()
 
 
-def test_the_first_picture_has_all_answers() -> None:
+async def test_the_first_picture_has_all_answers() -> None:
     """Whoever looks first, or after a pause, waits for the members; a member that is slow to answer is
     waited for once, and not by who looks again.
     """
-
-    async def scene() -> None:
-        cluster = Cluster(3)
-        view = json.loads(await cluster.fleet.picture())
-        assert view["states"] == {"ok": 3}
-        cluster.now += 1000.0
-        cluster.answers["n0001"] = WELL | {"verdict": "critical"}
-        assert json.loads(await cluster.fleet.picture())["states"] == {"ok": 2, "critical": 1}
-        assert set(cluster.asked.values()) == {2}
-        cluster.now += 1000.0
-        silent = cluster.silent["n0002"] = asyncio.Event()
-        looks = asyncio.create_task(cluster.fleet.picture())
-        await asyncio.sleep(0.01)
-        assert not looks.done()
-        cluster.now += FIRST_PICTURE
-        states = json.loads(await cluster.fleet.picture())["states"]
-        assert states == {"ok": 1, "critical": 1, "out of date": 1}
-        silent.set()
-        assert json.loads(await looks)["states"] == {"ok": 2, "critical": 1}
-        await cluster.fleet.close()
-
-    asyncio.run(scene())
+    cluster = Cluster(3)
+    view = json.loads(await cluster.fleet.picture())
+    assert view["states"] == {"ok": 3}
+    cluster.now += 1000.0
+    cluster.answers["n0001"] = WELL | {"verdict": "critical"}
+    assert json.loads(await cluster.fleet.picture())["states"] == {"ok": 2, "critical": 1}
+    assert set(cluster.asked.values()) == {2}
+    cluster.now += 1000.0
+    silent = cluster.silent["n0002"] = asyncio.Event()
+    looks = asyncio.create_task(cluster.fleet.picture())
+    await asyncio.sleep(0.01)
+    assert not looks.done()
+    cluster.now += FIRST_PICTURE
+    states = json.loads(await cluster.fleet.picture())["states"]
+    assert states == {"ok": 1, "critical": 1, "out of date": 1}
+    silent.set()
+    assert json.loads(await looks)["states"] == {"ok": 2, "critical": 1}
+    await cluster.fleet.close()
 
 
-def test_nobody_is_asked_while_nobody_looks() -> None:
+async def test_nobody_is_asked_while_nobody_looks() -> None:
     """However many look, each member is asked once in ten seconds, and a bounded number at a time."""
-
-    async def scene() -> None:
-        cluster = Cluster(200)
+    cluster = Cluster(200)
+    await asyncio.sleep(0)
+    assert not cluster.asked
+    cluster.now += EVERY
+    for _ in range(20):
+        cluster.view()
         await asyncio.sleep(0)
-        assert not cluster.asked
-        cluster.now += EVERY
-        for _ in range(20):
-            cluster.view()
-            await asyncio.sleep(0)
-        await cluster.fleet.settled()
-        assert set(cluster.asked.values()) == {1}
-        assert len(cluster.asked) == 199  # not itself
-        assert cluster.most <= AT_ONCE
-        cluster.now += EVERY
-        await cluster.settled()
-        assert max(cluster.asked.values()) == 2
-        await cluster.fleet.close()
-
-    asyncio.run(scene())
+    await cluster.fleet.settled()
+    assert set(cluster.asked.values()) == {1}
+    assert len(cluster.asked) == 199  # not itself
+    assert cluster.most <= AT_ONCE
+    cluster.now += EVERY
+    await cluster.settled()
+    assert max(cluster.asked.values()) == 2
+    await cluster.fleet.close()
 
 
-def test_silent_members_are_asked_last() -> None:
+async def test_silent_members_are_asked_last() -> None:
     """Members that did not answer do not keep those waiting that do, nor those not asked yet."""
-
-    async def scene() -> None:
-        cluster = Cluster(6)
-        cluster.answers = {"n0001": PeerError(Outcome.UNREACHABLE, "timed_out")}
-        await cluster.settled()
-        cluster.asked.clear()
-        cluster.names = (*cluster.names, "n0009")
-        cluster.now += EVERY
-        await cluster.settled()
-        assert list(cluster.asked) == ["n0009", "n0002", "n0003", "n0004", "n0005", "n0001"]
-        await cluster.fleet.close()
-
-    asyncio.run(scene())
+    cluster = Cluster(6)
+    cluster.answers = {"n0001": PeerError(Outcome.UNREACHABLE, "timed_out")}
+    await cluster.settled()
+    cluster.asked.clear()
+    cluster.names = (*cluster.names, "n0009")
+    cluster.now += EVERY
+    await cluster.settled()
+    assert list(cluster.asked) == ["n0009", "n0002", "n0003", "n0004", "n0005", "n0001"]
+    await cluster.fleet.close()
 
 
-def test_a_member_that_leaves_is_forgotten() -> None:
+async def test_a_member_that_leaves_is_forgotten() -> None:
     """Who is no member any more is not shown."""
-
-    async def scene() -> None:
-        cluster = Cluster(4)
-        await cluster.settled()
-        cluster.names = cluster.names[:2]
-        cluster.now += EVERY
-        view = await cluster.settled()
-        assert [node["name"] for node in view["nodes"]] == ["n0000", "n0001"]
-        assert len(cluster.fleet._answers) == 2
-        await cluster.fleet.close()
-
-    asyncio.run(scene())
+    cluster = Cluster(4)
+    await cluster.settled()
+    cluster.names = cluster.names[:2]
+    cluster.now += EVERY
+    view = await cluster.settled()
+    assert [node["name"] for node in view["nodes"]] == ["n0000", "n0001"]
+    assert len(cluster.fleet._answers) == 2
+    await cluster.fleet.close()
 
 
-def test_old_answers_are_not_current() -> None:
+async def test_old_answers_are_not_current() -> None:
     """After a pause in which nobody looked, the first answer shows no old state as the present one:
     neither a fault that may be mended nor a job that may have ended.
     """
-
-    async def scene() -> None:
-        cluster = Cluster(3)
-        lost = {"slug": "gpu-lost", "severity": "critical", "part": "GPU 3", "summary": "lost"}
-        hung = {"state": "hung", "cause": "input", "culprits": (9,)}
-        pace = {"steps_per_minute": 61.8, "step": 9, "step_highest": 9}
-        cluster.answers = {
-            "n0001": WELL
-            | {
-                "verdict": "critical",
-                "problems": 1,
-                "findings": (lost,),
-                "jobs": (PART | hung, PART | pace | {"job": "other"}),
-            },
-            "n0002": PeerError(Outcome.UNREACHABLE, "refused"),
-        }
-        view = await cluster.settled()
-        asked_at = view["nodes"][1]["time"]
-        assert [job["state"] for job in view["jobs"]] == ["hung", "training"]
-        cluster.now += 540
-        view = cluster.view()
-        assert [node["state"] for node in view["nodes"]] == ["ok", "out of date", "out of date"]
-        assert view["nodes"][1] == {
-            "name": "n0001",
-            "leaf": "leaf-0",
-            "state": "out of date",
-            "time": asked_at,
-            "last": "critical",
-        }
-        assert view["nodes"][2]["last"] == "unreachable"
-        assert {job["state"] for job in view["jobs"]} == {"out of date"}
-        assert all(job["steps_per_minute"] is None for job in view["jobs"])
-        assert all(job["culprits"] == [] for job in view["jobs"])
-        await cluster.fleet.settled()
-        cluster.answers["n0001"] = WELL
-        cluster.now += EVERY
-        view = await cluster.settled()
-        assert [node["state"] for node in view["nodes"]] == ["ok", "ok", "unreachable"]
-        assert view["jobs"] == []
-        await cluster.fleet.close()
-
-    asyncio.run(scene())
+    cluster = Cluster(3)
+    lost = {"slug": "gpu-lost", "severity": "critical", "part": "GPU 3", "summary": "lost"}
+    hung = {"state": "hung", "cause": "input", "culprits": (9,)}
+    pace = {"steps_per_minute": 61.8, "step": 9, "step_highest": 9}
+    cluster.answers = {
+        "n0001": WELL
+        | {
+            "verdict": "critical",
+            "problems": 1,
+            "findings": (lost,),
+            "jobs": (PART | hung, PART | pace | {"job": "other"}),
+        },
+        "n0002": PeerError(Outcome.UNREACHABLE, "refused"),
+    }
+    view = await cluster.settled()
+    asked_at = view["nodes"][1]["time"]
+    assert [job["state"] for job in view["jobs"]] == ["hung", "training"]
+    cluster.now += 540
+    view = cluster.view()
+    assert [node["state"] for node in view["nodes"]] == ["ok", "out of date", "out of date"]
+    assert view["nodes"][1] == {
+        "name": "n0001",
+        "leaf": "leaf-0",
+        "state": "out of date",
+        "time": asked_at,
+        "last": "critical",
+    }
+    assert view["nodes"][2]["last"] == "unreachable"
+    assert {job["state"] for job in view["jobs"]} == {"out of date"}
+    assert all(job["steps_per_minute"] is None for job in view["jobs"])
+    assert all(job["culprits"] == [] for job in view["jobs"])
+    await cluster.fleet.settled()
+    cluster.answers["n0001"] = WELL
+    cluster.now += EVERY
+    view = await cluster.settled()
+    assert [node["state"] for node in view["nodes"]] == ["ok", "ok", "unreachable"]
+    assert view["jobs"] == []
+    await cluster.fleet.close()
 
 
-def test_a_member_is_asked_at_a_bounded_rate_however_large_the_fleet() -> None:
+async def test_a_member_is_asked_at_a_bounded_rate_however_large_the_fleet() -> None:
     """If somebody looks at every agent all the time, a member answers no more than 20 calls per
     second; and while somebody looks, its answer stays current from one round to the next.
     """
-
-    async def scene() -> None:
-        cluster = Cluster(1000)
-        for _ in range(200):
-            cluster.view()
-            await cluster.fleet.settled()
-            cluster.now += 1.0
-            view = cluster.view()
-            await cluster.fleet.settled()
-            assert {node["state"] for node in view["nodes"]} == {"ok"}
-        later = max(cluster.asked.values()) - 1  # the first round is at once
-        assert 0 < len(cluster.names) * later / 200 <= CALLS_PER_SECOND
-        await cluster.fleet.close()
-
-    asyncio.run(scene())
+    cluster = Cluster(1000)
+    for _ in range(200):
+        cluster.view()
+        await cluster.fleet.settled()
+        cluster.now += 1.0
+        view = cluster.view()
+        await cluster.fleet.settled()
+        assert {node["state"] for node in view["nodes"]} == {"ok"}
+    later = max(cluster.asked.values()) - 1  # the first round is at once
+    assert 0 < len(cluster.names) * later / 200 <= CALLS_PER_SECOND
+    await cluster.fleet.close()
 
 
-def test_ten_thousand_members() -> None:
+async def test_ten_thousand_members() -> None:
     """Those that are not well are listed, the worst first, the others are counted by leaf; a round
     takes its time, begins with those that were not well, and costs each member one call.
     """
+    cluster = Cluster(10_000)
+    cluster.leaves = {name: f"leaf-{name[1:4]}" for name in cluster.names}
+    sick = {"verdict": "critical", "problems": 1}
+    cluster.answers = dict.fromkeys(cluster.names[77::5000], WELL | sick)
+    cluster.answers["n1234"] = PeerError(Outcome.UNREACHABLE, "timed_out")
+    cluster.answers["n0005"] = WELL | {"verdict": "warning", "problems": 1}
+    view = await cluster.settled()
+    assert view["members"] == 10_000
+    assert view["states"] == {"ok": 9996, "critical": 2, "unreachable": 1, "warning": 1}
+    assert [node["name"] for node in view["nodes"]] == ["n0077", "n5077", "n1234", "n0005"]
+    assert sum(sum(leaf["states"].values()) for leaf in view["leaves"]) == 10_000
+    (leaf,) = (leaf for leaf in view["leaves"] if leaf["leaf"] == "leaf-123")
+    assert leaf["states"] == {"ok": 9, "unreachable": 1}
+    assert len(json.dumps(view)) < 64 << 10
+    assert set(cluster.asked.values()) == {1}
+    assert cluster.paused >= (10_000 - 1) / CALLS_TO_LARGE * AT_ONCE
+    assert period(10_000) * CALLS_PER_SECOND == 10_000
+    order: list[str] = []
+    asked = cluster.ask
 
-    async def scene() -> None:
-        cluster = Cluster(10_000)
-        cluster.leaves = {name: f"leaf-{name[1:4]}" for name in cluster.names}
-        sick = {"verdict": "critical", "problems": 1}
-        cluster.answers = dict.fromkeys(cluster.names[77::5000], WELL | sick)
-        cluster.answers["n1234"] = PeerError(Outcome.UNREACHABLE, "timed_out")
-        cluster.answers["n0005"] = WELL | {"verdict": "warning", "problems": 1}
-        view = await cluster.settled()
-        assert view["members"] == 10_000
-        assert view["states"] == {"ok": 9996, "critical": 2, "unreachable": 1, "warning": 1}
-        assert [node["name"] for node in view["nodes"]] == ["n0077", "n5077", "n1234", "n0005"]
-        assert sum(sum(leaf["states"].values()) for leaf in view["leaves"]) == 10_000
-        (leaf,) = (leaf for leaf in view["leaves"] if leaf["leaf"] == "leaf-123")
-        assert leaf["states"] == {"ok": 9, "unreachable": 1}
-        assert len(json.dumps(view)) < 64 << 10
-        assert set(cluster.asked.values()) == {1}
-        assert cluster.paused >= (10_000 - 1) / CALLS_TO_LARGE * AT_ONCE
-        assert period(10_000) * CALLS_PER_SECOND == 10_000
-        order: list[str] = []
-        asked = cluster.ask
+    async def ask(name: str, deadline: float) -> Mapping[str, Any]:
+        order.append(name)
+        return await asked(name, deadline)
 
-        async def ask(name: str, deadline: float) -> Mapping[str, Any]:
-            order.append(name)
-            return await asked(name, deadline)
-
-        cluster.fleet._ask = ask
-        cluster.now += period(10_000)
-        await cluster.settled()
-        assert order[:3] == ["n0005", "n0077", "n5077"]
-        assert order[-1] == "n1234"
-        await cluster.fleet.close()
-
-    asyncio.run(scene())
+    cluster.fleet._ask = ask
+    cluster.now += period(10_000)
+    await cluster.settled()
+    assert order[:3] == ["n0005", "n0077", "n5077"]
+    assert order[-1] == "n1234"
+    await cluster.fleet.close()
 
 
-def test_no_more_members_are_listed_than_people_can_read() -> None:
+async def test_no_more_members_are_listed_than_people_can_read() -> None:
     """Where half of a large fleet is down, the worst thousand are listed and all are counted."""
-
-    async def scene() -> None:
-        cluster = Cluster(2500)
-        bad = PeerError(Outcome.UNREACHABLE, "timed_out")
-        cluster.answers = dict.fromkeys(cluster.names[1:1250], bad)
-        cluster.answers["n2000"] = WELL | {"verdict": "critical"}
-        view = await cluster.settled()
-        assert len(view["nodes"]) == MAX_NODES
-        assert view["nodes"][0]["name"] == "n2000"
-        assert view["states"]["unreachable"] == 1249
-        await cluster.fleet.close()
-
-    asyncio.run(scene())
+    cluster = Cluster(2500)
+    bad = PeerError(Outcome.UNREACHABLE, "timed_out")
+    cluster.answers = dict.fromkeys(cluster.names[1:1250], bad)
+    cluster.answers["n2000"] = WELL | {"verdict": "critical"}
+    view = await cluster.settled()
+    assert len(view["nodes"]) == MAX_NODES
+    assert view["nodes"][0]["name"] == "n2000"
+    assert view["states"]["unreachable"] == 1249
+    await cluster.fleet.close()
 
 
 def test_a_job_in_trouble_is_not_cut_off() -> None:
@@ -377,33 +341,29 @@ def test_a_node_that_is_slow_as_a_whole() -> None:
     )
 
 
-def test_jobs_across_nodes() -> None:
+async def test_jobs_across_nodes() -> None:
     """A job of two nodes is one, with all its ranks, its culprit and its slowest rank by node."""
-
-    async def scene() -> None:
-        cluster = Cluster(3)
-        hung = {"state": "hung", "cause": "input", "culprits": (9,), "step": 99, "step_highest": 99}
-        slow: dict[str, Any] = {
-            "work": (work(3, 1.2), work(4, 9.0, 9.0, "stage 1")),
-            "step": 100,
-            "step_highest": 100,
-        }
-        slow |= {"state": "hung", "cause": "waiting"}
-        cluster.answers = {
-            "n0001": WELL | {"jobs": (PART | slow, PART | {"job": "other", "loss": "not finite"})},
-            "n0002": WELL | {"jobs": (PART | hung | {"work": (work(8, 1.1),)},)},
-        }
-        first, second = (await cluster.settled())["jobs"]
-        assert (first["job"], first["state"], first["ranks"]) == ("bert", "hung", 16)
-        assert first["nodes"] == ["n0001", "n0002"]
-        assert (first["step"], first["step_highest"]) == (99, 100)
-        assert first["culprits"] == [{"rank": 9, "node": "n0002", "cause": "input"}]
-        expected = {"rank": 3, "node": "n0001", "ratio": 1.2, "work_seconds": 1.2}
-        assert first["slowest"] == expected | {"wait_seconds": 0.5}
-        assert (second["job"], second["loss"]) == ("other", "not finite")
-        await cluster.fleet.close()
-
-    asyncio.run(scene())
+    cluster = Cluster(3)
+    hung = {"state": "hung", "cause": "input", "culprits": (9,), "step": 99, "step_highest": 99}
+    slow: dict[str, Any] = {
+        "work": (work(3, 1.2), work(4, 9.0, 9.0, "stage 1")),
+        "step": 100,
+        "step_highest": 100,
+    }
+    slow |= {"state": "hung", "cause": "waiting"}
+    cluster.answers = {
+        "n0001": WELL | {"jobs": (PART | slow, PART | {"job": "other", "loss": "not finite"})},
+        "n0002": WELL | {"jobs": (PART | hung | {"work": (work(8, 1.1),)},)},
+    }
+    first, second = (await cluster.settled())["jobs"]
+    assert (first["job"], first["state"], first["ranks"]) == ("bert", "hung", 16)
+    assert first["nodes"] == ["n0001", "n0002"]
+    assert (first["step"], first["step_highest"]) == (99, 100)
+    assert first["culprits"] == [{"rank": 9, "node": "n0002", "cause": "input"}]
+    expected = {"rank": 3, "node": "n0001", "ratio": 1.2, "work_seconds": 1.2}
+    assert first["slowest"] == expected | {"wait_seconds": 0.5}
+    assert (second["job"], second["loss"]) == ("other", "not finite")
+    await cluster.fleet.close()
 
 
 @pytest.mark.parametrize(

@@ -64,10 +64,7 @@ def queries() -> list[Query]:
 
 
 def substituted(expr: str, values: Mapping[str, str]) -> str:
-    """Return an expression with Grafana's variables and macros replaced.
-
-    KeyError if one is left.
-    """
+    """Return an expression with Grafana's variables and macros replaced. KeyError if one is left."""
     for name in sorted(values, key=len, reverse=True):
         expr = expr.replace(f"${name}", values[name])
     if left := re.search(r"\$[A-Za-z_{]\w*", expr):  # $1 is a label_replace's own
@@ -77,7 +74,6 @@ def substituted(expr: str, values: Mapping[str, str]) -> str:
 
 def variables(**values: str) -> dict[str, str]:
     """Return what Grafana replaces in the first look at a dashboard, with everything chosen.
-
     `values` are other choices.
     """
     macros = {"__rate_interval": "2m", "__range": "10m", "__interval": "15s"}

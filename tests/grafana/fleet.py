@@ -54,9 +54,8 @@ COUNTERS = ("_total", "_bucket", "_count", "_sum")
 
 
 def faults(node: int, nodes: int) -> list[Series]:
-    """Return the series that a sick node has, or has otherwise than a healthy one.
-
-    One for each condition that panels look for.
+    """Return the series that a sick node has, or has otherwise than a healthy one. One for each
+    condition that panels look for.
     """
     gpu = {"gpu": "3"}
     port = {"device": "mlx5_0", "port": "1"}
@@ -134,9 +133,8 @@ class Fleet:
     """A fleet of so many nodes like one that was scraped, at about the present."""
 
     def __init__(self, template: Scrape, nodes: int, recorded: Answer | None = None) -> None:
-        """Prepare it.
-
-        `recorded` is what rules had of a node with all faults, and of the fleet, in a smaller one.
+        """Prepare it. `recorded` is what rules had of a node with all faults, and of the fleet, in
+        a smaller one.
         """
         self.nodes = nodes
         pairs = zip(recorded.series, recorded.values, strict=True) if recorded else ()
@@ -192,7 +190,6 @@ class Fleet:
 
     def _of_rules(self, node: int, when: str) -> Iterator[str]:
         """Yield the last sample of what rules record of a node and, with the first, of the fleet.
-
         And of their alerts.
         """
         instance, sick = f"10.0.{node // 250}.{node % 250}:10061", node % SICK_EVERY == 2
@@ -242,18 +239,14 @@ def _values(series: Series) -> list[float]:
 def _lines(
     name: str, target: str, labels: Mapping[str, str], samples: Iterable[tuple[float, str]]
 ) -> Iterator[str]:
-    """Yield lines.
-
-    Labels are as a scrape leaves them: empty ones do not exist.
-    """
+    """Yield lines. Labels are as a scrape leaves them: empty ones do not exist."""
     text = "".join(f',{label}="{value}"' for label, value in labels.items() if value)
     yield from (f"{name}{{{target}{text}}} {value:g} {when}\n" for value, when in samples)
 
 
 def _key(name: str, labels: Mapping[str, str]) -> tuple[str, frozenset[tuple[str, str]]]:
-    """Return what tells a series from others of its node.
-
-    The number of a GPU does without its UUID.
+    """Return what tells a series from others of its node. The number of a GPU does without its
+    UUID.
     """
     return name, frozenset(
         (label, value) for label, value in labels.items() if value and label != "uuid"

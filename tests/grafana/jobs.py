@@ -23,9 +23,8 @@ class Series(NamedTuple):
 
 
 def series(node: int, *, sick: bool) -> list[Series]:
-    """Return the series of the job on a node.
-
-    On a sick one a rank is stopped, and the loss of others is NaN.
+    """Return the series of the job on a node. On a sick one a rank is stopped, and the loss of
+    others is NaN.
     """
     job = f"slurm-{node % JOBS}"
     run = {"training_job": job, "run": f"{node % JOBS:012x}"}

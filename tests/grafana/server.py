@@ -98,9 +98,8 @@ class Prometheus:
 def prometheus(
     directory: Path, config: Path, *flags: str, port: int | None = None
 ) -> Iterator[Prometheus]:
-    """Run a server on a configuration, with its data in `directory`/data, until it answers.
-
-    And end it.
+    """Run a server on a configuration, with its data in `directory`/data, until it answers. And end
+    it.
     """
     binary = shutil.which("prometheus")
     assert binary, "./dev test installs Debian's prometheus"

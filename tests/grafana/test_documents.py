@@ -227,9 +227,8 @@ def test_panel(uid: str, panel: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_query(query: Any) -> None:
-    """A query parses; rates are taken over Grafana's own interval.
-
-    Its selectors choose cluster, scrape job and node; all names exist.
+    """A query parses; rates are taken over Grafana's own interval. Its selectors choose cluster,
+    scrape job and node; all names exist.
     """
     expr = substituted(query.expr, variables())
     promql_parser.parse(expr)

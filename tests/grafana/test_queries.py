@@ -217,9 +217,7 @@ def count(many: Prometheus) -> Callable[[str], int]:
 @pytest.mark.parametrize("query", LARGE)
 def test_samples_are_few(count: Callable[[str], int], query: Query) -> None:
     """An hour of 800 nodes, scraped every five seconds, has Prometheus read no more samples for a
-    panel than it reads in seconds.
-
-    Dense metrics are counted short; the next test is about them.
+    panel than it reads in seconds. Dense metrics are counted short; the next test is about them.
     """
     expr = substituted(query.expr, _chosen(query, node=SICK, __range="1h", __rate_interval="20s"))
     cost = samples(expr, count, **({"steps": 1} if query.instant else {}))
@@ -228,7 +226,6 @@ def test_samples_are_few(count: Callable[[str], int], query: Query) -> None:
 
 def test_the_reckoning() -> None:
     """A selector costs one sample a series and point, a range all in it, a subquery its points.
-
     What is fixed in time is read once.
     """
     series = {"a": 10, 'b{c="d"}': 3}.__getitem__
@@ -299,9 +296,8 @@ def _chosen(query: Query, *, node: str, **macros: str) -> dict[str, str]:
 
 
 def _end(server: Prometheus) -> float:
-    """Return the next full minute after a server's last samples.
-
-    Subqueries look at full minutes only, and a minute ago there was nothing.
+    """Return the next full minute after a server's last samples. Subqueries look at full minutes
+    only, and a minute ago there was nothing.
     """
     return 60.0 * math.ceil((server.last or time.time()) / 60)
 

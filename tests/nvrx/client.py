@@ -54,9 +54,8 @@ class Said:
 
     @property
     def healthy(self) -> bool:
-        """What `NodeHealthCheck._perform_health_check` makes of it.
-
-        An error is taken as if nobody had been asked.
+        """What `NodeHealthCheck._perform_health_check` makes of it. An error is taken as if nobody
+        had been asked.
         """
         if self.error is not None:
             return True

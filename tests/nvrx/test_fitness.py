@@ -61,10 +61,7 @@ def judge(
 
 
 def test_fit() -> None:
-    """A node on which everything was read and nothing found is fit.
-
-    A program's Xid does not count.
-    """
+    """A node on which everything was read and nothing found is fit. A program's Xid does not count."""
     assert judge() == Fitness((), ())
     assert judge().fit is True
 
@@ -85,6 +82,7 @@ def test_fit() -> None:
         (THRESHOLD(1, "1", "GPU-b"), FitnessCheck.MEMORY_WORN_OUT, "GPU 1"),
         (RECOVERY(2, "1", "GPU-b"), FitnessCheck.RESET_NEEDED, "GPU 1"),
         (LAST_XID(WALL - 60, "1", "0000:02:00", "119"), FitnessCheck.RESET_NEEDED, "GPU 1"),
+        (FAULT(1, "1", "GPU-b", "reset_required"), FitnessCheck.RESET_NEEDED, "GPU 1"),
     ],
 )
 def test_unfit(sample: Sample, check: FitnessCheck, part: str) -> None:
@@ -92,14 +90,6 @@ def test_unfit(sample: Sample, check: FitnessCheck, part: str) -> None:
     verdict = judge(sample)
     assert verdict.fit is False
     assert [(failure.check, failure.part) for failure in verdict.failures] == [(check, part)]
-
-
-def test_unreadable_gpu() -> None:
-    """A GPU that the driver refuses to read until it is reset makes the node unfit."""
-    verdict = judge(UP(0, "2", "GPU-c"), FAULT(1, "2", "GPU-c", "reset_required"))
-    assert [(failure.check, failure.part) for failure in verdict.failures] == [
-        (FitnessCheck.RESET_NEEDED, "GPU 2")
-    ]
 
 
 def test_gpu_missing() -> None:
@@ -121,29 +111,25 @@ def test_xids_pass() -> None:
         assert [failure.check for failure in verdict.failures] == [check]
 
 
+HANGS = Fault("gpu 1", Reason.TIMEOUT, "nvmlDeviceGetTotalEccErrors")
+
+
 @pytest.mark.parametrize(
-    "reason",
-    [Reason.VERSION_MISMATCH, Reason.NOT_LOADED, Reason.TIMEOUT, Reason.STUCK, Reason.CRASHED],
+    "results",
+    [
+        {"gpu": failed(Reason.VERSION_MISMATCH, "nvmlInit")},
+        {"gpu": failed(Reason.NOT_LOADED, "nvmlInit")},
+        {"gpu": failed(Reason.STUCK, "nvmlInit")},
+        {"ecc": Result(CollectionOutcome.OK, (), (HANGS,))},
+    ],
 )
-def test_nvml_broken(reason: Reason) -> None:
-    """NVML that hangs or cannot be loaded makes the node unfit: CUDA does not work either."""
-    verdict = judge(results={"gpu": failed(reason, "nvmlInit")})
+def test_nvml_broken(results: dict[str, Result]) -> None:
+    """NVML that cannot be loaded, or hangs, also for one GPU, makes the node unfit: CUDA does not
+    work either.
+    """
+    verdict = judge(results=results)
     assert [(failure.check, failure.part) for failure in verdict.failures] == [
         (FitnessCheck.NVML_BROKEN, "node")
-    ]
-
-
-def test_hung_call_of_one_gpu() -> None:
-    """A call that hangs for one GPU is NVML hanging, though the others are read."""
-    results = {
-        "ecc": Result(
-            CollectionOutcome.OK,
-            (),
-            (Fault("gpu 1", Reason.TIMEOUT, "nvmlDeviceGetTotalEccErrors"),),
-        )
-    }
-    assert [failure.check for failure in judge(results=results).failures] == [
-        FitnessCheck.NVML_BROKEN
     ]
 
 
@@ -196,9 +182,8 @@ def test_machine_without_gpus() -> None:
 
 
 def test_accused() -> None:
-    """The node that this agent's probes accuse themselves is unfit.
-
-    Other nodes, links and leaves are not its affair.
+    """The node that this agent's probes accuse themselves is unfit. Other nodes, links and leaves
+    are not its affair.
     """
     own = SUSPECT(1, "gpu", "n1/gpu3", "slow")
     others = (

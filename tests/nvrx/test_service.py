@@ -113,9 +113,8 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 def test_verdicts(node: Node) -> None:
-    """NVRx is told what the agent knows at the moment: healthy, unhealthy with the part.
-
-    And what is unknown is no answer.
+    """NVRx is told what the agent knows at the moment: healthy, unhealthy with the part. And what
+    is unknown is no answer.
     """
     node.serve()
     assert ask(node.path).response.success
@@ -152,29 +151,23 @@ def test_socket(node: Node) -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_follows_the_configuration(tmp_path: Path) -> None:
+async def test_follows_the_configuration(tmp_path: Path) -> None:
     """Without a socket it is off and has no series; one that cannot be made is failing, with why;
     and a configuration without it ends what was begun.
     """
-
-    async def scene() -> None:
-        service = HealthCheckService(
-            NvrxOptions(), lambda: pytest.fail("nobody asks"), time.monotonic
-        )
-        await service.apply(Config())
-        assert (service.status(), list(service.samples())) == ({"state": "off"}, [])
-        nowhere = NvrxOptions(socket=tmp_path / "none" / "nvhcd.sock")
-        await service.apply(Config().with_section(nowhere))
-        async with asyncio.timeout(60):
-            while service.status()["state"] != "failing":
-                await asyncio.sleep(0.05)
-        assert str(nowhere.socket) in service.status()["detail"]
-        assert [sample.value for sample in service.samples() if sample.metric is UP] == [0.0]
-        await service.apply(Config())
-        assert (service.status(), list(service.samples())) == ({"state": "off"}, [])
-        await service.close()
-
-    asyncio.run(scene())
+    service = HealthCheckService(NvrxOptions(), lambda: pytest.fail("nobody asks"), time.monotonic)
+    await service.apply(Config())
+    assert (service.status(), list(service.samples())) == ({"state": "off"}, [])
+    nowhere = NvrxOptions(socket=tmp_path / "none" / "nvhcd.sock")
+    await service.apply(Config().with_section(nowhere))
+    async with asyncio.timeout(60):
+        while service.status()["state"] != "failing":
+            await asyncio.sleep(0.05)
+    assert str(nowhere.socket) in service.status()["detail"]
+    assert [sample.value for sample in service.samples() if sample.metric is UP] == [0.0]
+    await service.apply(Config())
+    assert (service.status(), list(service.samples())) == ({"state": "off"}, [])
+    await service.close()
 
 
 def test_deadline(node: Node) -> None:

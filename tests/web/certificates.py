@@ -25,9 +25,8 @@ def authority(directory: Path, name: str) -> None:
 
 
 def certificate(directory: Path, name: str, issuer: str, names: str) -> None:
-    """Make a certificate with subject alternative names, as openssl writes them.
-
-    `name.pem` and `name.key`.
+    """Make a certificate with subject alternative names, as openssl writes them. `name.pem` and
+    `name.key`.
     """
     request, extensions = directory / f"{name}.csr", directory / f"{name}.ext"
     extensions.write_text(f"subjectAltName={names}\n", encoding="ascii")

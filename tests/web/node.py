@@ -96,9 +96,8 @@ class Node:
             self.nvml.set(gpu, "memory_used", 71_600_000_000 + gpu * 37_000_000)
 
     def ail(self) -> None:
-        """Let some things be wrong, each of another kind.
-
-        A hot GPU, a row to be remapped, an NVLink down, a GPU lost.
+        """Let some things be wrong, each of another kind. A hot GPU, a row to be remapped, an
+        NVLink down, a GPU lost.
         """
         self.nvml.set(2, "temperature", 88)
         self.nvml.set(2, "throttle_reasons", 0x60)

@@ -197,9 +197,8 @@ def answered(connection: socket.socket) -> int:
 
 
 def closed_after(connection: socket.socket, limit: float = 60.0) -> float:
-    """Return how many seconds it takes until the other side, a thread of this process, closes.
-
-    Less what other work took. Fails when it does not within `limit`.
+    """Return how many seconds it takes until the other side, a thread of this process, closes. Less
+    what other work took. Fails when it does not within `limit`.
     """
     watch = Stopwatch(os.getpid())
     connection.settimeout(limit)

@@ -90,9 +90,8 @@ def test_hashes_of_other_tools_are_understood() -> None:
 
 
 def test_result_is_remembered() -> None:
-    """The second request with the same credentials costs no bcrypt.
-
-    A hash that has changed is verified anew.
+    """The second request with the same credentials costs no bcrypt. A hash that has changed is
+    verified anew.
     """
 
     async def run() -> tuple[float, float, int | None]:
@@ -112,20 +111,15 @@ def test_result_is_remembered() -> None:
     assert changed == 401
 
 
-def test_guesses_do_not_push_out_who_is_let_in() -> None:
+async def test_guesses_do_not_push_out_who_is_let_in() -> None:
     """What is remembered is bounded, and wrong passwords never displace a right one."""
-
-    async def run() -> None:
-        authenticator = Authenticator()
-        assert await authenticator.refusal(USERS, basic("alice", b"secret"), CLIENT) is None
-        for number in range(2 * REMEMBERED):
-            assert (
-                await authenticator.refusal(USERS, basic("alice", str(number).encode()), CLIENT)
-                == 401
-            )
-        assert (len(authenticator._passed), len(authenticator._failed)) == (1, REMEMBERED)
-
-    asyncio.run(run())
+    authenticator = Authenticator()
+    assert await authenticator.refusal(USERS, basic("alice", b"secret"), CLIENT) is None
+    for number in range(2 * REMEMBERED):
+        assert (
+            await authenticator.refusal(USERS, basic("alice", str(number).encode()), CLIENT) == 401
+        )
+    assert (len(authenticator._passed), len(authenticator._failed)) == (1, REMEMBERED)
 
 
 def test_unknown_name_takes_as_long_as_a_wrong_password() -> None:
@@ -144,9 +138,8 @@ def test_unknown_name_takes_as_long_as_a_wrong_password() -> None:
 
 
 def test_no_password_is_kept() -> None:
-    """What is remembered is a keyed hash.
-
-    The memory of the agent has no passwords and nothing to guess them by.
+    """What is remembered is a keyed hash. The memory of the agent has no passwords and nothing to
+    guess them by.
     """
 
     async def run() -> str:
@@ -158,9 +151,8 @@ def test_no_password_is_kept() -> None:
 
 
 def test_logins_that_wait_are_bounded() -> None:
-    """Beyond a number of waiting clients, a login gets "Service Unavailable".
-
-    Clients whose login is cached are not affected.
+    """Beyond a number of waiting clients, a login gets "Service Unavailable". Clients whose login
+    is cached are not affected.
     """
 
     async def run() -> list[int | None]:
@@ -277,9 +269,8 @@ def test_everything_but_health_asks_for_a_password(config: Path) -> None:
 
 
 def test_configured_headers_replace_the_own_ones(config: Path) -> None:
-    """Headers of the web config file are in every answer and stand for the server's own.
-
-    An empty one takes its own away.
+    """Headers of the web config file are in every answer and stand for the server's own. An empty
+    one takes its own away.
     """
     with serving(config_file=config) as served:
         answer, _ = served.ask("/", {"Authorization": basic("alice", b"secret")})

@@ -54,6 +54,46 @@ ACCEPTED = {
     ),
 }
 
+REFUSED_TLS = {
+    "inline": ("cert: x", "cert: not supported; put the certificate into a file "),
+    "number": ("min_version: 12", "min_version: must be a string"),
+    "list of numbers": ("cipher_suites: [1]", "cipher_suites: must be a list of strings"),
+    "old version": ("min_version: TLS10", "min_version: TLS10 is not supported: "),
+    "no version": ("max_version: SSL30", 'max_version: "SSL30" is not one of TLS12, TLS13'),
+    "no range": (
+        "min_version: TLS13\n  max_version: TLS12",
+        "min_version: is later than max_version",
+    ),
+    "suite": (
+        "cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]",
+        'cipher_suites: "TLS_RSA_WITH_RC4_128_SHA" is ',
+    ),
+    "two curves": (
+        "curve_preferences: [CurveP256, CurveP384]",
+        "curve_preferences: only one curve is supported; ",
+    ),
+    "other curve": (
+        "curve_preferences: [X25519]",
+        'curve_preferences: "X25519" is not supported; ',
+    ),
+    "any client": (
+        "client_auth_type: RequireAnyClientCert",
+        "client_auth_type: RequireAnyClientCert is not ",
+    ),
+    "any client if given": (
+        "client_auth_type: RequestClientCert",
+        "client_auth_type: RequestClientCert is not ",
+    ),
+    "no policy": ("client_auth_type: Maybe", 'client_auth_type: "Maybe" is not one of '),
+    "no authority": ("client_auth_type: RequireAndVerifyClientCert", "client_ca_file: is needed "),
+    "idle authority": ("client_ca_file: ca.pem", "client_ca_file: is set, but "),
+    "idle names": ("client_allowed_sans: [a]", "client_allowed_sans: needs client_auth_type "),
+    "bad authority": (
+        "client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: server.key",
+        "client_ca_file: DIR/server.key holds no certificate: ",
+    ),
+}
+"""Further lines of `tls_server_config`, and what is wrong with which key of it."""
 REFUSED = {
     "no YAML": ("a: [", ["is not YAML: "]),
     "no mapping": ("- a\n", ["must be a mapping at its top level"]),
@@ -71,10 +111,6 @@ REFUSED = {
         "tls_server_config: {min_version: TLS12}\n",
         ["tls_server_config.cert_file: is missing", "tls_server_config.key_file: is missing"],
     ),
-    "inline": (
-        f"{TLS}  cert: x\n",
-        ["tls_server_config.cert: not supported; put the certificate into a file "],
-    ),
     "no such file": (
         TLS.replace("server.pem", "gone.pem"),
         ["tls_server_config.cert_file: DIR/gone.pem cannot be read"],
@@ -87,63 +123,6 @@ REFUSED = {
     "encrypted": (
         TLS.replace("server.key", "server.encrypted.key"),
         ["tls_server_config.key_file: DIR/server"],
-    ),
-    "number": (f"{TLS}  min_version: 12\n", ["tls_server_config.min_version: must be a string"]),
-    "list of numbers": (
-        f"{TLS}  cipher_suites: [1]\n",
-        ["tls_server_config.cipher_suites: must be a list of strings"],
-    ),
-    "old version": (
-        f"{TLS}  min_version: TLS10\n",
-        ["tls_server_config.min_version: TLS10 is not supported: "],
-    ),
-    "no version": (
-        f"{TLS}  max_version: SSL30\n",
-        ['tls_server_config.max_version: "SSL30" is not one of TLS12, TLS13'],
-    ),
-    "no range": (
-        f"{TLS}  min_version: TLS13\n  max_version: TLS12\n",
-        ["tls_server_config.min_version: is later than max_version"],
-    ),
-    "suite": (
-        f"{TLS}  cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]\n",
-        ['tls_server_config.cipher_suites: "TLS_RSA_WITH_RC4_128_SHA" is '],
-    ),
-    "two curves": (
-        f"{TLS}  curve_preferences: [CurveP256, CurveP384]\n",
-        ["tls_server_config.curve_preferences: only one curve is supported; "],
-    ),
-    "other curve": (
-        f"{TLS}  curve_preferences: [X25519]\n",
-        ['tls_server_config.curve_preferences: "X25519" is not supported; '],
-    ),
-    "any client": (
-        f"{TLS}  client_auth_type: RequireAnyClientCert\n",
-        ["tls_server_config.client_auth_type: RequireAnyClientCert is not "],
-    ),
-    "any client if given": (
-        f"{TLS}  client_auth_type: RequestClientCert\n",
-        ["tls_server_config.client_auth_type: RequestClientCert is not "],
-    ),
-    "no policy": (
-        f"{TLS}  client_auth_type: Maybe\n",
-        ['tls_server_config.client_auth_type: "Maybe" is not one of '],
-    ),
-    "no authority": (
-        f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n",
-        ["tls_server_config.client_ca_file: is needed "],
-    ),
-    "idle authority": (
-        f"{TLS}  client_ca_file: ca.pem\n",
-        ["tls_server_config.client_ca_file: is set, but "],
-    ),
-    "idle names": (
-        f"{TLS}  client_allowed_sans: [a]\n",
-        ["tls_server_config.client_allowed_sans: needs client_auth_type "],
-    ),
-    "bad authority": (
-        f"{TLS}  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: server.key\n",
-        ["tls_server_config.client_ca_file: DIR/server.key holds no certificate: "],
     ),
     "http2": (
         "http_server_config: {http2: true}\n",
@@ -185,6 +164,10 @@ REFUSED = {
             "http_server_config.http2: not supported",
         ],
     ),
+    **{
+        name: (f"{TLS}  {line}\n", [f"tls_server_config.{message}"])
+        for name, (line, message) in REFUSED_TLS.items()
+    },
 }
 
 
@@ -315,9 +298,8 @@ def file(keys: Path, tmp_path: Path) -> Path:
 
 
 def test_change_is_taken_up(file: Path) -> None:
-    """A changed file is in force a second later at most.
-
-    One that has not changed is not read again.
+    """A changed file is in force a second later at most. One that has not changed is not read
+    again.
     """
     clock = Clock()
     config = WebConfigFile(file, clock)
@@ -371,9 +353,8 @@ def test_change_that_keeps_time_and_size_is_taken_up(file: Path) -> None:
 
 
 def test_bad_change_keeps_the_one_before(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A file that cannot be used is counted and logged once.
-
-    What was in force stays so until there is a good one.
+    """A file that cannot be used is counted and logged once. What was in force stays so until there
+    is a good one.
     """
     clock = Clock()
     config = WebConfigFile(file, clock)
@@ -442,9 +423,8 @@ def test_certificate_that_appears_later_is_found(file: Path) -> None:
 def test_change_does_not_take_protection_away(
     file: Path, caplog: pytest.LogCaptureFixture, text: str, key: str
 ) -> None:
-    """A file of which only a part has been written must not open the agent to everybody.
-
-    That needs a restart.
+    """A file of which only a part has been written must not open the agent to everybody. That needs
+    a restart.
     """
     clock = Clock()
     config = WebConfigFile(file, clock)

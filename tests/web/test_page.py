@@ -75,9 +75,8 @@ def test_page_shows_this_machine(browser: Browser, tmp_path: Path) -> None:
 def test_page_shows_the_gpus_and_what_changes(
     browser: Browser, simulated: tuple[Node, RunningAgent]
 ) -> None:
-    """Each GPU is shown with its values and limits; a change shows without a reload.
-
-    A lost GPU is unknown, not zero.
+    """Each GPU is shown with its values and limits; a change shows without a reload. A lost GPU is
+    unknown, not zero.
     """
     made, agent = simulated
     visit = Visit(browser, address(agent))
@@ -111,9 +110,8 @@ def test_page_shows_the_gpus_and_what_changes(
 def test_failing_collector_is_shown_with_its_reason(
     browser: Browser, simulated: tuple[Node, RunningAgent]
 ) -> None:
-    """A source that cannot be read is named with the reason at the top and in its panel.
-
-    Nothing of it is shown as a number.
+    """A source that cannot be read is named with the reason at the top and in its panel. Nothing of
+    it is shown as a number.
     """
     made, agent = simulated
     visit = Visit(browser, address(agent))
@@ -144,9 +142,8 @@ def test_page_fits_its_window(
 
 
 def test_page_follows_the_scheme(browser: Browser, simulated: tuple[Node, RunningAgent]) -> None:
-    """In the dark the ground is dark and the writing light.
-
-    In both the contrast of all plain text is at least 4.5.
+    """In the dark the ground is dark and the writing light. In both the contrast of all plain text
+    is at least 4.5.
     """
     grounds = []
     schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
@@ -175,7 +172,6 @@ _LUMINANCE = """([selector, property]) => {
 
 def test_page_says_when_the_agent_is_gone(browser: Browser, tmp_path: Path) -> None:
     """When the agent stops answering, the page says so and since when, and no longer looks live.
-
     When it is back, that goes away.
     """
     port = free_port()  # one that no other process is given while the agent is gone

@@ -34,9 +34,8 @@ off_file = "{key}.off"
 
 
 def test_rounds_and_accusations_are_shown(tmp_path: Path) -> None:
-    """Members, their list and the last rounds are shown.
-
-    Once the other agent is gone, its absence is, and nothing overflows a phone.
+    """Members, their list and the last rounds are shown. Once the other agent is gone, its absence
+    is, and nothing overflows a phone.
     """
     key = tmp_path / "key"
     with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as secret:

@@ -95,9 +95,8 @@ def test_answers_name_the_server_without_versions(served: Served) -> None:
 
 
 def test_other_paths_and_methods_are_plain_errors(served: Served) -> None:
-    """What does not exist is 404, what is not read is 405 with the methods that there are.
-
-    Both in plain text.
+    """What does not exist is 404, what is not read is 405 with the methods that there are. Both in
+    plain text.
     """
     answer, body = served.ask("/nothing")
     assert (answer.status, body, answer.headers["Content-Type"]) == (
@@ -115,7 +114,6 @@ def test_other_paths_and_methods_are_plain_errors(served: Served) -> None:
 
 def test_ready_waits_for_every_collector() -> None:
     """/-/ready is 503 and names what is missing until every collector has a first result.
-
     /-/healthy is 200 from the start.
     """
     snapshot = Snapshot(time.monotonic, time.time)
@@ -164,7 +162,6 @@ def test_status_tells_states_reasons_and_samples(served: Served) -> None:
 
 def test_status_is_packed_for_who_wants_it(served: Served) -> None:
     """The status document comes compressed to a client that accepts gzip, and says the same.
-
     /metrics never does, as it would cost CPU.
     """
     answer, body = served.ask("/api/v1/status", {"Accept-Encoding": "gzip, deflate"})

@@ -93,25 +93,16 @@ def test_versions_suites_and_curve_are_as_configured(tmp_path: Path, keys: Path)
         assert not is_served(served, other)
 
 
-@pytest.mark.parametrize(
-    ("name", "allowed"), [(None, False), ("stranger", False), ("scraper", True)]
-)
+@pytest.mark.parametrize("policy", ["RequireAndVerifyClientCert", "VerifyClientCertIfGiven"])
+@pytest.mark.parametrize("name", [None, "stranger", "scraper"])
 def test_client_certificate_is_verified(
-    tmp_path: Path, keys: Path, name: str | None, *, allowed: bool
+    tmp_path: Path, keys: Path, name: str | None, policy: str
 ) -> None:
-    """With RequireAndVerifyClientCert only a certificate from the configured authority is let in."""
-    with serving(config_file=configured(tmp_path, keys, MUTUAL)) as served:
-        assert is_served(served, client(keys, name)) is allowed
-
-
-@pytest.mark.parametrize(
-    ("name", "allowed"), [(None, True), ("stranger", False), ("scraper", True)]
-)
-def test_client_certificate_may_be_left_out(
-    tmp_path: Path, keys: Path, name: str | None, *, allowed: bool
-) -> None:
-    """With VerifyClientCertIfGiven a client may have none, but not a bad one."""
-    text = MUTUAL.replace("RequireAndVerifyClientCert", "VerifyClientCertIfGiven")
+    """Only a certificate from the configured authority is let in; with VerifyClientCertIfGiven a
+    client may have none, but not a bad one.
+    """
+    text = MUTUAL.replace("RequireAndVerifyClientCert", policy)
+    allowed = name == "scraper" or (name is None and policy == "VerifyClientCertIfGiven")
     with serving(config_file=configured(tmp_path, keys, text)) as served:
         assert is_served(served, client(keys, name)) is allowed
 
@@ -130,9 +121,8 @@ def test_client_certificate_may_be_left_out(
 def test_client_has_one_of_the_allowed_names(
     tmp_path: Path, keys: Path, names: str, name: str, *, allowed: bool
 ) -> None:
-    """A client's certificate must have one of the allowed names, exactly.
-
-    Without, no request of it is read.
+    """A client's certificate must have one of the allowed names, exactly. Without, no request of it
+    is read.
     """
     with serving(
         config_file=configured(tmp_path, keys, f"{MUTUAL}  client_allowed_sans: [{names}]\n")
@@ -149,9 +139,8 @@ def test_client_has_one_of_the_allowed_names(
     "start", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a hello"]
 )
 def test_stalled_handshake_ends(tmp_path: Path, keys: Path, start: bytes) -> None:
-    """A handshake gets as long as headers get.
-
-    A stalled one is counted, and takes a place under the caps meanwhile.
+    """A handshake gets as long as headers get. A stalled one is counted, and takes a place under
+    the caps meanwhile.
     """
     with (
         serving(config_file=configured(tmp_path, keys, ""), header_timeout=1.5) as served,
@@ -206,9 +195,8 @@ def distrust(served: Served, _keys: Path) -> None:
 
 
 def flood(served: Served, _keys: Path) -> None:
-    """Open silent connections until as many as an address may have were replaced.
-
-    A server that is behind refuses some of them, at times before they know that they are open.
+    """Open silent connections until as many as an address may have were replaced. A server that is
+    behind refuses some of them, at times before they know that they are open.
     """
     enough = served.metric(REFUSED, "replaced") + PLACES
     with contextlib.ExitStack() as stack:
@@ -246,7 +234,6 @@ def test_a_lost_connection_can_be_evicted(
     tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection that is lost gives way at once: asyncio's TLS tells it a turn of the loop later.
-
     Its socket is gone by then, and the new connection was dropped.
     """
     problems: list[AttributeError] = []
@@ -287,9 +274,8 @@ def test_headers_are_timed_inside_tls(tmp_path: Path, keys: Path) -> None:
 
 
 def test_replaced_certificate_is_shown(tmp_path: Path, keys: Path) -> None:
-    """New connections get the certificate that is there now.
-
-    A half-written one changes nothing and is counted once.
+    """New connections get the certificate that is there now. A half-written one changes nothing and
+    is counted once.
     """
     for suffix in ("pem", "key"):
         (tmp_path / f"node.{suffix}").write_bytes((keys / f"server.{suffix}").read_bytes())
