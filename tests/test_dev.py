@@ -19,21 +19,8 @@ AS_ROOT = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
 
 
 TOOLS = [
-    "cat",
-    "chmod",
-    "cksum",
-    "cut",
-    "dirname",
-    "dpkg-deb",
-    "id",
-    "ln",
-    "mkdir",
-    "mount",
-    "mv",
-    "rm",
-    "sh",
-    "tar",
-    "unshare",
+    *("cat", "chmod", "cksum", "cut", "dirname", "dpkg-deb", "id", "ln", "mkdir", "mount", "mv"),
+    *("rm", "sh", "tar", "unshare"),
 ]
 SERVERS = ("prometheus", "prometheus-alertmanager")
 

@@ -72,37 +72,30 @@ def attempt(collector: Collector, monotonic: Callable[[], float]) -> Result:
     started = monotonic()
     samples: list[Sample] = []
     faults: list[Fault] = []
-    outcome, reason, detail, replace = CollectionOutcome.OK, None, "", False
+    outcome = CollectionOutcome.ERROR
+    reason, detail, replace = None, "", False
     try:
         for item in collector.collect():
             if isinstance(item, Sample):
                 samples.append(item)
             else:
                 faults.append(item)
+        outcome = CollectionOutcome.OK
     except NotAvailable as absence:
         return not_available(str(absence))
     except SourceError as error:
-        outcome, reason, detail, replace = (
-            CollectionOutcome.ERROR,
-            error.reason,
-            error.detail,
-            error.replace_worker,
-        )
+        reason, detail, replace = error.reason, error.detail, error.replace_worker
     except OSError as error:
-        outcome, reason, detail = CollectionOutcome.ERROR, os_reason(error), str(error)
+        reason, detail = os_reason(error), str(error)
     except MemoryError:
         # The frame's objects are freed, but the allocator may not return the memory to the kernel.
-        outcome, reason, replace = CollectionOutcome.ERROR, Reason.OUT_OF_MEMORY, True
+        reason, replace = Reason.OUT_OF_MEMORY, True
         detail = "it needs more memory than a worker may have"
         samples.clear()
     except Exception as error:
         # Catches everything: a defect in one collector must not end the agent.
         log.exception("collector %s failed; this is a defect of dshealthd", collector.name)
-        outcome, reason, detail = (
-            CollectionOutcome.ERROR,
-            Reason.INTERNAL,
-            f"{type(error).__name__}: {error}",
-        )
+        reason, detail = Reason.INTERNAL, f"{type(error).__name__}: {error}"
     return Result(
         outcome, tuple(samples), tuple(faults), reason, detail, monotonic() - started, replace
     )

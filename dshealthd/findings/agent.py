@@ -89,7 +89,7 @@ def probes(series: Series, wall: float) -> Iterator[Sign]:
     name = "probe_last_round_timestamp_seconds"
     # With no round since the agent started, the silence counts from that start.
     started = series.value("process_start_time_seconds")
-    last = max((point.value for point in series(name)), default=started)
+    last = max((value for _, value in series(name)), default=started)
     members = series.value("members")
     alone = members is None or members <= 1
     if (
@@ -120,7 +120,7 @@ def probes(series: Series, wall: float) -> Iterator[Sign]:
             source=name,
         )
     name = "probe_peer_disagrees"
-    for reason, peers in Counter(point.labels["reason"] for point in series(name)).items():
+    for reason, peers in Counter(labels["reason"] for labels, _ in series(name)).items():
         yield Sign(
             PROBES,
             f"it differs from peers in {reason}, and has no rounds with them",
@@ -164,7 +164,7 @@ def checksums(series: Series, _wall: float) -> Iterator[Sign]:
     for point in series("probe_checksum"):
         numbers.setdefault(point.labels["library"], []).append(point)
     for points in numbers.values():
-        usual, agree = Counter(point.value for point in points).most_common(1)[0]
+        usual, agree = Counter(value for _, value in points).most_common(1)[0]
         if len(points) > 2 and len(points) - agree == 1:  # noqa: PLR2004 - of two, either
             odd = next(point for point in points if point.value != usual)
             # A ticket until identical bits have been seen on real GPUs of each kind.

@@ -53,12 +53,7 @@ def found(sign: Sign, node: str, limits: Limits, rule: str = "") -> Finding:
     entry = catalogue()[sign.alert]
     kind = entry.type
     named = sign.part or part(sign.labels, kind.component)
-    labels = {
-        "node": node,
-        "part": named,
-        "reason": sign.reason,
-        "training_job": sign.job,
-    }
+    labels = {"node": node, "part": named, "reason": sign.reason, "training_job": sign.job}
     limit, limit_source = sign.limit, sign.limit_source
     if isinstance(limit, str):
         limit_source, limit = source(limit), float(getattr(limits, limit))

@@ -78,7 +78,7 @@ def ports(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield fabric ports and network interfaces that were in use and are down."""
     ethernet = _ethernet(series)
     interfaces = {
-        _pair(point.labels): point.labels["interface"] for point in series("infiniband_port_info")
+        _pair(labels): labels["interface"] for labels, _ in series("infiniband_port_info")
     }
     told = set()
     for port, state in _down(series).items():
@@ -143,13 +143,13 @@ def _ethernet(series: Series) -> dict[Port, str]:
     name = "infiniband_port_info"
     now = series.parts(name, "device", "port", link_layer="InfiniBand")
     moved = {
-        _pair(point.labels)
-        for point in series.peak("infiniband_port_transmit_bytes_total", WEEK)
-        if point.value > series.limits.roce_fabric_bytes
+        _pair(labels)
+        for labels, value in series.peak("infiniband_port_transmit_bytes_total", WEEK)
+        if value > series.limits.roce_fabric_bytes
     }
     known = {
-        _pair(point.labels): point.labels["interface"]
-        for point in series.peak(name, WEEK, link_layer="Ethernet")
+        _pair(labels): labels["interface"]
+        for labels, _ in series.peak(name, WEEK, link_layer="Ethernet")
     }
     return {port: interface for port, interface in known.items() if port not in moved | now}
 
@@ -160,20 +160,18 @@ def _down(series: Series) -> dict[Port, str]:
     Not those that an operator has disabled, and none while they may train after a boot.
     """
     used = series.parts("infiniband_port_flaps_total", "device", "port") | {
-        _pair(point.labels) for point in series.peak("infiniband_port_up", WEEK) if point.value
+        _pair(labels) for labels, value in series.peak("infiniband_port_up", WEEK) if value
     }
     states = {
-        _pair(point.labels): point.labels["state"]
-        for point in series("infiniband_port_physical_state")
-        if point.value
+        _pair(labels): labels["state"]
+        for labels, value in series("infiniband_port_physical_state")
+        if value
     }
     if not _settled(series):
         return {}
     return {
         port: states.get(port, "gone").replace("_", " ")
-        for port in (
-            _pair(point.labels) for point in series("infiniband_port_up") if not point.value
-        )
+        for port in (_pair(labels) for labels, value in series("infiniband_port_up") if not value)
         if port in used and states.get(port) != "disabled"
     }
 
@@ -181,9 +179,9 @@ def _down(series: Series) -> dict[Port, str]:
 def _used_interfaces(series: Series) -> set[str]:
     """Return the network interfaces that have carried traffic."""
     return {
-        point.labels["device"]
-        for point in series.peak("network_receive_bytes_total", WEEK)
-        if point.value > series.limits.network_used_bytes
+        labels["device"]
+        for labels, value in series.peak("network_receive_bytes_total", WEEK)
+        if value > series.limits.network_used_bytes
     }
 
 
@@ -207,8 +205,8 @@ def degraded(series: Series, _wall: float) -> Iterator[Sign]:
 def _slow(series: Series) -> Iterator[Sign]:
     """Yield ports that have run at less than their best rate for five minutes, while up."""
     name, apart = "infiniband_port_rate_bytes_per_second", _ethernet(series).keys()
-    down = {_pair(point.labels) for point in series("infiniband_port_up") if not point.value}
-    best = {_pair(point.labels): point.value for point in series.peak(name, WEEK)}
+    down = {_pair(labels) for labels, value in series("infiniband_port_up") if not value}
+    best = {_pair(labels): value for labels, value in series.peak(name, WEEK)}
     for labels, value in series.highest(name, 300.0, full=True):
         limit = best[_pair(labels)]
         there = series.value(name, **labels) is not None
@@ -254,8 +252,8 @@ def _flapping(series: Series) -> Iterator[Sign]:
         for labels, value in series.highest("infiniband_port_up", BLIP, full=True)
     )
     name = short_name(LONG_DOWN)
-    found = {_port(point.labels) for point in series.highest(name, 900.0) if point.value}
-    found |= {_port(point.labels) for point in series("infiniband_port_up") if not point.value}
+    found = {_port(labels) for labels, value in series.highest(name, 900.0) if value}
+    found |= {_port(labels) for labels, value in series("infiniband_port_up") if not value}
     for labels, value in series.rise(errors, RECENT, type="link_downed"):
         if value > 0 and _port(labels) not in found:
             yield _sign(labels, "was down for a moment; a job there may have ended or hung", value)
@@ -267,14 +265,11 @@ def _symbol_errors(series: Series) -> Iterator[Sign]:
     Links have many while they train: after a boot, or when they come up again.
     """
     rates = {
-        _port(point.labels): point.value
-        for point in series("infiniband_port_rate_bytes_per_second")
+        _port(labels): value for labels, value in series("infiniband_port_rate_bytes_per_second")
     }
     for least, seconds, limit in SYMBOL_ERRORS:
         up = {
-            _port(point.labels)
-            for point in series.lowest("infiniband_port_up", seconds)
-            if point.value
+            _port(labels) for labels, value in series.lowest("infiniband_port_up", seconds) if value
         }
         for labels, value in series.rise(
             "infiniband_port_errors_total", seconds, type="symbol_error"
@@ -342,7 +337,7 @@ def network(series: Series, _wall: float) -> Iterator[Sign]:
 def _interfaces(series: Series) -> Iterator[Sign]:
     name = "network_speed_bytes_per_second"
     used = _used_interfaces(series)
-    best = {point.labels["device"]: point.value for point in series.peak(name, WEEK)}
+    best = {labels["device"]: value for labels, value in series.peak(name, WEEK)}
     for labels, value in series(name):
         device = labels["device"]
         if device in used and value < best.get(device, 0.0):

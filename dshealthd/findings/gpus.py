@@ -93,11 +93,9 @@ def off_bus(series: Series, wall: float) -> list[Point]:
     An Xid counts for ten minutes whatever NVML says, as a dying GPU may answer for a while; after
     that until NVML reads the GPU at its address.
     """
-    up = {(point.labels["gpu"], point.labels["uuid"]) for point in series("gpu_up") if point.value}
+    up = {(labels["gpu"], labels["uuid"]) for labels, value in series("gpu_up") if value}
     read = {
-        point.labels["pci"]
-        for point in series("gpu_info")
-        if (point.labels["gpu"], point.labels["uuid"]) in up
+        labels["pci"] for labels, _ in series("gpu_info") if (labels["gpu"], labels["uuid"]) in up
     }
     since = wall - series.limits.xid_recent_seconds
     return [
@@ -128,7 +126,7 @@ def lost(series: Series, wall: float) -> Iterator[Sign]:
     for labels, at in off_bus(series, wall):
         named.add(labels["gpu"])
         yield Sign(alert, "Xid 79", labels, source=_XID, since=at, hold=0.0)
-    unread = {point.labels["gpu"] for point in series("gpu_up") if not point.value}
+    unread = {labels["gpu"] for labels, value in series("gpu_up") if not value}
     used = {labels["gpu"] for labels, _ in series.highest("job_gpu_info", IN_USE)}
     for labels, value in series("gpu_fault"):
         reason = labels["reason"]
@@ -189,23 +187,20 @@ def errors(series: Series, wall: float) -> Iterator[Sign]:
 
 def _followed_by_requests(series: Series, wall: float) -> set[str]:
     """Return the GPUs with a fault that has its own finding, and makes the driver ask for a reset."""
-    unread = {point.labels["gpu"] for point in series("gpu_up") if not point.value}
-    unread -= {point.labels["gpu"] for point in series("gpu_fault", reason="reset_required")}
+    unread = {labels["gpu"] for labels, value in series("gpu_up") if not value}
+    unread -= {labels["gpu"] for labels, _ in series("gpu_fault", reason="reset_required")}
     logged = (
         *off_bus(series, wall),
         *series(_XID, xid="74"),
         *series("xid_nvlink_last_timestamp_seconds", severity="fatal"),
     )
-    return unread | {point.labels["gpu"] for point in logged}
+    return unread | {labels["gpu"] for labels, _ in logged}
 
 
 def _rows(series: Series) -> Iterator[Sign]:
     """Yield GPUs that could not replace a bad memory row."""
     flags = _flags(
-        series,
-        RESET,
-        gpu_remapped_rows_failed=_NO_ROW,
-        gpu_memory_unrepairable=_NO_REPAIR,
+        series, RESET, gpu_remapped_rows_failed=_NO_ROW, gpu_memory_unrepairable=_NO_REPAIR
     )
     # No reset by hand causes it.
     yield from each((*flags, *_logged(series, RESET, XIDS_EXCHANGE)), hold=0.0)
@@ -216,7 +211,7 @@ def _memory(series: Series) -> Iterator[Sign]:
     name = "gpu_ecc_errors_total"
     yield from each(_logged(series, RESET, XIDS_MEMORY), hold=0.0)
     # Where the driver says that it contained the error (Xid 94), one application has ended.
-    contained = {point.labels["gpu"] for point in series(_XID, xid="94")}
+    contained = {labels["gpu"] for labels, _ in series(_XID, xid="94")}
     for labels, value in series(name, type="uncorrected", counter="volatile"):
         if value > 0 and labels["gpu"] not in contained:
             yield Sign(RESET, _ECC, labels, value=value, limit=0, source=name, hold=0.0)
@@ -230,7 +225,7 @@ def _requests(series: Series) -> Iterator[tuple[Mapping[str, str], str, float]]:
         if pci not in last or point.value > last[pci].value:
             last[pci] = point
     # NVML says what is asked for now, if the driver supports it.
-    none = {point.labels["gpu"] for point in series("gpu_recovery_action") if not point.value}
+    none = {labels["gpu"] for labels, value in series("gpu_recovery_action") if not value}
     for labels, at in last.values():
         if labels["action"] != "none" and labels["gpu"] not in none:
             yield labels, labels["action"], at
@@ -285,7 +280,7 @@ def _repairs(series: Series) -> Iterator[Sign]:
         gpu_retired_pages_pending="needs a reset to retire a bad memory page",
         gpu_repair_pending="needs a reset to repair a memory channel or a TPC",
     )
-    known = {point.labels["gpu"] for point in series("gpu_remapped_rows_pending")}
+    known = {labels["gpu"] for labels, _ in series("gpu_remapped_rows_pending")}
     for sign in _logged(series, alert, frozenset(("63",))):
         if sign.labels["gpu"] not in known:
             yield dataclasses.replace(
@@ -327,7 +322,7 @@ def _worn(series: Series) -> Iterator[Sign]:
     """Yield GPUs with worn SRAM, or a corrupted infoROM."""
     alert = "DshealthdGpuSramWornOut"
     yield from _flags(series, alert, gpu_sram_threshold_exceeded="above NVIDIA's threshold")
-    judged = {point.labels["gpu"] for point in series("gpu_sram_threshold_exceeded")}
+    judged = {labels["gpu"] for labels, _ in series("gpu_sram_threshold_exceeded")}
     name, limit = "gpu_ecc_location_errors_total", "sram_uncorrected_aggregate"
     for labels, value in series(name, location="sram", type="uncorrected", counter="aggregate"):
         if value > series.limit(limit) and labels["gpu"] not in judged:
@@ -347,8 +342,8 @@ def _worn(series: Series) -> Iterator[Sign]:
 def _other_xids(series: Series, wall: float) -> Iterator[Sign]:
     """Yield GPUs with a recent Xid that no other finding tells of."""
     fatal = {
-        point.labels["pci"]: point.value
-        for point in series("xid_nvlink_last_timestamp_seconds", severity="fatal")
+        labels["pci"]: value
+        for labels, value in series("xid_nvlink_last_timestamp_seconds", severity="fatal")
     }
     for labels, at in series(_XID):
         link = labels["xid"] in XIDS_NVLINK and at <= fatal.get(labels["pci"], -math.inf)
@@ -371,14 +366,13 @@ def _recurring(series: Series) -> Iterator[Sign]:
     """
     name = "xid_errors_total"
     days = {
-        (point.labels["gpu"], point.labels["pci"], point.labels["xid"]): point.value
-        for point in series.rise(name, DAY, from_zero=True, xid=XIDS_RECURRING)
-        if point.value > 0
+        (labels["gpu"], labels["pci"], labels["xid"]): value
+        for labels, value in series.rise(name, DAY, from_zero=True, xid=XIDS_RECURRING)
+        if value > 0
     }
     hours = series.rise(name, HOUR, from_zero=True, xid=XIDS_RECURRING)
     jobs = {
-        (point.labels["gpu"], point.labels["training_job"])
-        for point in series.highest("job_gpu_info", DAY)
+        (labels["gpu"], labels["training_job"]) for labels, _ in series.highest("job_gpu_info", DAY)
     }
     gpus_of = {xid: {gpu for gpu, _, other in days if other == xid} for _, _, xid in days}
     for labels, rise in hours:
@@ -403,9 +397,7 @@ def driver(series: Series, wall: float) -> Iterator[Sign]:
         *(point for point in series("worker_stuck", worker="device") if point.value > 0),
     ]
     if hung and not off_bus(series, wall):
-        where = sorted(
-            point.labels["gpu"] for point in series("gpu_fault", reason=HUNG) if point.value
-        )
+        where = sorted(labels["gpu"] for labels, value in series("gpu_fault", reason=HUNG) if value)
         at = f", at GPU {' '.join(where)}" if where else ""
         yield Sign(
             broken, f"a call did not return{at}", source="collector_failing", hold=TWO_DEADLINES

@@ -56,10 +56,10 @@ def _too_hot(series: Series) -> Iterator[Sign]:
     """Compare temperatures with each GPU's own limits, or with the configured where it has none."""
     name = "gpu_temperature_celsius"
     limits = {
-        (point.labels["gpu"], point.labels["limit"]): point.value
-        for point in series("gpu_temperature_limit_celsius")
+        (labels["gpu"], labels["limit"]): value
+        for labels, value in series("gpu_temperature_limit_celsius")
     }
-    margins = {point.labels["gpu"] for point in series("gpu_temperature_margin_celsius")}
+    margins = {labels["gpu"] for labels, _ in series("gpu_temperature_margin_celsius")}
     for labels, value in series(name, sensor=("core", "memory")):
         gpu, core = labels["gpu"], labels["sensor"] == "core"
         slow = limits.get((gpu, "slowdown")) if core else None
@@ -101,8 +101,8 @@ def _margins(series: Series) -> Iterator[Sign]:
     """Compare the degrees left to the limit, on GPUs that report margins."""
     name = "gpu_temperature_margin_celsius"
     limits = {
-        point.labels["gpu"]: point.value
-        for point in series("gpu_temperature_margin_limit_celsius", limit="slowdown")
+        labels["gpu"]: value
+        for labels, value in series("gpu_temperature_margin_limit_celsius", limit="slowdown")
     }
     for labels, value in series(name):
         limit = limits.get(labels["gpu"])

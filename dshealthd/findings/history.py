@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 BEFORE = gauge("dshealthd_gpus_before", "Most GPUs that this node has had on its PCI bus.")
 """Derived here for the rules; not exported."""
 _XID = "xid_last_timestamp_seconds"
-_LOGGED = (
-    _XID,
-    "xid_nvlink_last_timestamp_seconds",
-    "xid_recovery_action_last_timestamp_seconds",
-)
+_LOGGED = (_XID, "xid_nvlink_last_timestamp_seconds", "xid_recovery_action_last_timestamp_seconds")
 """Metrics with the time of an Xid as their value."""
 
 
@@ -46,13 +42,10 @@ class GpuHistory:
         """Drop the Xids that are over from `series`; `wall` is the Unix time in seconds."""
         # By address: while one GPU is missing, the indices of those after it shift.
         address = {
-            (point.labels["gpu"], point.labels["uuid"]): point.labels["pci"]
-            for point in series("gpu_info")
+            (labels["gpu"], labels["uuid"]): labels["pci"] for labels, _ in series("gpu_info")
         }
         self._note_resets(series, wall, address)
-        read = {
-            (point.labels["gpu"], point.labels["uuid"]) for point in series("gpu_up") if point.value
-        }
+        read = {(labels["gpu"], labels["uuid"]) for labels, value in series("gpu_up") if value}
         back = {pci for gpu, pci in address.items() if gpu in read}
         for labels, at in series(_XID, xid="79"):
             if labels["pci"] in back and at <= wall - series.limits.xid_recent_seconds:

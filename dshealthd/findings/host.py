@@ -110,7 +110,7 @@ def logged(
 ) -> Iterator[Sign]:
     """Yield a sign if the kernel logged such events within `seconds`, with their number."""
     name = "kernel_events_total"
-    lines = sum(point.value for point in series.rise(name, seconds, event=events))
+    lines = sum(value for _, value in series.rise(name, seconds, event=events))
     if lines >= at_least:
         yield Sign(alert, value=lines, source=name, **more)
 
@@ -158,7 +158,7 @@ def memory(series: Series, _wall: float) -> Iterator[Sign]:
     )
     for labels, limit in series("job_locked_memory_limit_bytes"):
         job = labels["training_job"]
-        locked = [point.value for point in series("job_locked_memory_bytes", training_job=job)]
+        locked = [value for _, value in series("job_locked_memory_bytes", training_job=job)]
         yield from _near(
             series,
             "lockable memory",
@@ -214,8 +214,8 @@ def sockets(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about sockets that run out, and about a broken loopback."""
     # Where no local port was free, the loopback is not what is broken.
     no_port = any(
-        point.value > 0
-        for point in series.rise("loopback_connections_total", 300.0, outcome="no_port")
+        value > 0
+        for _, value in series.rise("loopback_connections_total", 300.0, outcome="no_port")
     )
     if series.value("loopback_up") == 0 and not no_port:
         yield Sign("DshealthdLoopbackRefused", "fail", source="loopback_up")

@@ -52,7 +52,7 @@ ENDS = {
 
 def hangs(series: Series, wall: float) -> Iterator[Sign]:
     """Yield findings about jobs in which no rank here makes progress."""
-    for job in sorted({point.labels["training_job"] for point in series("job_hang")}):
+    for job in sorted({labels["training_job"] for labels, _ in series("job_hang")}):
         found = silent(series, job)
         if found is None:
             continue
@@ -85,7 +85,7 @@ def hangs(series: Series, wall: float) -> Iterator[Sign]:
 
 def _last_heartbeat(series: Series, job: str) -> float | None:
     """Return the Unix time in seconds of the last heartbeat of any rank of the job."""
-    heard = (point.value for point in series("job_heartbeat_timestamp_seconds", training_job=job))
+    heard = (value for _, value in series("job_heartbeat_timestamp_seconds", training_job=job))
     return max(heard, default=None)
 
 
@@ -102,12 +102,12 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
         ),
         "",
     )
-    killed = any(point.value > 0 for point in series.rise("oom_kills_total", BEFORE_END))
+    killed = any(value > 0 for _, value in series.rise("oom_kills_total", BEFORE_END))
     reserved = {
         _rank(labels): value
         for labels, value in series.highest("job_memory_bytes", BEFORE_END, type="reserved")
     }
-    total = max((point.value for point in series("gpu_memory_total_bytes")), default=math.inf)
+    total = max((value for _, value in series("gpu_memory_total_bytes")), default=math.inf)
     ended: dict[str, list[tuple[float, Mapping[str, str]]]] = {}
     for labels, at in series("job_rank_ended_timestamp_seconds"):
         ended.setdefault(labels["training_job"], []).append((at, labels))
@@ -138,7 +138,7 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
     ranks_before = list(series.highest("job_ranks", BEFORE_END))
     here = {labels["training_job"] for labels, _ in ranks_before}
     gone = any((series.value("job_ranks", **labels) or 0.0) < most for labels, most in ranks_before)
-    heard = ended.keys() | {point.labels["training_job"] for point in series("job_step")}
+    heard = ended.keys() | {labels["training_job"] for labels, _ in series("job_step")}
     if where and gone and len(here) == 1 and here.isdisjoint(heard):
         (job,) = here
         yield Sign(
@@ -150,9 +150,7 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
         )
 
 
-def _first(
-    ended: Sequence[tuple[float, Mapping[str, str]]],
-) -> tuple[float, Mapping[str, str]]:
+def _first(ended: Sequence[tuple[float, Mapping[str, str]]]) -> tuple[float, Mapping[str, str]]:
     """Return the end that the others follow from, as `dshealthd:job:rank_ended` has it: the first,
     or, if that is an error, a SIGKILL at about that time. Errors follow from it, and not it from them.
     """
@@ -206,7 +204,7 @@ def gradients(series: Series, _wall: float) -> Iterator[Sign]:
         labels["training_job"]: value
         for labels, value in series.lowest(name, NORM_SECONDS, full=True)
     }
-    lost = {point.labels["training_job"] for point in series("job_loss_finite") if not point.value}
+    lost = {labels["training_job"] for labels, value in series("job_loss_finite") if not value}
     for labels, usual in series.usual(name, 3600.0, series.limit(limit)):
         job = labels["training_job"]
         if usual > 0 and least.get(job, 0.0) > series.limit(limit) * usual and job not in lost:

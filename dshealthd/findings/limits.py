@@ -82,9 +82,7 @@ class Limits:
         minimum=0,
     )
     path_write_seconds: Duration = option(
-        "1s",
-        "Time to write and sync 4 KiB; the agent gives up after 5 s. [O]",
-        minimum="1ms",
+        "1s", "Time to write and sync 4 KiB; the agent gives up after 5 s. [O]", minimum="1ms"
     )
     shared_memory_bytes: Bytes = option(
         Bytes(10**9), "Size of /dev/shm; Docker's default is 64 MiB. [O]", minimum=0

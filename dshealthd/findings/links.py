@@ -47,16 +47,16 @@ PCIE_EVENTS = {
 
 def nvlink(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield GPUs with fewer NVLinks than they had, or whose driver reports a failed link."""
-    lost = {point.labels["gpu"] for point in series("gpu_up") if not point.value}
+    lost = {labels["gpu"] for labels, value in series("gpu_up") if not value}
     # With MIG the links are off. They train after a boot and after a reset of the GPU.
     lost |= {gpu for (gpu,) in series.parts("gpu_mode_info", "gpu", mig="on")}
     training = _restarted(series)
     alert, name = "DshealthdNvlinkDown", "nvlinks_up"
-    before = {point.labels["uuid"]: point.value for point in series.peak(name, WEEK)}
-    switch = {point.labels["gpu"]: point.value for point in series("nvlinks", remote="switch")}
+    before = {labels["uuid"]: value for labels, value in series.peak(name, WEEK)}
+    switch = {labels["gpu"]: value for labels, value in series("nvlinks", remote="switch")}
     here = list(series(name))
-    most = max((point.value for point in here), default=0)
-    fewer = [point.labels["gpu"] for point in here if point.value < most]
+    most = max((value for _, value in here), default=0)
+    fewer = [labels["gpu"] for labels, value in here if value < most]
     for labels, value in here:
         gpu = labels["gpu"]
         # Bridges come in pairs and not between all GPUs: neighbors say little, unless all of them
@@ -134,8 +134,8 @@ def nvlink_errors(series: Series, _wall: float) -> Iterator[Sign]:
             labels,
         )
     name = "nvlink_speed_bytes_per_second"
-    best = {point.labels["uuid"]: point.value for point in series.peak(name, WEEK)}
-    most = max((point.value for point in series(name)), default=0)
+    best = {labels["uuid"]: value for labels, value in series.peak(name, WEEK)}
+    most = max((value for _, value in series(name)), default=0)
     for labels, value in series.highest(name, 300.0, full=True):
         usual = max(best.get(labels["uuid"], 0), most)
         if value < usual and series.value(name, **labels) is not None:
@@ -152,15 +152,15 @@ def nvlink_errors(series: Series, _wall: float) -> Iterator[Sign]:
 def nvlink_domain(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about GPUs off the NVLink fabric or outside their domain, and about IMEX."""
     name = "nvlink_domain_info"
-    now = {point.labels["gpu"]: _domain(point.labels) for point in series(name)}
-    before = {point.labels["uuid"]: _domain(point.labels) for point in series.peak(name, WEEK)}
+    now = {labels["gpu"]: _domain(labels) for labels, _ in series(name)}
+    before = {labels["uuid"]: _domain(labels) for labels, _ in series.peak(name, WEEK)}
     if not _settled(series):
         return
     yield from _off_fabric(series, now or before)
     registered = {
-        point.labels["gpu"]
-        for point in series("gpu_fabric_state")
-        if point.value == FABRIC_COMPLETE and (now or point.labels["uuid"] in before)
+        labels["gpu"]
+        for labels, value in series("gpu_fabric_state")
+        if value == FABRIC_COMPLETE and (now or labels["uuid"] in before)
     }
     most = max(Counter(now.values()).values(), default=0)
     if outside := len(registered | now.keys()) - most:
@@ -196,14 +196,14 @@ def _off_fabric(series: Series, domains: Mapping[str, str]) -> Iterator[Sign]:
     The part is the node's domain of several nodes, if it has one: where most of these are off the
     fabric, Prometheus finds the domain rather than the nodes.
     """
-    sick = {point.labels["gpu"] for point in series("gpu_fabric_healthy") if point.value == 0}
+    sick = {labels["gpu"] for labels, value in series("gpu_fabric_healthy") if value == 0}
     wanted = {
-        point.labels["gpu"] for point in series("nvlinks", remote="switch", version=FABRIC_VERSIONS)
+        labels["gpu"] for labels, _ in series("nvlinks", remote="switch", version=FABRIC_VERSIONS)
     }
     sick |= {
-        point.labels["gpu"]
-        for point in series("gpu_fabric_state")
-        if 0 < point.value < FABRIC_COMPLETE or (not point.value and point.labels["gpu"] in wanted)
+        labels["gpu"]
+        for labels, value in series("gpu_fabric_state")
+        if 0 < value < FABRIC_COMPLETE or (not value and labels["gpu"] in wanted)
     }
     if sick:
         common = Counter(domains.values()).most_common(1)
@@ -233,15 +233,15 @@ def pcie(series: Series, _wall: float) -> Iterator[Sign]:
 def _slow_pcie(series: Series) -> Iterator[Sign]:
     """Yield PCIe links of GPUs that are narrow, slow under load, or retransmit."""
     busy = {
-        point.labels["gpu"]
-        for point in series("gpu_utilization_ratio")
-        if point.value > series.limits.gpu_busy_ratio
+        labels["gpu"]
+        for labels, value in series("gpu_utilization_ratio")
+        if value > series.limits.gpu_busy_ratio
     }
     for name, lost in (
         ("pcie_link_width", "has lost lanes"),
         ("pcie_link_generation", "runs below its generation under load"),
     ):
-        most = {point.labels["gpu"]: point.value for point in series(f"{name}_max")}
+        most = {labels["gpu"]: value for labels, value in series(f"{name}_max")}
         for labels, value in series(name):
             limit = most.get(labels["gpu"])
             # An idle GPU lowers its PCIe generation to save power, but never the width.
@@ -257,9 +257,9 @@ def _slow_pcie(series: Series) -> Iterator[Sign]:
                     source=name,
                 )
     gen5 = {
-        point.labels["gpu"]
-        for point in series("pcie_link_generation_max")
-        if point.value >= GENERATION_5
+        labels["gpu"]
+        for labels, value in series("pcie_link_generation_max")
+        if value >= GENERATION_5
     }
     for labels, replays in series.rise("pcie_replays_total", RECENT):
         # A link of twice the rate may have twice as many errors.

@@ -56,8 +56,7 @@ JUDGED = gauge(
     "Unix time of the last judgement; the findings are those of this moment.",
 )
 LEFT_OUT = gauge(
-    "dshealthd_findings_left_out",
-    "Findings beyond those exported, which are the worst ones.",
+    "dshealthd_findings_left_out", "Findings beyond those exported, which are the worst ones."
 )
 METRICS = (FINDING, VALUE, JUDGED, LEFT_OUT, *stalls.EXPORTED)
 

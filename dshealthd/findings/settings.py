@@ -91,7 +91,7 @@ def _wrong(labels: Mapping[str, str]) -> str:
 
 def transports(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs that disable a transport although it would work for them."""
-    nvlink = any(point.value > 0 for point in series("nvlinks_up"))
+    nvlink = any(value > 0 for _, value in series("nvlinks_up"))
     fabric = fabric_up(series)
     found: dict[str, dict[str, float]] = {}
     for labels, ranks in series("job_environment_problems", problem="disabled"):
@@ -173,9 +173,9 @@ def _apart(series: Series) -> Iterator[tuple[str, str]]:
         if lowest.get(run) == 0 and (run in incomplete or variable == "WORLD_SIZE"):
             kin.setdefault((variable, labels["kin"]), set()).add(run)
     connected = any(
-        point.value > 0 for point in series("rendezvous_client_sockets", state="established")
+        value > 0 for _, value in series("rendezvous_client_sockets", state="established")
     )
-    steps = {point.labels["training_job"] for point in series("job_step") if point.value > 0}
+    steps = {labels["training_job"] for labels, value in series("job_step") if value > 0}
     for labels, _ in series("job_rendezvous_kin_info"):
         job, run, variable = labels["training_job"], labels["run"], labels["variable"]
         if (
@@ -184,7 +184,7 @@ def _apart(series: Series) -> Iterator[tuple[str, str]]:
             and not (variable == "MASTER_ADDR" and connected)
             and job not in steps
         ):
-            ranks = {point.labels["rank"] for point in series("job_processes", run=run)}
+            ranks = {labels["rank"] for labels, _ in series("job_processes", run=run)}
             yield (
                 job,
                 f"{ranks_named(ranks)} {'has' if len(ranks) == 1 else 'have'} another {variable} than rank 0",
@@ -192,7 +192,7 @@ def _apart(series: Series) -> Iterator[tuple[str, str]]:
 
 
 def _by_run(series: Series, name: str) -> Mapping[str, float]:
-    return {point.labels["run"]: point.value for point in series(name)}
+    return {labels["run"]: value for labels, value in series(name)}
 
 
 def ranks_named(ranks: Collection[str]) -> str:

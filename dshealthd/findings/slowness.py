@@ -37,16 +37,16 @@ def starved(series: Series, _wall: float) -> Iterator[Sign]:
     """
     used = series.parts("gpu_compute_processes", "gpu", "uuid")
     now = [
-        point.value
-        for point in series("gpu_utilization_ratio")
-        if (point.labels["gpu"], point.labels["uuid"]) in used
+        value
+        for labels, value in series("gpu_utilization_ratio")
+        if (labels["gpu"], labels["uuid"]) in used
     ]
     if now:
         series.add([UTILIZATION(sum(now) / len(now))])
     name = short_name(UTILIZATION)
     queued = [
-        point.value
-        for point in series.mean(
+        value
+        for _, value in series.mean(
             "pressure_stalled_ratio", 600.0, full=True, resource="cpu", tasks="some"
         )
     ]
@@ -68,8 +68,7 @@ def _starved(value: float, reason: str, limit: str, hold: float | None = None) -
 def _held(series: Series) -> list[float]:
     """Return the utilization of the GPUs of jobs that are full and hardly compute."""
     total = {
-        (point.labels["gpu"], point.labels["uuid"]): point.value
-        for point in series("gpu_memory_total_bytes")
+        (labels["gpu"], labels["uuid"]): value for labels, value in series("gpu_memory_total_bytes")
     }
     of_jobs = series.parts("job_gpu_info", "gpu", "uuid")
     full = {
@@ -91,8 +90,8 @@ def inputs(series: Series, _wall: float) -> Iterator[Sign]:
     limit = "input_ratio"
     # Medians: an unmarked checkpoint also comes between two steps.
     steps = {
-        (point.labels["training_job"], point.labels["rank"]): point.value
-        for point in series.median("job_step_seconds", 300.0)
+        (labels["training_job"], labels["rank"]): value
+        for labels, value in series.median("job_step_seconds", 300.0)
     }
     here = series.parts("job_step", "training_job", "rank")
     slow: dict[str, list[tuple[float, str]]] = {}
@@ -119,7 +118,7 @@ def steps(series: Series, _wall: float) -> Iterator[Sign]:
         times.setdefault(labels["training_job"], []).append(seconds)
     series.add([STEP(statistics.median(ranks), job) for job, ranks in times.items()])
     limit, name = "job_slowed_ratio", short_name(STEP)
-    hung = {point.labels["training_job"] for point in series("job_hang") if point.value}
+    hung = {labels["training_job"] for labels, value in series("job_hang") if value}
     told = set()
     for labels, usual in series.usual(name, 3600.0, series.limit(limit)):
         job = labels["training_job"]
@@ -169,7 +168,7 @@ def detours(series: Series, _wall: float) -> Iterator[Sign]:
     }
     answers = list(series("job_nccl_answers_without_progress"))
     moving |= {labels["training_job"] for labels, idle in answers if idle == 0}
-    judged = {point.labels["training_job"] for point in (*series("job_step"), *answers)}
+    judged = {labels["training_job"] for labels, _ in (*series("job_step"), *answers)}
     for (job,) in series.parts("job_run_info", "training_job"):
         # A job that hangs or ends has its own alert; the port has its page in any case.
         if down and sent > series.limit(limit) and (job in moving or job not in judged):

@@ -85,9 +85,9 @@ def judged_by_heartbeats(series: Series, job: str) -> bool:
 
     Not while its pace is unknown, as after a restart of the agent, unless it is in a marked pause.
     """
-    hung = [point.value for point in series("job_hang", training_job=job)]
+    hung = [value for _, value in series("job_hang", training_job=job)]
     unknown = series.limits.hang_unknown_pace_seconds
-    bounds = [point.value for point in series("job_step_bound_seconds", training_job=job)]
+    bounds = [value for _, value in series("job_step_bound_seconds", training_job=job)]
     paused = any(
         value == 1 and labels["phase"] != "training"
         for labels, value in series("job_phase", training_job=job)

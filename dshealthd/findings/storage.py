@@ -224,7 +224,7 @@ def _slow_disks(series: Series) -> Iterator[Sign]:
     now = _request_seconds(series)
     series.add(REQUEST(seconds, disk) for disk, seconds in now.items())
     name = short_name(REQUEST)
-    best = {point.labels["disk"]: point.value for point in series.lowest(name, DAY)}
+    best = {labels["disk"]: value for labels, value in series.lowest(name, DAY)}
     moved = _by_disk(series, "disk_bytes_total", RECENT)
     for labels, _ in series("disk_info", rotational="0"):
         disk = labels["disk"]

@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.options import unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from dshealthd.core.options import Errors
+
+    Wrong = Callable[[str, str], None]
+    """Records a key and what is wrong with its value."""
 
 log = logging.getLogger(__name__)
 
@@ -114,30 +117,33 @@ def build(table: Mapping[str, Any], directory: str, key: str, errors: Errors) ->
     If it is invalid, return None and add the reasons to `errors`, each at its key.
     """
     before = len(errors)
+
+    def wrong(name: str, reason: str) -> None:
+        errors.add(f"{key}.{name}", reason)
+
     good: dict[str, Any] = {}
     for name, value in table.items():
-        path = f"{key}.{name}"
         if name in _UNSUPPORTED:
-            errors.add(path, _UNSUPPORTED[name])
+            wrong(name, _UNSUPPORTED[name])
         elif name not in _TYPES:
-            errors.add(path, unknown(str(name), _TYPES))
+            wrong(name, unknown(str(name), _TYPES))
         elif type(value) is not _TYPES[name] or (
             isinstance(value, list) and not all(isinstance(item, str) for item in value)
         ):
-            errors.add(path, f"must be {_WORDS[_TYPES[name]]}")
+            wrong(name, f"must be {_WORDS[_TYPES[name]]}")
         else:
             good[name] = value
     for name in ("cert_file", "key_file"):
         if not table.get(name):
-            errors.add(f"{key}.{name}", "is missing")
+            wrong(name, "is missing")
     table = good
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _set_versions(context, table, key, errors)
-    _set_suites(context, table, key, errors)
-    _set_curve(context, table, key, errors)
+    _set_versions(context, table, wrong)
+    _set_suites(context, table, wrong)
+    _set_curve(context, table, wrong)
     places = files(table, directory)
-    _set_clients(context, table, places, key, errors)
-    _set_certificate(context, places, key, errors)
+    _set_clients(context, table, places, wrong)
+    _set_certificate(context, places, key, wrong)
     if len(errors) > before:
         return None
     return Tls(context, frozenset(_plain(name) for name in table.get("client_allowed_sans", ())))
@@ -151,36 +157,30 @@ def _plain(name: str) -> str:
         return name
 
 
-def _set_versions(
-    context: ssl.SSLContext, table: Mapping[str, Any], key: str, errors: Errors
-) -> None:
+def _set_versions(context: ssl.SSLContext, table: Mapping[str, Any], wrong: Wrong) -> None:
     bounds = {
         "min_version": table.get("min_version", "TLS12"),
         "max_version": table.get("max_version", "TLS13"),
     }
     for name, version in bounds.items():
         if version in OLD_VERSIONS:
-            errors.add(
-                f"{key}.{name}", f"{version} is not supported: it is broken; use TLS12 or TLS13"
-            )
+            wrong(name, f"{version} is not supported: it is broken; use TLS12 or TLS13")
         elif version not in VERSIONS:
-            errors.add(f"{key}.{name}", f'"{version}" is not one of {", ".join(VERSIONS)}')
+            wrong(name, f'"{version}" is not one of {", ".join(VERSIONS)}')
     if all(version in VERSIONS for version in bounds.values()):
         low, high = (VERSIONS[version] for version in bounds.values())
         if low > high:
-            errors.add(f"{key}.min_version", "is later than max_version")
+            wrong("min_version", "is later than max_version")
         else:
             context.minimum_version, context.maximum_version = low, high
 
 
-def _set_suites(
-    context: ssl.SSLContext, table: Mapping[str, Any], key: str, errors: Errors
-) -> None:
+def _set_suites(context: ssl.SSLContext, table: Mapping[str, Any], wrong: Wrong) -> None:
     suites = table.get("cipher_suites") or []
     for suite in suites:
         if suite not in SUITES:
-            errors.add(
-                f"{key}.cipher_suites",
+            wrong(
+                "cipher_suites",
                 f'"{suite}" is not supported; for TLS 1.2 there are {", ".join(sorted(SUITES))}',
             )
     if suites and all(suite in SUITES for suite in suites):
@@ -189,82 +189,71 @@ def _set_suites(
         context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
 
 
-def _set_curve(context: ssl.SSLContext, table: Mapping[str, Any], key: str, errors: Errors) -> None:
+def _set_curve(context: ssl.SSLContext, table: Mapping[str, Any], wrong: Wrong) -> None:
     curves = table.get("curve_preferences") or []
     if len(curves) > 1:
-        errors.add(
-            f"{key}.curve_preferences",
+        wrong(
+            "curve_preferences",
             "only one curve is supported; omit the key to offer the default ones",
         )
     elif curves and curves[0] not in CURVES:
-        errors.add(
-            f"{key}.curve_preferences",
-            f'"{curves[0]}" is not supported; there are {", ".join(CURVES)}',
-        )
+        wrong("curve_preferences", f'"{curves[0]}" is not supported; there are {", ".join(CURVES)}')
     elif curves:
         context.set_ecdh_curve(CURVES[curves[0]])
 
 
 def _set_clients(
-    context: ssl.SSLContext,
-    table: Mapping[str, Any],
-    places: Mapping[str, str],
-    key: str,
-    errors: Errors,
+    context: ssl.SSLContext, table: Mapping[str, Any], places: Mapping[str, str], wrong: Wrong
 ) -> None:
     policy = table.get("client_auth_type", "")
     if policy in UNVERIFIED_AUTH:
-        errors.add(
-            f"{key}.client_auth_type",
+        wrong(
+            "client_auth_type",
             f"{policy} is not supported: it accepts any certificate; use "
             "RequireAndVerifyClientCert or VerifyClientCertIfGiven",
         )
         return
     if policy not in CLIENT_AUTH:
-        errors.add(
-            f"{key}.client_auth_type",
+        wrong(
+            "client_auth_type",
             f'"{policy}" is not one of {", ".join(name for name in CLIENT_AUTH if name)}',
         )
         return
     mode = CLIENT_AUTH[policy]
     if "client_ca_file" in places and mode is ssl.CERT_NONE:
-        errors.add(f"{key}.client_ca_file", "is set, but client_auth_type requests no certificate")
+        wrong("client_ca_file", "is set, but client_auth_type requests no certificate")
     if "client_ca_file" not in places and mode is not ssl.CERT_NONE:
-        errors.add(f"{key}.client_ca_file", f"is needed for client_auth_type {policy}")
+        wrong("client_ca_file", f"is needed for client_auth_type {policy}")
     if table.get("client_allowed_sans") is not None and mode is not ssl.CERT_REQUIRED:
-        errors.add(
-            f"{key}.client_allowed_sans", "needs client_auth_type RequireAndVerifyClientCert"
-        )
+        wrong("client_allowed_sans", "needs client_auth_type RequireAndVerifyClientCert")
     elif table.get("client_allowed_sans") == []:
-        errors.add(f"{key}.client_allowed_sans", "is empty, so that no client could connect")
+        wrong("client_allowed_sans", "is empty, so that no client could connect")
     if "client_ca_file" in places and mode is not ssl.CERT_NONE:
         try:
             context.load_verify_locations(places["client_ca_file"])
         except OSError as error:
-            errors.add(
-                f"{key}.client_ca_file",
+            wrong(
+                "client_ca_file",
                 f"{places['client_ca_file']} holds no certificate: {_reason(error)}",
             )
         context.verify_mode = mode
 
 
 def _set_certificate(
-    context: ssl.SSLContext, places: Mapping[str, str], key: str, errors: Errors
+    context: ssl.SSLContext, places: Mapping[str, str], key: str, wrong: Wrong
 ) -> None:
     if not {"cert_file", "key_file"} <= places.keys():
         return
     for name in ("cert_file", "key_file"):
         if not os.access(places[name], os.R_OK) or os.path.isdir(places[name]):
-            errors.add(f"{key}.{name}", f"{places[name]} cannot be read")
+            wrong(name, f"{places[name]} cannot be read")
             return
     try:
         # Checked separately, so that an error names the file: load_cert_chain does not say which of
         # the two is invalid.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(places["cert_file"])
     except OSError as error:  # ssl's errors are OSErrors, too
-        errors.add(
-            f"{key}.cert_file", f"{places['cert_file']} holds no certificate: {_reason(error)}"
-        )
+        wrong("cert_file", f"{places['cert_file']} holds no certificate: {_reason(error)}")
         return
     mode = os.stat(places["key_file"]).st_mode
     if mode & stat.S_IROTH:
@@ -277,8 +266,8 @@ def _set_certificate(
     try:
         context.load_cert_chain(places["cert_file"], places["key_file"], password=lambda: "")
     except OSError as error:
-        errors.add(
-            f"{key}.key_file",
+        wrong(
+            "key_file",
             f"{places['key_file']} is not the key of {places['cert_file']}, or is encrypted: "
             f"{_reason(error)}",
         )

@@ -81,6 +81,11 @@ HEALTHY = "/-/healthy"
 FIT = "/-/fit"
 FIT_CHARACTERS = 80
 """Most characters of an answer of `/-/fit`: node-problem-detector cuts a plugin's output there."""
+DOCUMENT_HEADERS = {
+    "Content-Type": "application/json",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+}
 CHALLENGE = 'Basic realm="dshealthd", charset="UTF-8"'
 
 
@@ -143,9 +148,8 @@ class Server:
             self._config = WebConfigFile(options.config_file)
             self._authenticator = Authenticator()
         self._page = page_files()
-        self._runbooks = {
-            RUNBOOKS + slug: render(symptom).encode() for slug, symptom in all_symptoms().items()
-        }
+        for slug, symptom in all_symptoms().items():
+            self._page[RUNBOOKS + slug] = render(symptom).encode(), "text/plain; charset=utf-8"
         self._routes: dict[str, Callable[[BaseRequest], Response | Awaitable[Response]]] = {
             "/metrics": self._metrics,
             "/api/v1/status": self._api_status,
@@ -155,7 +159,6 @@ class Server:
             "/-/ready": self._ready,
             FIT: self._fit,
             **dict.fromkeys(self._page, self._page_file),
-            **dict.fromkeys(self._runbooks, self._runbook),
         }
         self._listener = Listener(
             self._gate,
@@ -243,25 +246,12 @@ class Server:
             return plain(HTTPStatus.MISDIRECTED_REQUEST, MISDIRECTED)
         if self._config is not None and path != HEALTHY:
             users = (await self._config.current()).users
-            if (
-                users
-                and (
-                    code := await self._authenticator.refusal(
-                        users,
-                        request.headers.get("Authorization"),
-                        client_of(request.remote or ""),
-                    )
-                )
-                is not None
-            ):
-                return plain(
-                    code,
-                    **(
-                        {"WWW-Authenticate": CHALLENGE}
-                        if code is HTTPStatus.UNAUTHORIZED
-                        else {"Retry-After": "1"}
-                    ),
-                )
+            given, client = request.headers.get("Authorization"), client_of(request.remote or "")
+            code = await self._authenticator.refusal(users, given, client) if users else None
+            if code is HTTPStatus.UNAUTHORIZED:
+                return plain(code, **{"WWW-Authenticate": CHALLENGE})
+            if code is not None:
+                return plain(code, **{"Retry-After": "1"})
         if request.body_exists and (refusal := await self._discard_body(request)) is not None:
             return refusal
         route = self._routes.get(path)
@@ -340,17 +330,7 @@ class Server:
         return self._packed
 
     def _api_status(self, request: BaseRequest) -> Response:
-        headers = {
-            "Content-Type": "application/json",
-            "Cache-Control": "no-store",
-            "X-Content-Type-Options": "nosniff",
-            "Vary": "Accept-Encoding",
-        }
-        # A fifteenth of the size, for a phone on a slow link.
-        if "gzip" in request.headers.get("Accept-Encoding", ""):
-            headers["Content-Encoding"] = "gzip"
-            return Response(body=self.packed_status(), headers=headers)
-        return Response(body=self.status(), headers=headers)
+        return _document(request, self.status, self.packed_status)
 
     def _api_targets(self, _request: BaseRequest) -> Response:
         """Answer Prometheus' HTTP service discovery.
@@ -363,9 +343,7 @@ class Server:
             body = self._targets(self._listener.port)
         except LookupError as error:
             return plain(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
-        return Response(
-            body=body, headers={"Content-Type": "application/json", "Cache-Control": "no-store"}
-        )
+        return Response(body=body, headers=DOCUMENT_HEADERS)
 
     async def _api_fleet(self, request: BaseRequest) -> Response:
         """Answer requests for the fleet; 404 without probes, 503 while members are unknown."""
@@ -375,26 +353,11 @@ class Server:
             body = await self._fleet()
         except LookupError as error:
             return plain(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
-        headers = {
-            "Content-Type": "application/json",
-            "Cache-Control": "no-store",
-            "X-Content-Type-Options": "nosniff",
-            "Vary": "Accept-Encoding",
-        }
-        if "gzip" in request.headers.get("Accept-Encoding", ""):
-            headers["Content-Encoding"] = "gzip"
-            body = gzip.compress(body, 1)
-        return Response(body=body, headers=headers)
+        return _document(request, lambda: body, lambda: gzip.compress(body, 1))
 
     def _page_file(self, request: BaseRequest) -> Response:
         body, kind = self._page[request.path]
         return Response(body=body, headers={"Content-Type": kind, **PAGE_HEADERS})
-
-    def _runbook(self, request: BaseRequest) -> Response:
-        kind = "text/plain; charset=utf-8"
-        return Response(
-            body=self._runbooks[request.path], headers={"Content-Type": kind, **PAGE_HEADERS}
-        )
 
     def _healthy(self, _request: BaseRequest) -> Response:
         return plain(HTTPStatus.OK, "healthy")
@@ -422,6 +385,18 @@ class Server:
         else:
             text = f"unknown: {fitness.unknown[0]}"
         return plain(HTTPStatus.SERVICE_UNAVAILABLE, " ".join(text.split())[:FIT_CHARACTERS])
+
+
+def _document(
+    request: BaseRequest, body: Callable[[], bytes], packed: Callable[[], bytes]
+) -> Response:
+    """Answer with a JSON document, compressed if the client accepts that."""
+    # A fifteenth of the size, for a phone on a slow link.
+    gzipped = "gzip" in request.headers.get("Accept-Encoding", "")
+    headers = {**DOCUMENT_HEADERS, "Vary": "Accept-Encoding"}
+    if gzipped:
+        headers["Content-Encoding"] = "gzip"
+    return Response(body=packed() if gzipped else body(), headers=headers)
 
 
 def _to_open(address: str, hostname: str) -> str:

@@ -11,69 +11,35 @@ if TYPE_CHECKING:
 
 def authority(directory: Path, name: str) -> None:
     """Make a certificate authority: `name.pem` and `name.key`."""
-    _openssl(
-        "req",
-        "-x509",
-        *_key(directory, name),
-        "-subj",
-        f"/CN={name}",
-        "-days",
-        "2",
-        "-out",
-        f"{directory}/{name}.pem",
-    )
+    _openssl(directory, f"req -x509 {KEY} {name}.key -subj /CN={name} -days 2 -out {name}.pem")
 
 
 def certificate(directory: Path, name: str, issuer: str, names: str) -> None:
-    """Make a certificate with subject alternative names, as openssl writes them. `name.pem` and
+    """Make a certificate with subject alternative names, as openssl writes them: `name.pem` and
     `name.key`.
     """
-    request, extensions = directory / f"{name}.csr", directory / f"{name}.ext"
-    extensions.write_text(f"subjectAltName={names}\n", encoding="ascii")
-    _openssl("req", *_key(directory, name), "-subj", f"/CN={name}", "-out", str(request))
-    signer = (
-        "-CA",
-        f"{directory}/{issuer}.pem",
-        "-CAkey",
-        f"{directory}/{issuer}.key",
-        "-CAcreateserial",
-    )
-    _openssl(
-        "x509", "-req", "-in", str(request), *signer, "-days", "2", "-extfile", str(extensions), "-out", f"{directory}/{name}.pem"
-    )  # fmt: skip
+    (directory / f"{name}.ext").write_text(f"subjectAltName={names}\n", encoding="ascii")
+    _openssl(directory, f"req {KEY} {name}.key -subj /CN={name} -out {name}.csr")
+    signer = f"-CA {issuer}.pem -CAkey {issuer}.key -CAcreateserial"
+    request = f"x509 -req -in {name}.csr -extfile {name}.ext"
+    _openssl(directory, f"{request} {signer} -days 2 -out {name}.pem")
 
 
 def encrypted(directory: Path, name: str) -> None:
     """Make an encrypted copy of a key: `name.encrypted.key`."""
-    _openssl(
-        "ec",
-        "-in",
-        f"{directory}/{name}.key",
-        "-aes128",
-        "-passout",
-        "pass:secret",
-        "-out",
-        f"{directory}/{name}.encrypted.key",
-    )
+    words = "-aes128 -passout pass:secret"
+    _openssl(directory, f"ec -in {name}.key {words} -out {name}.encrypted.key")
 
 
-def _key(directory: Path, name: str) -> tuple[str, ...]:
-    return (
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-keyout",
-        f"{directory}/{name}.key",
-    )
+KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout"
 
 
-def _openssl(*arguments: str) -> None:
+def _openssl(directory: Path, words: str) -> None:
     subprocess.run(
-        ["openssl", *arguments],
+        ["openssl", *words.split()],
         check=True,
         capture_output=True,
         timeout=60,
+        cwd=directory,
         umask=0o077,  # a key that others can read is warned of
     )

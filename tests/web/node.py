@@ -50,18 +50,8 @@ class Node:
         """Run an agent on this node; it samples every second. `more` is added to its file."""
         paths = ("--path.sysfs", str(self.directory / "sys"), "--path.dev", str(self.dev))
         collectors = (
-            "gpu",
-            "ecc",
-            "nvlink",
-            "nvlink_domain",
-            "pcie",
-            "gpu_processes",
-            "infiniband",
-            "memory",
-            "pressure",
-            "tcp",
-            "open_files",
-            "kernel_log",
+            *("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes", "infiniband"),
+            *("memory", "pressure", "tcp", "open_files", "kernel_log"),
         )
         config = "".join(f'[collectors.{name}]\ninterval = "1s"\n' for name in collectors)
         config += '[collectors.filesystem]\npaths = ["/", "/dev/shm"]\n'
