@@ -24,6 +24,7 @@ def finding(**other: Any) -> dict[str, Any]:
         "limit_source": "",
         "since": 990.0,
         "hold_seconds": 0.0,
+        "training_job": "",
         **other,
     }
 

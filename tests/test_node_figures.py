@@ -7,7 +7,7 @@ import pytest
 from dshealthd.agent.node_figures import samples
 from dshealthd.core.collector import Sample, gauge
 from dshealthd.core.result import CollectionOutcome, Result
-from dshealthd.core.snapshot import Snapshot
+from tests.snapshots import snapshot
 
 INFO = gauge("dshealthd_gpu_info", "Info.", "gpu", "uuid", "pci", "name")
 UP = gauge("dshealthd_gpu_up", "Up.", "gpu", "uuid")
@@ -46,15 +46,12 @@ def figures(*found: Sample, outcome: CollectionOutcome | None = CollectionOutcom
     """Return the figures by what their names have after `node_`, and the class as a name of its own;
     those before the first sample without an outcome.
     """
-    snapshot = Snapshot(lambda: 0.0, lambda: 0.0)
-    snapshot.expect("gpu", 9.0)
-    if outcome is not None:
-        snapshot.put("gpu", Result(outcome, found))
+    made = snapshot({"gpu": outcome and Result(outcome, found)})
     return {
         sample.labels[0] if sample.labels else sample.metric.name.removeprefix("dshealthd_node_"): (
             sample.value
         )
-        for sample in samples(snapshot, 0.5)
+        for sample in samples(made, 0.5)
     }
 
 

@@ -14,14 +14,16 @@ import pytest
 
 from dshealthd.agent.systemd import ServiceManager, status_line
 from dshealthd.core.collector import Reason
-from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
-from dshealthd.core.snapshot import Snapshot
+from dshealthd.core.result import Result, failed, not_available
 from dshealthd.core.text import first_of
 from tests.agents import launch, running
+from tests.snapshots import snapshot
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from dshealthd.core.collector import Sample
 
 FAST = "[collectors.memory]\ninterval = '100ms'\n"
 
@@ -184,13 +186,13 @@ def test_a_full_socket_is_not_waited_for(tmp_path: Path) -> None:
         manager = ServiceManager(listener.address)
         watch = Stopwatch()
         for number in range(2000):  # more than a datagram socket queues
-            manager.say(f"line {number}")
+            manager.set_status(f"line {number}")
         manager.ready("up")
         assert watch.seconds() < 5
         for number in range(20):  # the manager reads again
             with contextlib.suppress(pytest.fail.Exception):
                 listener.wait(lambda _: False, 0.05)
-            manager.say(f"more {number}")
+            manager.set_status(f"more {number}")
         listener.wait(lambda message: message.get("READY") == "1")
         assert len(listener.messages) < 200, "old lines are dropped, not queued without bound"
         manager.close()
@@ -206,31 +208,28 @@ def test_a_manager_that_is_gone_is_logged(tmp_path: Path, caplog: pytest.LogCapt
 
 def test_status_line_before_the_first_results() -> None:
     """Until the collectors are set up there are none to count, and the line does not say 0."""
-    snapshot = Snapshot(lambda: 100.0, lambda: 0.0)
-    assert status_line(snapshot, [], "http://node/", 100.0) == "starting; http://node/"
-    assert status_line(snapshot, ["bad"], "http://node/", 100.0) == "bad; starting; http://node/"
+    none = snapshot({}, 100.0)
+    assert status_line(none, [], "http://node/", 100.0) == "starting; http://node/"
+    assert status_line(none, ["bad"], "http://node/", 100.0) == "bad; starting; http://node/"
 
 
 def test_status_line() -> None:
     """Problems come first, three at most, then the counts, why there are no GPUs, and the page."""
-    snapshot = Snapshot(lambda: 100.0, lambda: 0.0)
-    for name, result in {
-        "memory": Result(CollectionOutcome.OK),
+    results: dict[str, Result | tuple[Sample, ...] | None] = {
+        "memory": (),
         "gpu": not_available("libnvidia-ml.so.1 is not there"),
         "tcp": failed(Reason.PERMISSION_DENIED, "/proc/net/tcp"),
         "clock": failed(Reason.TIMEOUT, "no answer"),
-    }.items():
-        snapshot.expect(name, 10.0)
-        snapshot.put(name, result)
-    line = status_line(snapshot, ["a problem", "another"], "http://node:10061/", 100.0)
+    }
+    problems = ["a problem", "another"]
+    line = status_line(snapshot(results, 100.0), problems, "http://node:10061/", 100.0)
     assert line == (
         "a problem; another; clock timeout: no answer; 1 more; "
         "1 collector ok, 1 not available; no GPUs: libnvidia-ml.so.1 is not there; "
         "http://node:10061/"
     )
-    for name in ("disk", "network"):
-        snapshot.expect(name, 10.0)
-    assert status_line(snapshot, [], "http://node:10061/", 100.0) == (
+    starting = snapshot({**results, "disk": None, "network": None}, 100.0)
+    assert status_line(starting, [], "http://node:10061/", 100.0) == (
         "clock timeout: no answer; tcp permission_denied: /proc/net/tcp; "
         "starting: 4 of 6 collectors have a result; no GPUs: libnvidia-ml.so.1 is not there; "
         "http://node:10061/"

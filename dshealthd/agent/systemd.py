@@ -37,7 +37,7 @@ class ServiceManager:
         """The manager's watchdog timeout in seconds; None without a watchdog."""
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
         self._waiting: deque[bytes] = deque(maxlen=MAX_WAITING)
-        self._said = ""
+        self._status = ""
         self._socket: socket.socket | None = None
         if address:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
@@ -68,9 +68,9 @@ class ServiceManager:
         """Notify the service manager that the service is stopping."""
         self._send("STOPPING=1", "stopping")
 
-    def say(self, status: str) -> None:
+    def set_status(self, status: str) -> None:
         """Set the status line in `systemctl status`."""
-        if _line(status) != self._said:
+        if _line(status) != self._status:
             self._send("", status)
 
     async def feed_watchdog(self) -> None:
@@ -88,7 +88,7 @@ class ServiceManager:
         """Keep the status line up to date, forever."""
         while True:
             if self._socket is not None:
-                self.say(status())
+                self.set_status(status())
             await asyncio.sleep(self._period)
 
     @property
@@ -106,8 +106,8 @@ class ServiceManager:
         if self._socket is None:
             return
         if status:
-            self._said = _line(status)
-            state = f"{state}\nSTATUS={self._said}".lstrip("\n")
+            self._status = _line(status)
+            state = f"{state}\nSTATUS={self._status}".lstrip("\n")
         self._waiting.append(state.encode())
         self._flush()
 

@@ -87,7 +87,7 @@ def main(words: list[str]) -> int:
         return command(given, **{name: getattr(options, name) for name in options.own})
     except ConfigError as error:
         print(error, file=sys.stderr)
-        manager.say(first_of(str(error)))
+        manager.set_status(first_of(str(error)))
         exit_usage: int = options.exit_usage
         return exit_usage
 
@@ -111,11 +111,11 @@ def run(given: Invocation) -> int:
     try:
         asyncio.run(Agent(given.config, given.file, given.flags).run(announce, manager))
     except ConfigError as error:  # from web.config_file and the files it names
-        manager.say(first_of(str(error)))
+        manager.set_status(first_of(str(error)))
         raise
     except ListenError as error:
         logs.writer.put(f"dshealthd: {error}")
-        manager.say(str(error))
+        manager.set_status(str(error))
         return EXIT_FAILURE
     finally:
         manager.close()

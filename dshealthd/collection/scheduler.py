@@ -103,7 +103,7 @@ class _WorkerGroup:
             self._alarm = None
             timer.cancel()
 
-    def hear(self, news: News, about: str = "") -> None:
+    def notify(self, news: News, about: str = "") -> None:
         """Wake the collectors that wait for this news; `about` as in `Context.heard`."""
         waiting = [name for name, member in self.members.items() if news in member.kind.wakes_on]
         for name in waiting:
@@ -324,7 +324,7 @@ class Scheduler:
     def tell(self, news: News, about: str = "") -> None:
         """Pass news on to all groups; `about` as in `Context.heard`."""
         for group, _, _ in self._groups.values():
-            group.hear(news, about)
+            group.notify(news, about)
 
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics of the workers."""

@@ -435,7 +435,9 @@ class Supervisor:
         try:
             process = await ready
             asked = self._monotonic()
-            done = await process.collect([collector], blocked, _endless, _ignore, last=part)
+            done = await process.collect(
+                [collector], blocked, lambda *_: math.inf, _ignore, last=part
+            )
         except asyncio.CancelledError:
             if process is not None:
                 await process.killed()
@@ -564,8 +566,3 @@ class Supervisor:
 
 def _ignore(_name: str, _result: Result) -> None:
     """Drop a scout's result: only whether the parts answer matters."""
-
-
-def _endless(_collector: str, _part: str) -> float:
-    """Return an unlimited patience: wait until the deadline."""
-    return math.inf

@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.config import registry
 from dshealthd.core import garbage, wire
 from dshealthd.core.collector import (
-    Collector,
     Context,
     Fault,
     News,
@@ -103,7 +102,9 @@ def main(page: int, descriptor: int) -> None:
     )
     handed_on: dict[str, Any] = {}
     collectors = {
-        name: _collector(name, options, context) for name, options in hello["collectors"].items()
+        name: kind(_decoded(kind.Options, options), context)
+        for name, options in hello["collectors"].items()
+        for kind in (registry.load(name),)
     }
     cycles = garbage.Cycles(time.monotonic)
     channel.sendall(wire.pack({"ready": os.getpid()}))
@@ -165,11 +166,6 @@ def _log(worker: str, level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(WorkerFormatter(f"worker {worker}: %(levelname)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
-
-
-def _collector(name: str, options: dict[str, Any], context: Context) -> Collector:
-    kind = registry.load(name)
-    return kind(_decoded(kind.Options, options), context)
 
 
 def _decoded(schema: Any, table: dict[str, Any]) -> Any:

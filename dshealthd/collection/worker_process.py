@@ -52,7 +52,7 @@ class Channel(asyncio.Protocol):
         """Send a frame to the worker."""
         self._transport.write(wire.pack(message))
 
-    def take(self) -> dict[str, Any] | None:
+    def receive(self) -> dict[str, Any] | None:
         """Return the message in the next frame; None if it has not fully arrived.
 
         Raise EOFError if no more can arrive, ValueError with a description of an invalid frame.
@@ -181,7 +181,7 @@ class WorkerProcess:
 
     async def greet(self, hello: Mapping[str, Any]) -> None:
         """Send the first frame and wait until the worker is ready, or raise `Broken`."""
-        self.ask(hello)
+        self.send(hello)
         try:
             async with time_limit(START_DEADLINE):
                 while await self._frame() is None:
@@ -191,7 +191,7 @@ class WorkerProcess:
                 Reason.TIMEOUT, f"worker {self.name} was not ready within {START_DEADLINE:g} s"
             ) from error
 
-    def ask(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         """Send a frame to the worker."""
         self._channel.send(message)
 
@@ -200,15 +200,15 @@ class WorkerProcess:
         names: Sequence[str],
         blocked: Mapping[str, Fault],
         patience: Callable[[str, str], float],
-        take: Callable[[str, Result], None],
+        publish: Callable[[str, Result], None],
         last: str = "",
         heard: Collection[tuple[News, str]] = (),
     ) -> dict[str, Any]:
-        """Send one request, pass results to `take`, and return the closing frame; `Broken`.
+        """Send one request, pass results to `publish`, and return the closing frame; `Broken`.
 
         After the part `last`, if any, no other part is touched. `heard` as in `Context.heard`.
         """
-        self.ask(
+        self.send(
             {
                 "collect": names,
                 "blocked": list(blocked.values()),
@@ -234,7 +234,7 @@ class WorkerProcess:
                     _, collector, part = self.progress.read()
                     if part:  # the others are read without it
                         raise self._broken(result.reason, result.detail, collector, part)
-                take(message["result"], result)
+                publish(message["result"], result)
             except wire.type_error as error:
                 raise self._broken(
                     Reason.MALFORMED, f"worker {self.name} sent an invalid message: {error!r}"
@@ -299,7 +299,7 @@ class WorkerProcess:
         Raise `Broken` if the worker has ended, or sent an invalid frame.
         """
         try:
-            return self._channel.take()
+            return self._channel.receive()
         except EOFError as error:
             _, collector, part = self.progress.read()
             where = f" at {part}" if part else ""

@@ -10,6 +10,7 @@ fsync a write can hang with its disk. The directory must be local.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from typing import TYPE_CHECKING, Any
@@ -117,7 +118,8 @@ class CounterFile:
         self._read = read
         self.place = f"{directory}/{name}.json"
         self._boot_id = boot_id
-        self.writer = LatestWriter(self._replace, name)
+        replace = functools.partial(state_file.replace_in_child, self.place)
+        self.writer = LatestWriter(replace, name)
 
     def load(self) -> dict[str, Any] | None:
         """Return the document that this boot saved; None if it has not saved any yet.
@@ -145,6 +147,3 @@ class CounterFile:
         self.writer.put(
             json.dumps({"boot_id": self._boot_id, **document}, separators=(",", ":")).encode()
         )
-
-    def _replace(self, content: bytes) -> None:
-        state_file.replace_in_child(self.place, content)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from dshealthd.core.options import Duration
 from dshealthd.findings.finding import Finding, State
 from dshealthd.findings.limits import source
 from dshealthd.findings.series import metric_name
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 RUNBOOKS = "/runbooks/"
 """URL path under which every agent serves the runbooks, by slug."""
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class CatalogueEntry(NamedTuple):
@@ -41,7 +40,9 @@ def catalogue() -> Mapping[str, CatalogueEntry]:
     """
     return {
         kind.name: CatalogueEntry(
-            symptom.slug, kind, *map(_seconds, (kind.hold, kind.keep, kind.page_after))
+            symptom.slug,
+            kind,
+            *(Duration.parse(text or "0s") for text in (kind.hold, kind.keep, kind.page_after)),
         )
         for symptom in all_symptoms().values()
         for kind in symptom.findings
@@ -136,9 +137,3 @@ def part(labels: Mapping[str, str], component: str) -> str:
         if labels.get(key):
             return labels[key]
     return ""
-
-
-def _seconds(text: str) -> float:
-    return float(
-        sum(int(number) * _SECONDS[unit] for number, unit in re.findall(r"(\d+)([dhms])", text))
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import gauge
@@ -295,16 +296,20 @@ def adapters(series: Series, _wall: float) -> Iterator[Sign]:
         yield from logged(
             series, ADAPTER, event, part="an adapter", reason=reason, apart="failed", keep=HOUR
         )
-    yield from each((*_adapter_lines(series), *_missing_ports(series)), mild=True, hold=120.0)
-
-
-def _adapter_lines(series: Series) -> Iterator[Sign]:
-    """Yield what the kernel logs about adapters that go on working."""
-    part = "an adapter"
-    for event, (reason, lines, seconds) in ADAPTER_TROUBLE.items():
-        yield from logged(
-            series, ADAPTER, event, at_least=lines, seconds=seconds, part=part, reason=reason
+    lines = (
+        logged(
+            series,
+            ADAPTER,
+            event,
+            at_least=least,
+            seconds=seconds,
+            part="an adapter",
+            reason=reason,
         )
+        for event, (reason, least, seconds) in ADAPTER_TROUBLE.items()
+    )
+    found = (*itertools.chain(*lines), *_missing_ports(series))
+    yield from each(found, mild=True, hold=120.0)
 
 
 def _missing_ports(series: Series) -> Iterator[Sign]:

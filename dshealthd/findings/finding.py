@@ -71,6 +71,13 @@ class Sign:
     """Whether it stops no job, though other signs of its finding do: it is never a page."""
 
 
+_TEXTS = (
+    *("slug", "alert", "component", "part", "summary", "detail", "first_step", "runbook"),
+    *("reason", "source", "limit_source", "training_job"),
+)
+"""Fields of a finding's document that are texts."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One thing that is wrong with this node, or could not be checked."""
@@ -131,35 +138,18 @@ class Finding:
     def document(self) -> dict[str, Any]:
         """Return the finding for JSON; a number that JSON cannot represent is null."""
         return {
-            "slug": self.slug,
-            "alert": self.alert,
+            **{name: _text(getattr(self, name)) for name in _TEXTS},
             "severity": str(self.severity),
-            "component": self.component,
-            "part": _text(self.part),
-            "summary": _text(self.summary),
-            "detail": _text(self.detail),
-            "first_step": _text(self.first_step),
-            "runbook": self.runbook,
-            "reason": self.reason,
             "value": _number(self.value),
             "limit": _number(self.limit),
-            "source": self.source,
-            "limit_source": self.limit_source,
             "since": None if self.since is None else round(self.since, 3),
             "hold_seconds": self.hold_seconds,
-            "training_job": self.training_job,
         }
 
     @classmethod
     def parse(cls, document: Mapping[str, Any], keep_seconds: float, variant: str = "") -> Finding:
         """Return the finding in a document. Raise KeyError, TypeError or ValueError if it is none."""
-        texts = {
-            name: document[name]
-            for name in (
-                *("slug", "alert", "component", "part", "summary", "detail", "first_step"),
-                *("runbook", "reason", "source", "limit_source", "training_job"),
-            )
-        }
+        texts = {name: document[name] for name in _TEXTS}
         if not all(isinstance(text, str) for text in texts.values()):
             message = f"a finding has other than texts: {texts}"
             raise TypeError(message)

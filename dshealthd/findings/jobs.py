@@ -223,7 +223,7 @@ def skips(series: Series, _wall: float) -> Iterator[Sign]:
     """Yield findings about jobs that skip many of their last steps, as gradients overflow."""
     # torch's GradScaler falls to a scale of 0 within seconds. It then skips all steps, and none is
     # counted, because a skipped step is detected by the falling scale.
-    ratios = dict.fromkeys(_jobs_at_zero(series), 1.0)
+    ratios = {labels["training_job"]: 1.0 for labels, at in series("job_loss_scale") if at == 0}
     decided: set[tuple[str, str]] = set()
     for seconds, fewest in SKIP_WINDOWS:
         steps = {_rank(labels): rise for labels, rise in series.rise("job_step", seconds)}
@@ -245,11 +245,6 @@ def skips(series: Series, _wall: float) -> Iterator[Sign]:
             part=job,
             job=job,
         )
-
-
-def _jobs_at_zero(series: Series) -> set[str]:
-    """Return the jobs whose loss scale is 0 on any rank here."""
-    return {labels["training_job"] for labels, scale in series("job_loss_scale") if scale == 0}
 
 
 def _rank(labels: Mapping[str, str]) -> tuple[str, str]:

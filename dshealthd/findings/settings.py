@@ -227,15 +227,11 @@ def releases(series: Series, _wall: float) -> Iterator[Sign]:
 def known_defects(nccl: str, torch: Collection[str]) -> Iterator[str]:
     """Yield the known defects of an NCCL release beside these releases of PyTorch."""
     for release, with_torch, text in RELEASES:
-        if _is(nccl, release) and (
+        # With or without a vendor's suffix.
+        if re.fullmatch(rf"{re.escape(release)}([.+-].*)?", nccl) and (
             not with_torch or any(one.startswith(f"{with_torch}.") for one in torch)
         ):
             yield text
-
-
-def _is(version: str, release: str) -> bool:
-    """Return whether a version is of a release, with or without a vendor's suffix."""
-    return re.fullmatch(rf"{re.escape(release)}([.+-].*)?", version) is not None
 
 
 RULES = (variables, transports, placement, releases)

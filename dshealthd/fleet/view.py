@@ -270,7 +270,7 @@ class Fleet:
         return membership
 
     def _all_current(self, membership: Membership) -> bool:
-        """Tell whether each member's answer counts as its state."""
+        """Return whether each member's answer counts as its state."""
         since = self._since(membership)
         me, _ = self._own()
         return all(

@@ -63,12 +63,12 @@ def identify(connection: socket.socket, end: float) -> None:
     if uid is None:
         message = "no process of this machine has accepted the connection to the agent's port"
         raise Impostor(message)
-    if uid not in _believed():
+    if uid not in _trusted_users():
         message = f"the agent's port is answered by a process of uid {uid}, which is not trusted"
         raise Impostor(message)
 
 
-def _believed() -> set[int]:
+def _trusted_users() -> set[int]:
     """Return the users whose agent is trusted.
 
     Reads only `/etc/passwd`: a name service can hang, and the package creates its user there.

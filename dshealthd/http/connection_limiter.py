@@ -106,7 +106,7 @@ class Reserve:
                 # an eventfd is always available and costs nothing; /proc/self/fd may be missing
                 self._held.append(os.eventfd(0, os.EFD_CLOEXEC))
 
-    def give(self) -> bool:
+    def release(self) -> bool:
         """Release one reserved descriptor; False if none is left."""
         if not self._held:
             return False
@@ -115,7 +115,7 @@ class Reserve:
 
     def close(self) -> None:
         """Release all reserved descriptors."""
-        while self.give():
+        while self.release():
             pass
 
 

@@ -132,7 +132,7 @@ class Listener:
                 return
             except OSError as error:
                 # A reserved descriptor makes room for this connection.
-                if error.errno in _EXHAUSTED and self._reserve.give():
+                if error.errno in _EXHAUSTED and self._reserve.release():
                     continue
                 if error.errno in _EXHAUSTED:
                     self._pause(listening, error)

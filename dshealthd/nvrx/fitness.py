@@ -94,7 +94,7 @@ def fitness(verdict: Verdict) -> Fitness:
         unread = finding.severity is State.UNKNOWN and not _SOURCES.isdisjoint(finding.origins)
         if unread or finding.alert == _UNWATCHED:
             unknown.append(finding.detail)
-        elif check is not None and not _elsewhere(finding):
+        elif check is not None and "--" not in finding.part:  # a link's other end may be it
             failures.append(FailedCheck(check, finding.part or "node", finding.detail))
     return Fitness(tuple(failures), tuple(unknown))
 
@@ -103,11 +103,6 @@ def _mild(finding: Finding) -> bool:
     """Return whether a finding stops no job, though others of its alert do."""
     kind = catalogue()[finding.alert].type if finding.alert else None
     return kind is not None and kind.severity == "critical" and finding.severity is State.WARNING
-
-
-def _elsewhere(finding: Finding) -> bool:
-    """Return whether a finding is about a link, whose other end may be the culprit."""
-    return "--" in finding.part
 
 
 MAX_FAILURES = 32

@@ -61,7 +61,7 @@ class Verdicts:
         self._last = b""
         self._until = 0.0
 
-    def ask(self) -> bytes:
+    def query(self) -> bytes:
         """Return the agent's frame with a verdict at most a second old, or raise AgentGone."""
         with self._lock:
             if time.monotonic() >= self._until:
@@ -95,7 +95,7 @@ class Verdicts:
 def answer(verdicts: Verdicts, _request: bytes, context: grpc.ServicerContext) -> bytes:
     """Answer a gRPC health check; unknown is an error, see `dshealthd.nvrx.fitness`."""
     try:
-        frame = verdicts.ask()
+        frame = verdicts.query()
     except AgentGone as error:
         context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
     if frame[:1] != ANSWER:

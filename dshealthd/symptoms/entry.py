@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from dshealthd.core.options import unknown
 from dshealthd.symptoms import sentence
 
 if TYPE_CHECKING:
@@ -277,6 +278,13 @@ _OF_FINDING = {
     for each in dataclasses.fields(FindingType)
 }
 """The same of a finding."""
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "severity": SEVERITIES,
+    "component": COMPONENTS,
+    "audience": AUDIENCES,
+    "page": PAGES,
+}
+_WATCHDOG = "severity", "none"
 _DURATIONS = frozenset(
     ("for", "keep_firing_for", "every", "hold", "keep", "page_after", "ticket_for")
 )
@@ -290,7 +298,7 @@ def _wrong(
 ) -> Iterator[str]:
     for key, value in table.items():
         if key not in _OF_SYMPTOM:
-            yield _unknown(key, _OF_SYMPTOM)
+            yield f"{key}: {unknown(key, _OF_SYMPTOM)}"
         elif type(value) is not _OF_SYMPTOM[key]:
             yield f"{key}: must be {_OF_SYMPTOM[key].__name__}, not {type(value).__name__}"
         elif isinstance(value, list):
@@ -319,7 +327,7 @@ def _wrong_alert(row: Mapping[str, Any], keys: Mapping[str, bool]) -> Iterator[s
     """Yield the mistakes in an alert or a finding, which have these keys, required or not."""
     for key, value in row.items():
         if key not in keys:
-            yield _unknown(key, keys)
+            yield f"{key}: {unknown(key, keys)}"
         elif key in {"rule", "steps"}:
             known = _OF_RULE if key == "rule" else dict.fromkeys(value, False)
             yield from (f"{key}.{error}" for error in _wrong_alert(value, known))
@@ -331,14 +339,8 @@ def _wrong_alert(row: Mapping[str, Any], keys: Mapping[str, bool]) -> Iterator[s
             yield f'{key}: "{value}" is not a duration such as "5s", "10m" or "1h"'
         elif key == "name" and not _ALERT_NAME.fullmatch(value):
             yield f'name: "{value}" is not Dshealthd and words in CamelCase'
-        elif key == "severity" and value not in (*SEVERITIES, "none"):
-            yield f'severity: "{value}" is not one of {", ".join(SEVERITIES)}'
-        elif key == "component" and value not in COMPONENTS:
-            yield f'component: "{value}" is not one of {", ".join(COMPONENTS)}'
-        elif key == "audience" and value not in AUDIENCES:
-            yield f'audience: "{value}" is not one of {", ".join(AUDIENCES)}'
-        elif key == "page" and value not in PAGES:
-            yield f'page: "{value}" is not one of {", ".join(PAGES)}'
+        elif key in _CHOICES and value not in _CHOICES[key] and (key, value) != _WATCHDOG:
+            yield f'{key}: "{value}" is not one of {", ".join(_CHOICES[key])}'
         elif key == "summary" and "{" in value:
             yield "summary: must hold no template"
         elif key in {"says", "step"}:
@@ -352,15 +354,6 @@ def _wrong_sentences(texts: Mapping[str, str]) -> Iterator[str]:
             sentence.template(text)
         except sentence.SentenceError as error:
             yield f"{key}: {error}"
-
-
-def _unknown(key: str, known: Mapping[str, object]) -> str:
-    import difflib  # 0.2 MiB that only a wrong key needs
-
-    near = difflib.get_close_matches(key, known, 1)
-    return f"{key}: unknown key; " + (
-        f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
-    )
 
 
 def _sections(body: str) -> dict[str, str]:

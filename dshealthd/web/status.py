@@ -15,7 +15,7 @@ from dshealthd.core.result import CollectionOutcome
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from dshealthd.core.collector import Fault, Sample
+    from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Latest, Snapshot
 
 MAX_DETAIL = 500
@@ -87,12 +87,11 @@ def _collector(latest: Latest, now: float) -> dict[str, Any]:
         "duration_seconds": round(result.duration, 6) if state in {"ok", "failing"} else None,
         "last_success_timestamp_seconds": latest.last_success,
         "errors": dict(latest.errors),
-        "faults": [_fault(fault) for fault in result.faults],
+        "faults": [
+            {"part": _text(part), "reason": reason, "detail": _text(detail)}
+            for part, reason, detail in result.faults
+        ],
     }
-
-
-def _fault(fault: Fault) -> dict[str, str]:
-    return {"part": _text(fault.part), "reason": fault.reason, "detail": _text(fault.detail)}
 
 
 def _workers(own: Iterable[Sample]) -> list[dict[str, Any]]:

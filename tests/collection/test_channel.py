@@ -37,7 +37,7 @@ async def opened() -> AsyncIterator[tuple[Channel, socket.socket]]:
 async def taken(channel: Channel) -> dict[str, object]:
     """Return the next message, waiting for it."""
     async with asyncio.timeout(LIMIT):
-        while (message := channel.take()) is None:
+        while (message := channel.receive()) is None:
             await channel.changed()
     return message
 
@@ -50,7 +50,7 @@ async def test_pieces_and_several_at_once() -> None:
             worker.send(bytes([byte]))
         assert [await taken(channel) for _ in range(2)] == [{"number": 0}, {"number": 1}]
         await channel.changed(0.05)
-        assert channel.take() is None
+        assert channel.receive() is None
         worker.send(frames[-1:])
         assert await taken(channel) == {"number": 2}
 

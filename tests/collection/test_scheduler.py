@@ -106,10 +106,10 @@ def test_news_wakes_who_waits_for_it() -> None:
     inside, snapshot, clock = group(Counting, Listening)
     asyncio.run(inside.once())
     clock.now += 1
-    inside.hear(News.GPU_MEMORY)
+    inside.notify(News.GPU_MEMORY)
     asyncio.run(inside.once())
     assert (asked(snapshot, "Counting"), asked(snapshot, "Listening")) == (1, 1)
-    inside.hear(News.NVLINK)
+    inside.notify(News.NVLINK)
     asyncio.run(inside.once())
     assert (asked(snapshot, "Counting"), asked(snapshot, "Listening")) == (1, 2)
     asyncio.run(inside.once())
@@ -133,10 +133,10 @@ def test_news_says_what_it_is_about() -> None:
 
     asyncio.run(once())
     clock.now += 1
-    inside.hear(News.NVLINK, "slurm-1")
-    inside.hear(News.GPU_MEMORY, "slurm-2")
+    inside.notify(News.NVLINK, "slurm-1")
+    inside.notify(News.GPU_MEMORY, "slurm-2")
     asyncio.run(once())
-    inside.hear(News.NVLINK, "slurm-3")
+    inside.notify(News.NVLINK, "slurm-3")
     clock.now = 1006.0  # also due by its interval
     asyncio.run(once())
     clock.now = 1010.0
@@ -156,7 +156,7 @@ def test_a_flood_of_news_costs_one_collection_in_five_seconds() -> None:
     asyncio.run(inside.once())
     for _ in range(600):
         clock.now += 0.1
-        inside.hear(News.NVLINK)
+        inside.notify(News.NVLINK)
         asyncio.run(inside.once())
     assert 1 + 12 <= asked(snapshot, "Listening") <= 1 + 13
     clock.now += WAKE_SPACING  # the last one was not answered yet, and is
@@ -176,7 +176,7 @@ async def test_news_ends_the_sleep() -> None:
         while not inside._alarm:
             await asyncio.sleep(0)
         assert asked(snapshot, "Listening") == 1
-        inside.hear(News.NVLINK)
+        inside.notify(News.NVLINK)
         while asked(snapshot, "Listening") < 2:
             await asyncio.sleep(0)
     task.cancel()

@@ -16,16 +16,17 @@ from dshealthd.collectors.kernel_log import LAST_XID
 from dshealthd.collectors.training import STEP, WAIT_SECONDS, WORK_SECONDS
 from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
-from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.history import GpuHistory
 from dshealthd.findings.judge import judge, series_of
 from dshealthd.findings.limits import Limits
 from dshealthd.findings.overview import overview
 from dshealthd.findings.series import Series
+from tests.snapshots import snapshot
 
 if TYPE_CHECKING:
     from dshealthd.core.collector import Sample
+    from dshealthd.core.snapshot import Snapshot
     from dshealthd.findings.finding import Verdict
 
 DOCUMENT = Path(__file__).parents[2] / "docs/status-api.md"
@@ -34,14 +35,8 @@ NOW, WALL = 100.0, 1_800_000_000.0
 
 def verdict(results: dict[str, Result | None], now: float = NOW) -> Verdict:
     """Judge a node called node-17 by these results; None is a collector that has not run yet."""
-    snapshot = Snapshot(lambda: NOW, lambda: WALL)
-    for name, result in results.items():
-        snapshot.expect(name, 15)
-        if result is not None:
-            snapshot.put(name, result)
-    return judge(
-        snapshot, series_of(snapshot, ()), node="node-17", name="", monotonic=now, wall=WALL
-    )
+    made = snapshot(results, NOW, WALL)
+    return judge(made, series_of(made, ()), node="node-17", name="", monotonic=now, wall=WALL)
 
 
 def gpus(*samples: object) -> dict[str, Result | None]:
@@ -179,20 +174,17 @@ READ = (UP(1, "1", "GPU-b"), INFO(1, "1", "GPU-b", "H100", PCI, "", "", ""))
 
 def after_xid(past: GpuHistory, age: float, *samples: Sample) -> set[str]:
     """Return the alerts of which there are findings, with an Xid 79 of GPU 1 that is so old."""
-    snapshot = Snapshot(lambda: NOW, lambda: WALL)
-    logged = (LAST_XID(WALL - age, "1", PCI, "79"),)
     faults = (Fault("gpu 1", Reason.TIMEOUT, "no answer"),) if samples == HANGS else ()
-    for name, result in {
-        **gpus(),
-        "gpu": Result(CollectionOutcome.OK, (UP(1, "0", "GPU-a"), VISIBLE(2), *samples), faults),
-        "kernel_log": Result(CollectionOutcome.OK, logged),
-    }.items():
-        assert result is not None
-        snapshot.expect(name, 15)
-        snapshot.put(name, result)
-    series = series_of(snapshot, ())
+    gpu = Result(CollectionOutcome.OK, (UP(1, "0", "GPU-a"), VISIBLE(2), *samples), faults)
+    log = Result(CollectionOutcome.OK, (LAST_XID(WALL - age, "1", PCI, "79"),))
+    return alerts(past, snapshot({**gpus(), "gpu": gpu, "kernel_log": log}, NOW, WALL))
+
+
+def alerts(past: GpuHistory, made: Snapshot, limits: Limits | None = None) -> set[str]:
+    """Return the alerts of which there are findings, after this past."""
+    series = series_of(made, (), limits or Limits())
     past.settle(series, WALL)
-    found = judge(snapshot, series, node="node-17", name="", monotonic=NOW, wall=WALL)
+    found = judge(made, series, node="node-17", name="", monotonic=NOW, wall=WALL)
     return {finding.alert for finding in found.findings}
 
 
@@ -219,18 +211,9 @@ def test_gpu_that_was_never_read_again_stays_lost() -> None:
 
 def errors_after(past: GpuHistory, joules: float, uptime: float, xid_age: float = 60.0) -> set[str]:
     """Return the alerts of a node whose GPU 1 has logged an Xid 62 and used so much energy."""
-    snapshot = Snapshot(lambda: NOW, lambda: WALL)
-    for name, sample in {
-        "gpu": ENERGY(joules, "1", "GPU-b"),
-        "kernel": UPTIME(uptime),
-        "kernel_log": LAST_XID(WALL - xid_age, "1", PCI, "62"),
-    }.items():
-        snapshot.expect(name, 15)
-        snapshot.put(name, Result(CollectionOutcome.OK, (sample,)))
-    series = series_of(snapshot, ())
-    past.settle(series, WALL)
-    found = judge(snapshot, series, node="node-17", name="", monotonic=NOW, wall=WALL)
-    return {finding.alert for finding in found.findings}
+    log = (LAST_XID(WALL - xid_age, "1", PCI, "62"),)
+    gpu, kernel = (ENERGY(joules, "1", "GPU-b"),), (UPTIME(uptime),)
+    return alerts(past, snapshot({"gpu": gpu, "kernel": kernel, "kernel_log": log}, NOW, WALL))
 
 
 def test_reset_while_the_agent_was_away() -> None:
@@ -255,11 +238,6 @@ def test_gpus_that_were_removed() -> None:
     for limit, expected in ((0.0, {"DshealthdGpuLost"}), (7.0, set())):
         past = GpuHistory()
         for count in (8, 7):
-            snapshot = Snapshot(lambda: NOW, lambda: WALL)
-            snapshot.expect("gpu_bus", 15)
-            snapshot.put("gpu_bus", Result(CollectionOutcome.OK, (EXPECTED(count),)))
-            series = series_of(snapshot, (), Limits(gpus=limit))
-            past.settle(series, WALL)
-        found = judge(snapshot, series, node="n1", name="", monotonic=NOW, wall=WALL)
-        alerts = {finding.alert for finding in found.findings}
-        assert alerts - {"DshealthdGpusUnwatched"} == expected
+            made = snapshot({"gpu_bus": (EXPECTED(count),)}, NOW, WALL)
+            found = alerts(past, made, Limits(gpus=limit))
+        assert found - {"DshealthdGpusUnwatched"} == expected

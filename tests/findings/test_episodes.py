@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from typing import Any
 
 import pytest
 
 from dshealthd.findings.episodes import Episodes
 from dshealthd.findings.finding import Finding, State
+from tests.status_documents import finding
 
 
-def sign(
-    part: str = "GPU 3", *, hold: float = 10.0, keep: float = 0.0, **fields: object
-) -> Finding:
+def sign(part: str = "GPU 3", *, hold: float = 10.0, keep: float = 0.0, **fields: Any) -> Finding:
     """Return what a rule sees of a part."""
-    return Finding(
-        **{
-            "slug": "gpu-lost",
-            "alert": "DshealthdGpuLost",
-            "severity": State.CRITICAL,
-            "component": "gpu",
-            "part": part,
-            "summary": "A GPU fell off the bus",
-            "detail": "it is lost",
-            "first_step": "drain it",
-            "runbook": "/runbooks/gpu-lost",
-            "hold_seconds": hold,
-            "keep_seconds": keep,
-            **fields,  # type: ignore[arg-type] # as the test gives them
-        }
-    )
+    made = Finding.parse(finding(part=part, reason="", since=None, hold_seconds=hold), keep)
+    return dataclasses.replace(made, **fields)
 
 
 def parts(episodes: Episodes) -> list[str]:

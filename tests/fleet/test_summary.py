@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from dshealthd.findings.finding import Finding, State, Verdict
+from dshealthd.findings.finding import Finding, Verdict
 from dshealthd.fleet.summary import KEPT, SummaryCache, summary
 from dshealthd.probe.peers import protocol
 from dshealthd.probe.peers.messages import METHODS
+from tests import status_documents
 
 ANSWER = METHODS["summary"].answer
 
 
 def finding(**given: Any) -> Finding:
     """Return a finding."""
-    values: dict[str, Any] = {
-        "slug": "gpu-lost",
-        "alert": "DshealthdGpuLost",
-        "severity": State.CRITICAL,
-        "component": "gpu",
-        "part": "GPU 3",
-        "summary": "A GPU fell off the bus",
-        "detail": "x" * 900,
-        "first_step": "drain",
-        "runbook": "/runbooks/gpu-lost",
-    }
-    return Finding(**(values | given))
+    return Finding.parse(status_documents.finding(detail="x" * 900, **given), 0.0)
 
 
 def work(rank: int) -> dict[str, Any]:

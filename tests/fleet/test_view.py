@@ -139,7 +139,6 @@ async def test_the_first_picture_has_all_answers() -> None:
     assert states == {"ok": 1, "critical": 1, "out of date": 1}
     silent.set()
     assert json.loads(await looks)["states"] == {"ok": 2, "critical": 1}
-    await cluster.fleet.close()
 
 
 async def test_nobody_is_asked_while_nobody_looks() -> None:
@@ -158,7 +157,6 @@ async def test_nobody_is_asked_while_nobody_looks() -> None:
     cluster.now += EVERY
     await cluster.settled()
     assert max(cluster.asked.values()) == 2
-    await cluster.fleet.close()
 
 
 async def test_silent_members_are_asked_last() -> None:
@@ -171,7 +169,6 @@ async def test_silent_members_are_asked_last() -> None:
     cluster.now += EVERY
     await cluster.settled()
     assert list(cluster.asked) == ["n0009", "n0002", "n0003", "n0004", "n0005", "n0001"]
-    await cluster.fleet.close()
 
 
 async def test_a_member_that_leaves_is_forgotten() -> None:
@@ -183,7 +180,6 @@ async def test_a_member_that_leaves_is_forgotten() -> None:
     view = await cluster.settled()
     assert [node["name"] for node in view["nodes"]] == ["n0000", "n0001"]
     assert len(cluster.fleet._answers) == 2
-    await cluster.fleet.close()
 
 
 async def test_old_answers_are_not_current() -> None:
@@ -227,7 +223,6 @@ async def test_old_answers_are_not_current() -> None:
     view = await cluster.settled()
     assert [node["state"] for node in view["nodes"]] == ["ok", "ok", "unreachable"]
     assert view["jobs"] == []
-    await cluster.fleet.close()
 
 
 async def test_a_member_is_asked_at_a_bounded_rate_however_large_the_fleet() -> None:
@@ -244,7 +239,6 @@ async def test_a_member_is_asked_at_a_bounded_rate_however_large_the_fleet() -> 
         assert {node["state"] for node in view["nodes"]} == {"ok"}
     later = max(cluster.asked.values()) - 1  # the first round is at once
     assert 0 < len(cluster.names) * later / 200 <= CALLS_PER_SECOND
-    await cluster.fleet.close()
 
 
 async def test_ten_thousand_members() -> None:
@@ -280,7 +274,6 @@ async def test_ten_thousand_members() -> None:
     await cluster.settled()
     assert order[:3] == ["n0005", "n0077", "n5077"]
     assert order[-1] == "n1234"
-    await cluster.fleet.close()
 
 
 async def test_no_more_members_are_listed_than_people_can_read() -> None:
@@ -293,7 +286,6 @@ async def test_no_more_members_are_listed_than_people_can_read() -> None:
     assert len(view["nodes"]) == MAX_NODES
     assert view["nodes"][0]["name"] == "n2000"
     assert view["states"]["unreachable"] == 1249
-    await cluster.fleet.close()
 
 
 def test_a_job_in_trouble_is_not_cut_off() -> None:
@@ -314,7 +306,6 @@ def test_a_job_in_trouble_is_not_cut_off() -> None:
         assert states[:32] == ["hung", *["failed"] * 30, "training"]
         assert [job["loss"] for job in view["jobs"][31:62]] == [*["not finite"] * 30, "finite"]
         assert view["jobs_left_out"] == 300 - MAX_JOBS
-        await cluster.fleet.close()
 
     asyncio.run(scene())
     failed = [
@@ -363,7 +354,6 @@ async def test_jobs_across_nodes() -> None:
     expected = {"rank": 3, "node": "n0001", "ratio": 1.2, "work_seconds": 1.2}
     assert first["slowest"] == expected | {"wait_seconds": 0.5}
     assert (second["job"], second["loss"]) == ("other", "not finite")
-    await cluster.fleet.close()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from dshealthd.collectors.ecc import ERRORS, ROWS_FAILED, THRESHOLD
@@ -10,12 +12,15 @@ from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.kernel_log import LAST_XID
 from dshealthd.core.collector import Fault, Reason, Sample
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
-from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.judge import judge as findings
 from dshealthd.findings.judge import series_of
 from dshealthd.findings.limits import Limits
 from dshealthd.nvrx.fitness import Fitness, FitnessCheck, fitness
 from dshealthd.probe.metrics import SUSPECT
+from tests.snapshots import snapshot
+
+if TYPE_CHECKING:
+    from dshealthd.core.snapshot import Snapshot
 
 WALL = 1_800_000_000.0
 HEALTHY = {
@@ -37,10 +42,10 @@ reason.
 RECENT = Limits().xid_recent_seconds
 
 
-def of(snapshot: Snapshot, own: tuple[Sample, ...] = (), *, now: float = 100.0) -> Fitness:
+def of(made: Snapshot, own: tuple[Sample, ...] = (), *, now: float = 100.0) -> Fitness:
     """Return how fit node n1 is by these results."""
     return fitness(
-        findings(snapshot, series_of(snapshot, own), node="n1", name="n1", monotonic=now, wall=WALL)
+        findings(made, series_of(made, own), node="n1", name="n1", monotonic=now, wall=WALL)
     )
 
 
@@ -52,12 +57,11 @@ def judge(
     """Judge node n1, a healthy one but for these samples of the collector `gpu`, or for these
     results.
     """
-    snapshot = Snapshot(lambda: 100.0, lambda: WALL)
+    found: dict[str, Result | tuple[Sample, ...] | None] = {}
     for name, usual in HEALTHY.items():
-        snapshot.expect(name, 15)
         own = tuple(usual) + (samples if name == "gpu" else ())
-        snapshot.put(name, (results or {}).get(name) or Result(CollectionOutcome.OK, own))
-    return of(snapshot, accusations)
+        found[name] = (results or {}).get(name) or own
+    return of(snapshot(found, 100.0, WALL), accusations)
 
 
 def test_fit() -> None:
@@ -162,17 +166,13 @@ def test_finding_beside_the_unknown() -> None:
 
 def test_before_the_first_sample() -> None:
     """An agent that has just started does not know."""
-    snapshot = Snapshot(lambda: 100.0, lambda: WALL)
-    snapshot.expect("gpu", 15)
-    assert of(snapshot).fit is None
+    assert of(snapshot({"gpu": None}, 100.0, WALL)).fit is None
 
 
 def test_expired() -> None:
     """Samples that are too old say nothing, neither good nor bad."""
-    snapshot = Snapshot(lambda: 100.0, lambda: WALL)
-    snapshot.expect("gpu", 15)
-    snapshot.put("gpu", Result(CollectionOutcome.OK, tuple(HEALTHY["gpu"])))
-    assert of(snapshot, now=116.0).fit is None
+    made = snapshot({"gpu": tuple(HEALTHY["gpu"])}, 100.0, WALL)
+    assert of(made, now=116.0).fit is None
 
 
 def test_machine_without_gpus() -> None:

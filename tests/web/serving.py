@@ -8,7 +8,6 @@ import argparse
 import asyncio
 import contextlib
 import http.client
-import json
 import os
 import resource
 import socket
@@ -16,14 +15,13 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from blockbuster import BlockBuster
 
 from dshealthd.config.config import Web
-from dshealthd.core.collector import Fault, Metric, Reason, Sample, gauge
+from dshealthd.core.collector import Fault, Reason, gauge
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.self_metrics import SelfMetrics
@@ -81,45 +79,6 @@ def large_snapshot(series: int) -> Snapshot:
             tuple(VALUE(float(number), f"part-{number:06}" * 4) for number in range(series)),
         ),
     )
-    return snapshot
-
-
-def snapshot_of(document: Mapping[str, Any]) -> Snapshot:
-    """Return the snapshot that a status document (`/api/v1/status`) describes."""
-    snapshot = Snapshot(time.monotonic, time.time)
-    families: dict[str, list[Sample]] = {}
-    for name, family in document["metrics"].items():
-        for sample in family["samples"]:
-            metric = Metric(name, family["kind"], family["help"], tuple(sample["labels"]))
-            families.setdefault(family.get("collector", ""), []).append(
-                metric(float(sample["value"]), *sample["labels"].values())
-            )
-    for collector in document["collectors"]:
-        name = collector["name"]
-        snapshot.expect(name, 3600.0)
-        faults = tuple(
-            Fault(fault["part"], Reason(fault["reason"]), fault["detail"])
-            for fault in collector["faults"]
-        )
-        reason = Reason(collector["reason"]) if collector["reason"] else None
-        outcome = {
-            "ok": CollectionOutcome.OK,
-            "failing": CollectionOutcome.ERROR,
-            "not available": CollectionOutcome.NOT_AVAILABLE,
-        }.get(collector["state"])
-        if outcome is not None:
-            samples = tuple(families.get(name, ()))
-            snapshot.put(
-                name,
-                Result(
-                    outcome,
-                    samples,
-                    faults,
-                    reason,
-                    collector["detail"],
-                    collector["duration_seconds"] or 0.0,
-                ),
-            )
     return snapshot
 
 
@@ -333,26 +292,18 @@ async def _serve_until_closed(server: Server, snapshot: Snapshot) -> None:
 
 
 def main() -> None:
-    """Serve a status document, or a few samples, until standard input ends."""
+    """Serve a few samples until standard input ends."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--status", type=Path)
-    parser.add_argument("--series", type=int, default=600)
     parser.add_argument("--files", type=int)
-    parser.add_argument("--port", type=int, default=0)
     given = parser.parse_args()
     if given.files:
         resource.setrlimit(
             resource.RLIMIT_NOFILE, (given.files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         )
-    snapshot = (
-        large_snapshot(given.series)
-        if given.status is None
-        else snapshot_of(json.loads(given.status.read_text(encoding="utf-8")))
-    )
+    snapshot = large_snapshot(600)
     telemetry = SelfMetrics(time.time())
-    web = Web(listen_address=f"127.0.0.1:{given.port}")
     server = Server(
-        web,
+        options(),
         snapshot,
         lambda: (*telemetry.samples(), *server.samples()),
         telemetry,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -11,7 +11,6 @@ from bench.processes import free_port
 from tests.agents import running
 from tests.web.browser import CHROMIUM, DESK, PHONE, Visit, chromium
 from tests.web.node import Node, node
-from tests.web.serving import server_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -187,45 +186,6 @@ def test_page_says_when_the_agent_is_gone(browser: Browser, tmp_path: Path) -> N
         visit.page.wait_for_selector("#banner", state="hidden")
         assert "live" in visit.text("header")
     visit.page.close()
-
-
-def test_text_is_never_markup(browser: Browser, tmp_path: Path) -> None:
-    """Whatever a device, a path or an error says stays text."""
-    evil = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
-    labels = {"device": evil, "port": evil}
-    family = {
-        "kind": "gauge",
-        "help": "x",
-        "collector": "infiniband",
-        "samples": [{"labels": labels, "value": 0}],
-    }
-    fault = {"part": evil, "reason": "io_error", "detail": evil}
-    collector = {
-        "state": "ok",
-        "reason": None,
-        "detail": "",
-        "duration_seconds": 0.1,
-        "faults": [fault],
-    }
-    absent: dict[str, Any] = {
-        "state": "not available",
-        "reason": None,
-        "detail": evil,
-        "duration_seconds": None,
-        "faults": [],
-    }
-    document = {
-        "metrics": {"dshealthd_infiniband_port_up": family},
-        "collectors": [{"name": "infiniband", **collector}, {"name": "memory", **absent}],
-    }
-    (tmp_path / "status.json").write_text(json.dumps(document), encoding="utf-8")
-    with server_process("--status", str(tmp_path / "status.json")) as (served, _):
-        visit = Visit(browser, f"http://127.0.0.1:{served.port}/")
-        assert visit.text().count("<script>document.title='owned'</script>") >= 4
-        assert visit.page.query_selector("main img, main script") is None
-        assert "owned" not in visit.page.title()
-        assert visit.complaints == []
-        visit.page.close()
 
 
 def test_page_without_scripts_leads_on(

@@ -11,12 +11,13 @@ import pytest
 
 from dshealthd.collectors.gpu import UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
+from dshealthd.collectors.infiniband import UP as PORT_UP
 from dshealthd.collectors.job_hang import CULPRIT, HANG, OVERDUE, PHASE_SECONDS
 from dshealthd.collectors.job_logs import FAILURE
 from dshealthd.collectors.rendezvous import LISTENERS
 from dshealthd.collectors.tcp import SOCKETS
 from dshealthd.collectors.training import INFO, LOSS_FINITE, PHASE, STEP, STEP_SECONDS
-from dshealthd.core.collector import Reason
+from dshealthd.core.collector import Fault, Reason
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.web import server
@@ -193,6 +194,23 @@ def test_the_page_does_not_judge(browser: Browser) -> None:
         assert visit.page.locator(".gpus .mark.warn").count() == 1
     with shown(browser, snapshot(UP(0, "1", "GPU-b")), verdict="ok", findings=[]) as visit:
         assert "Healthy" in visit.text(".verdict")
+
+
+def test_text_is_never_markup(browser: Browser) -> None:
+    """Whatever a device, a path or an error says stays text."""
+    evil = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+    faults = (Fault(evil, Reason.IO_ERROR, evil),)
+    made = snapshot()
+    for name, result in (
+        ("infiniband", Result(CollectionOutcome.OK, (PORT_UP(0, evil, evil),), faults)),
+        ("memory", not_available(evil)),
+    ):
+        made.expect(name, 3600)
+        made.put(name, result)
+    with shown(browser, made) as visit:
+        assert visit.text().count("<script>document.title='owned'</script>") >= 4
+        assert visit.page.query_selector("main img, main script") is None
+        assert "owned" not in visit.page.title()
 
 
 def test_size() -> None:

@@ -1,0 +1,28 @@
+"""Snapshots of an agent with a clock that stands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dshealthd.core.result import CollectionOutcome, Result
+from dshealthd.core.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dshealthd.core.collector import Sample
+
+
+def snapshot(
+    results: Mapping[str, Result | tuple[Sample, ...] | None], now: float = 0.0, wall: float = 0.0
+) -> Snapshot:
+    """Return what collectors have found: a result, or the samples of a good one; None is one that
+    has not run yet.
+    """
+    made = Snapshot(lambda: now, lambda: wall)
+    for name, found in results.items():
+        made.expect(name, 15.0)
+        if found is not None:
+            whole = found if isinstance(found, Result) else Result(CollectionOutcome.OK, found)
+            made.put(name, whole)
+    return made
