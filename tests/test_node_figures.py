@@ -46,7 +46,7 @@ def figures(*found: Sample, outcome: CollectionOutcome | None = CollectionOutcom
     """Return the figures by what their names have after `node_`, and the class as a name of its own;
     those before the first sample without an outcome.
     """
-    made = snapshot({"gpu": outcome and Result(outcome, found)})
+    made = snapshot({"gpu": None if outcome is None else Result(outcome, found)})
     return {
         sample.labels[0] if sample.labels else sample.metric.name.removeprefix("dshealthd_node_"): (
             sample.value

@@ -17,7 +17,7 @@ from dshealthd.collection import worker, worker_process
 from dshealthd.collection.supervisor import REPLACED, STARTS, STUCK, UP, Supervisor
 from dshealthd.config import registry
 from dshealthd.core import child
-from dshealthd.core.collector import Metric, News, Reason, read_by, shared_part
+from dshealthd.core.collector import Collector, Metric, News, Reason, read_by, shared_part
 from dshealthd.core.host import Host
 from dshealthd.core.options import encode
 from dshealthd.core.result import CollectionOutcome, Result
@@ -51,7 +51,8 @@ class Bench:
         """Seconds by which the supervisor's clock is ahead."""
         self.news: list[News] = []
         self.hung: list[str] = []
-        kinds = {"obstinate": obstinate.Obstinate, **{name: registry.load(name) for name in others}}
+        kinds: dict[str, type[Collector]] = {"obstinate": obstinate.Obstinate}
+        kinds |= {name: registry.load(name) for name in others}
         options = {name: encode(kind.Options()) for name, kind in kinds.items()}
         options["obstinate"] = encode(obstinate.Options(script=str(script)))
         self.supervisor = Supervisor(

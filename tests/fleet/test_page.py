@@ -95,7 +95,12 @@ def document(**given: Any) -> dict[str, Any]:
 def job(name: str, **given: Any) -> dict[str, Any]:
     """Return a job in such an answer, of a node of eight ranks."""
     known = {"job": name, "loss": "finite", "nodes": ["n1"], "ranks": 8, "world_size": 8, "step": 7}
-    unknown = {"steps_per_minute": None, "pause": None, "culprits": [], "slowest": None}
+    unknown: dict[str, Any] = {
+        "steps_per_minute": None,
+        "pause": None,
+        "culprits": [],
+        "slowest": None,
+    }
     return {**known, "step_highest": 7, **unknown, **given}
 
 

@@ -153,7 +153,7 @@ async def test_logins_that_wait_are_bounded() -> None:
     ]
     await asyncio.sleep(0)
     assert await authenticator.refusal(USERS, basic("alice", b"secret"), CLIENT) is None
-    answers = await asyncio.gather(*guesses)
+    answers: list[int | None] = [*await asyncio.gather(*guesses)]
     assert not authenticator._clients
     assert (answers.count(401), answers.count(503)) == (WAITING, 3)
 
