@@ -216,7 +216,6 @@ class Agent:
         await self._scheduler.watch()
 
     async def _apply(self) -> None:
-        """Apply the configuration to every service in turn."""
         for service in self._services:
             await service.apply(self._config)
 
@@ -252,13 +251,11 @@ class Agent:
         log.info("configuration reloaded")
 
     def _see(self, hangs: Iterable[Standstill]) -> None:
-        """Have evidence collected from jobs that hang now, and their other nodes probed."""
         found = tuple(hangs)
         self._evidence.see(found)
         self._probes.see(found)
 
     def _fitness(self) -> Fitness:
-        """Return this node's current fitness to train."""
         return fitness(self._judge.verdict)
 
     def _own_samples(self) -> Iterator[Sample]:
@@ -286,7 +283,6 @@ class Agent:
         )
 
     def _packed_status(self) -> bytes:
-        """Return the status document, gzip-compressed, for other members."""
         return self._server.packed_status()
 
     def _targets(self, port: int) -> bytes:

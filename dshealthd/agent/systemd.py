@@ -123,7 +123,6 @@ class ServiceManager:
 
 
 def _line(status: str) -> str:
-    """Return a text as one line that fits into a notification."""
     return " ".join(status.split())[:MAX_STATUS]
 
 

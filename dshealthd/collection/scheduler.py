@@ -175,7 +175,6 @@ class _WorkerGroup:
 
 
 def _ring(alarm: asyncio.Future[None]) -> None:
-    """End a group's sleep."""
     if not alarm.done():
         alarm.set_result(None)
 

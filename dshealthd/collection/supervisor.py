@@ -36,15 +36,7 @@ from dshealthd.collection import worker_process
 from dshealthd.collection.worker_process import Broken, Silent, WorkerProcess
 from dshealthd.core import child
 from dshealthd.core.child import StartError
-from dshealthd.core.collector import (
-    Fault,
-    Metric,
-    News,
-    Reason,
-    counter,
-    gauge,
-    shared_part,
-)
+from dshealthd.core.collector import Fault, Metric, News, Reason, counter, gauge, shared_part
 from dshealthd.core.result import failed
 from dshealthd.core.timing import Backoff
 
@@ -285,7 +277,6 @@ class Supervisor:
         return waiting | self._left_out()
 
     async def _start(self) -> WorkerProcess:
-        """Start the worker and wait until it is ready."""
         try:
             process = self._process = await self._opened()
         except StartError as error:

@@ -34,14 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.config import registry
 from dshealthd.core import garbage, wire
-from dshealthd.core.collector import (
-    Context,
-    Fault,
-    News,
-    Reason,
-    read_by,
-    shared_part,
-)
+from dshealthd.core.collector import Context, Fault, News, Reason, read_by, shared_part
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import attempt

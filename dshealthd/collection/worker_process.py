@@ -316,7 +316,6 @@ class WorkerProcess:
         return Broken(reason, detail, self, collector, part)
 
     async def _epitaph(self) -> str:
-        """Return how the worker ended."""
         await self.killed()
         code = self.child.code
         return "closed its channel" if code is None else child.how_ended(code)

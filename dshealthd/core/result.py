@@ -101,9 +101,7 @@ def attempt(collector: Collector, monotonic: Callable[[], float]) -> Result:
     )
 
 
-def read_parts(
-    readers: Mapping[str, Callable[[], Iterable[Sample]]],
-) -> Iterator[Sample | Fault]:
+def read_parts(readers: Mapping[str, Callable[[], Iterable[Sample]]]) -> Iterator[Sample | Fault]:
     """Yield the samples of each part's reader, and a named fault for each part that fails.
 
     If no part can be read, raise the first failure: SourceError or OSError.

@@ -111,7 +111,6 @@ def _content(result: Result) -> tuple[object, ...]:
 
 
 def _of(tier: Tier, samples: Iterable[Sample]) -> Iterable[Sample]:
-    """Return the samples that belong to a tier."""
     return samples if tier is Tier.ALL else filter(verdict(), samples)
 
 

@@ -178,7 +178,6 @@ def _down(series: Series) -> dict[Port, str]:
 
 
 def _used_interfaces(series: Series) -> set[str]:
-    """Return the network interfaces that have carried traffic."""
     return {
         labels["device"]
         for labels, value in series.peak("network_receive_bytes_total", WEEK)

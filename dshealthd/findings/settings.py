@@ -153,7 +153,6 @@ def _shared(series: Series) -> Iterator[tuple[str, str]]:
 
 
 def _twice(series: Series) -> Iterator[tuple[str, str]]:
-    """Yield each rank with more than one process here."""
     for labels, processes in series("job_processes"):
         if processes > 1:
             yield labels["training_job"], f"rank {labels['rank']} has {processes:g} processes"

@@ -256,7 +256,6 @@ def _request_seconds(series: Series) -> dict[str, float]:
 
 
 def _by_disk(series: Series, name: str, seconds: float) -> dict[str, float]:
-    """Return by how much a counter rose, by disk."""
     rises: dict[str, float] = {}
     for labels, value in series.rise(name, seconds, full=True):
         rises[labels["disk"]] = rises.get(labels["disk"], 0.0) + value

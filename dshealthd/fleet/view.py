@@ -279,7 +279,6 @@ class Fleet:
         )
 
     def _since(self, membership: Membership) -> float:
-        """Return from when on an answer counts, by the monotonic clock."""
         return self._monotonic() - period(len(membership.names)) - CURRENT
 
     async def settled(self) -> None:
@@ -417,12 +416,7 @@ def _node(name: str, leaf: str, answer: MemberAnswer | None, state: str) -> dict
     """Return one square of the fleet's page: a member in this state, and its answer if it counts."""
     if answer is None:
         return {"name": name, "leaf": leaf, "state": state}
-    node: dict[str, Any] = {
-        "name": name,
-        "leaf": leaf,
-        "state": state,
-        "time": round(answer.at, 3),
-    }
+    node: dict[str, Any] = {"name": name, "leaf": leaf, "state": state, "time": round(answer.at, 3)}
     if state == OUT_OF_DATE:
         return node | {"last": answer.state}
     if answer.problem:

@@ -252,7 +252,6 @@ class ConnectionLimiter:
         return None
 
     def _slow(self) -> Evictable | None:
-        """Return the connection whose answer takes longest, if that is slow."""
         for connection, (_, since) in self._answering.items():
             return connection if time.monotonic() - since >= SLOW else None
         return None

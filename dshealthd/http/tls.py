@@ -274,5 +274,4 @@ def _set_certificate(
 
 
 def _reason(error: OSError) -> str:
-    """Return a short reason from an error of OpenSSL or the kernel."""
     return (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or str(error)

@@ -169,7 +169,6 @@ class HealthCheckService:
                 await server.killed(KILL_DEADLINE)
 
     async def _listen(self, channel: socket.socket) -> None:
-        """Wait until the gRPC server listens."""
         try:
             async with time_limit(START_DEADLINE):
                 said = await asyncio.get_running_loop().sock_recv(channel, 1)
@@ -183,7 +182,6 @@ class HealthCheckService:
         log.info("nvrx: health check at unix://%s", self.options.socket)
 
     async def _answer(self, channel: socket.socket) -> None:
-        """Answer the gRPC server's questions until it ends."""
         loop = asyncio.get_running_loop()
         while (question := await loop.sock_recv(channel, 1)) == QUESTION:
             frame = self._frame()

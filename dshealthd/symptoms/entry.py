@@ -246,7 +246,6 @@ _FIELDS = {key: name for name, key in _KEYS.items()}
 
 
 def _fields(row: Mapping[str, str]) -> dict[str, str]:
-    """Return the fields of a rule from its keys."""
     return {_FIELDS.get(key, key): value.strip() for key, value in row.items()}
 
 
@@ -291,10 +290,7 @@ _DURATIONS = frozenset(
 
 
 def _wrong(
-    table: Mapping[str, Any],
-    rows: list[dict[str, Any]],
-    findings: list[dict[str, Any]],
-    body: str,
+    table: Mapping[str, Any], rows: list[dict[str, Any]], findings: list[dict[str, Any]], body: str
 ) -> Iterator[str]:
     for key, value in table.items():
         if key not in _OF_SYMPTOM:

@@ -21,11 +21,7 @@ PLACE = "SLUG"
 _TEMPLATE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _LABEL = re.compile(r"\s*\$labels\.(\w+)\s*")
 _FIELD = re.compile(r"\{(\w+)(?::[^{}]+)?\}")
-_PLACES = {
-    "training_job": "JOB",
-    "instance": "NODE:10061",
-    "mig_uuid": "MIG",
-}
+_PLACES = {"training_job": "JOB", "instance": "NODE:10061", "mig_uuid": "MIG"}
 """Placeholders for label values that differ from the label in capitals."""
 _SEVERITIES = {
     "critical": "page",

@@ -34,8 +34,5 @@ def page_files() -> dict[str, tuple[bytes, str]]:
     for name in sorted(os.listdir(PAGE)):
         kind = CONTENT_TYPES.get(os.path.splitext(name)[1])
         if kind is not None:
-            files[PAGES.get(name, ASSETS + name)] = (
-                read_bytes(os.path.join(PAGE, name)),
-                kind,
-            )
+            files[PAGES.get(name, ASSETS + name)] = (read_bytes(os.path.join(PAGE, name)), kind)
     return files

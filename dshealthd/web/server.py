@@ -301,8 +301,7 @@ class Server:
             return plain(HTTPStatus.BAD_REQUEST, TIERS)
         form = negotiate(request.headers.get("Accept", ""))
         return Response(
-            body=self._snapshot.body(form, self._own, chosen),
-            headers={"Content-Type": form.value},
+            body=self._snapshot.body(form, self._own, chosen), headers={"Content-Type": form.value}
         )
 
     def status(self) -> bytes:
