@@ -5,7 +5,6 @@ Before a fault, with it, and what it costs to be ready for that.
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING
 
@@ -40,7 +39,7 @@ def judged(path: Path, wanted: str, seconds: float = 120.0) -> Said:
 
 def test_a_gpu_falls_off_the_bus(tmp_path: Path) -> None:
     """The agent says healthy once it has looked at everything, unhealthy with the GPU when that is
-    lost, and healthy again.
+    lost, and healthy again; gRPC is in the server's process alone.
     """
     gpus = Simulator(tmp_path, 2)
     gpus.pci_sysfs(tmp_path / "sys")
@@ -61,6 +60,9 @@ def test_a_gpu_falls_off_the_bus(tmp_path: Path) -> None:
         assert scrape.value("dshealthd_nvrx_findings", check="gpu_lost") == 1
         gpus.clear_faults()
         judged(path, "healthy")
+        with open(f"/proc/{agent.pid}/maps", encoding="utf-8") as maps:
+            assert "/grpc/" not in maps.read()
+    assert not path.exists()
 
 
 def test_off(tmp_path: Path) -> None:
@@ -75,13 +77,3 @@ def test_off(tmp_path: Path) -> None:
                 assert "/grpc/" not in maps.read()
             with open(f"/proc/{pid}/cmdline", "rb") as command:
                 assert b"nvrx" not in command.read()
-
-
-def test_on_costs_the_agent_nothing(tmp_path: Path) -> None:
-    """With it, gRPC is in the server's process alone."""
-    path = tmp_path / "nvhcd.sock"
-    with agents.running(tmp_path, f'[nvrx]\nsocket = "{path}"\n') as agent:
-        agent.wait(lambda scrape: scrape.value("dshealthd_nvrx_up") == 1)
-        with open(f"/proc/{agent.pid}/maps", encoding="utf-8") as maps:
-            assert "/grpc/" not in maps.read()
-    assert not os.path.exists(path)
