@@ -25,6 +25,7 @@ FILES = sorted(Path(__file__).parent.glob("*.yml"))
 _RECORD = re.compile(r"dshealthd(?::\w+)+")
 _ALERT = re.compile(r'alertname="(\w+)"')
 _NAME = re.compile(r"\bdshealthd(?::\w+)+|\bDshealthd\w+")
+_NAMES = re.compile(r'__name__=~"([^"]*)"')
 _UNIT = {"h": 3600, "m": 60, "s": 1, "d": 86400}
 
 
@@ -111,8 +112,9 @@ def pruned(file: Path, directory: Path) -> Path:
         expression = rules[name]
         read = {found.metric for found in selectors(expression)} | set(_ALERT.findall(expression))
         read |= quoted[name]
-        anything = "__name__" in expression
-        waiting += [other for other in rules if (anything or other in read) and other not in needed]
+        patterns = _NAMES.findall(expression)
+        read |= {other for other in rules if any(re.fullmatch(each, other) for each in patterns)}
+        waiting += (read & rules.keys()) - needed
     names, order = [], []
     for source in document["rule_files"]:
         content = yaml_files.load(file.parent / source)
