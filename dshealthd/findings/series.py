@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from dshealthd.core.collector import Metric, Sample
-    from dshealthd.findings.past import Past
+    from dshealthd.findings.past import Past, Window
 
     Wanted = str | Collection[str]
     """A label's value, or a set of values of which any will do."""
@@ -169,13 +169,16 @@ class Series:
         within: float = math.inf,
     ) -> Iterator[Point]:
         if self._past is None:
-            return
+            return iter(())
         samples = self._with(name, labels)
         window = self._past.window(kind, name, seconds, labels, from_zero=from_zero)
         window.within = within
         if samples:
             window.dimensions = samples[0].metric.dimensions
-        window.add(self._now, ((sample.labels, sample.value) for sample in samples))
+        window.add(self._now, [(sample.labels, sample.value) for sample in samples])
+        return self._named(window, full=full) if window else iter(())
+
+    def _named(self, window: Window, *, full: bool) -> Iterator[Point]:
         for values, value in window.values(self._now if full else None):
             yield Point(_names.of(window.dimensions, values), value)
 
