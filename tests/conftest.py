@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+
+
+import gc
 import logging
 import tempfile
 from pathlib import Path
@@ -67,6 +70,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     given = inspect.signature(pyfuncitem.obj).parameters
     asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in given}))
     return True
+
+
+def pytest_collection() -> None:
+    """Search for no garbage while tests are collected: there is none among so many new objects."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Search the tests and modules for garbage never again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(trylast=True)  # after the end of all that still logs
