@@ -128,11 +128,14 @@ def test_unknown_is_not_shown() -> None:
     }
 
 
-def entry(pid: int, start: int, *, parent: int = 1, rank: str = "3") -> tuple[Identity, Sender]:
+def entry(
+    pid: int, start: int, *, parent: int = 1, rank: str = "3", **others: str
+) -> tuple[Identity, Sender]:
     """Return a process that reports."""
-    place = launch({**TORCH, "RANK": rank})
+    environment = {**TORCH, "RANK": rank, **others}
+    place = launch(environment)
     assert place is not None
-    process = TrainingProcess(pid, start, parent, "run-1", place, TORCH)
+    process = TrainingProcess(pid, start, parent, "run-1", place, environment)
     return Identity(process, (start, 7)), cast("Sender", SimpleNamespace(pid=pid))
 
 
@@ -144,6 +147,25 @@ def test_processes_of_one_rank() -> None:
     assert {key: [who.process.pid for who, _ in found] for key, found in ranks.items()} == {
         ("run-1", 3): [40, 50],
         ("run-1", 4): [60],
+    }
+
+
+def test_runs_of_one_allocation() -> None:
+    """Of two runs on one node, started side by side, the ranks of one are watched, never some of
+    each; a smaller run within a rank, such as an evaluation, takes no place.
+    """
+    ranks = by_rank(
+        [
+            entry(50, 100, rank="0"),
+            entry(51, 103, rank="1"),
+            entry(60, 101, rank="0", MASTER_PORT="29600"),
+            entry(61, 102, rank="1", MASTER_PORT="29600"),
+            entry(52, 104, rank="2", MASTER_PORT="29700"),
+        ]
+    )
+    assert {key: [who.process.pid for who, _ in found] for key, found in ranks.items()} == {
+        ("run-1", 0): [60, 50],
+        ("run-1", 1): [61, 51],
     }
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import NotAvailable, Reason, SourceError
 from dshealthd.core.result import os_reason
 from dshealthd.jobs.heartbeats.receiver import Receiver
+from dshealthd.jobs.ranks import RENDEZVOUS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -83,13 +84,34 @@ def by_rank(
 ) -> dict[tuple[str, int], list[tuple[Identity, Sender]]]:
     """Return the senders of each job and rank, the one that started last at the end.
 
-    Children of other senders of the same rank are left out.
+    Children of other senders of the same rank are left out. If a job has several runs here, as a
+    sweep within one allocation does, its ranks are those of the run with the most, or of the one
+    that started last: ranks of different runs do not wait for each other. Another run's process of
+    the same rank stands before.
     """
     ranks: dict[tuple[str, int], list[tuple[Identity, Sender]]] = defaultdict(list)
+    runs: dict[str, dict[tuple[str, ...], dict[int, int]]] = defaultdict(lambda: defaultdict(dict))
     for who, sender in senders:
-        ranks[who.process.job, who.process.launch.rank].append((who, sender))
-    for key, found in ranks.items():
+        process = who.process
+        ranks[process.job, process.launch.rank].append((who, sender))
+        runs[process.job][_run(who)][process.launch.rank] = process.start
+    chosen = {
+        job: max(of_job.items(), key=lambda run: (len(run[1]), max(run[1].values())))[0]
+        for job, of_job in runs.items()
+    }
+    for key, found in list(ranks.items()):
         pids = {who.process.pid for who, _ in found}
         own = [entry for entry in found if entry[0].process.parent not in pids]
-        ranks[key] = sorted(own, key=lambda entry: (entry[0].process.start, entry[0].process.pid))
+        run = chosen[key[0]]
+        ranks[key] = sorted(
+            own,
+            key=lambda entry: (_run(entry[0]) == run, entry[0].process.start, entry[0].process.pid),
+        )
+        if _run(ranks[key][-1][0]) != run:
+            del ranks[key]
     return ranks
+
+
+def _run(who: Identity) -> tuple[str, ...]:
+    """Return what the ranks of a run on one node have in common."""
+    return tuple(who.process.environment.get(name, "") for name in RENDEZVOUS)
