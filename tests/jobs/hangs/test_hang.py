@@ -330,11 +330,12 @@ def test_what_may_be_a_pause_is_held(of_all: dict[str, object], hold: float) -> 
     assert found(late).shown
 
 
-def test_the_hold_is_that_of_the_rules() -> None:
+@pytest.mark.parametrize(("name", "hold"), [("unexplained", UNEXPLAINED), ("unseen", PATIENCE)])
+def test_the_hold_is_that_of_the_rules(name: str, hold: float) -> None:
     """The node waits as long as the page to the phone."""
     (held,) = (
         rule["expr"]
         for _, rule in rule_groups()
-        if rule.get("record") == "dshealthd:threshold:hang_unexplained_seconds"
+        if rule.get("record") == f"dshealthd:threshold:hang_{name}_seconds"
     )
-    assert held == f"vector({UNEXPLAINED:g})"
+    assert held == f"vector({hold:g})"
