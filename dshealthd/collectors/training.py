@@ -150,8 +150,8 @@ COMMUNICATION = counter(
 )
 PROCESSES = gauge(
     "dshealthd_job_rank_processes",
-    "Processes that report as this rank; more than 1 is a duplicate rank, or left over from an "
-    "earlier run.",
+    "Processes that report as this rank; more than 1 is a duplicate rank, left over from an "
+    "earlier run, or of another run of the job.",
     *_RANK,
 )
 REJECTED = counter(
