@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-
-
 import gc
+import inspect
 import logging
 import tempfile
 from pathlib import Path
