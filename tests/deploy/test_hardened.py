@@ -81,8 +81,8 @@ def train(machine: Machine, number: int) -> int:
     """
     machine.run("systemctl", "stop", "training.service", check=False)
     command = ["systemd-run", "--quiet", "--unit=training", "--uid=alice", "--collect"]
-    variables = ("WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29500")
-    variables += ("PYTHONPATH=/home/alice/site", f"SLURM_JOB_ID={number}")
+    variables = ["WORLD_SIZE=2", "LOCAL_WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29500"]
+    variables += ["PYTHONPATH=/home/alice/site", f"SLURM_JOB_ID={number}"]
     command += [f"--setenv={variable}" for variable in variables]
     for orders in ("/home/alice/orders-0", "/home/alice/orders-1"):
         machine.sh(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import NotAvailable, Reason, SourceError
 from dshealthd.core.result import os_reason
+from dshealthd.jobs.environment import RENDEZVOUS
 from dshealthd.jobs.heartbeats.receiver import Receiver
-from dshealthd.jobs.ranks import RENDEZVOUS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
