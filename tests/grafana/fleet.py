@@ -34,8 +34,6 @@ A Prometheus records nothing from before its blocks' end.
 HEALTHY = 2
 """At how many of these times the sick nodes still are well."""
 SICK = "node-2"
-SICK_EVERY = 8
-"""The second of so many nodes has every fault."""
 KEPT_WHOLE = 8
 """How many nodes have all series; the others those of the dashboards about many nodes, without
 dense ones that stay 0.
@@ -132,11 +130,16 @@ def faults(node: int, nodes: int) -> list[Series]:
 class Fleet:
     """A fleet of so many nodes like one that was scraped, at about the present."""
 
-    def __init__(self, template: Scrape, nodes: int, recorded: Answer | None = None) -> None:
-        """Prepare it. `recorded` is what rules had of a node with all faults, and of the fleet, in
-        a smaller one.
+    def __init__(
+        self, template: Scrape, nodes: int, recorded: Answer | None = None, *, sick_every: int = 8
+    ) -> None:
+        """Prepare it.
+
+        The second of each `sick_every` nodes has every fault. `recorded` is what rules had of such
+        a node, and of the fleet, in a smaller one.
         """
         self.nodes = nodes
+        self._sick_every = sick_every
         pairs = zip(recorded.series, recorded.values, strict=True) if recorded else ()
         self._recorded = [(labels, values[-1]) for labels, values in pairs]
         self.made = time.time()
@@ -192,7 +195,7 @@ class Fleet:
         """Yield the last sample of what rules record of a node and, with the first, of the fleet.
         And of their alerts.
         """
-        instance, sick = f"10.0.{node // 250}.{node % 250}:10061", node % SICK_EVERY == 2
+        instance, sick = f"10.0.{node // 250}.{node % 250}:10061", self._sick(node)
         for labels, value in self._recorded:
             of_node = "node" in labels
             if (of_node and (sick or not labels["__name__"].startswith(TROUBLE))) or (
@@ -207,9 +210,12 @@ class Fleet:
                 is_verdict = labels["__name__"] == "dshealthd:node:severity"
                 yield f"{labels['__name__']}{{{text}}} {value if sick or not is_verdict else 0:g} {when}\n"
 
+    def _sick(self, node: int) -> bool:
+        return node % self._sick_every == 2
+
     def _own(self, node: int) -> list[Series]:
         """Return what a node has beside the template's series, or otherwise."""
-        sick = node % SICK_EVERY == 2
+        sick = self._sick(node)
         large = {"kind": "pair", "backend": "gloo", "op": "all_reduce", "size": "67108864"}
         bandwidth = Series("dshealthd_probe_bus_bandwidth_bytes_per_second", large, 1e9, 1e9)
         return [
