@@ -1,4 +1,4 @@
-"""axe finds nothing wrong with the page, in every state, on a desk and a phone, light and dark."""
+"""axe finds nothing wrong with the page, in every state: light on a desk, dark on a phone."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ def browser() -> Iterator[Browser]:
 
 LOOKS: tuple[tuple[tuple[int, int], Literal["light", "dark"]], ...] = (
     (DESK, "light"),
-    (PHONE, "light"),
-    (DESK, "dark"),
+    (PHONE, "dark"),
 )
 
 
