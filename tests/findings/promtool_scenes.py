@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.findings.service import exported
+from dshealthd.findings.stalls import EXPORTED
 from tests.findings.player import METRICS, MISSING, STALE, Scene, identity, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+JUDGED = ("dshealthd_finding", *(metric.name for metric in EXPORTED))
+"""What names of series that nodes judge begin with."""
 OF_TARGETS = ("job", "instance", "node", "cluster", "leaf", "replica")
 
 

@@ -37,14 +37,14 @@ class Expectation(NamedTuple):
     fires: bool
 
 
-def _run(*arguments: str | Path) -> tuple[int, str]:
-    """Run promtool; return its exit status and what it prints."""
+def run(*arguments: str | Path, limit: float = 280) -> tuple[int, str]:
+    """Run promtool for `limit` seconds at most; return its exit status and what it prints."""
     done = subprocess.run(
         ["promtool", *arguments],
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=limit,
         env={**os.environ, "GOGC": "400"},  # or a fifth of its time is the collection of garbage
     )
     return done.returncode, done.stdout + done.stderr
@@ -52,7 +52,7 @@ def _run(*arguments: str | Path) -> tuple[int, str]:
 
 def promtool(*arguments: str | Path) -> str:
     """Run promtool and return what it prints; AssertionError with that if it fails."""
-    status, text = _run(*arguments)
+    status, text = run(*arguments)
     assert status == 0, text[-40_000:]
     return text
 
@@ -91,6 +91,8 @@ def pruned(file: Path, directory: Path) -> Path:
 
     Groups are evaluated in their order in the files, what is recorded before the alerts: promtool
     would take another one at random in each run, and alerts then come a round later in some.
+
+    Nodes judge their series only where a rule reads what they find.
     """
     kept = file.name.startswith("keep-")
     document = yaml_files.load(file)
@@ -127,10 +129,18 @@ def pruned(file: Path, directory: Path) -> Path:
             ]
         names.append(directory / Path(source).name)
         names[-1].write_text(json.dumps(content), encoding="utf-8")
-    from tests.findings.promtool_scenes import finding_series  # which reads these files, too
+    # It reads these files, too.
+    from tests.findings.promtool_scenes import JUDGED, finding_series
 
-    for test in document["tests"]:
-        test["input_series"] += finding_series(test)
+    asked = (
+        test.get(key, ())
+        for test in document["tests"]
+        for key in ("alert_rule_test", "promql_expr_test")
+    )
+    texts = [*map(json.dumps, asked), *(name.read_text(encoding="utf-8") for name in names)]
+    if any(metric in text for metric in JUDGED for text in texts):
+        for test in document["tests"]:
+            test["input_series"] += finding_series(test)
     copy = directory / file.name
     copy.write_text(
         json.dumps(
@@ -174,7 +184,7 @@ def rendered(cases: list[tuple[str, float, dict[str, str]]]) -> list[str]:
         file.write_text(
             json.dumps({"rule_files": ["rules.yml"], "tests": [test]}), encoding="utf-8"
         )
-        _, text = _run("test", "rules", file)
+        _, text = run("test", "rules", file)
     # Each test fails, and shows what it got.
     got = dict(
         re.findall(

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.symptoms.fleet.series import Series
-from tests.symptoms.promtool import whole
+from tests.symptoms.promtool import run, whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -87,14 +86,7 @@ def woken(series: Series, directory: Path) -> int:
     }
     file = directory / "upgrade.yml"
     file.write_text(json.dumps(whole(scene)), encoding="utf-8")
-    done = subprocess.run(
-        ["promtool", "test", "rules", str(file)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=850,
-    )
-    said = done.stdout + done.stderr
+    _, said = run("test", "rules", file, limit=850)
     got = re.search(r"got:\s*(nil|\{\} ([\d.E+]+))", said)
     assert got is not None, said[-3000:]
     return int(float(got[2] or 0))

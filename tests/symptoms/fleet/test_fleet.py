@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import pytest
 from tests.findings.promtool_scenes import finding_series
 from tests.symptoms.fleet.faults import catalogue, inject
 from tests.symptoms.fleet.fleet import healthy
-from tests.symptoms.promtool import whole
+from tests.symptoms.promtool import run, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,16 +45,9 @@ def replay(series: Series, directory: Path, limit: float) -> Told:
     scene["input_series"] = [*scene["input_series"], *finding_series(scene)]
     file = directory / "fleet.yml"
     file.write_text(json.dumps(whole(scene)), encoding="utf-8")
-    done = subprocess.run(
-        ["promtool", "test", "rules", str(file)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=limit,
-    )
-    said = done.stdout + done.stderr
+    status, said = run("test", "rules", file, limit=limit)
     got = re.search(r"got: (.*)$", said, re.MULTILINE)
-    assert done.returncode == 0 or got, said[-5000:]
+    assert status == 0 or got, said[-5000:]
     return Counter(_alerts(got[1])) if got and got[1] != "nil" else Counter()
 
 
