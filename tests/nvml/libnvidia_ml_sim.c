@@ -975,6 +975,7 @@ static bool mig_has(const char *function)
 {
     static const char *const names[] = {
         "nvmlDeviceGetName", "nvmlDeviceGetUUID", "nvmlDeviceGetMemoryInfo*", "nvmlDeviceGet*RunningProcesses*",
+        "nvmlDeviceGetGpuInstanceId",
     };
     for (size_t i = 0; i < COUNT(names); i++)
         if (fnmatch(names[i], function, 0) == 0)
@@ -1733,6 +1734,14 @@ API int nvmlDeviceGetMigDeviceHandleByIndex(const struct device *device, uint in
     if (rc == OK)
         *out = &devices[device->gpu][1 + index];
     return leave(rc);
+}
+
+API int nvmlDeviceGetGpuInstanceId(const struct device *device, uint *out)
+{
+    int rc = enter_device(__func__, device, out);
+    if (rc == OK && device->mig < 0)
+        rc = NOT_SUPPORTED;
+    return leave(rc == OK ? get_uint(device, "gi", out) : rc);
 }
 
 struct process {
