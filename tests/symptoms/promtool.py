@@ -92,7 +92,7 @@ def pruned(file: Path, directory: Path) -> Path:
     Groups are evaluated in their order in the files, what is recorded before the alerts: promtool
     would take another one at random in each run, and alerts then come a round later in some.
 
-    Nodes judge their series only where a rule reads what they find.
+    Nodes judge their series only where a rule reads what they find, and the scene does not say it.
     """
     kept = file.name.startswith("keep-")
     document = yaml_files.load(file)
@@ -138,8 +138,9 @@ def pruned(file: Path, directory: Path) -> Path:
         for key in ("alert_rule_test", "promql_expr_test")
     )
     texts = [*map(json.dumps, asked), *(name.read_text(encoding="utf-8") for name in names)]
-    if any(metric in text for metric in JUDGED for text in texts):
-        for test in document["tests"]:
+    read = {metric for metric in JUDGED if any(metric in text for text in texts)}
+    for test in document["tests"]:
+        if read - {row["series"].partition("{")[0] for row in test["input_series"]}:
             test["input_series"] += finding_series(test)
     copy = directory / file.name
     copy.write_text(
