@@ -1,4 +1,4 @@
-"""Frames between the agent and its gRPC server for NVRx, over a socket pair.
+"""Frames between the agent and its gRPC server for NVRx, over a socket pair, and NVRx' answer.
 
 The server writes `READY` once it listens, and `QUESTION` to request a verdict; the agent answers
 with a frame: its length, then `ANSWER` and a HealthCheckResponse, or `UNKNOWN` and the text of the
@@ -7,9 +7,63 @@ error UNAVAILABLE.
 
 from __future__ import annotations
 
+import json
 import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dshealthd.nvrx.fitness import Fitness
 
 READY, QUESTION = b"!", b"?"
 ANSWER, UNKNOWN = b"+", b"-"
 LENGTH = struct.Struct("!I")
 MAX_FRAME = 1 << 20
+MAX_FAILURES = 32
+"""Most failures that an answer names; the launcher prints it into its log."""
+_VARINT, _BYTES = 0, 2
+"""Wire types, https://protobuf.dev/programming-guides/encoding/."""
+_SUCCESS, _EXIT_CODE, _OUTPUT, _ERROR = 1, 2, 3, 4
+"""Fields of HealthCheckResponse in `nvhcd.proto`."""
+
+
+def response(fitness: Fitness) -> bytes:
+    """Return the HealthCheckResponse for a node that is fit or unfit.
+
+    Raise ValueError if fitness is unknown.
+    """
+    if fitness.fit is None:
+        text = "unknown fitness has no answer"
+        raise ValueError(text)
+    failures = fitness.failures[:MAX_FAILURES]
+    output = {
+        "fail_count": len(fitness.failures),
+        "failed_checks": [str(failure) for failure in failures],
+        "source": "dshealthd",
+    }
+    message = b""
+    if fitness.fit:
+        message += _tag(_SUCCESS, _VARINT) + _varint(1)
+    else:
+        message += _tag(_EXIT_CODE, _VARINT) + _varint(1)
+    message += _text(_OUTPUT, json.dumps(output))
+    if failures:
+        message += _text(_ERROR, "; ".join(str(failure) for failure in failures))
+    return message
+
+
+def _text(number: int, text: str) -> bytes:
+    data = text.encode(errors="replace")
+    return _tag(number, _BYTES) + _varint(len(data)) + data
+
+
+def _tag(number: int, kind: int) -> bytes:
+    return _varint(number << 3 | kind)
+
+
+def _varint(value: int) -> bytes:
+    """Encode a natural number in groups of seven bits, lowest first."""
+    data = bytearray()
+    while value > 0x7F:  # noqa: PLR2004 - seven bits
+        data.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*data, value))

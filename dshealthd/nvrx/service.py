@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.child import StartError, channel, environment, python, spawn
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.timing import time_limit
-from dshealthd.nvrx.fitness import FitnessCheck, response
-from dshealthd.nvrx.frames import ANSWER, LENGTH, QUESTION, READY, UNKNOWN
+from dshealthd.nvrx.fitness import FitnessCheck
+from dshealthd.nvrx.frames import ANSWER, LENGTH, QUESTION, READY, UNKNOWN, response
 from dshealthd.nvrx.options import NvrxOptions
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.nvrx.fitness import MAX_FAILURES, FailedCheck, Fitness, FitnessCheck, response
+from dshealthd.nvrx.fitness import FailedCheck, Fitness, FitnessCheck
+from dshealthd.nvrx.frames import MAX_FAILURES, response
 from tests.nvrx.client import Response, Said
 
 
