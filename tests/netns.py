@@ -77,18 +77,13 @@ def leave_time_wait(to: socket.socket, number: int, *, server: bool) -> None:
         if time.monotonic() > deadline:
             message = f"fewer than {expected} sockets are in TIME_WAIT"
             raise TimeoutError(message)
-        time.sleep(0.001)
+        time.sleep(0.01)
 
 
 def _in_time_wait(listening: socket.socket) -> int:
     """Return how many sockets in TIME_WAIT have this listener's port at either end."""
-    port = f":{listening.getsockname()[1]:04X}"
-    table = "tcp6" if listening.family == socket.AF_INET6 else "tcp"
-    with open(f"/proc/thread-self/net/{table}", encoding="ascii") as lines:
-        sockets = [line.split(None, 4)[1:4] for line in lines]
-    return sum(
-        state == "06" and port in {local[-5:], remote[-5:]} for local, remote, state in sockets
-    )
+    port = listening.getsockname()[1]
+    return ss(f"sport = :{port} or dport = :{port}")["time_wait"]
 
 
 def ss(*arguments: str) -> Counter[str]:
