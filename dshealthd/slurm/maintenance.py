@@ -29,6 +29,8 @@ _OF_FAULTS = re.compile(
     re.IGNORECASE,
 )
 """Beginnings of the reasons that slurmctld, slurmd and LBNL's Node Health Check set for faults."""
+_RESERVED = frozenset(("maint", "maintenance"))
+"""Slurm's words for a node in a reservation of type MAINT: of old releases, and of present ones."""
 _UNPRINTABLE = re.compile(r"[^ -~]+")
 
 
@@ -39,7 +41,7 @@ def keep(directory: Path, slurm: Controller, name: str, now: float) -> None:
     node = slurm.node(name)
     path = directory / FILES["slurm"]
     drained = node is not None and node.state.drained and not _OF_FAULTS.match(node.reason)
-    if node is None or node.ours or not (drained or "maintenance" in node.state.flags):
+    if node is None or node.ours or not (drained or node.state.flags & _RESERVED):
         path.unlink(missing_ok=True)
         return
     text = node.reason or ("drained" if drained else "MAINT reservation")

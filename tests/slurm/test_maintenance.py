@@ -44,6 +44,7 @@ class Slurm(Controller):
         ("idle+drain", "PSU exchange", "PSU exchange"),
         ("allocated+drain", "", "drained"),
         ("idle+maintenance", "", "MAINT reservation"),
+        ("idle+maint", "", "MAINT reservation"),
         ("down+drain", "new\tBIOS", "new?BIOS"),
         ("idle+drain", "x" * 200, "x" * MAX_REASON),
         ("idle+drain", "dshealthd: gpu-lost gpu=3", None),  # broken, and told
