@@ -135,6 +135,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.table is not None:
         print(tabulated(_kept(options.table)))
         return
+    modes, courses = options.modes.split(","), options.courses.split(",")
+    if unknown := [*({*modes} - {*MODES}), *({*courses} - {*COURSES})]:
+        parser.error(
+            f"{', '.join(unknown)}: modes are {', '.join(MODES)}; courses {', '.join(COURSES)}"
+        )
     results: list[dict[str, Any]] = []
     lock, starts = threading.Lock(), threading.Semaphore(STARTS)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -159,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     print(line(result), file=sys.stderr, flush=True)
 
         with watch(directory) as (nodes, server), ThreadPoolExecutor(options.at_once) as pool:
-            plan = planned(options.modes.split(","), options.courses.split(","), options.times)
+            plan = planned(modes, courses, options.times)
             waiting = [
                 pool.submit(train, number, mode, course)
                 for number, (mode, course) in enumerate(plan)
