@@ -12,6 +12,7 @@ has no stages, unless it is the one that `torch.compile` returned, whose hooks r
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import sys
 from typing import TYPE_CHECKING, Any
@@ -79,9 +80,7 @@ def find(optimizer: Any) -> Any:
     the callers' local variables would do as well, but before Python 3.13 reading them keeps their
     current values alive for as long as the function runs.
     """
-    module_type = sys.modules["torch"].nn.Module
-    # Not isinstance, which may run foreign code.
-    modules = [found for found in gc.get_objects() if issubclass(type(found), module_type)]
+    modules = instances(sys.modules["torch"].nn.Module)
     held = {id(part) for module in modules for part in vars(module).get("_modules", {}).values()}
     optimized = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     fitting = [
@@ -91,6 +90,21 @@ def find(optimizer: Any) -> Any:
         and optimized <= {id(parameter) for parameter in module.parameters()}
     ]
     return fitting[0] if len(fitting) == 1 else None
+
+
+def instances(kind: type) -> list[Any]:
+    """Return all objects of a Python class and its subclasses.
+
+    Refers to no other object while another thread can run: a thread that fills a tuple, as in
+    `tuple(generator)`, fails with a SystemError if anything else refers to the tuple meanwhile
+    (before Python 3.14: python/cpython#127058), and that thread would be the training's. So one call of C
+    code, during which no other thread runs, reads the types of all objects and has let go of the
+    objects when it returns; then an object is found by its reference to its class.
+    """
+    every_object = itertools.chain.from_iterable(map(gc.get_objects, (None,)))
+    kinds = set(filter(kind.__subclasscheck__, map(type, every_object)))
+    # By type: isinstance may run foreign code.
+    return [found for found in gc.get_referrers(*kinds) if issubclass(type(found), kind)]
 
 
 def _unwrapped(model: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import math
 import os
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.training.engine import follow as follow_engine
 from dshealthd.training.heartbeat import Heartbeat, never_raise
-from dshealthd.training.model import find
+from dshealthd.training.model import find, instances
 from dshealthd.training.model import follow as follow_model
 from dshealthd.training.readback import Readback
 from dshealthd.training.waits import replace
@@ -161,7 +160,7 @@ def _engine_of(optimizer: Any) -> Any:
     kind = getattr(sys.modules.get("deepspeed"), "DeepSpeedEngine", None)
     if kind is None:
         return None
-    engines = [found for found in gc.get_objects() if issubclass(type(found), kind)]
+    engines = instances(kind)
     own = [engine for engine in engines if getattr(engine, "basic_optimizer", None) is optimizer]
     found = own or engines
     return found[0] if len(found) == 1 else None
