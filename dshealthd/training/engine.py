@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.training.heartbeat import Heartbeat, never_raise
@@ -203,8 +204,13 @@ def _around(
 
 
 def _replace(heartbeat: Heartbeat, engine: Any, name: str, called: Any) -> None:
+    """Set an engine's attribute until the heartbeat is closed, which does not keep the engine."""
+    reference, mark = weakref.ref(engine), id(called)
+
     def undo() -> None:
-        if vars(engine).get(name) is called:  # else somebody has wrapped it after us
+        engine = reference()
+        # Else the engine is gone, or somebody has wrapped it after us.
+        if engine is not None and id(vars(engine).get(name)) == mark:
             delattr(engine, name)
 
     setattr(engine, name, called)

@@ -41,10 +41,12 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
     synchronized = distributed and next(iter(inner.buffers()), None) is not None
     if distributed and not synchronized:
         inner = model  # hooks of a second module would only cost
+    # The hooks must not refer to the model: its memory would be freed by garbage collection alone.
+    is_inner = inner is model
 
     def began(module: Any, _arguments: Any) -> None:
         if not compiling() and module.training:
-            heartbeat.forward_began(module, computes=inner is model)
+            heartbeat.forward_began(module, computes=is_inner)
 
     def computes(module: Any, _arguments: Any) -> None:
         if not compiling() and module.training:
@@ -56,12 +58,12 @@ def follow(heartbeat: Heartbeat, model: Any) -> None:
 
     def ended(module: Any, _arguments: Any, result: Any) -> None:
         if not compiling() and module.training:
-            heartbeat.forward_ended(computes=inner is model)
+            heartbeat.forward_ended(computes=is_inner)
             if distributed:
                 heartbeat.follow_backward(result)
 
     handles = [model.register_forward_pre_hook(began), model.register_forward_hook(ended)]
-    if inner is not model:
+    if not is_inner:
         handles += [
             inner.register_forward_pre_hook(computes),
             inner.register_forward_hook(computed),

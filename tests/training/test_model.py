@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 import time
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -12,7 +10,6 @@ import pytest
 
 from dshealthd.training import attach, watch
 from dshealthd.training.message import StepStage
-from dshealthd.training.model import find
 from tests.training.step_clock import average
 
 if TYPE_CHECKING:
@@ -201,34 +198,3 @@ def test_program_with_two_models(agents_end: AgentsEnd) -> None:
         assert (agents_end.message().step, stage(agents_end)) == (2, StepStage.UNKNOWN)
     finally:
         heartbeat.close()
-
-
-def test_search_for_the_model_leaves_other_threads_alone() -> None:
-    """A thread that fills tuples meanwhile goes on (a SystemError if others refer to its tuple)."""
-    model = torch.nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    begun, ends, failures = threading.Event(), threading.Event(), []
-
-    def item(number: int) -> list[int]:
-        begun.set()
-        return [number]
-
-    def fill() -> None:
-        while not ends.is_set():
-            try:
-                tuple(item(number) for number in range(1000))
-            except SystemError as error:
-                failures.append(error)
-
-    thread = threading.Thread(target=fill)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    thread.start()
-    try:
-        begun.wait()
-        assert all(find(optimizer) is model for _ in range(30))
-    finally:
-        ends.set()
-        thread.join()
-        sys.setswitchinterval(interval)
-    assert not failures
