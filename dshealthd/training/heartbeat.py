@@ -6,9 +6,11 @@ import contextlib
 import functools
 import logging
 import os
+import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -30,7 +32,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def never_raise(method: Method) -> Method:
     """Keep the exceptions of a heartbeat, the first argument, away from the training.
 
-    The first exception is logged and ends the heartbeat.
+    The first exception is logged and ends the heartbeat. One that a signal handler of the training
+    raises meanwhile is the training's.
     """
 
     @functools.wraps(method)
@@ -39,11 +42,25 @@ def never_raise(method: Method) -> Method:
             return None
         try:
             return method(heartbeat, *arguments, **named)
-        except Exception:  # noqa: BLE001 - neither our bugs nor a new torch or DeepSpeed may end a training job
+        except Exception as error:
+            # Neither our bugs nor a new torch or DeepSpeed may end a training job.
+            if _is_signal_handlers(error):
+                raise
             heartbeat.give_up()
             return None
 
     return call  # type: ignore[return-value] # the same signature
+
+
+def _is_signal_handlers(error: Exception) -> bool:
+    """Return whether a handler of a signal raised an exception: a preemption, a time limit."""
+    codes = set()
+    for number in signal.valid_signals():
+        handler: Any = signal.getsignal(number)
+        call = getattr(handler, "__call__", None)  # noqa: B004 - it has the code of an object that is a handler
+        for function in (handler, getattr(handler, "func", None), call):
+            codes.add(getattr(function, "__code__", None))
+    return any(frame.f_code in codes for frame, _line in traceback.walk_tb(error.__traceback__))
 
 
 class Heartbeat:
