@@ -59,7 +59,7 @@ class Readback:
         if self._pending or torch.cuda.is_current_stream_capturing():
             return
         if self._host is None:
-            self._host = torch.empty(1, dtype=torch.float32, pin_memory=True)
+            self._host = torch.empty(1, dtype=torch.float32, device="cpu", pin_memory=True)
             self._event = torch.cuda.Event()
         # Converted on the device: a copy that converts goes through pageable memory.
         self._host.copy_(scalar.detach().reshape(1).to(torch.float32), non_blocking=True)

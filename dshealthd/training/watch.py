@@ -66,9 +66,13 @@ class OptimizerImportHook(importlib.abc.MetaPathFinder):
         return spec
 
     def remove(self) -> None:
-        """Stop waiting for the import of torch."""
+        """Stop waiting for the import of torch.
+
+        In a list of its own: an import in another thread, which goes through the list just now,
+        would skip a finder.
+        """
         if self in sys.meta_path:
-            sys.meta_path.remove(self)
+            sys.meta_path = [finder for finder in sys.meta_path if finder is not self]
 
 
 def register(**named: Any) -> Heartbeat:
