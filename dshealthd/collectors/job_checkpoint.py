@@ -63,6 +63,9 @@ PROBLEMS = gauge(
     "As of the look after the save. Missing is absent where each node saves to its own disk.",
     *("training_job", "problem"),
 )
+LEFT_OUT = shares.jobs_left_out(
+    "dshealthd_job_checkpoint_jobs_left_out", "whose checkpoints are not checked"
+)
 
 BUDGET = 0.5
 """Seconds per collection for the files of all jobs, as other collectors wait for the worker."""
@@ -110,9 +113,10 @@ class JobCheckpoint(Collector):
         """Yield what is known of each job's checkpoints; nothing for a job that reports none."""
         until = self.context.monotonic() + BUDGET
         processes = self.context.shared(ProcessTable).refresh()
-        jobs, _ = shares.jobs(
+        jobs, left_out = shares.jobs(
             (process for process in processes if process.launch.rank == 0), self.options.max_jobs
         )
+        yield LEFT_OUT(left_out)
         gone = dict(self._followed)
         for job, members in jobs.items():
             part = f"checkpoints of {job}"

@@ -42,6 +42,7 @@ LIMIT = gauge(
     "Thread limit of this cgroup; +Inf if unlimited. pids.max.",
     "training_job",
 )
+LEFT_OUT = shares.jobs_left_out("dshealthd_job_threads_jobs_left_out", "without thread series")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,10 @@ class JobThreads(Collector):
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield each job's threads and limits; a cgroup that cannot be read is a fault, never 0."""
-        jobs, _ = shares.jobs(self.context.shared(ProcessTable).refresh(), self.options.max_jobs)
+        jobs, left_out = shares.jobs(
+            self.context.shared(ProcessTable).refresh(), self.options.max_jobs
+        )
+        yield LEFT_OUT(left_out)
         for job, members in jobs.items():
             try:
                 found = self._nearest(members)

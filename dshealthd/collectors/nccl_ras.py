@@ -93,10 +93,7 @@ TROUBLE = gauge(
     "Labels as for dshealthd_job_nccl_rank_operations_behind.",
     *("training_job", "rank", "host", "gpu", "trouble"),
 )
-LEFT_OUT = gauge(
-    "dshealthd_job_nccl_jobs_left_out",
-    "Training jobs on this node that are not queried because there are more than max_jobs.",
-)
+LEFT_OUT = shares.jobs_left_out("dshealthd_job_nccl_jobs_left_out", "that are not queried")
 
 
 class NcclRas(Collector):

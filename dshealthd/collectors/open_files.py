@@ -63,6 +63,7 @@ UNSEEN = gauge(
     "training job.",
     "reason",
 )
+LEFT_OUT = shares.jobs_left_out("dshealthd_open_files_jobs_left_out", "without series")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,8 @@ class OpenFiles(Collector):
         if now >= self._slow_until:
             remembered, self._slow_until = {}, now + self.options.full_interval
         self._slow = {}
-        jobs, _ = shares.jobs(processes, self.options.max_jobs)
+        jobs, left_out = shares.jobs(processes, self.options.max_jobs)
+        yield LEFT_OUT(left_out)
         for job, members in jobs.items():
             yield from self._job(descriptors, job, members, remembered)
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, TypeVar
 
+from dshealthd.core.collector import gauge
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
+    from dshealthd.core.collector import Metric
     from dshealthd.jobs.processes import TrainingProcess
 
 T = TypeVar("T")
@@ -50,6 +53,11 @@ def jobs(
         lambda entry: min(process.start for process in entry[1]),
     )
     return dict(chosen), len(found) - len(chosen)
+
+
+def jobs_left_out(name: str, loss: str) -> Metric:
+    """Declare the number of jobs that `jobs` leaves out; `loss` says what is not known of them."""
+    return gauge(name, f"Training jobs on this node {loss} because there are more than max_jobs.")
 
 
 def _turns(entries: Iterable[T], group: Callable[[T], Hashable]) -> list[int]:

@@ -20,7 +20,7 @@ from dshealthd.core.host import Host
 from dshealthd.core.result import Result, attempt
 from dshealthd.jobs import checkpoint_watch
 from tests.jobs.heartbeats.senders import interpreter
-from tests.jobs.machines import TORCH
+from tests.jobs.machines import TORCH, Machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -267,6 +267,16 @@ def test_only_the_node_of_rank_0_looks(tmp_path: Path) -> None:
         rank.do(f"heartbeat.saved({str(tmp_path)!r}, optimizer_files=2)")
         result = rank.look()
         assert (values(result), problems(result)) == ({}, {})
+
+
+def test_more_jobs_than_places(tmp_path: Path) -> None:
+    """A job beyond `max_jobs` is counted, so that its absence is seen."""
+    machine = Machine(tmp_path)
+    for number in range(3):
+        machine.process(10 + number, {**TORCH, "RANK": "0", "SLURM_JOB_ID": str(number)})
+    collector = JobCheckpoint(JobCheckpoint.Options(max_jobs=1), machine.context())
+    (sample,) = attempt(collector, time.monotonic).samples
+    assert (sample.metric, sample.value) == (job_checkpoint.LEFT_OUT, 2)
 
 
 @root_only

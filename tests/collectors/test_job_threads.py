@@ -60,7 +60,11 @@ def test_nearest_limit(machine: Machine) -> None:
     group(machine, GROUP, 100, "max")
     group(machine, "system.slice/slurmstepd.scope/job_7", 900, 1000)
     group(machine, "system.slice", 2000, 30000)
-    assert values(look(machine)) == {("", "slurm-7"): 900, ("_limit", "slurm-7"): 1000}
+    assert values(look(machine)) == {
+        ("_jobs_left_out",): 0,
+        ("", "slurm-7"): 900,
+        ("_limit", "slurm-7"): 1000,
+    }
 
 
 def test_no_limit(machine: Machine) -> None:
@@ -80,13 +84,13 @@ def test_version_1(machine: Machine) -> None:
 
 def test_what_cannot_be_known(machine: Machine) -> None:
     """No count of tasks is no sample; a file of nonsense is a fault that names it."""
-    assert values(look(machine)) == {}
+    assert values(look(machine)) == {("_jobs_left_out",): 0}
     group(machine, GROUP, "many", "max")
     result = look(machine)
     (fault,) = result.faults
     assert (fault.part, fault.reason) == ("job slurm-7", Reason.MALFORMED)
     assert "pids.current" in fault.detail
-    assert values(result) == {}
+    assert values(result) == {("_jobs_left_out",): 0}
 
 
 def test_rank_that_has_ended(machine: Machine) -> None:
@@ -105,12 +109,13 @@ def test_agent_in_a_container(machine: Machine) -> None:
 
 
 def test_more_jobs_than_places(machine: Machine) -> None:
-    """The number of series is bounded."""
+    """The number of series is bounded, and what is left out is counted."""
     group(machine, GROUP, 5, 10)
     other = machine.process(20, {**TORCH, "SLURM_JOB_ID": "8"}, start=200)
     (other / "cgroup").write_text(f"0::/{GROUP}\n")
     found = values(look(machine, max_jobs=1))
-    assert {key[1] for key in found} == {"slurm-7"}
+    assert found["_jobs_left_out",] == 1
+    assert {key[1] for key in found if len(key) > 1} == {"slurm-7"}
 
 
 def test_parse() -> None:

@@ -152,6 +152,7 @@ def test_no_job(machine: Machine) -> None:
     """Without training processes there are no series of jobs, and none that say 0."""
     found = values(Agent(machine.context()).sweep())
     assert {key for key in found if "job" in key} == set()
+    assert found["open_files_jobs_left_out",] == 0
     assert found["processes_unseen", "permission_denied"] == 0
 
 
@@ -189,7 +190,7 @@ def test_ended_between_listing_and_count(machine: Machine) -> None:
 
 
 def test_number_of_jobs_is_bounded(machine: Machine) -> None:
-    """More jobs than the configured number are not shown; the oldest stay."""
+    """More jobs than the configured number are counted and not shown; the oldest stay."""
     for number in range(5):
         machine.process(
             100 + number,
@@ -202,6 +203,7 @@ def test_number_of_jobs_is_bounded(machine: Machine) -> None:
         "slurm-3",
         "slurm-4",
     }
+    assert found["open_files_jobs_left_out",] == 3
 
 
 def test_limits_are_read_again(machine: Machine) -> None:
