@@ -23,7 +23,7 @@ SUFFIX = ".md"
 def all_symptoms() -> Mapping[str, Symptom]:
     """Return every symptom by slug, sorted by slug.
 
-    Raise EntryError with all errors of the first bad file.
+    Raise EntryError for the first bad file.
     """
     files = (file for file in resources.files(__name__).iterdir() if file.name.endswith(SUFFIX))
     entries = (

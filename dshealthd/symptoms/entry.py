@@ -6,29 +6,16 @@ and, if common advice is wrong or incomplete, `## Common advice, checked`.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from dshealthd.core.options import unknown
 from dshealthd.symptoms import sentence
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-SEVERITIES = ("critical", "warning", "info")
-"""A page, a ticket, and a dashboard entry only.
-
-`none` is the Watchdog's severity: that alert proves that alerts arrive.
-"""
 COMPONENTS = ("node", "gpu", "nic", "link", "nvlink_domain", "leaf", "path", "job", "fleet")
-AUDIENCES = ("operator", "owner")
-"""Who can fix it: the operator of the cluster, or the owner of the training job."""
-MEANS = ("alert", "doctor", "explain", "job")
 SECTIONS = ("Meaning", "Confirm", "Remedy")
 ADVICE = "Common advice, checked"
 """The optional section that checks what articles recommend against the libraries."""
@@ -59,12 +46,10 @@ PART_COMPONENTS = frozenset({"node", "gpu", "nic", "path"})
 _FENCE = re.compile(r"\+\+\+\n(.*?)^\+\+\+\n(.*)", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^## +(.+?) *$", re.MULTILINE)
 _CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
-_DURATION = re.compile(r"(?:\d+h)?(?:\d+m)?(?:\d+s)?")
-_ALERT_NAME = re.compile(r"Dshealthd(?:[A-Z][A-Za-z0-9]*)+")
 
 
 class EntryError(ValueError):
-    """A symptom's file is wrong; the message has all its errors, one per line, with the file's name."""
+    """A symptom's file is wrong; the message names the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +57,10 @@ class Alert:
     """One alert rule of a symptom."""
 
     name: str
-    severity: str
+    severity: Literal["critical", "warning", "info", "none"]
+    """A page, a ticket, a dashboard entry only; `none` for the Watchdog, which proves that alerts
+    arrive.
+    """
     component: str
     """The kind of part it concerns, one of COMPONENTS; a label used for inhibition."""
     expr: str
@@ -87,8 +75,8 @@ class Alert:
 
     Empty: rules.KEEP_FIRING.
     """
-    audience: str = "operator"
-    """Who can fix it, one of AUDIENCES."""
+    audience: Literal["operator", "owner"] = "operator"
+    """Who can fix it: the operator of the cluster, or the owner of the training job."""
     act: str = ""
     """What to do now, for the runbook, if the description's first step depends on labels."""
     every: str = ""
@@ -106,10 +94,6 @@ class Alert:
     def severities(self) -> str:
         """The severities that its rules have, in words."""
         return f"{self.severity} or warning" if self.ticket else self.severity
-
-
-PAGES = ("always", "job", "never")
-"""When a finding is a page rather than a ticket: always, where a training job uses the part, never."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +125,8 @@ class FindingType:
     """The alert's name; the label `finding` is the same without `Dshealthd`."""
     component: str
     """The kind of part it concerns, one of COMPONENTS."""
-    page: str
-    """One of PAGES."""
+    page: Literal["always", "job", "never"]
+    """When it is a page rather than a ticket: always, where a training job uses the part, never."""
     summary: str
     """What is broken, as a title."""
     says: str
@@ -155,8 +139,8 @@ class FindingType:
     """How long it remains after its sign is gone."""
     page_after: str = ""
     """How long its sign must last before a ticket becomes a page; empty: a page at once."""
-    audience: str = "operator"
-    """Who can fix it, one of AUDIENCES."""
+    audience: Literal["operator", "owner"] = "operator"
+    """Who can fix it: the operator of the cluster, or the owner of the training job."""
     steps: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What to do first in some cases, in place of `step`; the rule's labels `reason`, or else
     `class`, tell the case.
@@ -210,42 +194,22 @@ def parse(slug: str, text: str) -> Symptom:
         raise EntryError(message)
     try:
         table = tomllib.loads(match[1])
-    except tomllib.TOMLDecodeError as error:
-        message = f"{slug}.md: is not TOML: {error}"
+        findings = tuple(map(_finding, table.pop("findings", ())))
+        alerts = tuple(Alert(**_fields(row)) for row in table.pop("alerts", ()))
+        table |= {name: tuple(value) for name, value in table.items() if isinstance(value, list)}
+        return Symptom(
+            slug=slug, findings=findings, alerts=alerts, sections=_sections(match[2]), **table
+        )
+    except (ValueError, TypeError, AttributeError) as error:  # no TOML, an unknown or missing key
+        message = f"{slug}.md: {error}"
         raise EntryError(message) from error
-    rows, found = _tables(slug, table, "alerts"), _tables(slug, table, "findings")
-    errors = [f"{slug}.md: {error}" for error in _wrong(table, rows, found, match[2])]
-    if errors:
-        raise EntryError("\n".join(errors))
-    alerts = (Alert(**_fields(row)) for row in rows)
-    findings = (_finding(row) for row in found)
-    values: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in table.items()
-    }
-    return Symptom(
-        slug=slug,
-        findings=tuple(findings),
-        alerts=tuple(alerts),
-        sections=_sections(match[2]),
-        **values,
-    )
 
 
-def _tables(slug: str, table: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """Take an array of tables out of a symptom's table."""
-    rows = table.pop(key, [])
-    if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
-        message = f"{slug}.md: {key}: must be [[{key}]] tables"
-        raise EntryError(message)
-    return rows
+_FIELDS = {"for": "hold", "keep_firing_for": "keep", "ticket_for": "ticket_hold"}
+"""Keys of a rule that are Prometheus' own words, and the fields that they fill."""
 
 
-_KEYS = {"hold": "for", "keep": "keep_firing_for", "ticket_hold": "ticket_for"}
-"""Fields of a rule whose key in the file differs, because it is Prometheus' own word."""
-_FIELDS = {key: name for name, key in _KEYS.items()}
-
-
-def _fields(row: Mapping[str, str]) -> dict[str, str]:
+def _fields(row: Mapping[str, Any]) -> dict[str, Any]:
     return {_FIELDS.get(key, key): value.strip() for key, value in row.items()}
 
 
@@ -256,100 +220,9 @@ def _finding(row: Mapping[str, Any]) -> FindingType:
     if "rule" in row:
         own["rule"] = FleetRule(**_fields(row["rule"]))
     own["steps"] = MappingProxyType(dict(row.get("steps", {})))
+    for text in (own["says"], own["step"], *own["steps"].values()):
+        sentence.template(text)
     return FindingType(**own)
-
-
-_OF_SYMPTOM: Mapping[str, type] = {
-    "row": int,
-    "title": str,
-    "means": list,
-    "waits_for": str,
-    "covered_by": list,
-}
-_MISSING = dataclasses.MISSING
-_OF_ALERT, _OF_RULE = (
-    {_KEYS.get(each.name, each.name): each.default is _MISSING for each in dataclasses.fields(kind)}
-    for kind in (Alert, FleetRule)
-)
-"""Keys of an alert and of a finding's rule, and whether they are required."""
-_OF_FINDING = {
-    each.name: each.default is _MISSING and each.default_factory is _MISSING
-    for each in dataclasses.fields(FindingType)
-}
-"""The same of a finding."""
-_CHOICES: Mapping[str, tuple[str, ...]] = {
-    "severity": SEVERITIES,
-    "component": COMPONENTS,
-    "audience": AUDIENCES,
-    "page": PAGES,
-}
-_WATCHDOG = "severity", "none"
-_DURATIONS = frozenset(
-    ("for", "keep_firing_for", "every", "hold", "keep", "page_after", "ticket_for")
-)
-
-
-def _wrong(
-    table: Mapping[str, Any], rows: list[dict[str, Any]], findings: list[dict[str, Any]], body: str
-) -> Iterator[str]:
-    for key, value in table.items():
-        if key not in _OF_SYMPTOM:
-            yield f"{key}: {unknown(key, _OF_SYMPTOM)}"
-        elif type(value) is not _OF_SYMPTOM[key]:
-            yield f"{key}: must be {_OF_SYMPTOM[key].__name__}, not {type(value).__name__}"
-        elif isinstance(value, list):
-            if not all(isinstance(item, str) for item in value):
-                yield f"{key}: must be strings"
-            elif key == "means":
-                yield from (
-                    f'means: "{item}" is not one of {", ".join(MEANS)}'
-                    for item in value
-                    if item not in MEANS
-                )
-    if not table.get("title"):
-        yield "title: is missing"
-    for place, row in enumerate(rows):
-        yield from (f"alerts[{place}].{error}" for error in _wrong_alert(row, _OF_ALERT))
-    for place, row in enumerate(findings):
-        yield from (f"findings[{place}].{error}" for error in _wrong_alert(row, _OF_FINDING))
-    sections = _sections(body)
-    yield from (f"section ## {name} is missing" for name in SECTIONS if not sections.get(name))
-    yield from (
-        f"section ## {name} is unknown" for name in sections if name not in (*SECTIONS, ADVICE)
-    )
-
-
-def _wrong_alert(row: Mapping[str, Any], keys: Mapping[str, bool]) -> Iterator[str]:
-    """Yield the mistakes in an alert or a finding, which have these keys, required or not."""
-    for key, value in row.items():
-        if key not in keys:
-            yield f"{key}: {unknown(key, keys)}"
-        elif key in {"rule", "steps"}:
-            known = _OF_RULE if key == "rule" else dict.fromkeys(value, False)
-            yield from (f"{key}.{error}" for error in _wrong_alert(value, known))
-            if key == "steps":
-                yield from (f"steps.{error}" for error in _wrong_sentences(value))
-        elif not isinstance(value, str) or not value.strip():
-            yield f"{key}: must be a string that is not empty"
-        elif key in _DURATIONS and not _DURATION.fullmatch(value):
-            yield f'{key}: "{value}" is not a duration such as "5s", "10m" or "1h"'
-        elif key == "name" and not _ALERT_NAME.fullmatch(value):
-            yield f'name: "{value}" is not Dshealthd and words in CamelCase'
-        elif key in _CHOICES and value not in _CHOICES[key] and (key, value) != _WATCHDOG:
-            yield f'{key}: "{value}" is not one of {", ".join(_CHOICES[key])}'
-        elif key == "summary" and "{" in value:
-            yield "summary: must hold no template"
-        elif key in {"says", "step"}:
-            yield from _wrong_sentences({key: value})
-    yield from (f"{key}: is missing" for key, needed in keys.items() if needed and key not in row)
-
-
-def _wrong_sentences(texts: Mapping[str, str]) -> Iterator[str]:
-    for key, text in texts.items():
-        try:
-            sentence.template(text)
-        except sentence.SentenceError as error:
-            yield f"{key}: {error}"
 
 
 def _sections(body: str) -> dict[str, str]:
