@@ -137,8 +137,8 @@ def test_help(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
             "dshealthd run: unknown option --web.listen-adress; did you mean --web.listen-address?",
         ),
         (
-            ["status", "--watch=1", "--wach=2"],
-            "dshealthd status: unknown option --wach; did you mean --watch?",
+            ["status", "--members", "--jsn=2"],
+            "dshealthd status: unknown option --jsn; did you mean --json?",
         ),
         (["run", "--web"], "dshealthd run: unknown option --web"),
         (["run", "x"], "dshealthd run: unexpected argument x"),

@@ -66,14 +66,6 @@ def query(parser: ArgumentParser) -> None:
         action="store_true",
         help="print one JSON document; docs/status-api.md describes its fields",
     )
-    parser.add_argument(
-        "--watch",
-        nargs="?",
-        type=float,
-        const=2.0,
-        metavar="SECONDS",
-        help="refresh until Ctrl-C (default: every 2 seconds)",
-    )
     access(parser)
 
 

@@ -148,7 +148,7 @@ def _raise_file_limit() -> None:
 
 @_command(
     "dshealthd status",
-    "dshealthd status node-17 node-18 --watch",
+    "dshealthd status node-17 node-18",
     "dshealthd status --members",
     declare=arguments.query,
     exit_usage=EXIT_UNKNOWN,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.text import plural, printable
+from dshealthd.core.text import printable
 from dshealthd.findings.finding import ORDER, State
 from dshealthd.http.client import UNAUTHORIZED, Access, local, remote
 from dshealthd.http.exchange import Unreachable
@@ -22,55 +20,16 @@ from dshealthd.status.paint import EXIT, Paint, safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Self
 
     from dshealthd.config.config import Config  # noqa: TC004 - nothing evaluates this type
     from dshealthd.http.client import Client
     from dshealthd.status.query import AgentAnswer
-
-ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
-"""Switches to the alternate screen, hides the cursor, and cuts long lines at the edge."""
-LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
-CLEAR = "\x1b[H\x1b[J"
-"""Moves to the first line and clears everything below."""
-
-
-class Screen:
-    """Redraws in place while it is entered; without a terminal, prints one frame after another."""
-
-    def __init__(self) -> None:
-        self._terminal = sys.stdout.isatty()
-
-    def __enter__(self) -> Self:
-        if self._terminal:
-            sys.stdout.write(ENTER)
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        if self._terminal:
-            sys.stdout.write(LEAVE)
-            sys.stdout.flush()
-
-    def show(self, lines: Sequence[str]) -> None:
-        """Show as many lines as fit, and the number of those left out."""
-        if not self._terminal:
-            print("\n".join(lines), flush=True)
-            return
-        room = os.get_terminal_size(sys.stdout.fileno()).lines  # LINES may be stale
-        if len(lines) > room:
-            left = len(lines) - room + 1
-            lines = [*lines[: room - 1], f"\u2026 {plural(left, 'more line')}: enlarge the window"]
-        sys.stdout.write(CLEAR + "\n".join(lines))
-        sys.stdout.flush()
-
 
 NOT_SENT = (
     "a password is not sent to members that only an agent names: give the nodes, or a --config.file "
     "with probe.members"
 )
 """What to do about a status of 401."""
-LEAST = 0.5
-"""Shortest interval of `--watch`, in seconds: agents cache a status document for that long."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +41,6 @@ class AgentQuery:
     nodes: Sequence[str]
     members: bool
     as_json: bool
-    watch: float | None
 
 
 def status(asked: AgentQuery) -> int:
@@ -142,22 +100,8 @@ def _run(
     except (Unreachable, ValueError, OSError) as error:
         print(f"dshealthd: {printable(str(error))}", file=sys.stderr)
         return EXIT[State.UNKNOWN]
-
-    def lines(answers: Sequence[AgentAnswer]) -> list[str]:
-        return [json.dumps(query.report(answers))] if asked.as_json else list(write(answers))
-
-    if asked.watch is None:
-        answers = query.ask(clients)
-        print("\n".join(lines(answers)))
-        return EXIT[state(answers)]
-    pause, answers = max(LEAST, asked.watch), []
-    with contextlib.suppress(KeyboardInterrupt), Screen() as screen:
-        while True:
-            answers = query.ask(clients)
-            now = time.strftime("%H:%M:%S %Z")
-            heading = [] if asked.as_json else [f"{now}, every {pause:g} s, Ctrl-C to quit", ""]
-            screen.show([*heading, *lines(answers)])
-            time.sleep(pause)
+    answers = query.ask(clients)
+    print(json.dumps(query.report(answers)) if asked.as_json else "\n".join(write(answers)))
     return EXIT[state(answers)]
 
 

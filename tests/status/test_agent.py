@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
-import pty
 import signal
-import struct
-import subprocess
-import sys
-import termios
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.status.command import CLEAR, ENTER, LEAVE
 from dshealthd.status.paint import EXIT
 from tests import agents
 from tests.command_line import dshealthd
@@ -72,62 +63,3 @@ def test_from_well_to_lost(tmp_path: Path) -> None:
         until(agent.port, lambda alerts: "DshealthdGpuLost" not in alerts)
     code, node = status(agent.port)
     assert (code, node["verdict"]) == (3, "unknown")
-
-
-def heed_ctrl_c() -> None:
-    """Have a child end at SIGINT, though the tests may run where it is ignored, as in background."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def watch(port: int, output: int, *flags: str) -> subprocess.Popen[bytes]:
-    """Start `dshealthd status --watch` with its output there."""
-    command = [sys.executable, "-u", "-m", "dshealthd", "status", "--watch", "0.5", *flags]
-    return subprocess.Popen(
-        [*command, f"127.0.0.1:{port}"],
-        stdout=output,
-        stderr=subprocess.PIPE,
-        preexec_fn=heed_ctrl_c,  # noqa: PLW1509 - only a system call
-    )
-
-
-def end(watching: subprocess.Popen[bytes]) -> None:
-    """End it as a person does; that is no error and no traceback."""
-    watching.send_signal(signal.SIGINT)
-    _, errors = watching.communicate(timeout=SECONDS)
-    assert errors == b""
-    assert watching.returncode in EXIT.values()
-
-
-def test_watch(tmp_path: Path) -> None:
-    """On a terminal `--watch` draws in place, no more than there is room for, and leaves nothing."""
-    rows = 3
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, 60, 0, 0))
-    with agents.running(tmp_path) as agent:
-        node = f"127.0.0.1:{agent.port}"
-        watching = watch(agent.port, theirs, node, node, node)
-        drawn = b""
-        while drawn.count(CLEAR.encode()) < 3:
-            drawn += os.read(ours, 65536)
-        end(watching)
-    os.close(theirs)
-    with contextlib.suppress(OSError):  # EIO: all of it was read
-        while chunk := os.read(ours, 65536):
-            drawn += chunk
-    os.close(ours)
-    text = drawn.decode()
-    assert text.startswith(ENTER)
-    assert text.endswith(LEAVE)
-    for picture in text.split(CLEAR)[1:]:
-        assert picture.count("\n") < rows
-        assert "more lines" in picture
-
-
-def test_watch_into_a_pipe(tmp_path: Path) -> None:
-    """Into a pipe nothing for terminals is written: with `--json` each line is a document."""
-    with agents.running(tmp_path) as agent:
-        watching = watch(agent.port, subprocess.PIPE, "--json")
-        assert watching.stdout is not None
-        for _ in range(2):
-            assert json.loads(watching.stdout.readline())["schema"] == 1
-        end(watching)
