@@ -53,7 +53,7 @@ def found(sign: Sign, node: str, limits: Limits, rule: str = "") -> Finding:
     """Return the finding for a sign that a rule of this name saw on a node."""
     entry = catalogue()[sign.alert]
     kind = entry.type
-    named = sign.part or part(sign.labels, kind.component)
+    named = sign.part or part(sign.labels, kind.component) or sign.job
     labels = {"node": node, "part": named, "reason": sign.reason, "training_job": sign.job}
     limit, limit_source = sign.limit, sign.limit_source
     if isinstance(limit, str):

@@ -42,7 +42,7 @@ class Sign:
     """Labels of the series that shows it: the part is derived from them."""
     _: KW_ONLY
     part: str = ""
-    """The affected part, as people call it; empty to derive it from the labels."""
+    """The affected part, as people call it; empty to derive it from the labels, or if it is the job."""
     job: str = ""
     """The training job that it is about."""
     case: str = ""

@@ -306,7 +306,6 @@ def rendezvous(series: Series, _wall: float) -> Iterator[Sign]:
             yield Sign(
                 "DshealthdRanksStuckAtInit" if refused else UNREACHABLE,
                 REFUSED if refused else OUTCOMES[outcome],
-                part=labels["training_job"],
                 job=labels["training_job"],
                 source=name,
                 apart="rank 0" if refused else "",

@@ -71,7 +71,6 @@ def hangs(series: Series, wall: float) -> Iterator[Sign]:
         yield Sign(
             "DshealthdJobHang",
             ", ".join(culprits[:MOST_NAMED]) or found.says,
-            part=job,
             job=job,
             case=reason or found.missing or found.cause,
             value=found.overdue,
@@ -128,7 +127,6 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
         yield Sign(
             "DshealthdJobFailed",
             f"rank {labels['rank']} {said}",
-            part=job,
             job=job,
             value=at,
             source="job_rank_ended_timestamp_seconds",
@@ -144,7 +142,6 @@ def ends(series: Series, _wall: float) -> Iterator[Sign]:
         yield Sign(
             "DshealthdJobFailed",
             f"a process crashed in {where}, by the kernel's log",
-            part=job,
             job=job,
             source="kernel_events_total",
         )
@@ -185,7 +182,6 @@ def losses(series: Series, _wall: float) -> Iterator[Sign]:
         yield Sign(
             "DshealthdLossNotFinite",
             ranks_named(named),
-            part=job,
             job=job,
             value=first,
             source="job_step",
@@ -210,7 +206,6 @@ def gradients(series: Series, _wall: float) -> Iterator[Sign]:
         if usual > 0 and least.get(job, 0.0) > series.limit(limit) * usual and job not in lost:
             yield Sign(
                 "DshealthdGradientNormHigh",
-                part=job,
                 job=job,
                 value=least[job],
                 limit=series.limit(limit) * usual,
@@ -242,7 +237,6 @@ def skips(series: Series, _wall: float) -> Iterator[Sign]:
             ratio,
             "skipped_steps_ratio",
             "job_skipped_steps_total",
-            part=job,
             job=job,
         )
 

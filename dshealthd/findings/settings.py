@@ -69,7 +69,7 @@ def _of_job(
     source: str = "job_environment_problems",
 ) -> Sign:
     """Return the sign that a job on this node has these problems."""
-    return Sign(alert, several(problems), part=job, job=job, value=value, source=source)
+    return Sign(alert, several(problems), job=job, value=value, source=source)
 
 
 def several(texts: Collection[str]) -> str:

@@ -103,7 +103,6 @@ def inputs(series: Series, _wall: float) -> Iterator[Sign]:
         yield Sign(
             "DshealthdInputSlow",
             ranks_named([rank for _, rank in ranks]),
-            part=job,
             job=job,
             value=max(ranks)[0],
             limit=limit,
@@ -128,7 +127,6 @@ def steps(series: Series, _wall: float) -> Iterator[Sign]:
             yield Sign(
                 SLOW,
                 "its steps take longer than they used to",
-                part=job,
                 job=job,
                 value=now / usual,
                 limit=limit,
@@ -144,7 +142,6 @@ def steps(series: Series, _wall: float) -> Iterator[Sign]:
             yield Sign(
                 SLOW,
                 "its ranks spend more time in collectives than in computing",
-                part=job,
                 job=job,
                 value=share,
                 limit=limit,
@@ -174,7 +171,6 @@ def detours(series: Series, _wall: float) -> Iterator[Sign]:
         if down and sent > series.limit(limit) and (job in moving or job not in judged):
             yield Sign(
                 "DshealthdJobOnFewerPorts",
-                part=job,
                 job=job,
                 value=float(len(down)),
                 limit=limit,

@@ -50,7 +50,6 @@ def stalls(series: Series, _wall: float) -> Iterator[Sign]:
             yield Sign(
                 "DshealthdJobStalled",
                 several(troubles) or several(behind) or reason,
-                part=job,
                 job=job,
                 limit=limit if certain else None,
                 source=name if idle else "gpu_utilization_ratio",
@@ -73,7 +72,6 @@ def arrivals(series: Series, _wall: float) -> Iterator[Sign]:
                     "its ranks have been initializing a communicator for minutes, without"
                     f" a step: {several(_troubles(series, job)) or 'NCCL names none in trouble'}"
                 ),
-                part=job,
                 job=job,
                 value=count,
                 source=name,

@@ -272,7 +272,6 @@ def checkpoints(series: Series, _wall: float) -> Iterator[Sign]:
             yield Sign(
                 "DshealthdCheckpointIncomplete",
                 job=job,
-                part=job,
                 value=value,
                 source="job_checkpoint_problems",
             )
