@@ -9,20 +9,11 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import (
-    Collector,
-    CollectorOptions,
-    Fault,
-    Sample,
-    Worker,
-    counter,
-    gauge,
-)
-from dshealthd.core.options import Duration, option
-from dshealthd.jobs.logs.files import LogFileState, wrong
+from dshealthd.core.collector import Collector, Fault, Sample, Worker, counter, gauge
+from dshealthd.jobs import shares
+from dshealthd.jobs.logs.files import JobLogsOptions, LogFileState
 from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process import uptime
 
@@ -52,9 +43,8 @@ SKIPPED = counter(
     "Bytes of job logs skipped because they grew faster than the read limit: causes in them are "
     "missed.",
 )
-JOBS_LEFT_OUT = gauge(
-    "dshealthd_job_log_jobs_left_out",
-    "Jobs whose logs are not followed because there are more than max_jobs.",
+JOBS_LEFT_OUT = shares.jobs_left_out(
+    "dshealthd_job_log_jobs_left_out", "whose logs are not followed"
 )
 
 PROCESSES_EVERY = 5.0
@@ -62,40 +52,6 @@ PROCESSES_EVERY = 5.0
 MAX_RANKS = 8
 """Most culprit ranks that are named for one job; if there are more, none is."""
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
-_MIB = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobLogsOptions(CollectorOptions):
-    """Options of job logs."""
-
-    interval: Duration = option("1s", "Read interval.", minimum="100ms")
-    deadline: Duration = option(
-        "5s", "How long the files of one job may take before they time out.", minimum="10ms"
-    )
-    paths: tuple[str, ...] = option(
-        [],
-        "Logs of jobs, as the jobs see them: absolute paths, with * ? and [] within a name; {job} "
-        "is the number of a Slurm job. A pattern without {job} works only where a user has one "
-        "job on the node.",
-    )
-    standard_streams: bool = option(
-        False, "Whether to follow the files that are the ranks' standard output and error too."
-    )
-    max_jobs: int = option(16, "Most jobs whose logs are followed.", minimum=1, maximum=1000)
-    max_files: int = option(64, "Most files that are followed.", minimum=1, maximum=10_000)
-    max_bytes_per_second: int = option(
-        4 * _MIB, "Most bytes read per second, over all files.", minimum=4096
-    )
-    keep: Duration = option(
-        "15m", "How long the cause is shown after the job has ended.", minimum="30s"
-    )
-
-    def check(self) -> Iterator[tuple[str, str]]:
-        """Yield each invalid option of job logs, and why."""
-        for path in self.paths:
-            if (why := wrong(path)) is not None:
-                yield "paths", f'"{path}" {why}'
 
 
 class JobLogs(Collector):
@@ -106,20 +62,10 @@ class JobLogs(Collector):
 
     def __init__(self, options: JobLogsOptions, context: Context) -> None:
         super().__init__(options, context)
-        from dshealthd.jobs.logs.watch import (  # must stay out of the agent
-            LogLimits,
-            LogWatch,
-        )
+        from dshealthd.jobs.logs.watch import LogWatch  # must stay out of the agent
 
         self._watch = LogWatch(
-            LogLimits(
-                patterns=options.paths,
-                standard_streams=options.standard_streams,
-                max_jobs=options.max_jobs,
-                max_files=options.max_files,
-                max_rate=float(options.max_bytes_per_second),
-                keep=options.keep,
-            ),
+            options,
             context.host,
             context.entering,
             monotonic=context.monotonic,

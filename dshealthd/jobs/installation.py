@@ -13,7 +13,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import signature
-from dshealthd.linux.elf import constants
+from dshealthd.jobs.nccl.release import read_library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -29,8 +29,6 @@ _DISTRIBUTION = re.compile(
     r"(deepspeed|nvidia_nccl_cu\d+|torch)-([0-9][^-]*?)(?:-py[\d.]+)?\.(?:dist-info|egg-info)",
     re.IGNORECASE,
 )
-_LIBRARY = re.compile(r"libnccl\.so\.(\d+\.\d+\.\d+)")
-_BANNER = re.compile(rb"NCCL version (\d+\.\d+\.\d+)\+cuda")
 _INTERPRETER = re.compile(r"python3(\.\d+)?")
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+!_-]{0,63}")
 """Characters that PEP 440 and conda allow in a version."""
@@ -73,32 +71,6 @@ def parse_distributions(names: Iterable[str]) -> set[tuple[str, str]]:
                 )
             )
     return found
-
-
-def library_version(root: Root, path: str) -> str | None:
-    """Return the version of NCCL that a shared library is, or has linked into it.
-
-    None if it does not say. Raises OSError.
-
-    Outside of Python packages the file name says it (`libnccl.so.2.21.5`), otherwise the banner
-    that NCCL prints at startup.
-    """
-    try:
-        name = os.path.basename(root.link(path))
-    except OSError:
-        name = os.path.basename(path)
-    if match := _LIBRARY.fullmatch(name):
-        return match[1]
-    descriptor = root.open(path)
-    try:
-        before = b""
-        for chunk in constants(descriptor):
-            if found := _BANNER.search(before + chunk):
-                return found[1].decode()
-            before = chunk[-64:]
-    finally:
-        os.close(descriptor)
-    return None
 
 
 Key = tuple["Signature", int]
@@ -151,8 +123,15 @@ class Installations:
         """
 
         def find() -> Versions:
-            version = library_version(root, path)
-            return frozenset({("nccl", version)} if version else ())
+            try:
+                name = os.path.basename(root.link(path))
+            except OSError:
+                name = os.path.basename(path)
+            descriptor = root.open(path)
+            try:
+                return _plausible(("nccl", one) for one in read_library(descriptor, name).versions)
+            finally:
+                os.close(descriptor)
 
         return self._remembered(root, path, find)
 

@@ -10,8 +10,11 @@ import fnmatch
 import glob
 import os
 import stat
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dshealthd.core.collector import CollectorOptions
+from dshealthd.core.options import Duration, option
 from dshealthd.linux.regular_files import Irregular
 
 if TYPE_CHECKING:
@@ -41,6 +44,39 @@ class LogFileState(enum.StrEnum):
     UNREADABLE = "unreadable"
     LEFT_OUT = "left_out"
     """It exceeds max_files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobLogsOptions(CollectorOptions):
+    """Options of job logs."""
+
+    interval: Duration = option("1s", "Read interval.", minimum="100ms")
+    deadline: Duration = option(
+        "5s", "How long the files of one job may take before they time out.", minimum="10ms"
+    )
+    paths: tuple[str, ...] = option(
+        [],
+        "Logs of jobs, as the jobs see them: absolute paths, with * ? and [] within a name; {job} "
+        "is the number of a Slurm job. A pattern without {job} works only where a user has one "
+        "job on the node.",
+    )
+    standard_streams: bool = option(
+        False, "Whether to follow the files that are the ranks' standard output and error too."
+    )
+    max_jobs: int = option(16, "Most jobs whose logs are followed.", minimum=1, maximum=1000)
+    max_files: int = option(64, "Most files that are followed.", minimum=1, maximum=10_000)
+    max_bytes_per_second: int = option(
+        4 << 20, "Most bytes read per second, over all files.", minimum=4096
+    )
+    keep: Duration = option(
+        "15m", "How long the cause is shown after the job has ended.", minimum="30s"
+    )
+
+    def check(self) -> Iterator[tuple[str, str]]:
+        """Yield each invalid option of job logs, and why."""
+        for path in self.paths:
+            if (why := wrong(path)) is not None:
+                yield "paths", f'"{path}" {why}'
 
 
 def standard_streams(host: Host, pid: int) -> list[str]:

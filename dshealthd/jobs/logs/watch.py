@@ -12,6 +12,7 @@ import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Fault, Reason
@@ -22,6 +23,7 @@ from dshealthd.explain.tail import Tail
 from dshealthd.jobs.logs import files
 from dshealthd.jobs.logs.files import LogFileState
 from dshealthd.jobs.processes import TrainingProcess
+from dshealthd.jobs.shares import shared
 from dshealthd.linux.credentials import User
 from dshealthd.linux.process_files import Root
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from dshealthd.core.host import Host
+    from dshealthd.jobs.logs.files import JobLogsOptions
 
 FIND_EVERY = 10.0
 """Seconds between two searches for the files of a job."""
@@ -48,20 +51,6 @@ MAX_EVENTS = 2000
 """Events kept of one job."""
 EARLIER = 60.0
 """Seconds before the start of a job's ranks from which a last write still counts as the job's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogLimits:
-    """Limits on what is followed."""
-
-    patterns: tuple[str, ...]
-    standard_streams: bool
-    max_jobs: int
-    max_files: int
-    max_rate: float
-    """Bytes per second, for all files together."""
-    keep: float
-    """Seconds for which the cause is reported after the job has ended."""
 
 
 @dataclass(slots=True)
@@ -92,7 +81,7 @@ class LogWatch:
 
     def __init__(
         self,
-        limits: LogLimits,
+        options: JobLogsOptions,
         host: Host,
         entering: Callable[[str], Fault | None],
         *,
@@ -104,7 +93,7 @@ class LogWatch:
 
         `entering` is called before a job's files are touched; `spent` returns seconds of CPU time.
         """
-        self._limits = limits
+        self._options = options
         self._host = host
         self._entering = entering
         self._monotonic = monotonic
@@ -135,10 +124,18 @@ class LogWatch:
         for name, job in list(self._jobs.items()):
             if name not in found:
                 job.processes = []
-                kept = FOLLOWED_AFTER if job.finding is None else self._limits.keep
+                kept = FOLLOWED_AFTER if job.finding is None else self._options.keep
                 if now - job.seen > max(kept, FOLLOWED_AFTER):
                     del self._jobs[name]
-        self._bound()
+        kept = shared(
+            enumerate(self._jobs.values()),
+            self._options.max_jobs,
+            lambda entry: entry[1].user,
+            lambda entry: entry[1].name,
+            lambda entry: entry[0],
+        )
+        self.jobs_left_out = len(self._jobs) - len(kept)
+        self._jobs = {job.name: job for _, job in sorted(kept, key=itemgetter(0))}
 
     def look(self) -> Iterator[Fault]:
         """Read what was appended to logs since the last look; yield a fault for unreadable logs."""
@@ -149,7 +146,7 @@ class LogWatch:
         if not jobs:
             return
         self._turn = (self._turn + 1) % len(jobs)
-        bytes_left = self._limits.max_rate * elapsed
+        bytes_left = self._options.max_bytes_per_second * elapsed
         until = spent + CPU_SHARE * elapsed
         for number, job in enumerate(jobs[self._turn :] + jobs[: self._turn]):
             share = 1 / (len(jobs) - number)
@@ -185,16 +182,6 @@ class LogWatch:
         now = self._monotonic()
         return [job for job in self._jobs.values() if now - job.seen <= FOLLOWED_AFTER]
 
-    def _bound(self) -> None:
-        """Drop jobs beyond `max_jobs`: the latest of the user who has most."""
-        self.jobs_left_out = 0
-        while len(self._jobs) > self._limits.max_jobs:
-            shares = Counter(job.user for job in self._jobs.values())
-            greatest = max(shares.values())
-            name = [n for n, job in self._jobs.items() if shares[job.user] == greatest][-1]
-            del self._jobs[name]
-            self.jobs_left_out += 1
-
     def _follow(self, job: _Job, jobs: int, bytes_left: float, until: float) -> None:
         root = self._root(job)
         if root is None:
@@ -202,7 +189,7 @@ class LogWatch:
         with root:
             if self._monotonic() >= job.find_at:
                 job.find_at = self._monotonic() + FIND_EVERY
-                self._find(job, root, max(1, self._limits.max_files // jobs))
+                self._find(job, root, max(1, self._options.max_files // jobs))
             grown = False
             order = sorted(job.paths, key=lambda path: path in job.tails)
             for number, path in enumerate(order):
@@ -233,7 +220,7 @@ class LogWatch:
     def _find(self, job: _Job, root: Root, limit: int) -> None:
         job.states = Counter()
         writers: dict[str, set[int]] = defaultdict(set)
-        if self._limits.standard_streams:
+        if self._options.standard_streams:
             for process in job.processes:
                 try:
                     streams = files.standard_streams(self._host, process.pid)
@@ -245,7 +232,7 @@ class LogWatch:
             writers.update({path: set() for path in job.paths})
         is_sole = sum(other.user == job.user for other in self._followed()) == 1
         candidates = dict.fromkeys(writers, True)
-        for path, is_own in files.named(root, self._limits.patterns, job.name):
+        for path, is_own in files.named(root, self._options.paths, job.name):
             candidates[path] = candidates.get(path, False) or is_own or is_sole
         known, job.paths = job.paths, {}
         for path, is_certain in candidates.items():
