@@ -49,20 +49,20 @@ class Gap(NamedTuple):
 class Checkpoint:
     """The content of a checkpoint directory."""
 
-    directory: str
-    tag: str
-    """Empty if neither the user nor `latest` names one."""
-    pointer: str
-    """The file that names the tag: `latest`, or `latest_universal` for universal ones."""
-    latest: str
-    """Content of that file; empty if it does not exist."""
     files: Mapping[str, int]
     """Sizes in bytes of the tag's files, by name."""
-    truncated: tuple[str, ...]
+    directory: str = ""
+    tag: str = ""
+    """Empty if neither the user nor `latest` names one."""
+    pointer: str = "latest"
+    """The file that names the tag: `latest`, or `latest_universal` for universal ones."""
+    latest: str = ""
+    """Content of that file; empty if it does not exist."""
+    truncated: tuple[str, ...] = ()
     """Files that begin as torch's do but lack their table of contents at the end."""
-    is_universal: bool
-    tag_exists: bool
-    tags: tuple[str, ...]
+    is_universal: bool = False
+    tag_exists: bool = True
+    tags: tuple[str, ...] = ()
     """All directories in the checkpoint directory."""
 
     def shards(self) -> dict[int, set[int]]:
@@ -126,6 +126,39 @@ def _ranks(pattern: re.Pattern[str], names: Mapping[str, int]) -> dict[int, set[
     return found
 
 
+class Scan:
+    """The files of one checkpoint, looked at one by one."""
+
+    def __init__(self, root: Root, directory: str, tag: str) -> None:
+        """List the files of a tag, none if it is empty or has no directory.
+
+        OSError; ValueError if it has more files than any job saves.
+        """
+        self._folder = f"{directory}/{tag}"
+        self.files: dict[str, int] = {}
+        """Sizes in bytes of those that were looked at."""
+        self.truncated: list[str] = []
+        found = root.look(self._folder) if tag else None
+        self.exists = found is not None and stat.S_ISDIR(found.st_mode)
+        names = root.names(self._folder, MAX_FILES + 1) if self.exists else []
+        if len(names) > MAX_FILES:
+            message = f"{self._folder} has more than {MAX_FILES} files"
+            raise ValueError(message)
+        self.is_universal = "zero" in names
+        self.todo = sorted(names, reverse=True)
+
+    def look(self, root: Root) -> None:
+        """Look at the next file. OSError: then it is the next one still, and does not count as absent."""
+        name = self.todo[-1]
+        status = root.look(f"{self._folder}/{name}")
+        if status is not None and stat.S_ISREG(status.st_mode):
+            opens = name.endswith(".pt") and status.st_size and len(self.files) < MAX_OPENED
+            if opens and is_truncated(root, f"{self._folder}/{name}"):
+                self.truncated.append(name)
+            self.files[name] = status.st_size
+        self.todo.pop()
+
+
 def read(directory: str, tag: str = "", *, universal: bool = False) -> dict[str, Any]:
     """Return a checkpoint as a JSON document, read with its owner's rights.
 
@@ -139,25 +172,9 @@ def read(directory: str, tag: str = "", *, universal: bool = False) -> dict[str,
         latest = pointed(root, f"{place}/{pointer}") if pointer in names else ""
         chosen = tag or latest
         check_tag(chosen, f"{directory}/{pointer}")
-        files: dict[str, int] = {}
-        truncated: list[str] = []
-        folder = f"{place}/{chosen}"
-        found = root.look(folder) if chosen else None
-        exists = found is not None and stat.S_ISDIR(found.st_mode)
-        is_universal = False
-        if exists:
-            inside = root.names(folder, MAX_FILES + 1)
-            if len(inside) > MAX_FILES:
-                message = f"{directory}/{chosen} has more than {MAX_FILES} files"
-                raise ValueError(message)
-            is_universal = "zero" in inside
-            for name in sorted(inside):
-                status = root.look(f"{folder}/{name}")
-                if status is None or not stat.S_ISREG(status.st_mode):
-                    continue
-                files[name] = status.st_size
-                if name.endswith(".pt") and status.st_size and len(files) <= MAX_OPENED:
-                    truncated += [name] if is_truncated(root, f"{folder}/{name}") else []
+        scan = Scan(root, place, chosen)
+        while scan.todo:
+            scan.look(root)
         tags = sorted(
             name
             for name in names[:MAX_FILES]
@@ -168,10 +185,10 @@ def read(directory: str, tag: str = "", *, universal: bool = False) -> dict[str,
         "tag": chosen,
         "pointer": pointer,
         "latest": latest,
-        "files": files,
-        "truncated": truncated,
-        "is_universal": is_universal,
-        "tag_exists": exists,
+        "files": scan.files,
+        "truncated": scan.truncated,
+        "is_universal": scan.is_universal,
+        "tag_exists": scan.exists,
         "tags": tags[-16:],
     }
 

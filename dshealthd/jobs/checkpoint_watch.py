@@ -7,18 +7,10 @@ being broken.
 
 from __future__ import annotations
 
-import stat
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.jobs.checkpoint_files import (
-    MAX_FILES,
-    MAX_OPENED,
-    Checkpoint,
-    check_tag,
-    is_truncated,
-    pointed,
-)
+from dshealthd.jobs.checkpoint_files import Checkpoint, Scan, check_tag, pointed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,11 +51,8 @@ class CheckpointWatch:
         self._sizes: deque[int] = deque(maxlen=REMEMBERED)
         self._makes_room = False
         self._seen: _Pointed | None = None
-        self._exists = False
-        self._todo: list[str] = []
-        self._files: dict[str, int] = {}
-        self._truncated: list[str] = []
-        self._universal = False
+        self._scan: Scan | None = None
+        """The look at its files in progress."""
         self._finished: float | None = None
         """Monotonic time at which the last file was checked; None until then."""
 
@@ -96,9 +85,17 @@ class CheckpointWatch:
             self._begin(root, newest)
         elif self._finished is not None and now - self._finished >= AGAIN and self._is_broken:
             self._begin(root, newest)
-        if self._finished is None and self._go_on(root, newest, has_time):
-            self._finished = now
-            self._conclude(newest, saved)
+        if (scan := self._scan) is None:
+            return
+        for _ in range(FILES_A_LOOK):
+            if not scan.todo:
+                break
+            if not has_time():
+                return
+            scan.look(root)
+        if not scan.todo:
+            self._scan, self._finished = None, now
+            self._conclude(scan, saved)
 
     @property
     def _is_broken(self) -> bool:
@@ -119,58 +116,21 @@ class CheckpointWatch:
 
     def _begin(self, root: Root, newest: _Pointed) -> None:
         """List a checkpoint's files to check; OSError, ValueError if it has too many."""
-        self._files, self._truncated, self._todo = {}, [], []
-        self._universal, self._finished = False, None
+        self._scan = self._finished = None
         check_tag(newest.tag, f"{newest.directory}/{POINTER}")
-        folder = f"{newest.directory}/{newest.tag}"
-        found = root.look(folder) if newest.tag else None
-        self._exists = found is not None and stat.S_ISDIR(found.st_mode)
-        if not self._exists:
-            return
-        names = root.names(folder, MAX_FILES + 1)
-        if len(names) > MAX_FILES:
-            message = f"{folder} has more than {MAX_FILES} files"
-            raise ValueError(message)
-        self._universal = "zero" in names
-        self._todo = sorted(names, reverse=True)
+        self._scan = Scan(root, newest.directory, newest.tag)
 
-    def _go_on(self, root: Root, newest: _Pointed, has_time: Callable[[], bool]) -> bool:
-        """Check some of the checkpoint's files, and return whether all are done."""
-        for _ in range(FILES_A_LOOK):
-            if not self._todo or not has_time():
-                break
-            name = self._todo[-1]
-            path = f"{newest.directory}/{newest.tag}/{name}"
-            status = root.look(path)
-            if status is not None and stat.S_ISREG(status.st_mode):
-                opens = name.endswith(".pt") and status.st_size and len(self._files) < MAX_OPENED
-                if opens and is_truncated(root, path):
-                    self._truncated.append(name)
-                self._files[name] = status.st_size
-            self._todo.pop()  # only now, so that an unreadable file does not count as absent
-        return not self._todo
-
-    def _conclude(self, newest: _Pointed, saved: Saved) -> None:
-        checkpoint = Checkpoint(
-            directory=newest.directory,
-            tag=newest.tag,
-            pointer=POINTER,
-            latest=newest.tag,
-            files=self._files,
-            truncated=tuple(self._truncated),
-            is_universal=self._universal,
-            tag_exists=self._exists,
-            tags=(),
-        )
+    def _conclude(self, scan: Scan, saved: Saved) -> None:
         problems = {
-            "no_directory": int(not self._exists),
-            "empty": sum(not size for name, size in self._files.items() if name.endswith(".pt")),
-            "cut_off": len(self._truncated),
+            "no_directory": int(not scan.exists),
+            "empty": sum(not size for name, size in scan.files.items() if name.endswith(".pt")),
+            "cut_off": len(scan.truncated),
         }
-        if not saved.is_node_local and not self._universal:
-            problems["missing"] = checkpoint.missing(saved.optimizer_files) if self._exists else 0
-        if self._exists:
+        if not saved.is_node_local and not scan.is_universal:
+            missing = Checkpoint(files=scan.files).missing(saved.optimizer_files)
+            problems["missing"] = missing if scan.exists else 0
+        if scan.exists:
             if self.problems is not None and not self.problems["no_directory"]:  # checked again
                 self._sizes.pop()
-            self._sizes.append(sum(self._files.values()))
+            self._sizes.append(sum(scan.files.values()))
         self.problems = problems
