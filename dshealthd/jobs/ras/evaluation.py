@@ -158,8 +158,6 @@ def check(status: Status, versions: Iterable[str | None], world_size: int | None
             _refuse(f"{name} has {size} ranks, but the job {world_size}")
         if counted > size:
             _refuse(f"{name} has {size} ranks, but {counted} are reported")
-        if min(communicator.states.values(), default=0) < 0:
-            _refuse(f"{name} has a negative number of ranks")
         named = [lag.rank for lag in communicator.behind]
         named += [trouble.rank for trouble in communicator.troubles]
         if any(not 0 <= rank < size for rank in named):
