@@ -506,16 +506,6 @@ def test_many_processes_with_many_variables(node: Node) -> None:
     assert time.process_time() - started < 0.25
 
 
-def test_problems_are_bounded(node: Node) -> None:
-    """A user who sets every wrong name there is gets no more series than others."""
-    from dshealthd.jobs.nccl.names import names
-
-    have = names()
-    node.rank(0, dict.fromkeys(list(have.retired) + list(have.unread) + list(have.renamed), "x"))
-    node.rank(1, {f"{name}S": "x" for name in sorted(have.known)[:200]})
-    assert len(node.problems()) == MAX_PROBLEMS
-
-
 def test_runs_left_out(tmp_path: Path) -> None:
     """Of more runs than are shown the oldest are, and how many are not is told."""
     node = Node(tmp_path, max_runs=2)

@@ -10,7 +10,7 @@ from pathlib import Path
 from dshealthd.core.host import Host
 from dshealthd.jobs.environment import launch
 from dshealthd.jobs.installation import Installations
-from dshealthd.jobs.loaded import Libraries, libraries, parse_maps, versions
+from dshealthd.jobs.loaded import libraries, parse_maps, versions
 from dshealthd.jobs.processes import TrainingProcess
 from dshealthd.linux.process_files import Root
 from tests.jobs.elf import library
@@ -61,18 +61,6 @@ def read(place: Path, **more: str) -> dict[str, str]:
         return dict(
             versions(root, str(place), process(**more), libraries(str(place)), Installations())
         )
-
-
-def test_maps() -> None:
-    """Torch's directory and NCCL's library are found among the mappings."""
-    assert parse_maps(MAPS.format(nccl=PACKAGED).encode()) == Libraries(
-        SITE, f"{SITE}/nvidia/nccl/lib/libnccl.so.2", None
-    )
-
-
-def test_nothing_loaded() -> None:
-    """A process that has loaded neither has neither."""
-    assert parse_maps(b"55d0-55d1 r--p 0 fe:00 1 /bin/sleep\n") == Libraries(None, None, None)
 
 
 def test_replaced_on_disk() -> None:

@@ -107,9 +107,3 @@ def test_adapters(tmp_path: Path) -> None:
         "adapter mlx5_1": Reason.MALFORMED,
         "adapter mlx5_2": Reason.STUCK,
     }
-
-
-def test_no_adapters(tmp_path: Path) -> None:
-    """A machine without the drivers has no port, and no fault."""
-    found = devices(Host(sysfs=tmp_path))
-    assert (found.ports(), found.faults) == ({}, [])

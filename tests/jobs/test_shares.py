@@ -26,26 +26,11 @@ def chosen(entries: list[Entry], places: int) -> list[Entry]:
     return shared(entries, places, lambda one: one.user, lambda one: one.job, lambda one: one.start)
 
 
-def test_idle_ranks_of_one_user_keep_nobody_out() -> None:
-    """Sixty-four old ranks give eight of sixty-four places to another user's new job."""
-    idle = [Entry(1, "idle", start) for start in range(64)]
-    new = [Entry(2, "new", 1000 + rank) for rank in range(8)]
-    assert set(new) <= set(chosen(idle + new, 64))
-    assert len(chosen(idle + new, 64)) == 64
-
-
 def test_an_idle_job_does_not_keep_out_the_same_users_next() -> None:
     """Of one user the jobs take turns."""
     idle = [Entry(1, "idle", start) for start in range(64)]
     new = [Entry(1, "new", 1000 + rank) for rank in range(8)]
     assert set(new) <= set(chosen(idle + new, 64))
-
-
-def test_many_small_jobs_of_one_user_keep_nobody_out() -> None:
-    """A user with a hundred jobs has no more turns than one with a single job."""
-    many = [Entry(1, f"job-{count}", count) for count in range(100)]
-    new = [Entry(2, "new", 1000)]
-    assert new[0] in chosen(many + new, 16)
 
 
 def test_jobs_of_processes() -> None:

@@ -13,7 +13,6 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.jobs.environment import job
 from dshealthd.jobs.heartbeats.identity import Identity, UnidentifiedSender, identify, same
-from dshealthd.linux.credentials import parse_real_user
 from tests.jobs.heartbeats.senders import STRANGER, interpreter
 from tests.jobs.machines import TORCH, Machine
 
@@ -100,9 +99,3 @@ def test_environment_of_another_user() -> None:
         command, user=user, group=user, cwd=ROOT, check=True, capture_output=True, text=True
     )
     assert result.stdout == "permission_denied\n"
-
-
-def test_own_user() -> None:
-    """The user is found in the real kernel's answer."""
-    with open("/proc/self/status", "rb") as status:
-        assert parse_real_user(status.read()) == os.getuid()

@@ -140,17 +140,6 @@ async def test_forgery_by_another_user(path: Path) -> None:
             await until(lambda: shown(receiver) == {(job, 3): 8, (other, 3): 2_000_000})
 
 
-@as_root
-async def test_job_of_another_user(path: Path) -> None:
-    """A job of any user is shown, and after it has ended another user may have one of that name."""
-    with receiving(path) as receiver:
-        for user in (STRANGER, None):
-            with sending(path, TORCH, user=user) as sender:
-                sender.tell(beat(7))
-                await until(lambda: shown(receiver))
-            await until(lambda: not shown(receiver))
-
-
 async def test_connection_handed_on(path: Path) -> None:
     """A process that hands over a page by the connection of another, a child of fork say, is a
     forger: its page is not read.

@@ -149,11 +149,6 @@ def test_trickle_wakes_nobody(serve: Callable[..., Process]) -> None:
     assert looks < 20
 
 
-def test_cut_answer_is_handed_on(serve: Callable[..., Process]) -> None:
-    """An answer that breaks off cannot be told from a whole one by the protocol."""
-    assert outcome(query(serve("cut"))) == RasAnswer(ANSWER[: len(ANSWER) // 2])
-
-
 def test_nobody_listens(serve: Callable[..., Process]) -> None:
     """Where all addresses refuse, there is no RAS, and that is no failure."""
     process = serve("json")
@@ -340,10 +335,3 @@ def test_any_conversation(pieces: list[bytes]) -> None:
     else:
         assert {*said} == {b"TIMEOUT 5\n", b"SET FORMAT json\n", b"VERBOSE STATUS\n", b""}
         assert len(answer.data) <= 100
-
-
-def test_constants_fit() -> None:
-    """All attempts to be greeted fit into the time that a job has by default, with time for an
-    answer.
-    """
-    assert ATTEMPTS * ras_client.GREETING < 12 - 3

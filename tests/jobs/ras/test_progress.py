@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dshealthd.jobs.ras.evaluation import MAX_SIZES, JobProgress, RankLabel, by_size, lags, troubles
 from dshealthd.jobs.ras.from_json import parse_json
-from dshealthd.jobs.ras.status import RasRankState
 from tests.jobs.ras import server as ras_server
 from tests.jobs.ras.server import Communicator, document
 
@@ -23,23 +22,6 @@ def fed(*answers: bytes) -> JobProgress:
     for answer in answers:
         progress.update(parse_json(answer))
     return progress
-
-
-def test_first_answer_tells_nothing() -> None:
-    """With one answer it is not known whether the job gets on."""
-    progress = fed(document(Communicator(ranks(5, 5))))
-    assert (progress.idle, progress.moving) == (None, {})
-
-
-def test_growth_is_progress() -> None:
-    """One rank that has launched one operation more is progress."""
-    assert fed(document(Communicator(ranks(5, 5))), document(Communicator(ranks(5, 6)))).idle == 0
-
-
-def test_standing_still_is_counted() -> None:
-    """Answers without growth are counted."""
-    same = document(Communicator(ranks(6, 5)))
-    assert fed(document(Communicator(ranks(5, 5))), same, same, same).idle == 2
 
 
 def test_silence_is_no_progress() -> None:
@@ -103,17 +85,6 @@ def test_small_communicator_names_the_number_in_the_world() -> None:
     assert lags(parse_json(answer), fed(answer, answer), 4) == {
         (RankLabel("3", "192.0.2.1", "3"), "AllGather"): 1
     }
-
-
-def test_communicators_by_size() -> None:
-    """Communicators of one size are added up."""
-    answer = document(
-        Communicator(ranks(1, 1)),
-        Communicator(ranks(7, 5), name="b"),
-        Communicator(ranks(1), name="d"),
-    )
-    running = RasRankState.RUNNING
-    assert by_size(parse_json(answer)) == ({"2": 2, "1": 1}, {("2", running): 4, ("1", running): 1})
 
 
 def test_sizes_are_bounded() -> None:

@@ -10,7 +10,7 @@ import pytest
 from dshealthd.core.host import Host
 from dshealthd.jobs.ras.question import Loaded
 from dshealthd.jobs.ras.status import Communicator, RankLocation, RasRankState, Status, Trouble
-from dshealthd.jobs.ras.watched import WatchedJob, dead_here, own_pid
+from dshealthd.jobs.ras.watched import WatchedJob, own_pid
 
 ELSEWHERE = "192.0.2.1"
 RUNNING = Loaded(frozenset({"2.30.7"}), (4000, 4001), "")
@@ -59,13 +59,6 @@ def test_no_split(before: Status) -> None:
     known.answered(before, 4000)
     known.answered(answer(RasRankState.UNRESPONSIVE, 4000), 4001)
     assert not known.split
-
-
-def test_dead_of_this_node() -> None:
-    """Only what is said of this node's addresses counts."""
-    assert dead_here(answer(RasRankState.DEAD, 4001)) == {4001}
-    assert dead_here(answer(RasRankState.DEAD, 4001, ELSEWHERE)) == set()
-    assert dead_here(answer(RasRankState.UNRESPONSIVE, 4001)) == set()
 
 
 def test_own_pid(tmp_path: Path) -> None:
