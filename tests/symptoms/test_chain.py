@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -35,6 +35,11 @@ def ranks(**variables: str) -> Iterator[list[int]]:
         yield [one.pid, two.pid]
 
 
+def leads_to(alert: str, well: str, ill: str, directory: Path, **more: Any) -> None:
+    """Require that the alert fires for the scrape with the fault, and not for the one before it."""
+    assert fires(alert, {"node": (well, ill)}, directory, **more) == (False, True), alert
+
+
 def test_ranks_share_a_gpu(tmp_path: Path) -> None:
     """Row 3: two ranks on one GPU, by NVML's list of its processes."""
     machine = Machine(tmp_path, ["gpu", "gpu_processes"])
@@ -45,8 +50,7 @@ def test_ranks_share_a_gpu(tmp_path: Path) -> None:
         machine.simulator.set(0, "processes", f"{one}:1000000, {two}:1000000")
         machine.simulator.set(1, "processes", "")
         ill = machine.scrape()
-    seen = fires("DshealthdRankAssignment", {"node": (well, ill)}, tmp_path, job=NAME)
-    assert seen == (False, True)
+    leads_to("DshealthdRankAssignment", well, ill, tmp_path, job=NAME)
 
 
 def test_p2p_disabled(tmp_path: Path) -> None:
@@ -56,10 +60,7 @@ def test_p2p_disabled(tmp_path: Path) -> None:
         well = machine.scrape()
     with ranks(NCCL_P2P_DISABLE="1"):
         ill = machine.scrape()
-    assert fires("DshealthdJobSettings", {"node": (well, ill)}, tmp_path, job=NAME) == (
-        False,
-        True,
-    )
+    leads_to("DshealthdJobSettings", well, ill, tmp_path, job=NAME)
 
 
 def test_master_unreachable(tmp_path: Path) -> None:
@@ -70,8 +71,7 @@ def test_master_unreachable(tmp_path: Path) -> None:
             well = machine.scrape()
         with rank(JOB, 1, MASTER_ADDR="192.0.2.1"):
             ill = machine.scrape()
-    seen = fires("DshealthdRendezvousUnreachable", {"node": (well, ill)}, tmp_path, job=NAME)
-    assert seen == (False, True)
+    leads_to("DshealthdRendezvousUnreachable", well, ill, tmp_path, job=NAME)
 
 
 def test_ranks_in_init(tmp_path: Path) -> None:
@@ -101,8 +101,7 @@ def test_ranks_in_init(tmp_path: Path) -> None:
         finally:
             process.close()
     well, ill = texts
-    seen = fires("DshealthdRanksStuckAtInit", {"node": (well, ill)}, tmp_path, job=NAME)
-    assert seen == (False, True)
+    leads_to("DshealthdRanksStuckAtInit", well, ill, tmp_path, job=NAME)
 
 
 def test_memory_held_idle(tmp_path: Path) -> None:
@@ -116,8 +115,7 @@ def test_memory_held_idle(tmp_path: Path) -> None:
         well = machine.scrape()
         machine.simulator.set(None, "utilization_gpu", 5)
         ill = machine.scrape()
-    seen = fires("DshealthdGpusStarved", {"node": (well, ill)}, tmp_path, hours=2)
-    assert seen == (False, True)
+    leads_to("DshealthdGpusStarved", well, ill, tmp_path, hours=2)
 
 
 def test_memory_low(tmp_path: Path) -> None:
@@ -137,7 +135,7 @@ def test_memory_low(tmp_path: Path) -> None:
     well = machine.scrape()
     machine.lay_over("meminfo", meminfo[0.01])
     ill = machine.scrape()
-    assert fires("DshealthdHostMemoryPressure", {"node": (well, ill)}, tmp_path) == (False, True)
+    leads_to("DshealthdHostMemoryPressure", well, ill, tmp_path)
 
 
 def test_locked_memory(tmp_path: Path) -> None:
@@ -154,10 +152,7 @@ def test_locked_memory(tmp_path: Path) -> None:
         well = machine.scrape()
     with rank(JOB, 0, *lock):
         ill = machine.scrape()
-    assert fires("DshealthdHostLimitNear", {"node": (well, ill)}, tmp_path, job=NAME) == (
-        False,
-        True,
-    )
+    leads_to("DshealthdHostLimitNear", well, ill, tmp_path, job=NAME)
 
 
 def test_aio_requests(tmp_path: Path) -> None:
@@ -168,7 +163,7 @@ def test_aio_requests(tmp_path: Path) -> None:
     well = machine.scrape()
     machine.lay_over("sys/fs/aio-nr", "65500\n")
     ill = machine.scrape()
-    assert fires("DshealthdHostLimitNear", {"node": (well, ill)}, tmp_path) == (False, True)
+    leads_to("DshealthdHostLimitNear", well, ill, tmp_path)
 
 
 def test_pcie_width(tmp_path: Path) -> None:
@@ -176,10 +171,7 @@ def test_pcie_width(tmp_path: Path) -> None:
     machine = Machine(tmp_path, ["gpu", "pcie"])
     well = machine.scrape()
     machine.simulator.set(2, "pcie_width", 8)
-    assert fires("DshealthdPcieDegraded", {"node": (well, machine.scrape())}, tmp_path) == (
-        False,
-        True,
-    )
+    leads_to("DshealthdPcieDegraded", well, machine.scrape(), tmp_path)
 
 
 def test_loopback(tmp_path: Path) -> None:
@@ -188,7 +180,7 @@ def test_loopback(tmp_path: Path) -> None:
     well = machine.scrape()
     machine.command = ("unshare", "--net")
     ill = machine.scrape()
-    assert fires("DshealthdLoopbackRefused", {"node": (well, ill)}, tmp_path) == (False, True)
+    leads_to("DshealthdLoopbackRefused", well, ill, tmp_path)
 
 
 def test_gpus_starved(tmp_path: Path) -> None:
@@ -206,7 +198,7 @@ def test_gpus_starved(tmp_path: Path) -> None:
         busy = calm.replace("some avg10=0.00 avg60=0.00", "some avg10=80.00 avg60=80.00")
         machine.lay_over("pressure/cpu", busy)
         ill = machine.scrape()
-    assert fires("DshealthdGpusStarved", {"node": (well, ill)}, tmp_path) == (False, True)
+    leads_to("DshealthdGpusStarved", well, ill, tmp_path)
 
 
 def test_drift(tmp_path: Path) -> None:
@@ -233,10 +225,7 @@ def test_nccl_known_bad(tmp_path: Path) -> None:
     shutil.rmtree(packages)
     for name, version in {"torch": "2.3.1", "nvidia_nccl_cu12": "2.21.5"}.items():
         (packages / f"{name}-{version}.dist-info").mkdir(parents=True)
-    assert fires("DshealthdNcclKnownBad", {"node": (well, machine.scrape())}, tmp_path) == (
-        False,
-        True,
-    )
+    leads_to("DshealthdNcclKnownBad", well, machine.scrape(), tmp_path)
 
 
 def test_checkpoint(tmp_path: Path) -> None:
@@ -262,8 +251,7 @@ def test_checkpoint(tmp_path: Path) -> None:
         ("DshealthdCheckpointIncomplete", incomplete),
         ("DshealthdFilesystemFull", large),
     ):
-        seen = fires(alert, {"node": (well, ill)}, tmp_path, job=NAME)
-        assert seen == (False, True), alert
+        leads_to(alert, well, ill, tmp_path, job=NAME)
 
 
 def test_job_of_two_versions(tmp_path: Path) -> None:
