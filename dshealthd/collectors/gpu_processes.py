@@ -56,8 +56,8 @@ class GpuProcesses(GpuCollector):
             for pid in pids
             if pid in ranks
         }
-        for rank, labels in sorted(found)[:MAX_RANKS]:
-            yield RANK(1, rank.job, str(rank.number), *labels)
+        for (job, rank), labels in sorted(found)[:MAX_RANKS]:
+            yield RANK(1, job, str(rank), *labels)
 
     def read(self, gpu: Gpu, device: Device) -> Iterator[Sample]:
         """Yield the number of a GPU's compute processes."""

@@ -116,7 +116,7 @@ def _waiting(series: Series) -> Counter[str]:
     A GPU of which no job is known may be that of an idle server, and is nobody's here; so is one
     whose processes are not seen, where several jobs are.
     """
-    utilization = _by_gpu(series, "gpu_utilization_ratio")
+    utilization = _of_gpus(series, "gpu_utilization_ratio")
     users: dict[tuple[str, str], str] = {}
     for labels, _ in series("job_gpu_info"):
         gpu = labels["gpu"], labels["uuid"]
@@ -127,9 +127,9 @@ def _waiting(series: Series) -> Counter[str]:
     (unseen,) = here if len(here) == 1 and utilization else ("",)
     found = Counter(dict.fromkeys((*users.values(), *([unseen] if unseen else ())), 0))
     limits = series.limits
-    power = _by_gpu(series, "gpu_power_watts")
-    most = _by_gpu(series, "gpu_power_limit_watts", limit="enforced")
-    memory = _by_gpu(series, "gpu_memory_activity_ratio")
+    power = _of_gpus(series, "gpu_power_watts")
+    most = _of_gpus(series, "gpu_power_limit_watts", limit="enforced")
+    memory = _of_gpus(series, "gpu_memory_activity_ratio")
     traffic = _traffic(series)
     for gpu, busy in utilization.items():
         job = users.get(gpu, unseen)
@@ -145,7 +145,7 @@ def _waiting(series: Series) -> Counter[str]:
     return found
 
 
-def _by_gpu(series: Series, name: str, **labels: str) -> Mapping[tuple[str, str], float]:
+def _of_gpus(series: Series, name: str, **labels: str) -> Mapping[tuple[str, str], float]:
     return {
         (point.labels["gpu"], point.labels["uuid"]): point.value for point in series(name, **labels)
     }

@@ -5,7 +5,7 @@ NVML's pids are looked up in `/proc`, each once in the life of its process.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read_bytes
 from dshealthd.jobs.environment import parse_environ
@@ -26,13 +26,6 @@ if TYPE_CHECKING:
     from dshealthd.linux.process import Stat
 
 
-class GpuRank(NamedTuple):
-    """A rank of a job."""
-
-    job: str
-    number: int
-
-
 class GpuRanks:
     """A cache of the ranks behind pids.
 
@@ -43,8 +36,8 @@ class GpuRanks:
         self._context = context
         self._known: dict[tuple[int, int], TrainingProcess | None] = {}
 
-    def of(self, pids: Iterable[int]) -> tuple[dict[int, GpuRank], int]:
-        """Return the ranks among these processes by pid, and the number of unidentified ones."""
+    def of(self, pids: Iterable[int]) -> tuple[dict[int, tuple[str, int]], int]:
+        """Return job and rank of these processes by pid, and the number of unidentified ones."""
         found: list[TrainingProcess] = []
         known: dict[tuple[int, int], TrainingProcess | None] = {}
         unknown = 0
@@ -69,10 +62,8 @@ class GpuRanks:
             if process is not None:
                 found.append(process)
         self._known = known
-        ranks = {
-            process.pid: GpuRank(process.job, process.launch.rank) for process in with_owners(found)
-        }
-        return ranks, unknown
+        owned = with_owners(found)
+        return {process.pid: (process.job, process.launch.rank) for process in owned}, unknown
 
     def _look(self, pid: int, stat: Stat) -> TrainingProcess | None:
         host = self._context.host

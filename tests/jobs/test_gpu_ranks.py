@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.jobs.gpu_ranks import GpuRank, GpuRanks
+from dshealthd.jobs.gpu_ranks import GpuRanks
 from tests.jobs.machines import TORCH, Machine
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def machine(tmp_path: Path) -> Machine:
 def test_ranks_and_others(machine: Machine) -> None:
     """A rank is told with its job; another process is known to be none."""
     machine.process(50, JOB)
-    assert GpuRanks(machine.context()).of([50, 1, 60, 50]) == ({50: GpuRank("slurm-9", 3)}, 0)
+    assert GpuRanks(machine.context()).of([50, 1, 60, 50]) == ({50: ("slurm-9", 3)}, 0)
 
 
 def test_unknown_is_counted(machine: Machine) -> None:
@@ -40,9 +40,9 @@ def test_unknown_is_counted(machine: Machine) -> None:
     ranks = GpuRanks(machine.context())
     assert ranks.of([50, 60, 70]) == ({}, 3)
     machine.process(50, JOB)
-    assert ranks.of([50]) == ({50: GpuRank("slurm-9", 3)}, 0)
+    assert ranks.of([50]) == ({50: ("slurm-9", 3)}, 0)
     machine.process(50, JOB, state="D")
-    assert ranks.of([50]) == ({50: GpuRank("slurm-9", 3)}, 0), "what is known needs no look"
+    assert ranks.of([50]) == ({50: ("slurm-9", 3)}, 0), "what is known needs no look"
 
 
 def test_reused_pid(machine: Machine) -> None:
