@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,9 +23,10 @@ from tests.jobs.elf import library
 from tests.jobs.machines import Machine, environ
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 FIXTURES = Path(__file__).parent / "fixtures" / "job_environment"
+JOB = f"slurm-{os.getpid()}"
 RUN = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "WORLD_SIZE": "4"}
 Values = dict[tuple[str, ...], float]
 
@@ -442,24 +443,16 @@ def test_vanishing_process(node: Node) -> None:
     node.interfaces(lo="up", eth0="up")
     for number in range(2):
         node.rank(number, {"NCCL_SOCKET_IFNAME": "eth9"})
-    ended = False
-
-    def entering(part: str) -> Fault | None:
-        nonlocal ended
-        if part == "process 100" and (node.machine.root / "101/stat").exists() and table_has_read():
-            ended = True
-            shutil.rmtree(node.machine.root / "100")
-        return None
-
     looks: list[str] = []
 
-    def table_has_read() -> bool:
-        looks.append("process 100")
-        return len(looks) == 2  # the first is the table's
+    def entering(part: str) -> None:
+        looks.append(part)
+        if part == "process 100" and looks.count(part) == 2:  # the first is the table's
+            shutil.rmtree(node.machine.root / "100")
 
     node.context.entering = entering
     result = node.sweep()
-    assert ended
+    assert looks.count("process 100") >= 2
     assert result.faults == ()
     assert values(result, "environment_problems") == {("1", "NCCL_SOCKET_IFNAME", "absent"): 1}
 
@@ -511,139 +504,114 @@ def test_runs_left_out(tmp_path: Path) -> None:
     node = Node(tmp_path, max_runs=2)
     for number in range(5):
         node.rank(0, {"MASTER_PORT": str(29500 + number)}, pid=100 + number)
-    result = node.sweep()
-    assert {
-        sample.value
-        for sample in result.samples
-        if sample.metric.name == "dshealthd_job_master_port"
-    } == {29500, 29501}
-    assert {
-        sample.value
-        for sample in result.samples
-        if sample.metric.name == "dshealthd_job_runs_left_out"
-    } == {3}
+    told = [(sample.metric.name, sample.value) for sample in node.sweep().samples]
+    ports = {value for name, value in told if name == "dshealthd_job_master_port"}
+    assert ports == {29500, 29501}
+    assert ("dshealthd_job_runs_left_out", 3) in told
 
 
-@contextmanager
-def started(*ranks: Mapping[str, str]) -> Iterator[list[int]]:
-    """Start real processes with these variables, and nothing else of this test's that concerns
-    training.
-    """
+@pytest.fixture
+def sweep() -> Callable[[], Result]:
+    """Return a function that collects on this machine."""
+    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+    collector = JobEnvironment(JobEnvironment.Options(), context)
+
+    def swept() -> Result:
+        context.sweep += 1
+        return attempt(collector, context.monotonic)
+
+    return swept
+
+
+HOLD = "print(flush=True); input()"
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Return a function that starts a process of the job, and returns it once it has said so."""
     with ExitStack() as stack:
-        pids = []
-        for variables in ranks:
-            command = [sys.executable, "-c", "print(flush=True); input()"]
+
+        def started(*command: str, says: int = 1, **variables: str) -> subprocess.Popen[bytes]:
             clean = {
                 name: value
                 for name, value in os.environ.items()
                 if not name.startswith(("NCCL_", "CUDA_", "TORCH", "SLURM"))
             }
+            environment = {**clean, "SLURM_JOB_ID": str(os.getpid()), **variables}
             child = stack.enter_context(
                 subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env={**clean, **RUN, **variables},
+                    (sys.executable, *command), stdin=-1, stdout=-1, stderr=-3, env=environment
                 )
             )
             stack.callback(child.terminate)
             assert child.stdout is not None
-            child.stdout.readline()
-            pids.append(child.pid)
-        yield pids
+            assert all(child.stdout.readline() for _ in range(says))
+            return child
+
+        yield started
 
 
-def test_real_processes() -> None:
+def test_real_processes(
+    sweep: Callable[[], Result], start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
     """Real ranks with faults in their environments are told by the real `/proc` and `/sys`, and
     gone when they have ended.
     """
-    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
-    collector = JobEnvironment(JobEnvironment.Options(), context)
-    job, own = f"slurm-{os.getpid()}", {"SLURM_JOB_ID": str(os.getpid())}
-    with started(
-        {**own, "RANK": "0"},
-        {**own, "RANK": "1", "NCCL_SOCKET_IFNAME": "nosuch0", "NCCL_P2P_DISABLE": "1"},
-        {**own, "RANK": "1", "NCCL_SOCKET_IFNAME": "lo", "NCCL_TIMEOUT": "1"},
-        {**own, "RANK": "2", "WORLD_SIZE": "3"},
-    ):
-        context.sweep += 1
-        result = attempt(collector, context.monotonic)
-    assert values(result, "processes", job) == {("0",): 1, ("1",): 2, ("2",): 1}
-    assert values(result, "environment_problems", job) == {
+    ranks = [
+        start("-c", HOLD, **RUN | variables)
+        for variables in (
+            {"RANK": "0"},
+            {"RANK": "1", "NCCL_SOCKET_IFNAME": "nosuch0", "NCCL_P2P_DISABLE": "1"},
+            {"RANK": "1", "NCCL_SOCKET_IFNAME": "lo", "NCCL_TIMEOUT": "1"},
+            {"RANK": "2", "WORLD_SIZE": "3"},
+        )
+    ]
+    result = sweep()
+    assert values(result, "processes", JOB) == {("0",): 1, ("1",): 2, ("2",): 1}
+    assert values(result, "environment_problems", JOB) == {
         ("1", "NCCL_SOCKET_IFNAME", "absent"): 1,
         ("1", "NCCL_SOCKET_IFNAME", "loopback"): 1,
         ("1", "NCCL_P2P_DISABLE", "disabled"): 1,
         ("1", "NCCL_TIMEOUT", "unread"): 1,
     }
     kin = [
-        labels for labels in values(result, "rendezvous_kin_info", job) if labels[0] == "WORLD_SIZE"
+        labels for labels in values(result, "rendezvous_kin_info", JOB) if labels[0] == "WORLD_SIZE"
     ]
     assert len(kin) == 1, "both runs differ in WORLD_SIZE alone, so that they have one kin"
-    context.sweep += 1
-    assert values(attempt(collector, context.monotonic), "ranks", job) == {}
+    for rank in ranks:
+        rank.communicate(timeout=60)
+    assert values(sweep(), "ranks", JOB) == {}
 
 
-def test_real_orphan() -> None:
+def test_real_orphan(
+    sweep: Callable[[], Result], start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
     """A real rank whose launcher is killed is left over; whoever takes it in."""
-    job = f"slurm-{os.getpid()}"
     program = (
-        "import os, subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'print(flush=True); input()'], "
-        "env={**os.environ, 'RANK': '0'})\n"
-        "child.wait()"
+        f"import os, subprocess, sys; subprocess.run([sys.executable, '-c', {HOLD!r}], "
+        "env={**os.environ, 'RANK': '0'})"
     )
-    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
-    collector = JobEnvironment(JobEnvironment.Options(), context)
-    environment = {**os.environ, **RUN, "SLURM_JOB_ID": str(os.getpid())}
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-    ) as launcher:
-        assert launcher.stdout is not None
-        launcher.stdout.readline()
-        context.sweep += 1
-        before = values(attempt(collector, context.monotonic), "orphaned_ranks", job)
-        launcher.kill()
-        launcher.wait(timeout=60)
-        context.sweep += 1
-        after = values(attempt(collector, context.monotonic), "orphaned_ranks", job)
-    assert (before, after) == ({(): 0}, {(): 1})
+    launcher = start("-c", program, **RUN)
+    assert values(sweep(), "orphaned_ranks", JOB) == {(): 0}
+    launcher.kill()
+    launcher.wait(timeout=60)
+    assert values(sweep(), "orphaned_ranks", JOB) == {(): 1}
 
 
-def test_real_torchrun() -> None:
+def test_real_torchrun(
+    sweep: Callable[[], Result], start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
     """What torchrun really starts is one run of two ranks, and torchrun itself is none of them."""
     pytest.importorskip("torch", reason="takes torch")
     program = "import os, sys; os.write(1, b'here\\n'); sys.stdin.read()"
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "--no-python",
-        sys.executable,
-        "-c",
-        program,
-    ]
-    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
-    collector = JobEnvironment(JobEnvironment.Options(), context)
-    job = f"slurm-{os.getpid()}"
-    environment = {**os.environ, "SLURM_JOB_ID": str(os.getpid()), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, stdin=-1, stdout=-1, stderr=subprocess.DEVNULL, env=environment
-    ) as launcher:
-        assert launcher.stdout is not None
-        for _ in range(2):
-            assert launcher.stdout.readline() == b"here\n"
-        context.sweep += 1
-        result = attempt(collector, context.monotonic)
-        launcher.communicate(timeout=60)
-    assert values(result, "run_info", job) == {("torchrun",): 1}
-    assert values(result, "processes", job) == {("0",): 1, ("1",): 1}
-    assert values(result, "world_size", job) == {(): 2}
-    assert values(result, "orphaned_ranks", job) == {(): 0}
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python")
+    launcher = start(*torchrun, sys.executable, "-c", program, says=2, OMP_NUM_THREADS="1")
+    result = sweep()
+    launcher.communicate(timeout=60)
+    assert values(result, "run_info", JOB) == {("torchrun",): 1}
+    assert values(result, "processes", JOB) == {("0",): 1, ("1",): 1}
+    assert values(result, "world_size", JOB) == {(): 2}
+    assert values(result, "orphaned_ranks", JOB) == {(): 0}
 
 
 def test_gpus_of_two_models_need_an_order(node: Node) -> None:

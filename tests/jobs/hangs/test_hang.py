@@ -44,6 +44,13 @@ def ranks(**of_rank_1: object) -> list[RankState]:
     return [WAITS, replace(WAITS, rank=1, pid=101, **of_rank_1), replace(WAITS, rank=2, pid=102)]  # type: ignore[arg-type] # fields of it
 
 
+def found(states: list[RankState], work: Work = Work()) -> Standstill:  # noqa: B008 - immutable
+    """Return the standstill of a job with these ranks."""
+    still = judge("run-1", states, 1000.0, lambda: work)
+    assert still is not None
+    return still
+
+
 @pytest.mark.parametrize(("rank_1", "reason", "culprit"), [
     ({"state": ThreadState.STOPPED, "stopped_for": FLOOR + 1}, HangClass.PROCESS, Culprit.STOPPED),
     ({"ended": ExitKind.KILLED, "state": ThreadState.GONE}, HangClass.PROCESS, Culprit.GONE),
@@ -71,8 +78,7 @@ def ranks(**of_rank_1: object) -> list[RankState]:
 ])  # fmt: skip
 def test_the_rank_at_fault(rank_1: dict[str, object], reason: HangClass, culprit: Culprit) -> None:
     """The one rank that differs from those that wait is named, with what is wrong with it."""
-    hang = judge("run-1", ranks(**rank_1), 1000.0)
-    assert hang is not None
+    hang = found(ranks(**rank_1))
     assert (hang.reason, hang.culprits, hang.since) == (reason, ((1, culprit),), 969.0)
     assert [rank.pid for rank in hang.ranks] == [100, 101, 102]
 
@@ -82,8 +88,7 @@ def test_nobody_here_is_at_fault(same: dict[str, object]) -> None:
     """Ranks that all wait at the same place, or of which that is not known, accuse none of
     themselves.
     """
-    hang = judge("run-1", ranks(**same), 1000.0)
-    assert hang is not None
+    hang = found(ranks(**same))
     assert (hang.reason, hang.culprits) == (HangClass.WAITING, ())
 
 
@@ -123,13 +128,6 @@ def test_all_have_ended() -> None:
         judge("run-1", [replace(rank, ended=ExitKind.FAILED) for rank in ranks()], 1000.0) is None
     )
     assert judge("run-1", [], 1000.0) is None
-
-
-def found(states: list[RankState], work: Work = Work()) -> Standstill:  # noqa: B008 - immutable
-    """Return the standstill of a job with these ranks."""
-    still = judge("run-1", states, 1000.0, lambda: work)
-    assert still is not None
-    return still
 
 
 @pytest.mark.parametrize("rank_1", [{}, {"stage": INPUT}, {"phase": Phase.CHECKPOINT}])
@@ -256,8 +254,7 @@ def test_who_is_done_is_at_fault_at_last() -> None:
     """
     waiting = [replace(rank, silence=UNKNOWN + 1) for rank in ranks()]
     waiting[1] = replace(waiting[1], ended=ExitKind.ENDED)
-    hang = judge("run-1", waiting, 0.0)
-    assert hang is not None
+    hang = found(waiting)
     assert (hang.reason, hang.culprits) == (HangClass.PROCESS, ((1, Culprit.GONE),))
 
 
@@ -265,12 +262,7 @@ def test_most_are_behind() -> None:
     """Where most wait for input and one is in the step, that one has skipped what the others wait
     in.
     """
-    hang = judge(
-        "run-1",
-        [replace(rank, stage=BACKWARD if rank.rank == 1 else INPUT) for rank in ranks()],
-        0.0,
-    )
-    assert hang is not None
+    hang = found([replace(rank, stage=BACKWARD if rank.rank == 1 else INPUT) for rank in ranks()])
     assert (hang.reason, hang.culprits) == (HangClass.DESYNC, ((1, Culprit.AHEAD),))
 
 
@@ -286,8 +278,7 @@ def test_no_rank_is_named_by_an_incomplete_comparison(
     culprit may be any of them, and the explanation says what this node does not see.
     """
     here = [replace(rank, world_size=world_size) for rank in ranks(**rank_1)[:count]]
-    hang = judge("run-1", here, 1000.0)
-    assert hang is not None
+    hang = found(here)
     assert (hang.reason, hang.culprits, hang.hold) == (HangClass.DESYNC, (), 0.0)
     assert ("not seen from this node" in hang.explanation) == (count != world_size)
 
@@ -303,8 +294,7 @@ def test_no_rank_is_named_by_an_incomplete_comparison(
 )
 def test_a_process_is_evidence_by_itself(rank_1: dict[str, object], culprit: Culprit) -> None:
     """What a process does names its rank, wherever the others are."""
-    hang = judge("run-1", [replace(rank, world_size=64) for rank in ranks(**rank_1)], 1000.0)
-    assert hang is not None
+    hang = found([replace(rank, world_size=64) for rank in ranks(**rank_1)])
     assert hang.culprits == ((1, culprit),)
 
 

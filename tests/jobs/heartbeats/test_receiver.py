@@ -237,23 +237,29 @@ async def test_garbage_in_a_page(path: Path) -> None:
         assert receiver.received == receiver.connections == 0
 
 
-async def test_descriptor_that_lingers(path: Path) -> None:
-    """A connection that does not close for a minute, left to the agent to close, keeps neither it
-    nor the ranks of others waiting.
-    """
-    code = """
+LINGER = """
 listener = socket.create_server(("127.0.0.1", 0))
-for _ in range(6):
+def give(s, seconds):
     tcp = socket.create_connection(listener.getsockname())
-    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 60))
+    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, seconds))
     tcp.settimeout(0.2)
     try:
         while True:
             tcp.send(bytes(1 << 20))  # until nothing more can be, as nobody takes it
     except TimeoutError:
-        pass
-    hand(s, tcp.fileno())
-    tcp.close()
+        hand(s, tcp.fileno())
+        tcp.close()
+"""
+"""Hands over connections that do not close for so long, and leaves them to the agent to close."""
+
+
+async def test_descriptor_that_lingers(path: Path) -> None:
+    """A connection that does not close for a minute, left to the agent to close, keeps neither it
+    nor the ranks of others waiting.
+    """
+    code = f"""{LINGER}
+for _ in range(6):
+    give(s, 60)
     s = connect()
 print("handed", flush=True)
 time.sleep(60)
@@ -290,19 +296,9 @@ async def test_process_that_ends_while_a_child_holds_its_connection(path: Path) 
 
 async def test_lingering_descriptors_and_many_connections(path: Path) -> None:
     """Descriptors that linger, and 700 connections at once, do not shut out another user."""
-    code = """
-listener = socket.create_server(("127.0.0.1", 0))
+    code = f"""{LINGER}
 for connection in (s, connect()):
-    tcp = socket.create_connection(listener.getsockname())
-    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 600))
-    tcp.settimeout(0.2)
-    try:
-        while True:
-            tcp.send(bytes(1 << 20))
-    except TimeoutError:
-        pass
-    hand(connection, tcp.fileno())
-    tcp.close()
+    give(connection, 600)
 print("handed", flush=True)
 kept = [connect() for _ in range(700)]
 time.sleep(60)
