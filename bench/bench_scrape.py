@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from bench.processes import Server, free_port, median, node_exporter, serving, table
 from bench.series_server import CHANGES_EVERY, SERIES_PER_METRIC, samples
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 
 
 def scrapes(server: Server, count: int, pause: float) -> tuple[float, float]:
@@ -69,7 +69,7 @@ def encoders(count: int, repetitions: int) -> tuple[float, float]:
     ours, theirs = [], []
     for _ in range(repetitions):
         started = time.perf_counter()
-        render(made, Format.PROMETHEUS).encode()
+        render(made).encode()
         between = time.perf_counter()
         prometheus_client.generate_latest(registry)
         ours.append(1000 * (between - started))
@@ -88,7 +88,7 @@ def main() -> None:
         with contextlib.ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             (directory / "bench.prom").write_text(
-                render(samples(series, 0.25).samples, Format.PROMETHEUS), encoding="utf-8"
+                render(samples(series, 0.25).samples), encoding="utf-8"
             )
             flags = [
                 "--collector.disable-defaults",

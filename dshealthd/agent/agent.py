@@ -19,7 +19,6 @@ from dshealthd.config import config as configuration
 from dshealthd.core import background, garbage, state_file, state_writer
 from dshealthd.core.child import ErrorPipe, cause
 from dshealthd.core.collector import News
-from dshealthd.core.exposition import Format
 from dshealthd.core.options import ConfigError
 from dshealthd.core.self_metrics import SelfMetrics
 from dshealthd.core.snapshot import Snapshot
@@ -92,7 +91,7 @@ class Agent:
             config.section(EvidenceOptions),
             config.path.state,
             config.path.host,
-            metrics=lambda: self._snapshot.body(Format.PROMETHEUS, self._own_samples).decode(),
+            metrics=lambda: self._snapshot.body(self._own_samples).decode(),
             probes=self._probes.status,
             monotonic=time.monotonic,
             wall=time.time,

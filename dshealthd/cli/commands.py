@@ -244,14 +244,13 @@ def check_config(given: Invocation) -> int:
 def metrics(given: Invocation) -> int:
     """Collect once, print the metrics as a scrape would show them, and exit."""
     from dshealthd.collection.scheduler import Scheduler
-    from dshealthd.core.exposition import Format
     from dshealthd.core.self_metrics import SelfMetrics
     from dshealthd.core.snapshot import Snapshot
 
     snapshot = Snapshot(time.monotonic, time.time)
     telemetry = SelfMetrics(time.time())
     asyncio.run(Scheduler(snapshot, time.monotonic, time.time).once(given.config))
-    sys.stdout.write(snapshot.body(Format.PROMETHEUS, telemetry.samples).decode())
+    sys.stdout.write(snapshot.body(telemetry.samples).decode())
     return 0
 
 

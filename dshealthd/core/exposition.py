@@ -1,5 +1,5 @@
-"""The exposition: samples as Prometheus text and OpenMetrics text, and its tiers: all series, or
-only those that the shipped rules read.
+"""The exposition: samples as Prometheus text, and its tiers: all series, or only those that the
+shipped rules read.
 """
 
 from __future__ import annotations
@@ -22,28 +22,9 @@ MAX_LABEL_LENGTH = 128
 EXPONENT_FROM = 6
 """Numbers with more digits before the point get an exponent."""
 PLAIN_BELOW = 10.0**EXPONENT_FROM
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""OpenMetrics would add only what the agent does not export: exemplars and creation times."""
 _CONTROLS = dict.fromkeys((*range(32), 127))
-
-
-class Format(enum.Enum):
-    """The two text formats, with their content types."""
-
-    PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
-    OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-
-    @property
-    def end(self) -> str:
-        """The text after the last family of an exposition."""
-        return "# EOF\n" if self is Format.OPENMETRICS else ""
-
-
-def negotiate(accept: str) -> Format:
-    """Return the format that an `Accept` header requests; Prometheus text by default."""
-    for part in accept.split(","):
-        media, _, parameters = part.strip().partition(";")
-        if media == "application/openmetrics-text" and "version=0.0.1" not in parameters:
-            return Format.OPENMETRICS
-    return Format.PROMETHEUS
 
 
 class Renderer:
@@ -52,9 +33,8 @@ class Renderer:
     It caches only the series of the last scrape.
     """
 
-    def __init__(self, format: Format) -> None:
+    def __init__(self) -> None:
         """Start with an empty cache."""
-        self._format = format
         self._series: list[tuple[Metric, tuple[str, ...]]] = []
         self._values: list[float] = []
         self._places: list[int] = []
@@ -64,7 +44,7 @@ class Renderer:
     def render(self, samples: Iterable[Sample]) -> str:
         """Return the families of `samples` as text, each with its HELP and TYPE.
 
-        `Format.end` is not added. If two samples have the same labels, the first one counts.
+        If two samples have the same labels, the first one counts.
         """
         samples = tuple(samples)
         series = [*map(series_of, samples)]
@@ -96,7 +76,7 @@ class Renderer:
             families.setdefault(metric, {}).setdefault(labels, at)
         lines, places = [], [0] * len(series)
         for metric, family in families.items():
-            lines.append(_head(metric, self._format))
+            lines.append(_head(metric))
             for labels, at in family.items():
                 places[at] = len(lines)
                 name = names.get(series[at]) or _series(metric, labels)
@@ -108,9 +88,9 @@ class Renderer:
         return lines
 
 
-def render(samples: Iterable[Sample], format: Format) -> str:
+def render(samples: Iterable[Sample]) -> str:
     """Return the families of `samples` as text, without a cache; see `Renderer.render`."""
-    return Renderer(format).render(samples)
+    return Renderer().render(samples)
 
 
 def _written(value: float) -> str:
@@ -139,13 +119,9 @@ def clean(label: str) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _head(metric: Metric, format: Format) -> str:
-    family, text = metric.name, metric.help.replace("\\", r"\\").replace("\n", r"\n")
-    if format is Format.OPENMETRICS:
-        text = text.replace('"', r"\"")
-        if metric.kind is MetricKind.COUNTER:
-            family = family.removesuffix("_total")
-    return f"# HELP {family} {text}\n# TYPE {family} {metric.kind}\n"
+def _head(metric: Metric) -> str:
+    text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
+    return f"# HELP {metric.name} {text}\n# TYPE {metric.name} {metric.kind}\n"
 
 
 def _series(metric: Metric, labels: tuple[str, ...]) -> str:

@@ -5,12 +5,12 @@ Nothing here touches hardware.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Reason, Sample, counter, gauge
-from dshealthd.core.exposition import Format, Renderer, Tier, verdict
+from dshealthd.core.exposition import Renderer, Tier, verdict
 from dshealthd.core.result import CollectionOutcome, Result, not_available
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ class Latest:
     last_success: float | None = None
     """Unix time of the last success, in seconds."""
     errors: Counter[Reason] = field(default_factory=Counter)
-    renderers: dict[tuple[Format, Tier], Renderer] = field(default_factory=dict)
-    """Renderers of the samples, for the formats and tiers that scrapes have requested."""
-    texts: dict[tuple[Format, Tier], bytes] = field(default_factory=dict)
+    renderers: defaultdict[Tier, Renderer] = field(default_factory=lambda: defaultdict(Renderer))
+    """Renderers of the samples, for the tiers that scrapes have requested."""
+    texts: dict[Tier, bytes] = field(default_factory=dict)
     """The samples of this result as encoded text, for the same ones."""
 
     def expired(self, now: float) -> bool:
@@ -78,15 +78,12 @@ class Latest:
             and now - self.sampled > self.expires_after
         )
 
-    def text(self, format: Format, tier: Tier) -> bytes:
+    def text(self, tier: Tier) -> bytes:
         """Return the samples of a tier as encoded text; a result is rendered once for each."""
-        key = format, tier
-        text = self.texts.get(key)
-        if text is None:
-            renderer = self.renderers.setdefault(key, Renderer(format))
-            text = renderer.render(_of(tier, self.result.samples)).encode()
-            self.texts[key] = text
-        return text
+        if tier not in self.texts:
+            text = self.renderers[tier].render(_of(tier, self.result.samples))
+            self.texts[tier] = text.encode()
+        return self.texts[tier]
 
     def reasons(self, now: float) -> dict[Reason, Fault | None]:
         """Return why the last collection or parts of it failed.
@@ -126,8 +123,8 @@ class Snapshot:
         self._wall = wall
         self._latest: dict[str, Latest] = {}
         """By name, in the order of the names."""
-        self._renderers: dict[tuple[Format, Tier], Renderer] = {}
-        self._body: dict[tuple[Format, Tier], bytes] = {}
+        self._renderers: defaultdict[Tier, Renderer] = defaultdict(Renderer)
+        self._body: dict[Tier, bytes] = {}
         self._fresh_until = 0.0
         self.on_change: Callable[[], object] = lambda: None
         """Called in the loop when a result says something else than the one before it."""
@@ -178,27 +175,23 @@ class Snapshot:
         """Return a collector's current samples; none if they have expired."""
         return () if latest.expired(self._monotonic()) else latest.result.samples
 
-    def body(
-        self, format: Format, extra: Callable[[], Iterable[Sample]], tier: Tier = Tier.ALL
-    ) -> bytes:
+    def body(self, extra: Callable[[], Iterable[Sample]], tier: Tier = Tier.ALL) -> bytes:
         """Return the whole exposition of a tier; `extra` returns the agent's own samples."""
         now = self._monotonic()
         if now > self._fresh_until:
             self._body.clear()
-        key = format, tier
-        if key not in self._body:
-            own = self._renderers.setdefault(key, Renderer(format))
+        if tier not in self._body:
+            own = self._renderers[tier]
             parts = [own.render(_of(tier, (*self.health(now), *extra()))).encode()]
             until = []
             for latest in self:
                 if latest.sampled is not None and not latest.expired(now):
-                    parts.append(latest.text(format, tier))
+                    parts.append(latest.text(tier))
                     until.append(latest.sampled + latest.expires_after)
-            parts.append(format.end.encode())
-            self._body[key] = b"".join(parts)
+            self._body[tier] = b"".join(parts)
             # The cache is valid only until the first result in it expires.
             self._fresh_until = min(until, default=now)
-        return self._body[key]
+        return self._body[tier]
 
     def health(self, now: float | None = None) -> Iterator[Sample]:
         """Yield the samples about the collectors themselves, at monotonic `now` or at present."""

@@ -26,7 +26,7 @@ from aiohttp.web_server import Server as Connections
 
 from dshealthd.core.address import listen_address
 from dshealthd.core.collector import counter, gauge
-from dshealthd.core.exposition import Tier, negotiate
+from dshealthd.core.exposition import CONTENT_TYPE, Tier
 from dshealthd.findings.catalogue import RUNBOOKS
 from dshealthd.http import connection_limiter as limits
 from dshealthd.http.connection import Connection, connection_of, plain
@@ -299,10 +299,8 @@ class Server:
             chosen = None
         if chosen is None:
             return plain(HTTPStatus.BAD_REQUEST, TIERS)
-        form = negotiate(request.headers.get("Accept", ""))
-        return Response(
-            body=self._snapshot.body(form, self._own, chosen), headers={"Content-Type": form.value}
-        )
+        body = self._snapshot.body(self._own, chosen)
+        return Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 
     def status(self) -> bytes:
         """Return the status document, at most `STATUS_KEPT` seconds old."""

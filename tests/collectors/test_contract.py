@@ -11,7 +11,7 @@ import pytest
 
 from dshealthd import collectors
 from dshealthd.config import registry
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 
 FORBIDDEN = {
     "asyncio", "concurrent", "dshealthd.core.background", "dshealthd.core.timing",
@@ -49,7 +49,7 @@ def test_metrics_are_sound() -> None:
         for collector in registry.all_collectors().values()
         for metric in registry.metrics(collector).values()
     ]
-    text = render([metric(1, *metric.labels) for metric in metrics], Format.PROMETHEUS)
+    text = render([metric(1, *metric.labels) for metric in metrics])
     check = subprocess.run(
         [promtool, "check", "metrics"], input=text, text=True, capture_output=True, check=False
     )

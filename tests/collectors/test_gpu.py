@@ -16,7 +16,7 @@ import pytest
 
 from dshealthd.collectors.gpu import THROTTLE_REASONS
 from dshealthd.core.collector import Reason
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 from tests.nvml.node import GPU_COLLECTORS, Node
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def test_exposition(tmp_path: Path, profile: str) -> None:
         seen = node.collect()
     for name in ("gpu", "ecc", "nvlink", "nvlink_domain", "pcie", "gpu_processes"):
         result = seen.results[name]
-        text = render(result.samples, Format.PROMETHEUS)
+        text = render(result.samples)
         assert text == (FIXTURES / name / f"{profile}.prom").read_text(encoding="utf-8")
 
 

@@ -34,7 +34,7 @@ from dshealthd.collectors.infiniband import (
 )
 from dshealthd.config import registry
 from dshealthd.core.collector import Context, Fault, Metric, Reason
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.options import encode
 from dshealthd.core.result import CollectionOutcome, Result, attempt
@@ -148,7 +148,7 @@ def test_golden(bench: Bench) -> None:
     result = bench.collect()
     assert result.outcome is CollectionOutcome.OK
     assert not result.faults
-    assert render(result.samples, Format.PROMETHEUS) == (FIXTURES / "expected.prom").read_text()
+    assert render(result.samples) == (FIXTURES / "expected.prom").read_text()
 
 
 def test_as_node_exporter_reads_it(bench: Bench) -> None:

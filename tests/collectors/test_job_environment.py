@@ -15,7 +15,7 @@ import pytest
 
 from dshealthd.collectors.job_environment import MAX_PROBLEMS, JobEnvironment
 from dshealthd.core.collector import Context, Fault, Reason
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.jobs.environment import MAX_NAMES
@@ -141,7 +141,7 @@ def test_fixture() -> None:
     )
     result = attempt(JobEnvironment(JobEnvironment.Options(), context), time.monotonic)
     assert (result.outcome, result.faults) == (CollectionOutcome.OK, ())
-    assert render(result.samples, Format.PROMETHEUS) == (FIXTURES / "expected.prom").read_text()
+    assert render(result.samples) == (FIXTURES / "expected.prom").read_text()
 
 
 def test_no_job(node: Node) -> None:

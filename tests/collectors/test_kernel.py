@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dshealthd.collectors import kernel
 from dshealthd.core.collector import Context, Metric, Reason
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 
@@ -49,7 +49,7 @@ def test_golden() -> None:
     """A GPU node's files give exactly the expected exposition."""
     result = collect(FIXTURE)
     assert result.outcome is CollectionOutcome.OK
-    assert render(result.samples, Format.PROMETHEUS) == (FIXTURE / "expected.prom").read_text()
+    assert render(result.samples) == (FIXTURE / "expected.prom").read_text()
 
 
 def test_missing_settings(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import pytest
 from dshealthd.collectors import kernel_log
 from dshealthd.core.collector import Context, Fault, Metric, News, Reason, Worker
 from dshealthd.core.counter_file import CounterFile
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
@@ -173,7 +173,7 @@ def test_golden(machine: Machine) -> None:
         result = machine.collect(collector)
     assert result.outcome is CollectionOutcome.OK
     assert not result.faults
-    assert render(result.samples, Format.PROMETHEUS) == (FIXTURE / "expected.prom").read_text()
+    assert render(result.samples) == (FIXTURE / "expected.prom").read_text()
 
 
 @pytest.mark.skipif(bool(reason_against()), reason=reason_against())

@@ -11,7 +11,7 @@ import pytest
 
 from dshealthd.collectors import memory
 from dshealthd.core.collector import CollectorOptions, Context, Reason
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 
@@ -26,7 +26,7 @@ def collected(procfs: Path) -> Result:
 
 def test_fixture() -> None:
     """The exposition of a known /proc/meminfo and /proc/vmstat is the golden one."""
-    text = render(collected(FIXTURE / "proc").samples, Format.PROMETHEUS)
+    text = render(collected(FIXTURE / "proc").samples)
     assert text == (FIXTURE / "expected.prom").read_text(encoding="utf-8")
 
 

@@ -15,7 +15,7 @@ import pytest
 from dshealthd.collectors import nccl_inspector
 from dshealthd.collectors.nccl_inspector import NcclInspector, NcclInspectorOptions
 from dshealthd.core.collector import Context, Fault, Reason
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 from tests.jobs.machines import TORCH, Machine
@@ -117,7 +117,7 @@ def test_exposition(node: Node) -> None:
     )
     os.utime(place, (1000, int(time.time())))
     result = node.sweep()
-    text = render(result.samples, Format.PROMETHEUS)
+    text = render(result.samples)
     prefix = "dshealthd_job_nccl_"
     large = f'{{message="256MiB-",nodes="2",operation="AllReduce",size="16",training_job="slurm-12",uuid="GPU-{UUID}"}}'
     small = f'{{message="1MiB-16MiB",nodes="1",operation="Send",size="8",training_job="slurm-12",uuid="GPU-{UUID}"}}'

@@ -26,7 +26,7 @@ from dshealthd.collectors.network import (
     speed_of,
 )
 from dshealthd.core.collector import Context, Fault, Metric, Reason
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 from dshealthd.core.host import Host, read
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 
@@ -106,7 +106,7 @@ def test_golden(bench: Bench) -> None:
     result = bench.collect()
     assert result.outcome is CollectionOutcome.OK
     assert not result.faults
-    assert render(result.samples, Format.PROMETHEUS) == (FIXTURES / "expected.prom").read_text()
+    assert render(result.samples) == (FIXTURES / "expected.prom").read_text()
 
 
 def test_include_and_exclude(root: Path) -> None:

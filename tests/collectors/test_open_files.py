@@ -14,7 +14,7 @@ import pytest
 
 from dshealthd.collectors.open_files import OpenFiles, parse_file_nr
 from dshealthd.core.collector import Context, Reason
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 from dshealthd.core.host import Host, read
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, attempt
@@ -66,7 +66,7 @@ def test_fixture() -> None:
     context = Context(host=Host(procfs=FIXTURES / "proc"), monotonic=time.monotonic, wall=time.time)
     result = Agent(context).sweep()
     assert (result.outcome, result.faults) == (CollectionOutcome.OK, ())
-    assert render(result.samples, Format.PROMETHEUS) == (FIXTURES / "expected.prom").read_text()
+    assert render(result.samples) == (FIXTURES / "expected.prom").read_text()
 
 
 def test_system_wide(real: Agent) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dshealthd.collectors import pressure
 from dshealthd.core.collector import Context, Reason
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 
@@ -26,7 +26,7 @@ def test_golden() -> None:
     """Totals are seconds, averages ratios; `full` of the CPU, which means nothing, is left out."""
     result = collect(FIXTURE / "proc")
     assert result.outcome is CollectionOutcome.OK
-    assert render(result.samples, Format.PROMETHEUS) == (FIXTURE / "expected.prom").read_text()
+    assert render(result.samples) == (FIXTURE / "expected.prom").read_text()
 
 
 def test_kernel_without_psi(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from dshealthd.collectors.rendezvous import RendezvousPorts, parse_ports
 from dshealthd.core.collector import Context
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import CollectionOutcome, attempt
@@ -115,7 +115,7 @@ def test_fixture(proc: Path) -> None:
     assert result.outcome is CollectionOutcome.OK
     text = "".join(
         line
-        for line in render(result.samples, Format.PROMETHEUS).splitlines(keepends=True)
+        for line in render(result.samples).splitlines(keepends=True)
         if 'age_seconds{orphaned="unk' not in line
     )
     assert text == (FIXTURES / "rendezvous/expected.prom").read_text()

@@ -24,7 +24,7 @@ from dshealthd.collectors.software import (
     parse_os_release,
 )
 from dshealthd.core.collector import Context, Fault, Reason
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
 from dshealthd.core.result import CollectionOutcome, Result, attempt
@@ -91,7 +91,7 @@ def test_fixture() -> None:
     """
     result = Node(FIXTURES, "/opt/venv").sweep()
     assert (result.outcome, result.faults) == (CollectionOutcome.OK, ())
-    assert render(result.samples, Format.PROMETHEUS) == (FIXTURES / "expected.prom").read_text()
+    assert render(result.samples) == (FIXTURES / "expected.prom").read_text()
 
 
 def test_this_node() -> None:

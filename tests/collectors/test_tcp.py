@@ -11,7 +11,7 @@ import pytest
 
 from dshealthd.collectors.tcp import Tcp
 from dshealthd.core.collector import Context
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, attempt
 from dshealthd.linux.netlink import TcpState
@@ -63,7 +63,7 @@ def test_fixture() -> None:
     """
     result = attempt(collector(FIXTURE / "proc"), time.monotonic)
     assert result.outcome is CollectionOutcome.OK
-    assert render(result.samples, Format.PROMETHEUS) == (FIXTURE / "expected.prom").read_text()
+    assert render(result.samples) == (FIXTURE / "expected.prom").read_text()
 
 
 @pytest.mark.usefixtures("every_state")

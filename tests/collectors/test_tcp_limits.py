@@ -12,7 +12,7 @@ import pytest
 
 from dshealthd.collectors.tcp_limits import TcpLimits
 from dshealthd.core.collector import Context, Reason
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.linux.local_network import parse_range, parse_reserved
@@ -51,10 +51,7 @@ def test_fixture() -> None:
     """
     result = collect(FIXTURES / "tcp/proc")
     assert result.outcome is CollectionOutcome.OK
-    assert (
-        render(result.samples, Format.PROMETHEUS)
-        == (FIXTURES / "tcp_limits/expected.prom").read_text()
-    )
+    assert render(result.samples) == (FIXTURES / "tcp_limits/expected.prom").read_text()
 
 
 def test_reserved_ports_are_not_in_use(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from dshealthd.collectors.training import Training, Work, compared, samples
 from dshealthd.core.collector import Context, Reason
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.jobs.environment import launch
@@ -186,7 +186,7 @@ async def test_ranks_on_metrics(tmp_path: Path) -> None:
             while service.heartbeats().receiver.received < 3:
                 await asyncio.sleep(0.01)
             result = attempt(training, time.monotonic)
-    text = render(result.samples, Format.PROMETHEUS)
+    text = render(result.samples)
     assert text.count("dshealthd_job_step{") == 2
     assert re.search(
         r'launcher="torchrun",training_job="[^"]+",world_size="16"} 1', text

@@ -1,4 +1,4 @@
-"""The text formats, compared byte for byte with those of prometheus_client."""
+"""The text format, compared byte for byte with that of prometheus_client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import weakref
 from typing import TYPE_CHECKING
 
 import prometheus_client
-import prometheus_client.openmetrics.exposition
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +16,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from dshealthd.core.collector import Buckets, Metric, MetricKind, Sample
-from dshealthd.core.exposition import MAX_LABEL_LENGTH, Format, Renderer, clean, negotiate, render
+from dshealthd.core.exposition import MAX_LABEL_LENGTH, Renderer, clean, render
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -96,34 +95,10 @@ class Reference(Collector):
 
 @given(families())
 def test_equals_prometheus_client(samples: list[Sample]) -> None:
-    """Both formats are byte for byte what the reference implementation writes for the same
-    families.
-    """
+    """The text is byte for byte what the reference implementation writes for the same families."""
     registry = prometheus_client.CollectorRegistry()
     registry.register(Reference(samples))
-    assert render(samples, Format.PROMETHEUS).encode() == prometheus_client.generate_latest(
-        registry
-    )
-    text = render(samples, Format.OPENMETRICS) + Format.OPENMETRICS.end
-    assert text.encode() == prometheus_client.openmetrics.exposition.generate_latest(registry)  # type: ignore[no-untyped-call] # theirs
-
-
-@pytest.mark.parametrize(
-    ("accept", "expected"),
-    [
-        ("", Format.PROMETHEUS),
-        ("*/*", Format.PROMETHEUS),
-        ("text/plain;version=0.0.4", Format.PROMETHEUS),
-        (
-            "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
-            Format.OPENMETRICS,
-        ),
-        ("application/openmetrics-text;version=0.0.1", Format.PROMETHEUS),
-    ],
-)
-def test_negotiation(accept: str, expected: Format) -> None:
-    """The format follows the Accept header, as Prometheus sends it."""
-    assert negotiate(accept) is expected
+    assert render(samples).encode() == prometheus_client.generate_latest(registry)
 
 
 def test_labels_are_cleaned() -> None:
@@ -136,7 +111,7 @@ def test_labels_are_cleaned() -> None:
 def test_first_of_two_equal_series_counts() -> None:
     """A collector that yields the same series twice does not make a scrape that Prometheus rejects."""
     metric = Metric("x", MetricKind.GAUGE, "X.", ("a",))
-    text = render([metric(1.0, "b"), metric(2.0, "b")], Format.PROMETHEUS)
+    text = render([metric(1.0, "b"), metric(2.0, "b")])
     assert text.count('x{a="b"}') == 1
     assert 'x{a="b"} 1.0' in text
 
@@ -144,25 +119,25 @@ def test_first_of_two_equal_series_counts() -> None:
 @given(st.lists(families(), min_size=2, max_size=4), st.data())
 def test_what_is_kept_does_not_show(scrapes: list[list[Sample]], data: st.DataObject) -> None:
     """Scrape after scrape gives what a first one gives: other values, other series, other order."""
-    renderer = Renderer(Format.PROMETHEUS)
+    renderer = Renderer()
     for drawn in scrapes:
         samples = drawn
         for _ in range(2):
-            assert renderer.render(samples) == render(samples, Format.PROMETHEUS)
+            assert renderer.render(samples) == render(samples)
             samples = [
                 sample._replace(value=data.draw(st.floats(min_value=0) | st.just(math.nan)))
                 for sample in samples
             ]
         turned = data.draw(st.permutations(samples))
-        assert renderer.render(turned) == render(turned, Format.PROMETHEUS)
+        assert renderer.render(turned) == render(turned)
         fewer = turned[: data.draw(st.integers(0, len(turned)))]
-        assert renderer.render(fewer) == render(fewer, Format.PROMETHEUS)
+        assert renderer.render(fewer) == render(fewer)
 
 
 def test_a_series_that_comes_twice_is_not_kept() -> None:
     """The value of the first one is shown at later scrapes as well, and nothing else changes."""
     metric = Metric("x", MetricKind.GAUGE, "X.", ("a",))
-    renderer = Renderer(Format.PROMETHEUS)
+    renderer = Renderer()
     for value in (1.0, 3.0):
         text = renderer.render([metric(value, "b"), metric(2 * value, "b"), metric(9.0, "c")])
         assert text.splitlines()[1:] == [
@@ -182,7 +157,7 @@ class Job(str):
 def test_series_of_the_past_are_forgotten() -> None:
     """Jobs come and go for months: what is remembered are the series that there are now."""
     metric = Metric("x", MetricKind.GAUGE, "X.", ("job",))
-    renderer = Renderer(Format.PROMETHEUS)
+    renderer = Renderer()
     jobs = []
     for number in range(1000):
         job = Job(number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dshealthd.core.collector import Fault, Metric, MetricKind, Reason, Sample
-from dshealthd.core.exposition import Format, Tier
+from dshealthd.core.exposition import Tier
 from dshealthd.core.result import CollectionOutcome, Result, failed, not_available
 from dshealthd.core.snapshot import Snapshot
 
@@ -34,7 +34,7 @@ def make() -> tuple[Snapshot, Clock]:
 
 def lines(snapshot: Snapshot) -> dict[str, float]:
     """Return the series of a scrape."""
-    text = snapshot.body(Format.PROMETHEUS, lambda: ()).decode()
+    text = snapshot.body(lambda: ()).decode()
     return {
         key: float(value)
         for key, _, value in (
@@ -144,11 +144,10 @@ def test_unchanged_body_is_cached_and_own_samples_are_of_the_moment_of_change() 
     """Between two results a scrape is the same bytes object: nothing is rendered twice."""
     snapshot, _ = make()
     snapshot.put("c", ok(7.0))
-    first = snapshot.body(Format.OPENMETRICS, lambda: ())
-    assert snapshot.body(Format.OPENMETRICS, lambda: ()) is first
-    assert first.endswith(b"# EOF\n")
+    first = snapshot.body(lambda: ())
+    assert snapshot.body(lambda: ()) is first
     snapshot.put("c", ok(8.0))
-    assert snapshot.body(Format.OPENMETRICS, lambda: ()) is not first
+    assert snapshot.body(lambda: ()) is not first
 
 
 def test_forgotten_collector_leaves_no_series() -> None:
@@ -168,9 +167,9 @@ def test_a_result_is_rendered_once() -> None:
     assert [latest.name for latest in snapshot] == ["b", "c"]
     snapshot.put("c", ok(7.0))
     assert lines(snapshot)["x_value"] == 7.0
-    text = snapshot["c"].texts[Format.PROMETHEUS, Tier.ALL]
+    text = snapshot["c"].texts[Tier.ALL]
     snapshot.put("b", failed(Reason.TIMEOUT, "hung"))
     assert lines(snapshot)["x_value"] == 7.0
-    assert snapshot["c"].texts[Format.PROMETHEUS, Tier.ALL] is text
+    assert snapshot["c"].texts[Tier.ALL] is text
     snapshot.put("c", ok(8.0))
     assert lines(snapshot)["x_value"] == 8.0

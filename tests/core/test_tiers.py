@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dshealthd.core.collector import Buckets, gauge, histogram
-from dshealthd.core.exposition import Format, Matcher, Selector, Tier, chooser, parsed
+from dshealthd.core.exposition import Matcher, Selector, Tier, chooser, parsed
 from dshealthd.core.result import CollectionOutcome, Result
 from dshealthd.core.snapshot import Snapshot
 from dshealthd.findings.service import JUDGED
@@ -64,13 +64,13 @@ def test_each_tier_is_rendered_and_cached_by_itself() -> None:
     snapshot.expect("c", 9.0)
     samples = (JUDGED(7.0), OTHER(1.0))
     snapshot.put("c", Result(CollectionOutcome.OK, samples))
-    body = snapshot.body(Format.PROMETHEUS, tuple, Tier.VERDICT)
+    body = snapshot.body(tuple, Tier.VERDICT)
     assert b"dshealthd_findings_judged_timestamp_seconds 7.0\n" in body
     assert b"dshealthd_x_other" not in body
     assert b"dshealthd_collector" not in body
-    assert snapshot.body(Format.PROMETHEUS, tuple, Tier.VERDICT) is body
-    everything = snapshot.body(Format.PROMETHEUS, tuple)
+    assert snapshot.body(tuple, Tier.VERDICT) is body
+    everything = snapshot.body(tuple)
     assert b"dshealthd_x_other 1.0\n" in everything
     assert b"dshealthd_collector_up" in everything
     snapshot.put("c", Result(CollectionOutcome.OK, (JUDGED(8.0),)))
-    assert b"seconds 8.0\n" in snapshot.body(Format.PROMETHEUS, tuple, Tier.VERDICT)
+    assert b"seconds 8.0\n" in snapshot.body(tuple, Tier.VERDICT)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.processes import free_port
-from dshealthd.core.exposition import Format, render
+from dshealthd.core.exposition import render
 from dshealthd.core.host import signatures
 from dshealthd.core.options import Duration
 from dshealthd.probe import service
@@ -336,7 +336,7 @@ async def test_real_workers(tmp_path: Path) -> None:
         )
         assert one.value("probe_gpu_seconds_total") == 0
         assert one.suspects == []
-        text = render(one.service.samples(), Format.PROMETHEUS)
+        text = render(one.service.samples())
         assert 'dshealthd_probe_duration_seconds_bucket{kind="pair",le="+Inf"}' in text
     kept = tmp_path / members[0].name / "probe-baselines.json"
     await until(kept.exists)  # a slow disk does not delay the end of the probes
