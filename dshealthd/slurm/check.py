@@ -20,7 +20,6 @@ from dshealthd.core.host import read
 from dshealthd.core.text import plural
 from dshealthd.slurm import budget
 from dshealthd.slurm.agent import AgentSilent
-from dshealthd.slurm.allocation import NotAsked
 from dshealthd.slurm.controller import PREFIX, ControllerError
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.slurm.agent import AgentVerdict
-    from dshealthd.slurm.allocation import Reach
     from dshealthd.slurm.controller import Controller
     from dshealthd.slurm.options import SlurmOptions
 
@@ -37,9 +35,6 @@ LOOK_AGAIN = 6.0
 that it sees a new reading. Only a job on a node with a finding waits for it."""
 MAX_LOOKS = 5
 """Most checks of one prolog; more would add up to more than a job should wait."""
-REACH_AGAIN = 1.0
-"""Seconds after which a node that reaches no other tries again: a shorter link outage does not
-drain it."""
 _NAMED = 3
 """Most findings that a reason names; one is enough to find the others."""
 
@@ -96,23 +91,6 @@ class NodeCheck:
             self._sleep(LOOK_AGAIN)
             outcome = self.once()
         return outcome
-
-    def reaches(self, look: Callable[[], Reach]) -> CheckReport:
-        """Check whether this node reaches others of its job, as Slurm's prolog does if configured.
-        Drain the node only if it has the same fault with all of several nodes, twice. Other nodes'
-        problems are only reported.
-        """
-        try:
-            reach = look()
-            if before := reach.fault:
-                self._sleep(REACH_AGAIN)
-                reach = look()
-            if not before or reach.fault != before:
-                result = NodeCheckResult.BAD if reach.problems else NodeCheckResult.CLEAN
-                return CheckReport(result, str(reach) if reach.problems else "")
-            return self._drain(f"{PREFIX}{reach.fault} peers=0/{reach.asked}")
-        except (NotAsked, ControllerError) as error:
-            return CheckReport(NodeCheckResult.UNKNOWN, f"nothing done: {error}")
 
     def _confirmed(self) -> bool:
         return max(self._streaks.bad.values(), default=0) >= self._options.bad_checks

@@ -15,7 +15,7 @@ import syslog
 import time
 from typing import TYPE_CHECKING
 
-from dshealthd.slurm import agent, allocation, maintenance
+from dshealthd.slurm import agent, maintenance
 from dshealthd.slurm.check import Busy, CheckReport, NodeCheck, NodeCheckResult, kept
 from dshealthd.slurm.controller import Controller, ControllerError
 from dshealthd.slurm.options import SlurmOptions
@@ -27,8 +27,6 @@ REFUSE = 100
 """Exit status of a prolog on a drained node with a finding; neither Python nor a shell uses it."""
 WAIT = 8.0
 """Seconds that a prolog or epilog waits for another check of the node to end."""
-UNHINDERED = (NodeCheckResult.CLEAN, NodeCheckResult.UNKNOWN)
-"""Results after which the job's other nodes are contacted too; others already have a reason."""
 PRIORITIES = {
     NodeCheckResult.CLEAN: syslog.LOG_INFO,
     NodeCheckResult.UNKNOWN: syslog.LOG_WARNING,
@@ -57,12 +55,6 @@ def slurm(loaded: Config, hook: str) -> int:
                 streaks,
             )
             outcome = check.insistently() if hook == "prolog" else check.once()
-            job = os.environ.get("SLURM_JOB_ID", "")
-            if hook == "prolog" and options.prolog_probe and outcome.result in UNHINDERED:
-                _tell(hook, outcome)
-                outcome = check.reaches(
-                    lambda: allocation.look(loaded, node, controller.nodes_of_job(job))
-                )
     except Busy as error:
         outcome = CheckReport(NodeCheckResult.UNKNOWN, f"nothing done: {error}")
     except OSError as error:

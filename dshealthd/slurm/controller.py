@@ -120,17 +120,6 @@ class Controller:
         """Return one node, or None if no partition has it. Raises ControllerError."""
         return self._sinfo(f"--nodes={name}").get(name)
 
-    def nodes_of_job(self, job: str) -> str:
-        """Return a job's nodes from slurmctld, in Slurm's notation. Raises ControllerError."""
-        # An array and a heterogeneous job have further jobs, which squeue lists under this number.
-        text = self._run("squeue", "--all", "--local", "--noheader", f"--jobs={job}", "-o%A %N")
-        for line in text.splitlines():
-            number, _, nodes = line.partition(" ")
-            if number == job and nodes.strip():
-                return nodes.strip()
-        message = f"squeue: no nodes of job {job}"
-        raise ControllerError(message)
-
     def drain(self, node: SlurmNode, reason: str) -> None:
         """Have slurmctld drain a node and drop our note, in one step. Raises ControllerError."""
         self._update(node.name, "State=DRAIN", f"Reason={reason}", f"Comment={node.comment}")

@@ -46,12 +46,6 @@ class SlurmOptions(Section):
         minimum=0.0,
         maximum=1.0,
     )
-    prolog_probe: bool = option(
-        False,
-        "Whether the prolog runs light rounds with up to eight other nodes of the job "
-        "(probe.peer), for at most 10 s; a node that reaches none of several, or none with data, "
-        "is drained within the budget.",
-    )
     undrain: bool = option(
         False, "Whether to undrain a node that dshealthd has drained once its checks are clean."
     )
@@ -70,7 +64,7 @@ class SlurmOptions(Section):
         None, "Path of slurm.conf, if Slurm's commands do not find it by themselves."
     )
     bin_directory: Path | None = option(
-        None, "Directory of scontrol, sinfo and squeue, if not below /usr or /opt/slurm."
+        None, "Directory of scontrol and sinfo, if not below /usr or /opt/slurm."
     )
     run_directory: Path = option(
         Path("/run/dshealthd-slurm"),

@@ -18,7 +18,7 @@ from tests.lab.lab import Lab
 from tests.lab.node import PORT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tests.lab.node import Node
 
@@ -60,11 +60,6 @@ class Cluster:
             node.begin()
         for node in self.lab.nodes:
             node.finish()
-
-    def said(self, node: Node, hook: str) -> str:
-        """Return what a hook has said on a node."""
-        place = self.directory / f"{node.name}.{hook}.err"
-        return place.read_text() if place.exists() else ""
 
     def _document(self, node: Node) -> Path:
         return self.directory / f"{node.name}.json"
@@ -148,12 +143,12 @@ def cluster(
     directory: Path,
     nodes: int,
     *,
-    options: str | Callable[[Node], str] = "",
+    options: str = "",
     hooks: tuple[str, ...] = ("health",),
     interval: int = CHECK_SECONDS,
     **lines: str,
 ) -> Iterator[Cluster]:
-    """Run a cluster; `options` are lines of the table [slurm], or what gives a node's."""
+    """Run a cluster; `options` are lines of the table [slurm]."""
     require()
     keys = {"health": "HealthCheckProgram", "prolog": "Prolog", "epilog": "Epilog"}
     programs = {keys[hook]: str(program(directory, hook)) for hook in hooks}
@@ -164,7 +159,7 @@ def cluster(
         return (
             f'[web]\nlisten_address = "{node.address}:{PORT}"\n'
             f'[slurm]\nconf_file = "{directory}/slurm/slurm.conf"\n'
-            f'run_directory = "{directory}/{node.name}.run"\n{options if isinstance(options, str) else options(node)}\n'
+            f'run_directory = "{directory}/{node.name}.run"\n{options}\n'
         )
 
     with (

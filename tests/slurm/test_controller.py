@@ -91,21 +91,6 @@ def test_the_separator_differs_between_calls(tmp_path: Path) -> None:
     assert asked[0] != asked[1]
 
 
-@pytest.mark.parametrize(
-    ("printed", "nodes"),
-    [("5 gpu[1-2]", "gpu[1-2]"), ("6 gpu3\n5 gpu[1-2]\n7 ", "gpu[1-2]"), ("5 ", ""), ("55 n", "")],
-)
-def test_nodes_of_a_job(tmp_path: Path, printed: str, nodes: str) -> None:
-    """Those of the job of this very number; an array's other jobs are listed beside it."""
-    (tmp_path / "lines").write_text(printed, encoding="utf-8")
-    slurm = tool(tmp_path, "squeue", f"cat {tmp_path}/lines")
-    if nodes:
-        assert slurm.nodes_of_job("5") == nodes
-    else:
-        with pytest.raises(ControllerError, match="no nodes of job 5"):
-            slurm.nodes_of_job("5")
-
-
 def test_command_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command is killed after two seconds, with what it has started."""
     monkeypatch.setattr(controller, "TIMEOUT", SHIPPED)

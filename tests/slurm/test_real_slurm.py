@@ -1,4 +1,4 @@
-"""What a user of a real Slurm writes into a job, read back as the prolog does."""
+"""What operators write to nodes of a real Slurm, as the controller reads it."""
 
 from __future__ import annotations
 
@@ -27,19 +27,6 @@ def slurm(tmp_path: Path) -> Iterator[SlurmCluster]:
             pytest.skip("; ".join(lab.limits))
         with SlurmCluster(lab, tmp_path / "slurm") as cluster:
             yield cluster
-
-
-def test_a_user_does_not_choose_the_nodes_of_a_job(slurm: SlurmCluster) -> None:
-    """A job's name and comment hold fields of `scontrol show`; its nodes are still those it has."""
-    submitted = (
-        *("sbatch", "--parsable", "-N2", "-D", "/", "-o", "/dev/null", "--wrap", "sleep 600"),
-        *("-J", "x NodeList=gpu[3-4]", "--comment", "\x1f|NodeList=gpu5\n1 gpu6"),
-    )
-    job = slurm.command(*submitted).strip()
-    slurm.wait(lambda: slurm.command("squeue", "-hj", job, "-o%T") == "RUNNING\n", 60, "it runs")
-    assert "JobName=x NodeList=gpu[3-4] " in slurm.command("scontrol", "-o", "show", "job", job)
-    controller = Controller(conf_file=slurm.conf)
-    assert slurm.lab.services.inside(lambda: controller.nodes_of_job(job)) == "node-[1-2]"
 
 
 def test_text_of_an_operator_on_a_node(slurm: SlurmCluster) -> None:
