@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 import math
 import re
 from importlib import resources
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core.collector import Metric, MetricKind, series_of, value_of
+from dshealthd.core.collector import Metric, MetricKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,62 +31,31 @@ _CONTROLS = dict.fromkeys((*range(32), 127))
 class Renderer:
     """Renders the samples of one source, scrape after scrape.
 
-    It caches only the series of the last scrape.
+    It caches only the names of the last scrape's series.
     """
 
     def __init__(self) -> None:
         """Start with an empty cache."""
-        self._series: list[tuple[Metric, tuple[str, ...]]] = []
-        self._values: list[float] = []
-        self._places: list[int] = []
-        """For each sample, the index of its line."""
-        self._lines: list[str] = []
+        self._names: dict[tuple[Metric, tuple[str, ...]], str] = {}
 
     def render(self, samples: Iterable[Sample]) -> str:
-        """Return the families of `samples` as text, each with its HELP and TYPE.
+        """Return the families of `samples` as text, each with its HELP and TYPE, in the order of
+        each family's first sample.
 
         If two samples have the same labels, the first one counts.
         """
-        samples = tuple(samples)
-        series = [*map(series_of, samples)]
-        values = [*map(value_of, samples)]
-        if series != self._series:
-            return "".join(self._arranged(series, values))
-        lines, places = self._lines, self._places
-        for at, (before, now) in enumerate(zip(self._values, values, strict=True)):
-            if now != before:
-                name = lines[places[at]].rpartition(" ")[0]
-                lines[places[at]] = f"{name} {_written(now)}\n"
-        self._values = values
-        return "".join(lines)
-
-    def _arranged(
-        self, series: list[tuple[Metric, tuple[str, ...]]], values: list[float]
-    ) -> list[str]:
-        """Return all lines, family by family, in the order of each family's first sample.
-
-        Cache them for the next scrape unless a series is duplicated, which is a defect: its second
-        sample has no line.
-        """
-        names = {
-            one: self._lines[place].rpartition(" ")[0]
-            for one, place in zip(self._series, self._places, strict=True)
-        }
-        families: dict[Metric, dict[tuple[str, ...], int]] = {}
-        for at, (metric, labels) in enumerate(series):
-            families.setdefault(metric, {}).setdefault(labels, at)
-        lines, places = [], [0] * len(series)
-        for metric, family in families.items():
-            lines.append(_head(metric))
-            for labels, at in family.items():
-                places[at] = len(lines)
-                name = names.get(series[at]) or _series(metric, labels)
-                lines.append(f"{name} {_written(values[at])}\n")
-        if len(lines) - len(families) == len(series):
-            self._series, self._values, self._places, self._lines = series, values, places, lines
-        else:
-            self._series, self._values, self._places, self._lines = [], [], [], []
-        return lines
+        names: dict[tuple[Metric, tuple[str, ...]], str] = {}
+        families: dict[Metric, list[str]] = {}
+        for metric, labels, value in samples:
+            series = metric, labels
+            if series in names:
+                continue
+            name = names[series] = self._names.get(series) or _series(metric, labels)
+            if metric not in families:
+                families[metric] = [_head(metric)]
+            families[metric].append(f"{name} {_written(value)}\n")
+        self._names = names
+        return "".join(itertools.chain.from_iterable(families.values()))
 
 
 def render(samples: Iterable[Sample]) -> str:

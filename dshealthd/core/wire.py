@@ -25,15 +25,6 @@ if TYPE_CHECKING:
 
 LENGTH = struct.Struct(">I")
 MAX_FRAME = 16 << 20
-MAX_SERIES = 1 << 16
-"""Most series that a worker may name, which bounds the agent's memory for a faulty worker."""
-_SPARE = 256
-"""Named series beyond twice the current number, after which all are named again.
-
-So worker and agent forget the series of jobs that have ended. Naming a thousand takes about
-100 KiB, once after as many new ones.
-"""
-
 type_error = (TypeError, ValueError, KeyError, IndexError, AttributeError)
 """Exceptions raised while a frame of the wrong shape is parsed."""
 
@@ -54,46 +45,25 @@ def frames(channel: socket.socket) -> Iterator[dict[str, Any]]:
 class Encoder:
     """Packs results in a worker.
 
-    A series is named once and sent as a number from then on, until all are forgotten. A result with
-    the same series in the same order as the last one is sent without numbers.
+    The series of a result are named only if they differ from those of the collector's last result.
     """
 
     def __init__(self) -> None:
-        """Start with an empty table of series."""
-        self._numbers: dict[tuple[Metric, tuple[str, ...]], int] = {}
-        self._now: dict[str, int] = {}
-        """Number of series in each collector's last successful result."""
-        self._sent: dict[str, list[tuple[Metric, tuple[str, ...]]]] = {}
-        """The series of each collector's last result, in order."""
+        """Start without a last result."""
+        self._last: dict[str, list[tuple[Metric, tuple[str, ...]]]] = {}
 
     def pack(self, name: str, result: Result) -> bytes:
         """Return the frame with one collector's result."""
-        numbers = self._numbers
-        if result.outcome is CollectionOutcome.OK:  # after a failure the same series return
-            self._now[name] = len(result.samples)
-        forget = len(numbers) > 2 * sum(self._now.values()) + _SPARE
-        if forget:
-            numbers.clear()
-            self._sent.clear()
-        new: list[tuple[str, tuple[str, ...]]] = []
-        sent: list[int] | None = None
         series = [*map(series_of, result.samples)]
-        if series != self._sent.get(name):
-            self._sent[name] = series
-            sent = []
-            for one in series:
-                number = numbers.get(one)
-                if number is None:
-                    number = numbers[one] = len(numbers)
-                    new.append((one[0].name, one[1]))
-                sent.append(number)
+        named = None
+        if series != self._last.get(name):
+            self._last[name] = series
+            named = [(metric.name, labels) for metric, labels in series]
         return pack(
             {
                 "result": name,
                 "outcome": result.outcome,
-                "forget": forget,
-                "series": new,
-                "numbers": sent,
+                "series": named,
                 "values": [*map(value_of, result.samples)],
                 "faults": result.faults,
                 "reason": result.reason,
@@ -110,33 +80,23 @@ class Decoder:
     def __init__(self, metrics: Mapping[str, Mapping[str, Metric]]) -> None:
         """`metrics` are the declared metrics, by collector and metric name."""
         self._metrics = metrics
-        self._series: list[tuple[Metric, tuple[str, ...]]] = []
-        self._last: dict[str, tuple[tuple[Metric, ...], tuple[tuple[str, ...], ...]]] = {}
-        """Metrics and labels of each collector's last result, in the order of its samples."""
+        self._last: dict[str, list[tuple[Metric, tuple[str, ...]]]] = {}
 
     def unpack(self, message: Mapping[str, Any]) -> Result:
         """Return the result in a frame.
 
         Raise one of `type_error` if the frame does not hold a result.
         """
-        metrics, series = self._metrics[message["result"]], self._series
-        if message["forget"]:
-            series.clear()
-            self._last.clear()
-        series += [(metrics[name], tuple(map(str, labels))) for name, labels in message["series"]]
-        if len(series) > MAX_SERIES:
-            excess = f"more than {MAX_SERIES} series"
-            raise ValueError(excess)
-        if (numbers := message["numbers"]) is not None:
-            named = [series[number] for number in numbers]
-            self._last[message["result"]] = (
-                tuple(metric for metric, _ in named),
-                tuple(labels for _, labels in named),
-            )
-        last = self._last[message["result"]]
+        name = message["result"]
+        metrics = self._metrics[name]
+        if (named := message["series"]) is not None:
+            self._last[name] = [(metrics[one], tuple(map(str, labels))) for one, labels in named]
         return Result(
             outcome=CollectionOutcome(message["outcome"]),
-            samples=tuple(map(sample_of, zip(*last, map(float, message["values"]), strict=True))),
+            samples=tuple(
+                sample_of((metric, labels, float(value)))
+                for (metric, labels), value in zip(self._last[name], message["values"], strict=True)
+            ),
             faults=tuple(
                 Fault(str(part), Reason(reason), str(detail))
                 for part, reason, detail in message["faults"]

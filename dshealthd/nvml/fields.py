@@ -1,8 +1,8 @@
 """NVML's field values: many readings of a device in one call.
 
-`pynvml.nvmlDeviceGetFieldValues` builds a new array for every call and returns it as objects; both
-cost more than the call. This module keeps the array, passes it to the same function of the library
-that pynvml has loaded, and decodes it as bytes.
+`pynvml.nvmlDeviceGetFieldValues` leaves a field that the driver does not touch at 0, a valid answer,
+and returns objects, which cost more than the call. This module passes an array of its own to the
+same function of the library that pynvml has loaded, and decodes it as bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import pynvml
 
@@ -51,45 +51,18 @@ def decoded(kind: int, raw: int) -> float | None:
     return None
 
 
-class _Chunk(NamedTuple):
-    """Fields that are read in one call."""
-
-    positions: Sequence[int]
-    """Position of each among the fields of its batch."""
-    array: Any
-    """Array that the driver fills."""
-    answers: list[tuple[int, ...] | None]
-    """The driver's last answer for each."""
-
-
 class Batch:
-    """Fields of one device that are read together.
-
-    Unsupported fields are left out from the second reading on, and unchanged answers are not
-    decoded again.
-    """
+    """Fields of one device that are read together, as far as the device supports them."""
 
     def __init__(self, fields: Sequence[tuple[int, int]]) -> None:
         """Prepare to read pairs of field and scope.
 
         The scope is the link's number if the field has one, else 0.
         """
-        self._fields = fields
+        self._packed = [_LAYOUT.pack(*field, 0, 0, 0, _UNTOUCHED, 0) for field in fields]
         self._function: Any = getattr(pynvml.nvmlLib, "nvmlDeviceGetFieldValues", None)
-        self._values: list[float | None] = [None] * len(fields)
-        """The last answers, decoded."""
-        self._prepare(range(len(fields)) if self._function else ())
-
-    def _prepare(self, wanted: Sequence[int]) -> None:
-        self._chunks: list[_Chunk] = []
-        for start in range(0, len(wanted), _AT_ONCE):
-            positions = wanted[start : start + _AT_ONCE]
-            packed = b"".join(
-                _LAYOUT.pack(*self._fields[position], 0, 0, 0, _UNTOUCHED, 0)
-                for position in positions
-            )
-            array = (pynvml.c_nvmlFieldValue_t * len(positions)).from_buffer_copy(packed)
-            self._chunks.append(_Chunk(positions, array, [None] * len(positions)))
+        self._supported = [*range(len(fields))] if self._function else []
+        """Positions of the fields that no reading has found unsupported."""
 
     def read(self, handle: Any) -> tuple[list[float | None], int]:
         """Return a value or None for each NVML field, and the first return code that is a failure
@@ -97,40 +70,30 @@ class Batch:
 
         A code that concerns the session or the device replaces an earlier one.
         """
+        values: list[float | None] = [None] * len(self._packed)
         failure = 0
         unsupported: set[int] = set()
-        for number, chunk in enumerate(self._chunks):
-            code = self._function(handle, len(chunk.positions), chunk.array)
+        for start in range(0, len(self._supported), _AT_ONCE):
+            positions = self._supported[start : start + _AT_ONCE]
+            packed = b"".join([self._packed[position] for position in positions])
+            array = (pynvml.c_nvmlFieldValue_t * len(positions)).from_buffer_copy(packed)
+            code = self._function(handle, len(positions), array)
             if code in codes.UNSUPPORTED:
-                unsupported.update(chunk.positions)
-            elif code:
-                none = unsupported.union(*(left.positions for left in self._chunks[number:]))
-                values = [None if at in none else value for at, value in enumerate(self._values)]
+                unsupported.update(positions)
+                continue
+            if code:
                 return values, int(code)
-            else:
-                answers = [*_ANSWER.iter_unpack(chunk.array)]
-                if answers == chunk.answers:
-                    continue  # compared at once, as most fields change rarely
-                for at, (position, answer) in enumerate(zip(chunk.positions, answers, strict=True)):
-                    if answer == chunk.answers[at]:
-                        continue
-                    kind, own, raw = chunk.answers[at] = answer
-                    self._values[position] = decoded(kind, raw) if own == 0 else None
-                    if own in codes.UNSUPPORTED:
-                        unsupported.add(position)
-                    elif own and own not in codes.NOTHING_NOW:
-                        chunk.answers[at] = None  # reported at each reading
-                        if not failure or own in codes.OF_SESSION | codes.OF_DEVICE:
-                            failure = own
-        for position in unsupported:
-            self._values[position] = None
+            for position, (kind, own, raw) in zip(
+                positions, _ANSWER.iter_unpack(array), strict=True
+            ):
+                if own == 0:
+                    values[position] = decoded(kind, raw)
+                elif own in codes.UNSUPPORTED:
+                    unsupported.add(position)
+                elif own not in codes.NOTHING_NOW and (
+                    not failure or own in codes.OF_SESSION | codes.OF_DEVICE
+                ):
+                    failure = own
         if unsupported:
-            self._prepare(
-                [
-                    position
-                    for chunk in self._chunks
-                    for position in chunk.positions
-                    if position not in unsupported
-                ]
-            )
-        return [*self._values], failure
+            self._supported = [at for at in self._supported if at not in unsupported]
+        return values, failure

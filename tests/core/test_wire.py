@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.core import wire
-from dshealthd.core.collector import Fault, Reason, Sample, gauge
+from dshealthd.core.collector import Fault, Reason, gauge
 from dshealthd.core.result import CollectionOutcome, Result
 
 A = gauge("x_a", "A.", "part")
@@ -49,8 +49,8 @@ results = st.builds(
 
 @given(st.lists(results, max_size=4))
 def test_results_arrive_as_they_were(sweeps: list[Result]) -> None:
-    """A sequence of results is equal on the other side, although a series is named only the first
-    time.
+    """A sequence of results is equal on the other side, although a series is not
+    named each time.
     """
     encoder, decoder = wire.Encoder(), wire.Decoder(METRICS)
     for result in sweeps:
@@ -63,20 +63,18 @@ def test_a_series_is_named_once() -> None:
     result = Result(CollectionOutcome.OK, (A(1.0, "p"), B(2.0)))
     first, second = sent(encoder, result), sent(encoder, result)
     assert first["series"] == [["x_a", ["p"]], ["x_b", []]]
-    assert first["numbers"] == [0, 1]
-    assert second["series"] == []
-    assert second["numbers"] is None
+    assert second["series"] is None
     assert second["values"] == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
     "nonsense",
     [
-        {"numbers": [7]},
-        {"numbers": []},
-        {"numbers": ["a"]},
-        {"numbers": None},
-        {"numbers": 5},
+        {"series": []},
+        {"series": None},
+        {"series": [7]},
+        {"series": [["x_b", 7]]},
+        {"series": [["x_b", []], ["x_b", []]]},
         {"values": []},
         {"values": [1.0, 2.0]},
         {"values": ["a"]},
@@ -111,32 +109,3 @@ def test_progress_page() -> None:
     assert reader.read() == (now, "gpu", "gpu 3")
     writer.write(now, "filesystem", "/" + "x" * 5000)
     assert reader.read()[2].startswith("/xxx")
-    assert isinstance(A(1.0, "p"), Sample)
-
-
-def test_series_of_ended_jobs_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker names its series anew when most of those that it has named are gone, and goes on.
-    Neither it nor the agent remembers many more than there are.
-    """
-    monkeypatch.setattr(wire, "_SPARE", 4)
-    monkeypatch.setattr(wire, "MAX_SERIES", 40)
-    encoder, decoder = wire.Encoder(), wire.Decoder(METRICS)
-    for job in range(500):
-        result = Result(
-            CollectionOutcome.OK, tuple(A(float(rank), f"{job}/{rank}") for rank in range(8))
-        )
-        assert decoder.unpack(sent(encoder, result)) == result
-        assert len(decoder._series) <= 2 * 8 + 4 + 8
-    assert len(encoder._numbers) == len(decoder._series)
-
-
-def test_series_of_a_collector_that_fails_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What fails now and then is not named anew each time: its series come back."""
-    monkeypatch.setattr(wire, "_SPARE", 4)
-    encoder = wire.Encoder()
-    well = Result(CollectionOutcome.OK, tuple(A(1.0, str(rank)) for rank in range(20)))
-    assert sent(encoder, well)["series"]
-    for _ in range(3):
-        failed = sent(encoder, Result(CollectionOutcome.ERROR, reason=Reason.TIMEOUT))
-        assert not failed["forget"]
-        assert not sent(encoder, well)["series"]

@@ -69,7 +69,7 @@ def test_no_value_of_before_is_given_for_a_failed_call(codes: tuple[int, ...]) -
         return pending.pop(0) if pending else 0
 
     batch._function = call
-    batch._prepare(range(200))
+    batch._supported = [*range(200)]
     assert batch.read(None) == ([7] * 200, 0)
     pending.extend(codes)
     values, failure = batch.read(None)
