@@ -140,12 +140,8 @@ class JobMaster(Collector):
                 yield from self._ask(run)
 
     def _connected(self) -> set[int]:
-        table = self.context.shared(Sockets).active()
-        return {
-            port
-            for port, state in zip(table.destination_ports, table.states, strict=True)
-            if state == TcpState.ESTABLISHED
-        }
+        sockets = self.context.shared(Sockets).active()
+        return {found.peer_port for found in sockets if found.state == TcpState.ESTABLISHED}
 
     def _ask(self, run: Run) -> Iterator[Sample | Fault]:
         key = run.job, run.name

@@ -17,10 +17,10 @@ from dshealthd.linux.socket_owners import BUDGET, BUDGET_ALONE, Search
 from dshealthd.linux.sockets import Sockets
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Iterator
 
     from dshealthd.core.collector import Context, Fault, Sample
+    from dshealthd.linux.netlink import TcpSocket
 
 SOCKETS = gauge(
     "dshealthd_rendezvous_sockets",
@@ -129,26 +129,24 @@ class RendezvousPorts(Collector):
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the sockets on rendezvous ports by state, then the listeners."""
         sockets = self.context.shared(Sockets)
-        table = sockets.active()
-        states, ports = table.states, table.source_ports
-        held = self._within(ports)
-        counts = Counter(states[index] for index in held)
+        active = sockets.active()
+        held = [found for found in active if self._first <= found.port <= self._last]
+        counts = Counter(found.state for found in held)
         leftover = sockets.time_wait_ports(self._first, self._last)
         counts[TcpState.TIME_WAIT] = len(leftover)
         for state in TcpState:
             yield SOCKETS(counts[state], state.label)
-        clients = Counter(states[index] for index in self._within(table.destination_ports))
+        clients = Counter(
+            found.state for found in active if self._first <= found.peer_port <= self._last
+        )
         for state in _CLIENT_STATES:
             yield CLIENTS(clients[state], state.label)
         yield PORTS(self._last - self._first + 1)
-        yield PORTS_USED(len({*leftover, *(ports[index] for index in held)}))
-        listening = [index for index in held if states[index] == TcpState.LISTEN]
-        inodes = table.inodes if listening else ()
+        yield PORTS_USED(len({*leftover, *(found.port for found in held)}))
         orphans: dict[int, float] = {}
-        yield from self._listeners([(inodes[index], ports[index]) for index in listening], orphans)
-        established = Counter(
-            ports[index] for index in held if states[index] == TcpState.ESTABLISHED and orphans
-        )
+        listeners = [found for found in held if found.state == TcpState.LISTEN]
+        yield from self._listeners(listeners, orphans)
+        established = Counter(found.port for found in held if found.state == TcpState.ESTABLISHED)
         for port, age in sorted(orphans.items())[:MAX_ORPHANS]:
             yield ORPHAN_AGE(age, str(port))
             yield ORPHAN_CONNECTIONS(established[port], str(port))
@@ -157,25 +155,19 @@ class RendezvousPorts(Collector):
         """Stop a search for listeners' owners in progress."""
         self._search.close()
 
-    def _within(self, ports: array[int]) -> list[int]:
-        first, last = self._first, self._last
-        return [index for index, port in enumerate(ports) if first <= port <= last]
-
-    def _listeners(
-        self, listeners: list[tuple[int, int]], orphans: dict[int, float]
-    ) -> Iterator[Sample]:
-        """Yield the samples of listeners on rendezvous ports, given as inode and port.
+    def _listeners(self, listeners: list[TcpSocket], orphans: dict[int, float]) -> Iterator[Sample]:
+        """Yield the samples of listeners on rendezvous ports.
 
         Fill `orphans` with the ages of the orphaned ones, by port.
         """
         now = self.context.monotonic()
-        inodes = [inode for inode, _ in listeners]
+        inodes = [found.inode for found in listeners]
         self._seen = {inode: self._seen.get(inode, (now, self._watching)) for inode in inodes}
         self._watching = True
         owners = self._search.owners({inode for inode in inodes[:MAX_FOLLOWED] if inode})
         since_boot = uptime(self.host) if owners else 0.0
         ages: dict[str, list[float]] = {"true": [], "false": [], "unknown": []}
-        for inode, port in listeners:
+        for _, _, port, _, _, inode in listeners:
             since, appeared = self._seen[inode]
             age, orphaned = now - since, None
             if (owner := owners.get(inode)) is not None:

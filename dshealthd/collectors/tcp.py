@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.core.collector import Fault, Sample
-    from dshealthd.linux.netlink import Table
+    from dshealthd.linux.netlink import TcpSocket
 
 SOCKETS = gauge(
     "dshealthd_tcp_sockets",
@@ -24,20 +25,19 @@ SOCKETS = gauge(
 )
 
 
-def count_states(table: Table) -> dict[TcpState, int]:
+def count_states(sockets: list[TcpSocket]) -> dict[TcpState, int]:
     """Return the number of TCP sockets in each state."""
-    states = table.states
-    return {state: states.count(state) for state in TcpState}
+    states = Counter(found.state for found in sockets)
+    return {state: states[state] for state in TcpState}
 
 
-def count_stand_ins(table: Table) -> int:
+def count_stand_ins(sockets: list[TcpSocket]) -> int:
     """Return the number of TCP sockets in FIN_WAIT2 whose process has closed them.
 
     `/proc/net/sockstat` counts them under `tw`.
     """
-    return list(zip(table.states, table.timers, strict=True)).count(
-        (TcpState.FIN_WAIT2, TIME_WAIT_TIMER)
-    )
+    stand_in = TcpState.FIN_WAIT2, TIME_WAIT_TIMER
+    return sum((found.state, found.timer) == stand_in for found in sockets)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,10 +62,10 @@ class Tcp(Collector):
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the number of TCP sockets in every state, including 0."""
         sockets = self.context.shared(Sockets)
-        table = sockets.active()
-        counts = count_states(table)
+        active = sockets.active()
+        counts = count_states(active)
         summary = sockets.summary()
         if summary is not None and not sockets.complete():
-            counts[TcpState.TIME_WAIT] = max(0, summary.time_wait - count_stand_ins(table))
+            counts[TcpState.TIME_WAIT] = max(0, summary.time_wait - count_stand_ins(active))
         for state, count in counts.items():
             yield SOCKETS(count, state.label)

@@ -123,7 +123,8 @@ class TcpLimits(Collector):
     def _held(self, ports: range) -> set[int]:
         """Return the local ports of all TCP sockets; of those in TIME_WAIT, only ports in range."""
         sockets = self.context.shared(Sockets)
-        return {*sockets.active().source_ports, *sockets.time_wait_ports(ports[0], ports[-1])}
+        leftover = sockets.time_wait_ports(ports[0], ports[-1])
+        return {*(found.port for found in sockets.active()), *leftover}
 
     def _setting(self, name: str, parse: Callable[[str], T]) -> T | Fault | None:
         """Return a TCP sysctl; None if this kernel lacks it, a fault if it cannot be read."""

@@ -4,9 +4,7 @@ Requests, replies, and the dump between them; or the one socket with given addre
 
 The request is the legacy `TCPDIAG_GETSOCK` of `linux/inet_diag.h`: unlike `SOCK_DIAG_BY_FAMILY` it
 walks the socket table once for both families. The request filters states and ports in the kernel,
-as filling in a reply costs it several times as much as a skip. Replies are kept as the kernel wrote
-them, one record of fixed size per socket, and read by column: a loop over sockets in Python would
-cost more than the walk.
+as filling in a reply costs it several times as much as a skip.
 """
 
 from __future__ import annotations
@@ -18,13 +16,11 @@ import itertools
 import os
 import socket
 import struct
-import sys
 import time
-from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
 
 class TcpState(enum.IntEnum):
@@ -79,17 +75,10 @@ _PORTS = struct.Struct("!HH")
 _NO_COOKIE = b"\xff" * 8
 _ATTRIBUTE = struct.Struct("=HH")
 _OPERATION = struct.Struct("=BBH")
-_SOCKET = struct.Struct(
-    "=BBBB HH 48x II II"
-)  # family, state, timer, retransmits; ports; ids; queues; uid, inode
+_SOCKET = "xBBx HH 56x II"
+"""State and timer, ports in network order, user and inode of a `struct inet_diag_msg`."""
+_ONE = struct.Struct(f"={_SOCKET}")
 _INT = struct.Struct("=i")
-RECORD = _HEADER.size + 72
-"""Bytes of a socket: its netlink header and `struct inet_diag_msg`, without the attributes that may
-follow.
-"""
-_AT_STATE, _AT_TIMER, _AT_SOURCE, _AT_DESTINATION, _AT_INODE = (
-    _HEADER.size + offset for offset in (1, 2, 4, 6, 68)
-)
 
 _BUFFER = 1 << 16
 """Larger than any message of the kernel in a dump (32 KiB)."""
@@ -112,76 +101,26 @@ class SocketEnd(NamedTuple):
     port: int
 
 
-class OneSocket(NamedTuple):
-    """The socket that a connection has at one end."""
+class TcpSocket(NamedTuple):
+    """One TCP socket."""
 
     state: int
     """As in `TcpState`."""
+    timer: int
+    """`TIME_WAIT_TIMER` is the one of interest."""
+    port: int
+    """Its local port."""
+    peer_port: int
+    """0 for a listener."""
     uid: int
     """The user of the process that made the socket; means nothing without an inode."""
     inode: int
-    """0 if no process holds the socket: it is not accepted yet, or closed."""
+    """As in `/proc/<pid>/fd`; 0 if no process holds the socket: it is not accepted yet, or closed."""
 
 
-class Table:
-    """Sockets as columns; each property has one value per socket, in the same order."""
-
-    __slots__ = ("_chunks", "_number")
-
-    def __init__(self, chunks: Iterable[tuple[bytes, int]]) -> None:
-        """Keep records as `parse` returns them: chunks, each with its stride in bytes."""
-        self._chunks = [(chunk, stride) for chunk, stride in chunks if chunk]
-        self._number = sum(len(chunk) // stride for chunk, stride in self._chunks)
-
-    def __len__(self) -> int:
-        return self._number
-
-    @property
-    def states(self) -> bytes:
-        """States of the netlink records, as numbers of `TcpState`."""
-        return self._column(_AT_STATE)
-
-    @property
-    def timers(self) -> bytes:
-        """Timers of the netlink records; `TIME_WAIT_TIMER` is the one of interest."""
-        return self._column(_AT_TIMER)
-
-    @property
-    def source_ports(self) -> array[int]:
-        """Local ports of the netlink records."""
-        return self._integers("H", (_AT_SOURCE + 1, _AT_SOURCE))
-
-    @property
-    def destination_ports(self) -> array[int]:
-        """Remote ports of the netlink records; 0 for a listener."""
-        return self._integers("H", (_AT_DESTINATION + 1, _AT_DESTINATION))
-
-    @property
-    def inodes(self) -> array[int]:
-        """Inodes of the netlink records, as in `/proc/<pid>/fd`; 0 if no process has the socket."""
-        at = range(_AT_INODE, _AT_INODE + 4)
-        return self._integers("I", at if sys.byteorder == "little" else at[::-1])
-
-    def _column(self, at: int) -> bytes:
-        return b"".join([chunk[at::stride] for chunk, stride in self._chunks])
-
-    def _integers(self, code: str, least_significant_first: Sequence[int]) -> array[int]:
-        """Assemble integers from columns of netlink bytes, without a loop over sockets."""
-        size = len(least_significant_first)
-        native = bytearray(size * self._number)
-        for place, at in enumerate(least_significant_first):
-            native[place if sys.byteorder == "little" else size - 1 - place :: size] = self._column(
-                at
-            )
-        return array(code, bytes(native))
-
-
-def record(state: int, timer: int, source: int, destination: int, inode: int) -> bytes:
-    """Return one TCP socket as a netlink record, for a `Table` made from another source."""
-    ports = socket.htons(source), socket.htons(destination)
-    return _HEADER.pack(RECORD, _TCPDIAG_GETSOCK, 0, 0, 0) + _SOCKET.pack(
-        0, state, timer, 0, *ports, 0, 0, 0, inode
-    )
+def _socket(fields: tuple[int, ...]) -> TcpSocket:
+    state, timer, port, peer_port, uid, inode = fields
+    return TcpSocket(state, timer, socket.ntohs(port), socket.ntohs(peer_port), uid, inode)
 
 
 def request(states: int, ports: tuple[int, int] | None, sequence: int) -> bytes:
@@ -206,7 +145,7 @@ def request(states: int, ports: tuple[int, int] | None, sequence: int) -> bytes:
     )
 
 
-def lookup(own: SocketEnd, other: SocketEnd) -> OneSocket | None:
+def lookup(own: SocketEnd, other: SocketEnd) -> TcpSocket | None:
     """Return the socket with these addresses and ports, `own` being its local ones.
 
     One lookup in the kernel's hash table, however many sockets there are. None if there is only a
@@ -226,24 +165,21 @@ def lookup(own: SocketEnd, other: SocketEnd) -> OneSocket | None:
     header = _HEADER.pack(_HEADER.size + len(body), _TCPDIAG_GETSOCK, _REQUEST_ONE, sequence, 0)
     with _diag() as diag:
         diag.sendto(header + body, (0, 0))
-        records, _, _ = parse(_datagram(diag), sequence)
-    if len(records) < RECORD:
+        sockets, _ = parse(_datagram(diag), sequence)
+    if not sockets:
         message = "no socket"
         raise MalformedReply(message)
-    _, state, _, _, source, destination, _, _, uid, inode = _SOCKET.unpack_from(
-        records, _HEADER.size
-    )
-    same = (socket.ntohs(source), socket.ntohs(destination)) == (own.port, other.port)
-    return OneSocket(state, uid, inode) if same else None  # else it is a listener
+    found = sockets[0]
+    return found if (found.port, found.peer_port) == (own.port, other.port) else None  # a listener
 
 
-def parse(buffer: bytes, sequence: int) -> tuple[bytes, int, bool]:
-    """Return the records of one netlink datagram of the reply to `sequence`, their stride in bytes,
-    and whether the reply ends with it.
+def parse(buffer: bytes, sequence: int) -> tuple[list[TcpSocket], bool]:
+    """Return the sockets in one netlink datagram of the reply to `sequence`, and whether the reply
+    ends with it.
 
     Raises OSError for a refusal, Interrupted, MalformedReply.
     """
-    records: list[bytes] = []
+    sockets: list[TcpSocket] = []
     position, end = 0, len(buffer)
     while position < end:
         if end - position < _HEADER.size:
@@ -260,15 +196,17 @@ def parse(buffer: bytes, sequence: int) -> tuple[bytes, int, bool]:
             message = "the socket table changed during the dump"
             raise Interrupted(message)
         if kind == _TCPDIAG_GETSOCK:
-            if length < RECORD:
+            more = length - _HEADER.size - _ONE.size  # attributes
+            if more < 0:
                 message = f"a socket of {length} bytes"
                 raise MalformedReply(message)
             if position == 0 and _uniform(buffer, length, _HEADER.pack(*header)):
-                return buffer, length, False
-            records.append(buffer[position : position + RECORD])
+                layout = f"={_HEADER.size}x {_SOCKET} {more}x"
+                return [*map(_socket, struct.iter_unpack(layout, buffer))], False
+            sockets.append(_socket(_ONE.unpack_from(buffer, position + _HEADER.size)))
         elif kind == _DONE:
             _refusal(buffer, position, length)
-            return b"".join(records), RECORD, True
+            return sockets, True
         elif kind == _ERROR:
             _refusal(buffer, position, length)
             message = "an unexpected acknowledgment"
@@ -280,12 +218,12 @@ def parse(buffer: bytes, sequence: int) -> tuple[bytes, int, bool]:
             message = f"a message of type {kind}"
             raise MalformedReply(message)
         position += (length + 3) & ~3
-    return b"".join(records), RECORD, False
+    return sockets, False
 
 
 def _uniform(buffer: bytes, length: int, header: bytes) -> bool:
     """Return whether the netlink datagram holds only sockets with this header, as in large dumps,
-    so that it can be used whole.
+    so that it can be unpacked at once, for little more than half of the cost.
     """
     number, rest = divmod(len(buffer), length)
     return (
@@ -314,7 +252,7 @@ def dump(
     ports: tuple[int, int] | None,
     budget: float,
     cpu_time: Callable[[], float] = time.thread_time,
-) -> Table:
+) -> list[TcpSocket]:
     """Return the sockets of this network namespace, from the kernel over netlink.
 
     Arguments as for `request`; `budget` is in seconds of this thread's CPU time. A dump never
@@ -327,7 +265,7 @@ def dump(
     return whole(lambda: _dump(states, ports, end, cpu_time))
 
 
-def whole(attempt: Callable[[], Table]) -> Table:
+def whole(attempt: Callable[[], list[TcpSocket]]) -> list[TcpSocket]:
     """Return the result of a netlink dump; retry an interrupted one, three attempts in all."""
     for _ in range(_ATTEMPTS - 1):
         with contextlib.suppress(Interrupted):
@@ -337,13 +275,13 @@ def whole(attempt: Callable[[], Table]) -> Table:
 
 def _dump(
     states: int, ports: tuple[int, int] | None, end: float, cpu_time: Callable[[], float]
-) -> Table:
+) -> list[TcpSocket]:
     sequence = next(_sequences) & 0xFFFFFFFF
     # The kernel makes the first datagram during the send and each further one during a receive, so
     # there is never anything to wait for.
     with _diag() as diag:
         diag.sendto(request(states, ports, sequence), (0, 0))
-        return Table(receive(lambda: _datagram(diag), sequence, end, cpu_time))
+        return [*receive(lambda: _datagram(diag), sequence, end, cpu_time)]
 
 
 def _diag() -> socket.socket:
@@ -354,8 +292,8 @@ def _diag() -> socket.socket:
 
 def receive(
     datagram: Callable[[], bytes], sequence: int, end: float, cpu_time: Callable[[], float]
-) -> Iterator[tuple[bytes, int]]:
-    """Yield the records of all datagrams of a netlink reply.
+) -> Iterator[TcpSocket]:
+    """Yield the sockets in all datagrams of a netlink reply.
 
     Raises as `parse`, and TimeoutError once `cpu_time` is past `end`.
     """
@@ -364,8 +302,8 @@ def receive(
         if cpu_time() > end:
             message = "the dump of TCP sockets takes too much CPU time"
             raise TimeoutError(errno.ETIMEDOUT, message)
-        records, stride, done = parse(datagram(), sequence)
-        yield records, stride
+        sockets, done = parse(datagram(), sequence)
+        yield from sockets
 
 
 def _datagram(diag: socket.socket) -> bytes:

@@ -11,14 +11,13 @@ import errno
 import logging
 import math
 import os
-import struct
 import time
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dshealthd.core.collector import Reason, SourceError
 from dshealthd.core.host import read
 from dshealthd.linux import netlink
-from dshealthd.linux.netlink import EVERY_STATE, RECORD, Table, TcpState
+from dshealthd.linux.netlink import EVERY_STATE, TcpSocket, TcpState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -89,8 +88,8 @@ def parse_sockstat(sockstat: str, sockstat6: str = "") -> SocketCounts:
     return SocketCounts(time_wait, in_use)
 
 
-def parse_tcp(text: str) -> Iterator[bytes]:
-    """Yield the sockets of `/proc/net/tcp` or `tcp6` as records of a `Table`.
+def parse_tcp(text: str) -> Iterator[TcpSocket]:
+    """Yield the sockets of `/proc/net/tcp` or `tcp6`.
 
     ValueError names a malformed line.
     """
@@ -98,12 +97,16 @@ def parse_tcp(text: str) -> Iterator[bytes]:
         if line.lstrip().startswith("sl "):  # the heading
             continue
         try:
-            _, source, destination, state, _, timer, _, _, _, inode, *_ = line.split()
-            ports = int(source.rpartition(":")[2], 16), int(destination.rpartition(":")[2], 16)
-            yield netlink.record(
-                int(state, 16), int(timer.partition(":")[0], 16), *ports, int(inode)
+            _, source, destination, state, _, timer, _, uid, _, inode, *_ = line.split()
+            yield TcpSocket(
+                int(state, 16),
+                int(timer.partition(":")[0], 16),
+                int(source.rpartition(":")[2], 16),
+                int(destination.rpartition(":")[2], 16),
+                int(uid),
+                int(inode),
             )
-        except (ValueError, struct.error, OverflowError) as error:
+        except ValueError as error:
             message = f"not a socket: {line[:60]!r}"
             raise ValueError(message) from error
 
@@ -130,7 +133,7 @@ class Sockets:
         """Return the kernel's own counts of sockets; None if it has none."""
         return self._once("summary", self._read_summary)
 
-    def active(self) -> Table:
+    def active(self) -> list[TcpSocket]:
         """Return the sockets in every state except TIME_WAIT; including it if `complete`."""
         return self._once("active", self._read_active)[0]
 
@@ -172,13 +175,13 @@ class Sockets:
         except FileNotFoundError:
             return ""
 
-    def _read_active(self) -> tuple[Table, bool]:
+    def _read_active(self) -> tuple[list[TcpSocket], bool]:
         summary = self.summary()
         complete = summary is None or summary.time_wait <= FEW
-        table = self._walk(
+        walked = self._walk(
             EVERY_STATE if complete else EVERY_STATE & ~TcpState.TIME_WAIT.mask, None
         )
-        return (table, complete) if table is not None else (self._files(), True)
+        return (walked, complete) if walked is not None else (self._files(), True)
 
     def _read_time_wait_ports(self, first: int, last: int) -> Sequence[int]:
         if not self.complete():
@@ -186,18 +189,19 @@ class Sockets:
             taken, ports = self._held.get((first, last), (-math.inf, ()))
             if now - taken < HOLD:
                 return ports
-            table = self._walk(TcpState.TIME_WAIT.mask, (first, last))
-            if table is not None:
-                self._held[first, last] = now, table.source_ports
-                return table.source_ports
-        table = self.active() if self.complete() else self._files()
+            walked = self._walk(TcpState.TIME_WAIT.mask, (first, last))
+            if walked is not None:
+                ports = [found.port for found in walked]
+                self._held[first, last] = now, ports
+                return ports
+        sockets = self.active() if self.complete() else self._files()
         return [
-            port
-            for state, port in zip(table.states, table.source_ports, strict=True)
-            if state == TcpState.TIME_WAIT and first <= port <= last
+            found.port
+            for found in sockets
+            if found.state == TcpState.TIME_WAIT and first <= found.port <= last
         ]
 
-    def _walk(self, states: int, ports: tuple[int, int] | None) -> Table | None:
+    def _walk(self, states: int, ports: tuple[int, int] | None) -> list[TcpSocket] | None:
         """Return the sockets from netlink, None if it is refused."""
         now = self._context.monotonic()
         if now < self._refused_until:
@@ -221,10 +225,10 @@ class Sockets:
             self._refused_until = now + RETRY
             return None
 
-    def _files(self) -> Table:
+    def _files(self) -> list[TcpSocket]:
         return self._once("files", self._read_files)
 
-    def _read_files(self) -> Table:
+    def _read_files(self) -> list[TcpSocket]:
         summary = self.summary()
         if summary is not None and sum(summary) > MAX_FROM_FILES:
             raise SourceError(
@@ -239,12 +243,11 @@ class Sockets:
                 f"more than {MAX_FROM_FILES} sockets in {self._host.proc('net/tcp')} or tcp6",
             )
         try:
-            records = [record for text in texts for record in parse_tcp(text)]
+            return [found for text in texts for found in parse_tcp(text)]
         except ValueError as error:
             raise SourceError(
                 Reason.MALFORMED, f"{self._host.proc('net/tcp')} or tcp6: {error}"
             ) from error
-        return Table([(b"".join(records), RECORD)])
 
 
 def _own(namespace: str) -> bool:

@@ -19,14 +19,12 @@ from hypothesis import strategies as st
 from dshealthd.linux import netlink
 from dshealthd.linux.netlink import (
     EVERY_STATE,
-    RECORD,
     Interrupted,
     MalformedReply,
-    Table,
+    TcpSocket,
     TcpState,
     parse,
     receive,
-    record,
     request,
     whole,
 )
@@ -53,33 +51,31 @@ def result(kind: int, code: int) -> bytes:
     return message(kind, struct.pack("=i", code))
 
 
-def socket_message(row: tuple[int, int, int, int, int], attributes: int = 0) -> bytes:
+def laid_out(found: TcpSocket) -> bytes:
+    """Return a socket as the kernel lays it out: `struct inet_diag_msg`."""
+    return (
+        struct.pack("=BBBB", socket.AF_INET, found.state, found.timer, 0)
+        + struct.pack(">HH", found.port, found.peer_port)
+        + bytes(44 + 12)
+        + struct.pack("=II", found.uid, found.inode)
+    )
+
+
+def socket_message(found: TcpSocket, attributes: int = 0) -> bytes:
     """Return a socket with so many bytes of attributes."""
-    return message(18, record(*row)[16:] + b"\xaa" * attributes)
+    return message(18, laid_out(found) + b"\xaa" * attributes)
 
 
-ROW = (TcpState.LISTEN, 0, 29500, 0, 4711)
+ROW = TcpSocket(TcpState.LISTEN, 0, 29500, 0, 1000, 4711)
 rows = st.lists(
-    st.tuples(
+    st.builds(
+        TcpSocket,
         *(st.sampled_from([int(state) for state in TcpState]), st.integers(0, 4)),
-        *(st.integers(0, 65535), st.integers(0, 65535), st.integers(0, 2**32 - 1)),
+        *(st.integers(0, 65535), st.integers(0, 65535)),
+        *(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
     ),
     max_size=20,
 )
-
-
-def columns(table: Table) -> list[tuple[int, ...]]:
-    """Return what a table says of each socket."""
-    return list(
-        zip(
-            table.states,
-            table.timers,
-            table.source_ports,
-            table.destination_ports,
-            table.inodes,
-            strict=True,
-        )
-    )
 
 
 def test_request_without_filter_is_the_kernel_s_struct() -> None:
@@ -111,35 +107,19 @@ def test_a_socket_s_ports_come_out_of_network_order() -> None:
     """A listener on 29500 with its inode is read back as such, from bytes laid out as the kernel
     lays them out.
     """
-    kernel = (
-        struct.pack("=BBBB", socket.AF_INET, 10, 0, 0)
-        + struct.pack(">HH", 29500, 0)
-        + bytes(44 + 12)
-        + struct.pack("=II", 1000, 4711)
-    )
-    data, stride, done = parse(message(18, kernel) + result(DONE, 0), SEQUENCE)
-    assert (columns(Table([(data, stride)])), done) == ([(10, 0, 29500, 0, 4711)], True)
+    assert parse(socket_message(ROW) + result(DONE, 0), SEQUENCE) == ([ROW], True)
 
 
 @given(rows, st.lists(st.integers(0, 60), min_size=1, max_size=3))
-def test_whole_and_mixed_datagrams_give_the_same_columns(
-    sockets: list[tuple[int, int, int, int, int]], lengths: Sequence[int]
+def test_whole_and_mixed_datagrams_are_read_alike(
+    sockets: list[TcpSocket], lengths: Sequence[int]
 ) -> None:
     """Sockets with attributes of any length, equal or not, are read as they were written."""
     datagram = b"".join(
         socket_message(row, length)
         for row, length in zip(sockets, itertools.cycle(lengths), strict=False)
     )
-    data, stride, done = parse(datagram, SEQUENCE)
-    assert (columns(Table([(data, stride)])), done) == (sockets, False)
-
-
-def test_datagrams_of_different_length_make_one_table() -> None:
-    """Chunks with different distances between records are read as one."""
-    chunks = [parse(socket_message(ROW, attributes), SEQUENCE)[:2] for attributes in (0, 8, 20)]
-    assert columns(Table(chunks)) == [tuple(ROW)] * 3
-    assert len(Table(chunks)) == 3
-    assert columns(Table([])) == []
+    assert parse(datagram, SEQUENCE) == (sockets, False)
 
 
 def test_a_refusal_is_the_oserror_it_carries() -> None:
@@ -154,7 +134,7 @@ def test_lost_or_interrupted_replies_are_said() -> None:
     """NLMSG_OVERRUN and NLM_F_DUMP_INTR, on any message of a datagram, raise Interrupted."""
     for datagram in (
         message(OVERRUN, b""),
-        message(18, record(*ROW)[16:], flags=2 | INTERRUPTED),
+        message(18, laid_out(ROW), flags=2 | INTERRUPTED),
         socket_message(ROW) + message(DONE, bytes(4), flags=2 | INTERRUPTED),
     ):
         with pytest.raises(Interrupted):
@@ -167,7 +147,7 @@ def test_lost_or_interrupted_replies_are_said() -> None:
     struct.pack("=IHHII", 4096, 18, 2, SEQUENCE, 0),
     message(18, bytes(40)),
     message(99, bytes(72)),
-    message(18, record(*ROW)[16:], sequence=SEQUENCE + 1),
+    message(18, laid_out(ROW), sequence=SEQUENCE + 1),
     message(DONE, b""),
     result(ERROR, 0),
     socket_message(ROW) + b"\1",
@@ -181,14 +161,13 @@ def test_nonsense_is_malformed(datagram: bytes) -> None:
 
 def test_noop_is_skipped() -> None:
     """NLMSG_NOOP counts for nothing."""
-    data, stride, _ = parse(message(NOOP, b"") + socket_message(ROW), SEQUENCE)
-    assert len(Table([(data, stride)])) == 1
+    assert parse(message(NOOP, b"") + socket_message(ROW), SEQUENCE) == ([ROW], False)
 
 
 @settings(max_examples=100)
 @given(rows, st.integers(0, 24), st.data())
 def test_a_damaged_reply_ends_in_a_known_error(
-    sockets: list[tuple[int, int, int, int, int]], attributes: int, data: st.DataObject
+    sockets: list[TcpSocket], attributes: int, data: st.DataObject
 ) -> None:
     """A reply that is cut off, or of which a byte is changed, gives sockets or one of the three
     errors, and no more sockets than sent.
@@ -199,10 +178,10 @@ def test_a_damaged_reply_ends_in_a_known_error(
     reply[data.draw(st.integers(0, len(reply) - 1))] = data.draw(st.integers(0, 255))
     cut = bytes(reply[: data.draw(st.integers(0, len(reply)))])
     try:
-        records, stride, _ = parse(cut, SEQUENCE)
+        found, _ = parse(cut, SEQUENCE)
     except (OSError, Interrupted, MalformedReply):
         return
-    assert len(columns(Table([(records, stride)]))) <= len(sockets)
+    assert len(found) <= len(sockets)
 
 
 def test_a_reply_is_read_to_its_end() -> None:
@@ -210,8 +189,7 @@ def test_a_reply_is_read_to_its_end() -> None:
     datagrams = iter(
         [socket_message(ROW) * 2, socket_message(ROW, 8), result(DONE, 0), b"not read"]
     )
-    table = Table(receive(lambda: next(datagrams), SEQUENCE, 1.0, lambda: 0.0))
-    assert len(table) == 3
+    assert [*receive(lambda: next(datagrams), SEQUENCE, 1.0, lambda: 0.0)] == [ROW] * 3
     assert next(datagrams) == b"not read"
 
 
@@ -219,7 +197,7 @@ def test_a_dump_past_its_budget_ends() -> None:
     """A reply without end stops once its budget is spent, with TimeoutError."""
     clock = itertools.count()
     with pytest.raises(TimeoutError):
-        Table(receive(lambda: socket_message(ROW), SEQUENCE, 10.0, lambda: float(next(clock))))
+        list(receive(lambda: socket_message(ROW), SEQUENCE, 10.0, lambda: float(next(clock))))
     assert next(clock) == 12
 
 
@@ -229,14 +207,14 @@ def test_an_interrupted_dump_is_made_again() -> None:
     """
     made = 0
 
-    def attempt(succeed_at: int) -> Table:
+    def attempt(succeed_at: int) -> list[TcpSocket]:
         nonlocal made
         made += 1
         if made < succeed_at:
             raise Interrupted
-        return Table([(record(*ROW), RECORD)])
+        return [ROW]
 
-    assert len(whole(lambda: attempt(3))) == 1
+    assert whole(lambda: attempt(3)) == [ROW]
     made = 0
     with pytest.raises(Interrupted):
         whole(lambda: attempt(4))

@@ -12,7 +12,7 @@ from dshealthd.doctor.job.sources.remedies import paste
 from dshealthd.findings.finding import State
 from dshealthd.jobs.environment import is_loopback
 from dshealthd.linux.local_network import local_ports
-from dshealthd.linux.netlink import RECORD, Table, TcpState
+from dshealthd.linux.netlink import TcpState
 from dshealthd.linux.sockets import parse_tcp
 from dshealthd.probe.members.local_membership import local_addresses
 
@@ -177,9 +177,7 @@ def _own_tables(context: JobContext) -> str | None:
 
 
 def _judged(port: int, place: str, tables: str, *, opens: bool) -> Result:
-    table = Table([(b"".join(parse_tcp(tables)), RECORD)])
-    ports_and_states = zip(table.source_ports, table.states, strict=True)
-    states = {state for local, state in ports_and_states if local == port}
+    states = {found.state for found in parse_tcp(tables) if found.port == port}
     there = "" if place == "this node" else f"ssh {place} "
     if TcpState.LISTEN in states:
         return Result(

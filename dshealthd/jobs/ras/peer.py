@@ -35,11 +35,7 @@ def holder(connection: socket.socket, pids: Iterable[int], host: Host) -> int | 
     sockets = dump(TcpState.ESTABLISHED.mask, (port, port), BUDGET)
     # By both ports: with SO_REUSEPORT many sockets share the server's port, and only the client's
     # port identifies this connection.
-    inodes = {
-        inode
-        for inode, other in zip(sockets.inodes, sockets.destination_ports, strict=True)
-        if other == own_port and inode
-    }
+    inodes = {found.inode for found in sockets if found.peer_port == own_port and found.inode}
     return next((pid for pid in pids if inodes and _has(host.proc(f"{pid}/fd"), inodes)), None)
 
 
