@@ -117,7 +117,6 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("linux.process", "parse_pids_path", LINES),
         ("linux.credentials", "parse_real_user", BYTES),
         ("linux.credentials", "parse_user", BYTES),
-        ("linux.imex", "parse_listening", LINES),
         ("linux.imex", "parse_nodes", LINES),
         ("linux.imex", "parse_settings", LINES),
         ("linux.infiniband", "parse_rate", BYTES),
@@ -145,8 +144,6 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
     )
 }
 HERE |= {
-    ("collectors.software", "parse_dpkg_version"): (
-        lambda data: module("collectors.software").parse_dpkg_version(data, "libc6"),
         BYTES,
     ),
     ("doctor.node.gpu_direct", "parse_acs"): (

@@ -14,13 +14,12 @@ from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
     NotAvailable,
-    Reason,
-    SourceError,
     counter,
     gauge,
 )
-from dshealthd.core.host import read
+from dshealthd.core.host import read_existing
 from dshealthd.core.options import Duration, option
+from dshealthd.core.result import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -127,13 +126,10 @@ class Disk(Collector):
 
         Partitions and devices built on disks (RAID, LVM, loop devices) are left out.
         """
-        place = self.host.proc("diskstats")
         try:
-            statistics = parse_diskstats(read(place))
+            statistics = parsed(self.host.proc("diskstats"), parse_diskstats)
         except FileNotFoundError as error:
             raise NotAvailable(str(error)) from error
-        except ValueError as error:
-            raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error
         # Absent disks are forgotten, so a new disk under an old name is identified again.
         self._identities = {
             name: self._identities[name] if name in self._identities else self._identity(name)
@@ -169,7 +165,4 @@ class Disk(Collector):
 
 def _text(place: str) -> str:
     """Return a one-line sysfs attribute of a disk; empty if the kernel has no such file."""
-    try:
-        return " ".join(read(place, 128).split())
-    except FileNotFoundError:
-        return ""
+    return " ".join((read_existing(place, 128) or "").split())

@@ -18,14 +18,13 @@ from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
     Fault,
-    Reason,
     SourceError,
     Worker,
     gauge,
 )
 from dshealthd.core.host import read
 from dshealthd.core.options import Duration, option
-from dshealthd.core.result import os_reason
+from dshealthd.core.result import fault_of
 from dshealthd.linux.mounts import Mount, mount_of, parse_mountinfo
 
 if TYPE_CHECKING:
@@ -170,7 +169,7 @@ class Filesystem(Collector):
                     continue
                 except OSError as error:
                     yield FAILING(1, path, _reason(error))
-                    fault = Fault(path, os_reason(error), str(error))
+                    fault = fault_of(path, error)
             else:
                 yield FAILING(1, path, fault.reason)
             faults.append(fault)
@@ -209,21 +208,17 @@ class Filesystem(Collector):
         """Read the host's mounts from process 1, which the agent's own sandbox does not affect;
         failing that, from the worker.
         """
-        path = self.host.proc("1/mountinfo")
         try:
             try:
-                text = read(path, 1 << 24)
+                text = read(self.host.proc("1/mountinfo"), 1 << 24)
             except OSError:
-                path = self.host.proc("self/mountinfo")
-                text = read(path, 1 << 24)
+                text = read(self.host.proc("self/mountinfo"), 1 << 24)
             if text != self._mountinfo:
                 self._mounts = parse_mountinfo(text)
                 self._mountinfo = text
                 self._located.clear()
-        except OSError as error:
-            return Fault("mounts", os_reason(error), str(error))
-        except ValueError as error:
-            return Fault("mounts", Reason.MALFORMED, f"{path}: {error}")
+        except (OSError, ValueError) as error:
+            return fault_of("mounts", error)
         return None
 
     def _write_test(self, path: str) -> Iterator[Sample | Fault]:

@@ -27,7 +27,7 @@ from dshealthd.core.collector import (
     gauge,
 )
 from dshealthd.core.options import option
-from dshealthd.core.result import os_reason
+from dshealthd.core.result import fault_of
 from dshealthd.core.text import plural
 from dshealthd.linux.infiniband import (
     Adapter,
@@ -261,7 +261,7 @@ class Infiniband(Collector):
                 _describe(device)
                 device.described = now
         except OSError as error:
-            yield Fault(part, os_reason(error), str(error))
+            yield fault_of(part, error)
             return
         yield from device.constants
         yield from _read(device.adapter, device.sensors, part)
@@ -289,7 +289,7 @@ class Infiniband(Collector):
             if state == _ACTIVE:
                 yield Sample(RATE, labels, parse_rate(self._reader(f"{place}/rate")))
         except OSError as error:
-            yield Fault(part, os_reason(error), str(error))
+            yield fault_of(part, error)
         except ValueError as error:
             yield Fault(part, Reason.MALFORMED, f"{place}: {error}")
 
@@ -372,10 +372,8 @@ def _read(adapter: Adapter, readings: list[CounterSeries], part: str) -> Iterato
     for place, metric, labels, per_unit in readings:
         try:
             value = adapter.number(place)
-        except OSError as error:
-            faults.append(Fault(part, os_reason(error), str(error)))
-        except ValueError as error:
-            faults.append(Fault(part, Reason.MALFORMED, str(error)))
+        except (OSError, ValueError) as error:
+            faults.append(fault_of(part, error))
         else:
             if value is not None:
                 yield Sample(metric, labels, value / per_unit)

@@ -21,14 +21,13 @@ from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
     Fault,
-    Reason,
     Sample,
     Worker,
     gauge,
 )
 from dshealthd.core.host import read_bytes
 from dshealthd.core.options import Duration, option
-from dshealthd.core.result import os_reason
+from dshealthd.core.result import fault_of
 from dshealthd.jobs import environment_problems as problems
 from dshealthd.jobs.environment import NCCL_COMMON, launched_by, natural, nccl_variables
 from dshealthd.jobs.environment_problems import Finding
@@ -220,10 +219,8 @@ class JobEnvironment(Collector):
                 configured, more = parse_configuration(text)
             except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
                 pass  # usually there is none
-            except OSError as error:
-                fault = Fault(part, os_reason(error), str(error))
-            except ValueError as error:
-                fault = Fault(part, Reason.MALFORMED, str(error))
+            except (OSError, ValueError) as error:
+                fault = fault_of(part, error)
         settings = {**configured, **process.environment}
         names = frozenset(process.nccl | nccl_variables(more))
         findings = frozenset((*problems.names(names), *problems.values(settings)))
@@ -314,11 +311,7 @@ class JobEnvironment(Collector):
                     except (FileNotFoundError, ProcessLookupError):
                         continue  # it has ended
                     except OSError as error:
-                        yield Fault(
-                            f"job {run.job}",
-                            os_reason(error),
-                            f"interfaces of process {process.pid}: {error}",
-                        )
+                        yield fault_of(f"job {run.job}", error)
                         continue
                     for finding in problems.interface(text, interfaces, many_nodes=run.many_nodes):
                         ranks[finding].add(rank)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.address import name_is_unknown
-from dshealthd.core.collector import Collector, CollectorOptions, Fault, Worker, gauge
+from dshealthd.core.collector import Collector, CollectorOptions, Worker, gauge
 from dshealthd.core.host import read_bytes
 from dshealthd.core.options import Duration, option
-from dshealthd.core.result import os_reason
+from dshealthd.core.result import fault_of
 from dshealthd.core.text import printable
 from dshealthd.jobs.environment import Launcher, is_loopback, natural
 from dshealthd.jobs.processes import ProcessTable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from dshealthd.core.collector import Context, Sample
+    from dshealthd.core.collector import Context, Fault, Sample
     from dshealthd.jobs.processes import TrainingProcess
     from dshealthd.jobs.ranks import Run
 
@@ -158,10 +158,10 @@ class JobMaster(Collector):
                 outcome = connect(
                     run.rendezvous["MASTER_ADDR"], _port(run), float(self.options.timeout)
                 )
-        except (OSError, ValueError) as error:  # the process has ended, or access is denied
-            reason = os_reason(error) if isinstance(error, OSError) else None
-            if reason is not None and not isinstance(error, FileNotFoundError | ProcessLookupError):
-                yield Fault(part, reason, str(error))
+        except (FileNotFoundError, ProcessLookupError, ValueError):
+            return  # the process has ended
+        except OSError as error:
+            yield fault_of(part, error)
             return
         if outcome is ConnectionOutcome.OK:
             self._answered[key] = now

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, CollectorOptions, Fault, Reason, Worker, gauge
+from dshealthd.core.collector import Collector, CollectorOptions, Worker, gauge
 from dshealthd.core.host import read_bytes
-from dshealthd.core.result import os_reason
+from dshealthd.core.result import fault_of
 from dshealthd.jobs import shares
 from dshealthd.jobs.processes import ProcessTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.core.collector import Context, Sample
+    from dshealthd.core.collector import Context, Fault, Sample
 
 WRITES = gauge(
     "dshealthd_job_write_bytes_per_second",
@@ -67,11 +67,8 @@ class JobWrites(Collector):
                     written = parse_io(read_bytes(self.host.proc(f"{process.pid}/io"), 4096))
                 except (FileNotFoundError, ProcessLookupError):
                     continue  # it has ended
-                except OSError as error:
-                    yield Fault(part, os_reason(error), str(error))
-                    continue
-                except ValueError as error:
-                    yield Fault(part, Reason.MALFORMED, str(error))
+                except (OSError, ValueError) as error:
+                    yield fault_of(part, error)
                     continue
                 now, key = self.context.monotonic(), (process.pid, process.start)
                 self._before[key] = now, written

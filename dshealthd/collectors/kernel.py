@@ -7,15 +7,16 @@ From `/proc/uptime`, `/proc/loadavg`, `/proc/sys`, `/proc/cmdline` and `/sys`.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dshealthd.core.collector import Collector, CollectorOptions, Reason, SourceError, gauge
-from dshealthd.core.host import integer, read
+from dshealthd.core.host import integer, read_existing
 from dshealthd.core.options import Duration, option
-from dshealthd.core.result import read_parts
+from dshealthd.core.result import parsed, read_parts
 from dshealthd.linux.process import uptime
 
 if TYPE_CHECKING:
@@ -192,36 +193,25 @@ class Kernel(Collector):
             raise found
         return found
 
-    def _parsed(self, path: str, parse: Callable[[str], T]) -> T:
-        place = self.host.proc(path)
-        try:
-            return parse(read(place))
-        except ValueError as error:
-            raise SourceError(Reason.MALFORMED, f"{place}: {error}") from error
-
     def _uptime(self) -> Iterator[Sample]:
         yield UPTIME(uptime(self.host))
 
     def _load(self) -> Iterator[Sample]:
-        load = self._parsed("loadavg", parse_loadavg)
+        load = parsed(self.host.proc("loadavg"), parse_loadavg)
         for minutes, average in zip(("1", "5", "15"), load.averages, strict=True):
             yield LOAD(average, minutes)
         yield THREADS(load.threads)
 
     def _cpus(self) -> Iterator[Sample]:
-        path = self.host.sys("devices/system/cpu/online")
-        if (online := _text(path)) is not None:
-            try:
-                yield CPUS(parse_cpus(online))
-            except ValueError as error:
-                raise SourceError(Reason.MALFORMED, f"{path}: {error}") from error
+        with contextlib.suppress(FileNotFoundError):
+            yield CPUS(parsed(self.host.sys("devices/system/cpu/online"), parse_cpus))
 
     def _parameters(self) -> Iterator[Sample]:
-        for parameter, value in self._parsed("cmdline", parse_command_line).items():
+        for parameter, value in parsed(self.host.proc("cmdline"), parse_command_line).items():
             yield PARAMETER(1, parameter, value)
 
     def _huge_pages(self) -> Iterator[Sample]:
-        choices = _text(self.host.sys("kernel/mm/transparent_hugepage/enabled"))
+        choices = read_existing(self.host.sys("kernel/mm/transparent_hugepage/enabled"))
         if choices is not None and (mode := parse_choice(choices)) is not None:
             yield HUGE(1, mode)
 
@@ -240,18 +230,10 @@ def _path(sysctl: str) -> str:
     return f"sys/{sysctl.replace('.', '/')}"
 
 
-def _text(path: str) -> str | None:
-    """Return the text of a kernel setting's file; None if this kernel lacks it."""
-    try:
-        return read(path)
-    except FileNotFoundError:
-        return None
-
-
 def _number(host: Host, sysctl: str) -> int | None:
     """Return a numeric kernel setting; None if this kernel lacks it."""
     path = host.proc(_path(sysctl))
-    text = _text(path)
+    text = read_existing(path)
     try:
         return None if text is None else integer(path, text)
     except ValueError as error:

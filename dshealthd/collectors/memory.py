@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, Reason, SourceError, counter, gauge
-from dshealthd.core.host import read
-from dshealthd.core.result import read_parts
+from dshealthd.core.collector import Collector, counter, gauge
+from dshealthd.core.result import parsed, read_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from dshealthd.core.collector import Fault, Sample
-
-T = TypeVar("T")
 
 TOTAL = gauge(
     "dshealthd_memory_total_bytes", "Memory that the kernel manages; MemTotal of /proc/meminfo."
@@ -92,22 +89,11 @@ class HostMemory(Collector):
         yield from read_parts({"meminfo": self._meminfo, "vmstat": self._vmstat})
 
     def _meminfo(self) -> Iterator[Sample]:
-        fields = self._parsed("meminfo", parse_meminfo)
+        fields = parsed(self.host.proc("meminfo"), parse_meminfo)
         for metric, name in _FIELDS.items():
             if name in fields:
                 yield metric(fields[name])
 
     def _vmstat(self) -> Iterator[Sample]:
-        if (kills := self._parsed("vmstat", parse_oom_kills)) is not None:
+        if (kills := parsed(self.host.proc("vmstat"), parse_oom_kills)) is not None:
             yield OOM_KILLS(kills)
-
-    def _parsed(self, file: str, parse: Callable[[str], T]) -> T:
-        """Return what `parse` finds in `/proc/meminfo` or `/proc/vmstat`.
-
-        SourceError, which names the file, if it is malformed.
-        """
-        path = self.host.proc(file)
-        try:
-            return parse(read(path))
-        except ValueError as error:
-            raise SourceError(Reason.MALFORMED, f"{path}: {error}") from error

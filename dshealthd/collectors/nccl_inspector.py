@@ -9,7 +9,6 @@ to 2.30.7; it has not been tested with files of a real NCCL.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections import Counter, defaultdict
@@ -21,14 +20,13 @@ from dshealthd.core.collector import (
     CollectorOptions,
     Fault,
     NotAvailable,
-    Reason,
     Sample,
     Worker,
     gauge,
 )
 from dshealthd.core.host import read
 from dshealthd.core.options import Bytes, Duration, option
-from dshealthd.core.result import os_reason
+from dshealthd.core.result import fault_of
 from dshealthd.jobs.nccl import inspector
 from dshealthd.jobs.nccl.inspector import Directories, FileRefused, InspectorFileState, parse
 from dshealthd.jobs.processes import ProcessTable
@@ -185,13 +183,10 @@ class NcclInspector(Collector):
                         yield fault
                         continue
                     directory = directories.add(root.open_directory(path), part)
-            except OSError as error:
-                # The process has ended, or nothing is written yet.
-                if error.errno not in (errno.ENOENT, errno.ESRCH):
-                    yield Fault(part, os_reason(error), str(error))
-                continue
-            except ValueError as error:
-                yield Fault(part, Reason.MALFORMED, str(error))
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # the process has ended, or nothing is written yet
+            except (OSError, ValueError) as error:
+                yield fault_of(part, error)
                 continue
             directory.owners.add(owner)
             directory.jobs.add(process.job)
@@ -213,7 +208,7 @@ class NcclInspector(Collector):
                 with Root.of_owner(self.host.rootfs, path) as root:
                     descriptor, owner = root.open_directory(path), root.owner.uid
             except OSError as error:
-                yield Fault(part, os_reason(error), str(error))
+                yield fault_of(part, error)
                 continue
             directories.add(descriptor, part).owners |= {owner, os.geteuid(), 0, *jobs}
 
@@ -238,7 +233,7 @@ class NcclInspector(Collector):
             try:
                 names = inspector.names(directory.descriptor)
             except OSError as error:
-                yield Fault(directory.part, os_reason(error), str(error))
+                yield fault_of(directory.part, error)
                 continue
             own = [
                 (directory, name) for name in names if not uuids or inspector.uuid(name) in uuids

@@ -20,7 +20,6 @@ from dshealthd.core.collector import (
     CollectorOptions,
     Fault,
     NotAvailable,
-    Reason,
     Sample,
     SourceError,
     Worker,
@@ -29,7 +28,7 @@ from dshealthd.core.collector import (
 )
 from dshealthd.core.host import integer, read
 from dshealthd.core.options import Duration, option
-from dshealthd.core.result import os_reason
+from dshealthd.core.result import fault_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -225,13 +224,9 @@ class Network(Collector):
                     yield metric(columns[column], name)
                 yield from self._interface(name, interface)
                 working = True
-            except OSError as error:
-                fault = Fault(f"network {name}", os_reason(error), str(error))
-            except ValueError as error:
-                fault = Fault(f"network {name}", Reason.MALFORMED, str(error))
-            else:
-                continue
-            yield fault
+            except (OSError, ValueError) as error:
+                fault = fault_of(f"network {name}", error)
+                yield fault
         if fault is not None and not working:
             raise SourceError(fault.reason, f"no interface can be read: {fault.detail}")
         if not working:

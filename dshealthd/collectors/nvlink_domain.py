@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.collector import Fault, News, Reason, gauge
-from dshealthd.core.result import os_reason
+from dshealthd.core.collector import News, gauge
+from dshealthd.core.result import fault_of
 from dshealthd.linux import imex
 from dshealthd.nvml.collector import GpuCollector
 from dshealthd.nvml.values import number
@@ -17,7 +17,7 @@ from dshealthd.nvml.values import number
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.core.collector import Context, Sample
+    from dshealthd.core.collector import Context, Fault, Sample
     from dshealthd.nvml.collector import SlowGpuCollectorOptions
     from dshealthd.nvml.device import Device, Gpu
 
@@ -149,10 +149,8 @@ class NvlinkDomain(GpuCollector):
             if self._daemon is not None:
                 port = int(settings.get("SERVER_PORT") or imex.PORT)
                 yield LISTENING(float(imex.listens(self.host, self._daemon, port)))
-        except OSError as error:
-            yield Fault("imex", os_reason(error), str(error))
-        except ValueError as error:
-            yield Fault("imex", Reason.MALFORMED, str(error))
+        except (OSError, ValueError) as error:
+            yield fault_of("imex", error)
 
 
 def _problems(fabric: Any) -> Iterator[str]:

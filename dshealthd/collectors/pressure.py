@@ -15,13 +15,11 @@ from dshealthd.core.collector import (
     Collector,
     CollectorOptions,
     NotAvailable,
-    Reason,
-    SourceError,
     counter,
     gauge,
 )
-from dshealthd.core.host import read
 from dshealthd.core.options import Duration, option
+from dshealthd.core.result import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -80,17 +78,14 @@ class Pressure(Collector):
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the pressure stall information of each resource."""
         for resource, kinds in _SHOWN.items():
-            path = self.host.proc(f"pressure/{resource}")
             try:
-                shares = parse_pressure(read(path))
+                shares = parsed(self.host.proc(f"pressure/{resource}"), parse_pressure)
             except FileNotFoundError as error:
                 raise NotAvailable(str(error)) from error
             except OSError as error:
                 if error.errno == errno.EOPNOTSUPP:  # compiled in, but disabled
                     raise NotAvailable(_SWITCHED_OFF) from error
                 raise
-            except ValueError as error:
-                raise SourceError(Reason.MALFORMED, f"{path}: {error}") from error
             for kind in kinds:
                 if kind in shares:
                     total, ratio = shares[kind]

@@ -23,9 +23,9 @@ from dshealthd.core.collector import (
     Worker,
     gauge,
 )
-from dshealthd.core.host import read, read_bytes, signature
+from dshealthd.core.host import read, read_existing
 from dshealthd.core.options import Duration, option
-from dshealthd.core.result import os_reason
+from dshealthd.core.result import fault_of
 from dshealthd.jobs import shares
 from dshealthd.jobs.installation import Installations
 from dshealthd.jobs.loaded import libraries
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from dshealthd.core.collector import Context
-    from dshealthd.core.host import Signature
     from dshealthd.jobs.installation import Versions
     from dshealthd.jobs.loaded import Libraries
     from dshealthd.jobs.processes import TrainingProcess
@@ -98,22 +97,6 @@ def parse_os_release(text: str) -> str | None:
         for key, _, value in (line.partition("=") for line in text.splitlines())
     }
     return " ".join(fields[key] for key in ("ID", "VERSION_ID") if key in fields) or None
-
-
-def parse_dpkg_version(status: bytes, package: str) -> str | None:
-    """Return the version of an installed package from `/var/lib/dpkg/status`."""
-    entry = (
-        (b"\n" + status)
-        .partition(b"\nPackage: " + package.encode() + b"\n")[2]
-        .partition(b"\n\n")[0]
-    )
-    fields = dict(
-        line.split(b": ", 1) for line in entry.split(b"\n") if line[:1] != b" " and b": " in line
-    )
-    installed = fields.get(b"Status", b"").endswith(b" installed")
-    return (
-        fields[b"Version"].decode(errors="replace") if installed and b"Version" in fields else None
-    )
 
 
 def parse_command_line(text: str) -> str:
@@ -178,7 +161,6 @@ class Software(Collector):
         super().__init__(options, context)
         self._installations = Installations()
         self._loaded: dict[tuple[int, int], Libraries] = {}
-        self._packages: tuple[Signature, str | None] | None = None
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield versions and fingerprints of software.
@@ -295,10 +277,8 @@ class Software(Collector):
             return look(*args, **kwargs)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except OSError as error:
-            return Fault(part, os_reason(error), str(error))
-        except ValueError as error:
-            return Fault(part, Reason.MALFORMED, str(error))
+        except (OSError, ValueError) as error:
+            return fault_of(part, error)
 
     def _first(self, *paths: str) -> str:
         """Return the text of the first of these files that exists on the host.
@@ -306,16 +286,13 @@ class Software(Collector):
         FileNotFoundError if none does.
         """
         for path in paths[:-1]:
-            try:
-                return read(self.host.root(path))
-            except FileNotFoundError:
-                continue
+            if (text := read_existing(self.host.root(path))) is not None:
+                return text
         return read(self.host.root(paths[-1]))
 
     def _driver(self) -> str:
-        try:
-            text = read(self.host.proc("driver/nvidia/version"))
-        except FileNotFoundError:
+        text = read_existing(self.host.proc("driver/nvidia/version"))
+        if text is None:
             return read(self.host.sys("module/nvidia/version")).strip()
         if (version := _found(_DRIVER, text)) is None:
             message = f"no version in {text[:80]!r}"
@@ -323,20 +300,7 @@ class Software(Collector):
         return version
 
     def _rdma_core(self) -> str | None:
-        """Return the version of libibverbs, which is that of rdma-core.
-
-        From the package (Debian), else from its file name.
-        """
-        place = self.host.root("var/lib/dpkg/status")
-        with contextlib.suppress(FileNotFoundError):
-            status = os.stat(place)
-            stamp = signature(status)
-            if self._packages is None or self._packages[0] != stamp:
-                self._packages = (
-                    stamp,
-                    parse_dpkg_version(read_bytes(place, 64 << 20), "libibverbs1"),
-                )
-            return self._packages[1]
+        """Return the version of rdma-core, from the file name of its libibverbs."""
         for library in ("usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu"):
             with contextlib.suppress(FileNotFoundError):
                 return _found(_VERBS, os.readlink(self.host.root(f"{library}/libibverbs.so.1")))
@@ -344,17 +308,11 @@ class Software(Collector):
 
     def _sysctl(self, name: str) -> str:
         """Return a kernel setting for its fingerprint; empty if this kernel lacks it."""
-        try:
-            return " ".join(read(self.host.proc(f"sys/{name}")).split())
-        except FileNotFoundError:
-            return ""
+        return " ".join((read_existing(self.host.proc(f"sys/{name}")) or "").split())
 
     def _nccl_configuration(self) -> str:
         """Return the node's NCCL settings; empty, not unknown, if there are none."""
-        try:
-            return parse_configuration(read(self.host.root("etc/nccl.conf")))
-        except FileNotFoundError:
-            return ""
+        return parse_configuration(read_existing(self.host.root("etc/nccl.conf")) or "")
 
 
 def _found(pattern: re.Pattern[str], text: str) -> str | None:

@@ -10,13 +10,11 @@ from dshealthd.core.collector import (
     CollectorOptions,
     Fault,
     NotAvailable,
-    Reason,
     SourceError,
     gauge,
 )
-from dshealthd.core.host import read
 from dshealthd.core.options import Duration, option
-from dshealthd.core.result import os_reason
+from dshealthd.core.result import fault_of, parsed
 from dshealthd.linux.local_network import RANGE, RESERVED, parse_range, parse_reserved
 from dshealthd.linux.sockets import Sockets
 
@@ -128,12 +126,9 @@ class TcpLimits(Collector):
 
     def _setting(self, name: str, parse: Callable[[str], T]) -> T | Fault | None:
         """Return a TCP sysctl; None if this kernel lacks it, a fault if it cannot be read."""
-        path = self.host.proc(f"sys/{name}")
         try:
-            return parse(read(path))
+            return parsed(self.host.proc(f"sys/{name}"), parse)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            return Fault(name, os_reason(error), str(error))
-        except ValueError as error:
-            return Fault(name, Reason.MALFORMED, f"{path}: {error}")
+        except (OSError, SourceError) as error:
+            return fault_of(name, error)

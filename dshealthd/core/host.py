@@ -74,6 +74,14 @@ def read_bytes(path: str, limit: int = 1 << 20) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
+def read_existing(path: str, limit: int = 1 << 20) -> str | None:
+    """Return the text of a small file; None if there is no such file, as on some kernels. OSError."""
+    try:
+        return read(path, limit)
+    except FileNotFoundError:
+        return None
+
+
 def integer(path: str, text: str | bytes, base: int = 10) -> int:
     """Return the integer in a kernel file's text; otherwise raise ValueError with its path."""
     try:
@@ -81,11 +89,6 @@ def integer(path: str, text: str | bytes, base: int = 10) -> int:
     except ValueError as error:
         message = f"{path}: {text[:40]!r} is not a number"
         raise ValueError(message) from error
-
-
-def read_int(path: str) -> int:
-    """Return the integer in a file, decimal or 0x…. OSError, or ValueError with its path."""
-    return integer(path, read(path).strip(), 0)
 
 
 Signature = tuple[int, ...]

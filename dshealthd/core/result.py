@@ -6,9 +6,10 @@ import enum
 import errno
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dshealthd.core.collector import Fault, NotAvailable, Reason, Sample, SourceError
+from dshealthd.core.host import read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from dshealthd.core.collector import Collector
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class CollectionOutcome(enum.StrEnum):
@@ -64,6 +67,24 @@ def os_reason(error: OSError) -> Reason:
     return Reason.IO_ERROR
 
 
+def fault_of(part: str, error: SourceError | OSError | ValueError) -> Fault:
+    """Return the fault of a part; ValueError means that its content is malformed."""
+    if isinstance(error, SourceError):
+        return Fault(part, error.reason, str(error))
+    return Fault(
+        part, os_reason(error) if isinstance(error, OSError) else Reason.MALFORMED, str(error)
+    )
+
+
+def parsed(path: str, parse: Callable[[str], T]) -> T:
+    """Return what `parse` finds in a kernel file. SourceError if it is malformed; OSError."""
+    text = read(path)
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise SourceError(Reason.MALFORMED, f"{path}: {error}") from error
+
+
 def attempt(collector: Collector, monotonic: Callable[[], float]) -> Result:
     """Run `collect()` once and return its result.
 
@@ -106,7 +127,7 @@ def read_parts(readers: Mapping[str, Callable[[], Iterable[Sample]]]) -> Iterato
 
     If no part can be read, raise the first failure: SourceError or OSError.
     """
-    read = False
+    any_read = False
     failures: dict[str, SourceError | OSError] = {}
     for part, reader in readers.items():
         try:
@@ -114,10 +135,9 @@ def read_parts(readers: Mapping[str, Callable[[], Iterable[Sample]]]) -> Iterato
         except (SourceError, OSError) as error:
             failures[part] = error
         else:
-            read = read or bool(samples)
+            any_read = any_read or bool(samples)
             yield from samples
-    if failures and not read:
+    if failures and not any_read:
         raise next(iter(failures.values()))
     for part, failure in failures.items():
-        reason = failure.reason if isinstance(failure, SourceError) else os_reason(failure)
-        yield Fault(part, reason, str(failure))
+        yield fault_of(part, failure)

@@ -10,8 +10,9 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read
+from dshealthd.core.host import read, read_existing
 from dshealthd.linux.netlink import TcpState
+from dshealthd.linux.sockets import parse_tcp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,31 +41,15 @@ def parse_nodes(text: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def parse_listening(text: str) -> Iterator[int]:
-    """Yield the listening ports in `/proc/PID/net/tcp` or `tcp6`, for IMEX. ValueError."""
-    for line in text.splitlines()[1:]:
-        fields = line.split(maxsplit=4)
-        if len(fields) < 4:  # noqa: PLR2004 - number, local and remote address, state
-            message = f"not a line of a socket table: {line!r}"
-            raise ValueError(message)
-        if int(fields[3], 16) == TcpState.LISTEN:
-            yield int(fields[1].rpartition(":")[2], 16)
-
-
 def settings(host: Host) -> dict[str, str]:
     """Return IMEX's settings; empty if it is not installed. OSError."""
-    try:
-        return parse_settings(read(host.root(CONFIG)))
-    except FileNotFoundError:
-        return {}
+    return parse_settings(read_existing(host.root(CONFIG)) or "")
 
 
 def nodes(host: Host, configured: dict[str, str]) -> list[str]:
     """Return the nodes that share memory through IMEX; empty if none are listed. OSError."""
-    try:
-        return parse_nodes(read(host.root(configured.get("IMEX_NODE_CONFIG_FILE") or NODES)))
-    except FileNotFoundError:
-        return []
+    path = configured.get("IMEX_NODE_CONFIG_FILE") or NODES
+    return parse_nodes(read_existing(host.root(path)) or "")
 
 
 def channels(host: Host) -> int:
@@ -91,12 +76,11 @@ def listens(host: Host, pid: int, port: int) -> bool:
 
     OSError, ValueError.
     """
-    for table in ("tcp", "tcp6"):
-        # A machine without IPv6 has no such table.
-        with contextlib.suppress(FileNotFoundError):
-            if port in parse_listening(read(host.proc(f"{pid}/net/{table}"), _MOST_SOCKETS)):
-                return True
-    return False
+    return any(
+        (found.state, found.port) == (TcpState.LISTEN, port)
+        for table in ("tcp", "tcp6")
+        for found in parse_tcp(read_existing(host.proc(f"{pid}/net/{table}"), _MOST_SOCKETS) or "")
+    )
 
 
 def _pids(host: Host) -> Iterator[int]:

@@ -8,7 +8,7 @@ import functools
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core.host import Host, read
+from dshealthd.core.host import Host, read, read_existing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -188,18 +188,12 @@ def _device(place: str) -> Device | None:
             name = "adapter"
         else:
             return None
-        identity, numa = read(f"{place}/device").strip(), _numa_node(place)
+        identity = read(f"{place}/device").strip()
+        # As in the kernel, -1 if the firmware does not say; a kernel without NUMA has no file.
+        numa = (read_existing(f"{place}/numa_node") or "-1").strip()
     except FileNotFoundError:
         return None
     above = os.path.realpath(place).split("/")[:-1]
     roots = [at for at, part in enumerate(above) if part.startswith("pci")]
     bridges = tuple(above[roots[-1] :]) if roots else ()
     return Device(f"{name}:{identity}", numa, bridges)
-
-
-def _numa_node(place: str) -> str:
-    """Return a PCI device's NUMA node; -1, as in the kernel, if the firmware does not say."""
-    try:
-        return read(f"{place}/numa_node").strip()
-    except FileNotFoundError:  # a kernel without NUMA
-        return "-1"

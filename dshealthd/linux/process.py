@@ -10,8 +10,8 @@ import resource
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core.collector import Reason, SourceError
 from dshealthd.core.host import integer, read, read_bytes
+from dshealthd.core.result import parsed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 def uptime(host: Host) -> float:
     """Return the seconds since boot, as of `/proc/uptime`. OSError; SourceError if malformed."""
-    text = read(host.proc("uptime"))
-    try:
-        return float(text.split(maxsplit=1)[0])
-    except (ValueError, IndexError) as error:
-        raise SourceError(Reason.MALFORMED, f"{host.proc('uptime')}: {text[:40]!r}") from error
+    return parsed(host.proc("uptime"), lambda text: float(text.partition(" ")[0]))
 
 
 class ProcessLimits(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from dshealthd.core.host import read
+from dshealthd.core.host import read_existing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,9 +56,7 @@ def _paths(host: Host) -> Iterator[str]:
 
 
 def _rules(place: str) -> str | None:
-    try:
-        text = read(place)
-    except FileNotFoundError:
+    if (text := read_existing(place)) is None:
         return None
     lines = (line.strip() for line in text.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("#"))
@@ -72,9 +70,8 @@ def mode(host: Host) -> str:
 
     OSError if it cannot be read.
     """
-    try:
-        state = read(host.sys("fs/selinux/enforce")).strip()
-    except FileNotFoundError:
+    state = read_existing(host.sys("fs/selinux/enforce"))
+    if state is None:
         os.stat(host.sys("fs"))  # without sysfs nothing is known
         return "disabled"
-    return _MODES.get(state, "unknown")
+    return _MODES.get(state.strip(), "unknown")

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from dshealthd.core.collector import Reason, SourceError
-from dshealthd.core.host import read
+from dshealthd.core.host import read, read_existing
 from dshealthd.linux import netlink
 from dshealthd.linux.netlink import EVERY_STATE, TcpSocket, TcpState
 
@@ -157,23 +157,15 @@ class Sockets:
         return self._known[key]  # type: ignore[return-value] # made by the same key's reader
 
     def _read_summary(self) -> SocketCounts | None:
-        try:
-            sockstat = read(self._host.proc("net/sockstat"))
-        except FileNotFoundError:
+        sockstat = read_existing(self._host.proc("net/sockstat"))
+        if sockstat is None:
             return None
         try:
-            return parse_sockstat(sockstat, self._read_if_there("net/sockstat6"))
+            return parse_sockstat(sockstat, read_existing(self._host.proc("net/sockstat6")) or "")
         except ValueError as error:
             raise SourceError(
                 Reason.MALFORMED, f"{self._host.proc('net/sockstat')} or sockstat6: {error}"
             ) from error
-
-    def _read_if_there(self, path: str, limit: int = 1 << 20) -> str:
-        """Read a file about sockets that is missing on a kernel without IPv6."""
-        try:
-            return read(self._host.proc(path), limit)
-        except FileNotFoundError:
-            return ""
 
     def _read_active(self) -> tuple[list[TcpSocket], bool]:
         summary = self.summary()
@@ -236,7 +228,10 @@ class Sockets:
                 f"{sum(summary)} sockets are too many to read from {self._host.proc('net/tcp')}",
             )
         limit = MAX_FROM_FILES * _LINE
-        texts = read(self._host.proc("net/tcp"), limit), self._read_if_there("net/tcp6", limit)
+        texts = (
+            read(self._host.proc("net/tcp"), limit),
+            read_existing(self._host.proc("net/tcp6"), limit) or "",  # a kernel without IPv6
+        )
         if any(len(text) == limit for text in texts):
             raise SourceError(
                 Reason.TIMEOUT,

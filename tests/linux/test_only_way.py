@@ -20,8 +20,27 @@ HOMES = {SOURCE / "linux" / name for name in ("process_files.py", "regular_files
 ROOMS = ("jobs", "evidence", "collectors", "linux", "nvrx")
 OPENERS = {
     *("open", "listdir", "scandir", "stat", "lstat", "readlink", "walk", "statvfs", "exists"),
-    *("isdir", "isfile", "lexists", "realpath", "read_text", "read_bytes", "read_int", "iterdir"),
-    *("glob", "rglob", "is_file", "is_dir", "resolve", "write_text", "write_bytes", "rmtree"),
+    *(
+        "isdir",
+        "isfile",
+        "lexists",
+        "realpath",
+        "read_text",
+        "read_bytes",
+        "read_existing",
+        "parsed",
+    ),
+    *(
+        "iterdir",
+        "glob",
+        "rglob",
+        "is_file",
+        "is_dir",
+        "resolve",
+        "write_text",
+        "write_bytes",
+        "rmtree",
+    ),
 }
 KERNEL = re.compile(
     r"(self\.)?(_context\.)?_?host\.(proc|sys|device)\((?!.*environment)"
@@ -55,7 +74,6 @@ OWN = {
 SINGLE = {
     ("collectors/nccl_inspector.py", "place"): "driver/nvidia/gpus",
     ("collectors/open_files.py", "place"): "procfs",
-    ("collectors/software.py", "place"): "dpkg's status",
     ("collectors/software.py", "self.host.root(path)"): "fixed paths of the node",
     ("collectors/software.py", "self.host.root(paths[-1])"): "fixed paths of the node",
     ("collectors/software.py", "self.host.root('etc/nccl.conf')"): "of the node",
@@ -82,10 +100,7 @@ SINGLE = {
     ("linux/security.py", "host.root(directory)"): "of the node, a fixed list",
     ("linux/security.py", "place"): "of the node, below the fixed list",
     ("linux/imex.py", "host.root(CONFIG)"): "of the node",
-    (
-        "linux/imex.py",
-        "host.root(configured.get('IMEX_NODE_CONFIG_FILE') or NODES)",
-    ): "named by the service's own settings, which root alone can write",
+    ("linux/imex.py", "host.root(path)"): "named by the service's own settings, root's",
     ("linux/imex.py", "host.procfs"): "procfs",
     ("linux/imex.py", "place"): "procfs",
     ("linux/pci.py", "base"): "sysfs",

@@ -7,7 +7,7 @@ import os
 import resource
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.core.host import read, read_bytes, read_int
+from dshealthd.core.host import integer, read, read_bytes
 from dshealthd.core.options import Bytes
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Result, ok, unknown, warning
@@ -64,7 +64,8 @@ def _run(context: NodeContext) -> Iterator[Result]:
     for setting in SETTINGS:
         path = f"sys/{setting.name.replace('.', '/')}"
         try:
-            value = read_int(context.host.proc(path))
+            place = context.host.proc(path)
+            value = integer(place, read(place).strip(), 0)
         except OSError as error:
             yield unknown(f"{setting.name}: {error.strerror}", component=setting.name)
             continue
