@@ -176,7 +176,7 @@ def test_sections_are_those_that_packages_declare() -> None:
     loaded = config.load(None, {"slurm": {"bad_checks": 3}})
     assert loaded.section(SlurmOptions) == SlurmOptions(bad_checks=3)
     assert Config().section(SlurmOptions) == SlurmOptions()
-    other = loaded.with_section(SlurmOptions(clean_checks=5))
+    other = loaded.with_section(SlurmOptions(node="n1"))
     assert other.section(SlurmOptions).bad_checks == SlurmOptions().bad_checks
     assert other.section(ProbeOptions) == loaded.section(ProbeOptions)
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from dshealthd.core import state_file
 from dshealthd.core.host import read
-from dshealthd.core.text import plural
 from dshealthd.slurm import budget
 from dshealthd.slurm.agent import AgentSilent
 from dshealthd.slurm.controller import PREFIX, ControllerError
@@ -78,7 +77,7 @@ class NodeCheck:
         try:
             verdict = self._ask()
         except AgentSilent as error:
-            self._streaks.count_unknown()
+            self._streaks.bad = {}
             return CheckReport(NodeCheckResult.UNKNOWN, f"nothing done: {error}")
         return self._judge(verdict)
 
@@ -98,9 +97,9 @@ class NodeCheck:
     def _judge(self, verdict: AgentVerdict) -> CheckReport:
         if not verdict.findings:
             if not verdict.clean:
-                self._streaks.count_unknown()
+                self._streaks.bad = {}
                 return CheckReport(NodeCheckResult.UNKNOWN, "")
-            return self._clean(self._streaks.count_clean())
+            return self._clean()
         # Without the Xid, which comes and goes with the driver's log.
         self._streaks.count_bad({f"{item.slug} {item.part}" for item in verdict.findings})
         named = list(dict.fromkeys(finding.reason for finding in verdict.findings))
@@ -136,9 +135,9 @@ class NodeCheck:
             return CheckReport(NodeCheckResult.BAD, f"{reason}; {refused}")
         return CheckReport(NodeCheckResult.DRAINED, f"{reason}; drained")
 
-    def _clean(self, checks: int) -> CheckReport:
-        turn = self._options.undrain and checks % self._options.clean_checks == 0
-        if not turn and not self._streaks.noted:
+    def _clean(self) -> CheckReport:
+        self._streaks.bad = {}
+        if not self._streaks.noted:
             return CheckReport(NodeCheckResult.CLEAN, "")
         try:
             me = self._slurm.nodes().get(self._node)
@@ -147,10 +146,6 @@ class NodeCheck:
             if me.note:
                 self._slurm.note(me, "")
             self._streaks.noted = False
-            if turn and me.ours and me.state.drained:
-                self._slurm.undrain(me)
-                text = f"undrained after {plural(checks, 'clean check')}; was {me.reason}"
-                return CheckReport(NodeCheckResult.CLEAN, text)
         except ControllerError as error:
             return CheckReport(
                 NodeCheckResult.CLEAN, f"nothing undone: Slurm does not answer: {error}"
@@ -171,27 +166,13 @@ class Streaks:
 
     bad: dict[str, int] = field(default_factory=dict)
     """Checks in a row with each finding."""
-    clean: int = 0
-    """Checks in a row without a finding."""
     noted: bool = False
     """Whether we have left a note in the comment of the node."""
 
     def count_bad(self, keys: Iterable[str]) -> int:
         """Extend the streaks of these findings, end all others, and return the longest."""
         self.bad = {key: self.bad.get(key, 0) + 1 for key in keys}
-        self.clean = 0
         return max(self.bad.values(), default=0)
-
-    def count_clean(self) -> int:
-        """Extend the streak of checks of this node without a finding; return its length."""
-        self.bad = {}
-        self.clean += 1
-        return self.clean
-
-    def count_unknown(self) -> None:
-        """Reset the streaks: an unknown result confirms nothing."""
-        self.bad = {}
-        self.clean = 0
 
 
 @contextlib.contextmanager
@@ -212,7 +193,7 @@ def kept(directory: Path, patience: float) -> Iterator[Streaks]:
         path = directory / "streaks.json"
         streaks = _read(path)
         yield streaks
-        content = {"bad": streaks.bad, "clean": streaks.clean, "noted": streaks.noted}
+        content = {"bad": streaks.bad, "noted": streaks.noted}
         # Not durable: findings from before a reboot confirm nothing.
         state_file.replace(path, json.dumps(content).encode(), durable=False)
     finally:
@@ -238,7 +219,7 @@ def _read(path: Path) -> Streaks:
     try:
         content = json.loads(read(str(path)))
         bad = {str(key): int(value) for key, value in content["bad"].items()}
-        return Streaks(bad, int(content["clean"]), bool(content["noted"]))
+        return Streaks(bad, bool(content["noted"]))
     except FileNotFoundError:
         return Streaks()
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -124,10 +124,6 @@ class Controller:
         """Have slurmctld drain a node and drop our note, in one step. Raises ControllerError."""
         self._update(node.name, "State=DRAIN", f"Reason={reason}", f"Comment={node.comment}")
 
-    def undrain(self, node: SlurmNode) -> None:
-        """Have slurmctld undrain a node, which also clears the reason. Raises ControllerError."""
-        self._update(node.name, "State=UNDRAIN")
-
     def note(self, node: SlurmNode, note: str) -> None:
         """Have slurmctld put our note after the node's comment. Raises ControllerError."""
         section = f"[dshealthd: {note}]" if note else ""

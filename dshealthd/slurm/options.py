@@ -46,12 +46,6 @@ class SlurmOptions(Section):
         minimum=0.0,
         maximum=1.0,
     )
-    undrain: bool = option(
-        False, "Whether to undrain a node that dshealthd has drained once its checks are clean."
-    )
-    clean_checks: int = option(
-        10, "Consecutive checks without a finding before a node is undrained.", minimum=2
-    )
     maintenance: bool = option(
         True,
         "Whether a node that somebody else has drained, or that is in a reservation of type "

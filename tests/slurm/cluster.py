@@ -49,7 +49,7 @@ class Cluster(Controller):
         )
 
     def undrain(self, node: SlurmNode) -> None:
-        """Take a drain back; the reason goes with it."""
+        """Take a drain back, as an administrator does; the reason goes with it."""
         self._called("undrain", node.name)
         self.table[node.name] = replace(
             self.table[node.name], state=NodeState.parse("idle"), reason="", since=0

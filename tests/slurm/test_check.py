@@ -155,22 +155,9 @@ def test_note_goes_when_the_node_is_well() -> None:
     assert len(node_.cluster.calls) == asked
 
 
-def test_undrains_ours_alone_and_only_where_told() -> None:
-    """After ten clean checks in a row, a drain of ours is taken back; off by default."""
-    ours, theirs = node("n1", "idle+drain", REASON, NOW), node("n1", "idle+drain", "bad cable", NOW)
-    for entry, undrain, expected in ((ours, False, 0), (theirs, True, 0), (ours, True, 1)):
-        node_ = Node(entry, node("n2"), undrain=undrain)
-        times(9, lambda node_=node_: node_.check(CLEAN))  # type: ignore[misc] # bound here
-        node_.check(UNKNOWN)  # begins anew
-        times(9, lambda node_=node_: node_.check(CLEAN))  # type: ignore[misc] # bound here
-        assert not node_.cluster.changes()
-        node_.check(CLEAN)
-        assert len(node_.cluster.changes()) == expected
-
-
 def test_silent_controller() -> None:
     """Without an answer from Slurm nothing is done, and nothing goes wrong."""
-    node_ = Node(undrain=True)
+    node_ = Node()
     node_.cluster.before = silent
     assert times(3, lambda: node_.check(BAD))[-1] is NodeCheckResult.BAD
     assert times(20, lambda: node_.check(CLEAN))[-1] is NodeCheckResult.CLEAN

@@ -118,7 +118,7 @@ def test_command_that_fails(tmp_path: Path) -> None:
     """What a command complains about is passed on; a missing one is said."""
     slurm = tool(tmp_path, "scontrol", "echo 'Invalid user id' >&2; exit 1")
     with pytest.raises(ControllerError, match="scontrol update: Invalid user id"):
-        slurm.undrain(node("n1"))
+        slurm.note(node("n1"), "")
     with pytest.raises(ControllerError, match="No such file"):
         Controller(environment={"PATH": str(tmp_path)}).nodes()
 
@@ -129,10 +129,8 @@ def test_changes(tmp_path: Path) -> None:
     slurm.note(node("n1", comment="rack 7"), "hello")
     slurm.note(node("n1"), "")
     slurm.drain(node("n1", comment="rack 7", note="x"), "dshealthd: gpu-lost gpu=3")
-    slurm.undrain(node("n1"))
     assert (tmp_path / "calls").read_text().split("update|")[1:] == [
         "NodeName=n1|Comment=rack 7 [dshealthd: hello]|",
         "NodeName=n1|Comment=|",
         "NodeName=n1|State=DRAIN|Reason=dshealthd: gpu-lost gpu=3|Comment=rack 7|",
-        "NodeName=n1|State=UNDRAIN|",
     ]
