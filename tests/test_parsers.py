@@ -144,8 +144,6 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
     )
 }
 HERE |= {
-        BYTES,
-    ),
     ("doctor.node.gpu_direct", "parse_acs"): (
         lambda data: module("doctor.node.gpu_direct").parse_acs(((data or b"0") * 4096)[:4096]),
         BYTES,

@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import json
+import re
 import select
-import socket
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from dshealthd.collection import worker_process
-from dshealthd.collection.worker_process import WorkerProcess
-from dshealthd.config.config import load
-from dshealthd.core import background, child, timing, wire
-from dshealthd.core.host import Host
+import dshealthd
+from dshealthd.core import background, child
 from dshealthd.core.timing import happens, time_limit
-from dshealthd.doctor import agents, status_document
-from dshealthd.evidence.findings import HangCase
-from dshealthd.evidence.options import EvidenceOptions
-from dshealthd.evidence.service import Evidence
-from dshealthd.probe.observation import Outcome
-from dshealthd.probe.options import PeerOptions
-from dshealthd.probe.peers.client import PeerClient
-from dshealthd.probe.peers.protocol import PeerError
-from dshealthd.probe.workers.fork_server import ForkServer, ForkServerError
-from dshealthd.probe.workers.store import LocalStore
-from tests.status_documents import document
-from tests.suspension import Suspension, turns
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
-    from pathlib import Path
-    from typing import Any
 
 T = TypeVar("T")
 SECONDS = 0.05
@@ -114,18 +96,10 @@ def test_a_call_that_returned_while_the_agent_was_stopped_has_returned() -> None
     asyncio.run(scene())
 
 
-async def stopped_until_readable(
-    waiting: Coroutine[None, None, T], descriptor: int, go: Path | None = None
-) -> T:
-    """Return what a coroutine does while whose deadline the loop stops, and an answer arrives.
-
-    Who answers waits for `go` where it is not asked: the loop would have taken an answer that is
-    there before.
-    """
+async def stopped_until_readable(waiting: Coroutine[None, None, T], descriptor: int) -> T:
+    """Return what a coroutine does while whose deadline the loop stops, and an answer arrives."""
     task = asyncio.ensure_future(waiting)
     await asyncio.sleep(0)  # it waits now
-    if go is not None:
-        go.touch()
     assert select.select([descriptor], [], [], 60.0)[0]
     time.sleep(2 * SECONDS)
     return await task
@@ -151,288 +125,24 @@ def test_what_had_arrived_is_read_after_the_deadline() -> None:
     asyncio.run(scene())
 
 
-def test_a_worker_that_was_ready_while_the_agent_was_stopped_is_ready(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is not ended as one that does not start; one that says nothing is."""
-    monkeypatch.setattr(worker_process, "START_DEADLINE", SECONDS)
-    frame = wire.pack({"ready": True})
-    told = (
-        "import os, select, signal, sys; channel = int(sys.argv[2]); "
-        "select.select([channel], [], []); "  # the agent's greeting
-        f"os.write(channel, {frame!r}); signal.pause()"
-    )
-
-    async def greeted(code: str, *, answers: bool) -> None:
-        started = await worker_process.start("test", (sys.executable, "-S", "-c", code))
-        worker = WorkerProcess("test", started, {}, {}, time.monotonic)
-        channel = started[1]._transport.get_extra_info("socket").fileno()
-        try:
-            if answers:
-                await stopped_until_readable(worker.greet({}), channel)
-            else:
-                await worker.greet({})
-        finally:
-            assert await started[0].killed(60.0)
-            worker.let_go()
-
-    asyncio.run(greeted(told, answers=True))
-    with pytest.raises(worker_process.Broken, match="was not ready within"):
-        asyncio.run(greeted("import signal; signal.pause()", answers=False))
+OWN_LIMITS = {
+    "core/timing.py": "which gives what has arrived a moment",
+    "http/connection_limiter.py": "connections that the agent itself closes",
+    "probe/service.py": "a pause",
+    "probe/slots.py": "the end of an epoch",
+    "probe/workers/worker_pool.py": "workers that were killed",
+}
+"""Modules that use asyncio's own time limit, and for what: nobody is blamed when it is over."""
 
 
-FORKS = """
-import json, os, signal, socket, sys, time
-control = socket.socket(fileno=int(sys.argv[-1]))
-while not os.path.exists(__file__ + ".ready"):
-    time.sleep(0.01)
-control.send(json.dumps({"ready": os.getpid(), "threads": 1}).encode())
-number = json.loads(socket.recv_fds(control, 4096, 2)[0])["fork"]
-pid = os.fork()
-if not pid:
-    signal.pause()
-while not os.path.exists(__file__ + ".forked"):
-    time.sleep(0.01)
-answer = json.dumps({"forked": number, "pid": pid}).encode()
-socket.send_fds(control, [answer], [os.pidfd_open(pid)])
-signal.pause()
-"""
-"""A parent of workers that imports no torch and forks once."""
-
-
-def test_a_fork_server_that_answered_while_the_agent_was_stopped_has_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither its start nor a fork counts as failed; one that does not answer is killed."""
-    monkeypatch.setattr("dshealthd.probe.workers.fork_server.FORK_DEADLINE", SECONDS)
-    program = tmp_path / "program.py"
-    program.write_text(FORKS, encoding="ascii")
-
-    async def scene() -> None:
-        server = ForkServer(sys.executable, str(program), {})
-        channel = server._socket.fileno()
-        try:
-            await stopped_until_readable(
-                server.ready(SECONDS), channel, tmp_path / "program.py.ready"
-            )
-            assert server.about["threads"] == 1
-            worker = await stopped_until_readable(
-                server.fork(0, 0), channel, tmp_path / "program.py.forked"
-            )
-            assert worker.state()
-            worker.kill()
-            with pytest.raises(ForkServerError, match="did not answer within"):
-                await server.fork(0, 0)  # it reads no second request
-        finally:
-            server.kill()
-            async with asyncio.timeout(60):
-                await server.ended.wait()
-
-    asyncio.run(scene())
-
-
-class Peer:
-    """A peer in a thread of its own: what it says does not wait for the loop."""
-
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self.asked, self.go, self.answered = (threading.Event() for _ in range(3))
-        self._thread = threading.Thread(target=self._answer)
-        self._thread.start()
-
-    def _answer(self) -> None:
-        with self._listener.accept()[0] as connection:
-            request = b""
-            while not request.endswith(b"}"):
-                request += connection.recv(65536)
-            self.asked.set()
-            assert self.go.wait(60.0)
-            body = b'{"clock": 1.0, "payload": "cGluZw=="}'
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-            self.answered.set()
-            connection.recv(1)  # until the client closes
-
-    def close(self) -> None:
-        """Wait for its end."""
-        self._thread.join()
-        self._listener.close()
-
-
-def test_a_peer_that_answered_while_the_agent_was_stopped_has_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is not said to be hung; one that does not answer is."""
-
-    async def call(peer: Peer, *, answers: bool) -> None:
-        suspension = Suspension(monkeypatch)
-        client = PeerClient(PeerOptions(), "a", lambda _name: ("127.0.0.1", peer.port))
-        asking = client.call("b", "echo", {"clock": 1.0, "payload": b"ping"}, 600.0)
-        try:
-            answer = asyncio.ensure_future(asking)
-            assert await asyncio.to_thread(peer.asked.wait, 60.0)
-            if answers:
-                peer.go.set()
-                assert peer.answered.wait(60.0)
-            else:
-                monkeypatch.setattr(timing, "MOMENT", 0.0)
-            suspension.resume(601.0)
-            await answer
-        finally:
-            await client.close()
-            peer.go.set()
-            peer.close()
-
-    asyncio.run(call(Peer(), answers=True))
-    with pytest.raises(PeerError) as raised:
-        asyncio.run(call(Peer(), answers=False))
-    assert (raised.value.outcome, raised.value.reason) == (Outcome.HUNG, "no_answer")
-
-
-def test_a_key_that_was_set_while_the_agent_was_stopped_is_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A worker that waits for it gets it; one that waits for another key is told that time is up."""
-
-    async def scene() -> None:
-        suspension = Suspension(monkeypatch)
-        store = LocalStore()
-        getting = asyncio.ensure_future(store("get", "key", None, 600.0))
-        await turns()
-        setting = asyncio.ensure_future(store("set", "key", b"value", 600.0))
-        suspension.resume(601.0)
-        assert await getting == b"value"
-        await setting
-        monkeypatch.setattr(timing, "MOMENT", 0.0)
-        waiting = asyncio.ensure_future(store("wait", "another", None, 600.0))
-        await turns()
-        suspension.resume(601.0)
-        with pytest.raises(TimeoutError):
-            await waiting
-
-    asyncio.run(scene())
-
-
-COLLECTS = """
-import pathlib, sys, socket, struct, time
-directory = pathlib.Path(sys.argv[1])
-channel = socket.socket(fileno=int(sys.argv[2]))
-channel.recv(4)
-(directory / "asked").touch()
-while not (directory / "go").exists():
-    time.sleep(0.01)
-answer = b'{"kept": {}, "outcome": "complete", "detail": ""}'
-channel.sendall(struct.pack(">I", len(answer)) + answer)
-(directory / "answered").touch()
-while channel.recv(65536):
-    pass
-"""
-"""A collecting process that answers when it is told to."""
-
-
-def test_evidence_that_was_taken_while_the_agent_was_stopped_is_complete(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is not counted as killed at its deadline; what has not been taken by then is."""
-
-    async def take(directory: Path, *, answers: bool) -> str:
-        directory.mkdir()
-        suspension = Suspension(monkeypatch)
-        evidence = Evidence(
-            EvidenceOptions(),
-            directory,
-            Host(),
-            metrics=str,
-            probes=lambda: None,
-            monotonic=time.monotonic,
-            wall=time.time,
-            command=(sys.executable, "-S", "-c", COLLECTS, str(directory)),
-        )
-        taking = asyncio.ensure_future(evidence.take(HangCase(job="7", reason="waiting")))
-        while not (directory / "asked").exists():
-            await asyncio.sleep(0.01)
-        if answers:
-            (directory / "go").touch()
-            while not (directory / "answered").exists():
-                time.sleep(0.01)  # without a turn of the loop
-        else:
-            monkeypatch.setattr(timing, "MOMENT", 0.0)
-        suspension.resume(evidence.options.deadline + 1.0)
-        return (await taking).outcome
-
-    assert asyncio.run(take(tmp_path / "one", answers=True)) == "complete"
-    assert asyncio.run(take(tmp_path / "other", answers=False)) == "killed"
-
-
-def test_a_status_document_that_came_while_the_agent_was_stopped_is_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The node is not said to be silent; one whose agent sends no page is."""
-
-    class Client:
-        """Answers once it is let go."""
-
-        def __init__(self) -> None:
-            self.ready = asyncio.Event()
-
-        async def call(self, *_: Any) -> dict[str, Any]:
-            await self.ready.wait()
-            await asyncio.sleep(0)  # as what has arrived takes a turn of the loop to be read
-            data = gzip.compress(json.dumps(document(node="b")).encode())
-            return {"data": data, "stamp": "1", "size": len(data)}
-
-        async def close(self) -> None:
-            """Nothing is open."""
-
-    async def ask(*, answers: bool) -> dict[str, Any]:
-        suspension = Suspension(monkeypatch)
-        client = Client()
-        monkeypatch.setattr(agents, "member_client", lambda *_: client)
-        asking = asyncio.ensure_future(agents._ask(load(None), "a", "b"))
-        await turns()
-        if answers:
-            client.ready.set()
-        else:
-            monkeypatch.setattr(timing, "MOMENT", 0.0)
-        suspension.resume(agents.CALL_DEADLINE + 1.0)
-        return await asking
-
-    assert asyncio.run(ask(answers=True))["node"] == "b"
-    with pytest.raises(TimeoutError):
-        asyncio.run(ask(answers=False))
-
-
-def test_a_collection_that_ended_while_the_command_was_stopped_is_shown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What its sources have said is in the document, and they are not unknown."""
-    collected: list[bool] = []
-
-    class Collecting:
-        """A scheduler that has collected everything when the time is up."""
-
-        def __init__(self, *_: object) -> None:
-            self._suspension = Suspension(monkeypatch)
-            self._answered = asyncio.Event()
-
-        def _resume(self) -> None:
-            self._answered.set()
-            self._suspension.resume(status_document.COLLECT_DEADLINE + 1.0)
-
-        async def once(self, _config: object) -> None:
-            """Collect."""
-            asyncio.get_running_loop().call_soon(self._resume)
-            await self._answered.wait()
-            await asyncio.sleep(0)  # as what has arrived takes a turn of the loop to be read
-            collected.append(True)
-
-        def samples(self) -> tuple[()]:
-            """There are none of its own."""
-            return ()
-
-        async def close(self) -> None:
-            """Nothing is open."""
-
-    monkeypatch.setattr(status_document, "Scheduler", Collecting)
-    assert status_document.collect(load(None))["node"]
-    assert collected == [True]
+def test_nobody_is_blamed_by_a_limit_of_asyncio() -> None:
+    """Whoever waits for an answer does it by `timing`: `asyncio.timeout` and `wait_for` are over
+    although the answer had arrived while the agent was stopped.
+    """
+    root = Path(dshealthd.__file__).parent
+    found = {
+        str(file.relative_to(root))
+        for file in root.rglob("*.py")
+        if re.search(r"\basyncio\.(timeout|wait_for)\(", file.read_text(encoding="utf-8"))
+    }
+    assert found == OWN_LIMITS.keys()
