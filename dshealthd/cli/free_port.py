@@ -108,8 +108,6 @@ def hold(ports: Sequence[int]) -> Held:
     raise NoPort(message)
 
 
-DESCRIPTOR = "DSHEALTHD_PORT_FD"
-"""Variable with the number of the inherited descriptor."""
 HELD = 60.0
 """Seconds to hold a port by default."""
 EXIT_FAILURE, EXIT_USAGE = 1, 2
@@ -144,12 +142,6 @@ def parser() -> flags.FlagParser:
         const=HELD,
         metavar="SECONDS",
         help="keep it bound for this long (default: 60) or until standard input ends",
-    )
-    made.add_argument(
-        "--pass-descriptor",
-        action="store_true",
-        help=f"pass the bound sockets to COMMAND, first descriptor in {DESCRIPTOR}, instead of "
-        "releasing the port as it starts (TCPStore's master_listen_fd)",
     )
     made.add_argument(
         "run",
@@ -189,26 +181,15 @@ def _serve(options: argparse.Namespace, ports: Sequence[int]) -> int:
     held = hold(ports)
     try:
         if options.run:
-            return _exec(options, held)
+            # The port is free again as the command starts.
+            environment = {**os.environ, "MASTER_PORT": str(held.port)}
+            os.execvpe(options.run[0], options.run, environment)  # noqa: S606 - the user's command
         print(held.port, flush=True)
         if options.hold is not None:
             _wait(options.hold)
     finally:
         held.release()
     return 0
-
-
-def _exec(options: argparse.Namespace, held: Held) -> int:
-    """Replace this process with the command.
-
-    The sockets close as it starts, unless they are passed on.
-    """
-    environment = {**os.environ, "MASTER_PORT": str(held.port)}
-    if options.pass_descriptor:
-        for one in held.sockets:
-            os.set_inheritable(one.fileno(), True)  # noqa: FBT003 - positional only
-        environment[DESCRIPTOR] = str(held.sockets[0].fileno())
-    os.execvpe(options.run[0], options.run, environment)  # noqa: S606 - the user's command
 
 
 def _wait(seconds: float) -> None:
