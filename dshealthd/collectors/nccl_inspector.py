@@ -3,8 +3,8 @@ Inspector plugin.
 
 A job writes them if it runs with NCCL_PROFILER_PLUGIN, NCCL_INSPECTOR_ENABLE=1,
 NCCL_INSPECTOR_PROM_DUMP=1 and a dump interval. They are found through NCCL_INSPECTOR_DUMP_DIR of
-training processes and in the configured directories. The format follows the source of NCCL 2.29.3
-to 2.30.7; it has not been tested with files of a real NCCL.
+training processes. The format follows the source of NCCL 2.29.3 to 2.30.7; it has not been tested
+with files of a real NCCL.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dshealthd.jobs.processes import ProcessTable
 from dshealthd.linux.process_files import Root
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterator, Mapping
+    from collections.abc import Collection, Generator, Iterator
 
     from dshealthd.core.host import Host
     from dshealthd.jobs.nccl.inspector import Content, Directory, Figures, File, Operation
@@ -83,9 +83,6 @@ class NcclInspectorOptions(CollectorOptions):
     deadline: Duration = option(
         "5s", "How long one directory or file may take before it times out.", minimum="10ms"
     )
-    directories: tuple[str, ...] = option(
-        [], "Extra Inspector directories, relative to path.rootfs."
-    )
     max_age: Duration = option(
         "2m",
         "Age above which a file is dropped; more than twice the jobs' dump interval.",
@@ -96,11 +93,6 @@ class NcclInspectorOptions(CollectorOptions):
         Bytes(1 << 18), "Size above which a file is not read; 24 KiB is usual.", minimum=4096
     )
     max_operations: int = option(512, "Most series of each metric.", minimum=1, maximum=10_000)
-
-    def check(self) -> Iterator[tuple[str, str]]:
-        """Yield each invalid option of NCCL's Inspector, and why."""
-        if any(not path.startswith("/") for path in self.directories):
-            yield "directories", "must be absolute paths"
 
 
 class NcclInspector(Collector):
@@ -124,13 +116,10 @@ class NcclInspector(Collector):
         states: Counter[InspectorFileState] = Counter()
         taken: list[tuple[str, File, Content]] = []
         try:
-            faults = [*self._named(directories, jobs), *self._configured(directories, jobs)]
+            faults = [*self._named(directories, jobs)]
             yield from faults
             if not directories and not faults:
-                message = (
-                    f"no training process has {VARIABLE} set to an existing directory, and no "
-                    "directory is configured"
-                )
+                message = f"no training process has {VARIABLE} set to an existing directory"
                 raise NotAvailable(message)
             uuids = self._uuids() if directories else frozenset[str]()
             files = yield from self._list(directories, uuids, states)
@@ -190,27 +179,6 @@ class NcclInspector(Collector):
                 continue
             directory.owners.add(owner)
             directory.jobs.add(process.job)
-
-    def _configured(
-        self, directories: Directories, jobs: Mapping[int, set[str]]
-    ) -> Iterator[Fault]:
-        """Open the Inspector's directories from the options.
-
-        Files there may belong to a user with training jobs, the directory's owner, the agent or
-        root.
-        """
-        for path in self.options.directories:
-            part = f"inspector {path}"
-            if (fault := self.context.entering(part)) is not None:
-                yield fault
-                continue
-            try:
-                with Root.of_owner(self.host.rootfs, path) as root:
-                    descriptor, owner = root.open_directory(path), root.owner.uid
-            except OSError as error:
-                yield fault_of(part, error)
-                continue
-            directories.add(descriptor, part).owners |= {owner, os.geteuid(), 0, *jobs}
 
     def _uuids(self) -> frozenset[str]:
         """Return the UUIDs of this node's GPUs, which Inspector files name; empty if unknown."""

@@ -44,9 +44,7 @@ class Node:
         host = Host(
             procfs=root / "proc", sysfs=root / "sys", dev=root / "dev", rootfs=root / "host"
         )
-        self.context = Context(
-            host=host, monotonic=time.monotonic, wall=time.time, entering=self._approach
-        )
+        self.context = Context(host=host, entering=self._approach)
         self.collector = NcclInspector(NcclInspectorOptions(**options), self.context)  # type: ignore[arg-type] # of several types
 
     def _approach(self, part: str) -> Fault | None:
@@ -79,7 +77,7 @@ class Node:
     def sweep(self) -> Result:
         """Collect in a new sweep."""
         self.context.sweep += 1
-        return attempt(self.collector, time.monotonic)
+        return attempt(self.collector)
 
 
 @pytest.fixture
@@ -136,18 +134,8 @@ def test_stale(node: Node) -> None:
     assert files(node.sweep()) == {"taken": 1, "stale": 1}
 
 
-def test_configured_directory(tmp_path: Path) -> None:
-    """Configured directories need no job that names them; without one, the job is unknown."""
-    node = Node(tmp_path, directories=("/dump",))
-    (tmp_path / "host").symlink_to(node.inside)
-    node.write(line(400, 1000))
-    assert {labels[0] for labels in bandwidths(node.sweep())} == {"unknown"}
-
-
-def test_directory_named_twice(tmp_path: Path) -> None:
-    """A directory that is configured and named by several processes is read once."""
-    node = Node(tmp_path, directories=("/dump",))
-    (tmp_path / "host").symlink_to(node.inside)
+def test_directory_named_twice(node: Node) -> None:
+    """A directory that several processes name is read once."""
     node.rank()
     node.rank(51)
     node.rank(52, path="./dump/")
