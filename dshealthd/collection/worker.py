@@ -86,8 +86,6 @@ def main(page: int, descriptor: int) -> None:
 
     context = Context(
         host=_decoded(Host, hello["host"]),
-        monotonic=time.monotonic,
-        wall=time.time,
         entering=entering,
         state=Path(hello["state"]) if hello.get("state") else None,
         memory=dict(hello.get("memory") or {}),
@@ -108,7 +106,7 @@ def main(page: int, descriptor: int) -> None:
         last, passed = request["last"], False
         for current in request["collect"]:
             progress.write(time.monotonic(), current, "")
-            result = attempt(collectors[current], time.monotonic)
+            result = attempt(collectors[current])
             if progress.stopped:
                 sys.exit()  # the agent has stopped listening
             if result.reason is not Reason.OUT_OF_MEMORY:  # else the page keeps the part

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import re
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from dshealthd.core.collector import Collector, CollectorOptions, Reason, SourceError, gauge
+from dshealthd.core.collector import Collector, CollectorOptions, Reason, SourceError, every, gauge
 from dshealthd.core.host import integer, read_existing
-from dshealthd.core.options import Duration, option
 from dshealthd.core.result import parsed, read_parts
 from dshealthd.linux.process import uptime
 
@@ -138,19 +136,12 @@ def parse_choice(text: str) -> str | None:
     return rest.partition("]")[0] if bracket else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelOptions(CollectorOptions):
-    """Options of this collector."""
-
-    interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
-
-
 class Kernel(Collector):
     """Reads a few files; cannot hang. Settings are read once a minute."""
 
-    Options = KernelOptions
+    Options = every("15s")
 
-    def __init__(self, options: KernelOptions, context: Context) -> None:
+    def __init__(self, options: CollectorOptions, context: Context) -> None:
         super().__init__(options, context)
         self._settings: dict[str, list[Sample] | SourceError | OSError] = {}
         self._settings_read = float("-inf")

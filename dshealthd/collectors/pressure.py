@@ -8,17 +8,15 @@ Needs a kernel with PSI (CONFIG_PSI; `psi=1` on the command line where it is off
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import (
     Collector,
-    CollectorOptions,
     NotAvailable,
     counter,
+    every,
     gauge,
 )
-from dshealthd.core.options import Duration, option
 from dshealthd.core.result import parsed
 
 if TYPE_CHECKING:
@@ -63,17 +61,10 @@ def parse_pressure(text: str) -> Mapping[str, tuple[float, float]]:
     return shares
 
 
-@dataclass(frozen=True, kw_only=True)
-class PressureOptions(CollectorOptions):
-    """Options of this collector."""
-
-    interval: Duration = option("15s", "Time from one sample to the next.", minimum="100ms")
-
-
 class Pressure(Collector):
     """Reads three files; cannot hang."""
 
-    Options = PressureOptions
+    Options = every("15s")
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the pressure stall information of each resource."""

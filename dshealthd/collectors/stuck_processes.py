@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, CollectorOptions, Reason, SourceError, Worker, gauge
-from dshealthd.core.options import Duration, option
+from dshealthd.core.collector import (
+    Collector,
+    CollectorOptions,
+    Reason,
+    SourceError,
+    Worker,
+    every,
+    gauge,
+)
 from dshealthd.linux.process import is_gpu_device, open_files, sleeping
 
 if TYPE_CHECKING:
@@ -31,13 +37,6 @@ _DESCRIPTORS = 32_768
 """Open descriptors looked at per sample: a fraction of a second. Users can have millions."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StuckProcessesOptions(CollectorOptions):
-    """Options of this collector."""
-
-    interval: Duration = option("30s", "Time from one sample to the next.", minimum="100ms")
-
-
 class StuckProcesses(Collector):
     """Reads one file per process; in a worker, as a node may have thousands.
 
@@ -47,9 +46,9 @@ class StuckProcesses(Collector):
 
     worker = Worker.STORAGE
 
-    Options = StuckProcessesOptions
+    Options = every("30s")
 
-    def __init__(self, options: StuckProcessesOptions, context: Context) -> None:
+    def __init__(self, options: CollectorOptions, context: Context) -> None:
         super().__init__(options, context)
         self._before: AbstractSet[Sleep] | None = None
         self._kernel_threads: set[str] = set()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.core.collector import Collector, CollectorOptions, gauge
-from dshealthd.core.options import Duration, option
+from dshealthd.core.collector import Collector, every, gauge
 from dshealthd.linux.netlink import TIME_WAIT_TIMER, TcpState
 from dshealthd.linux.sockets import Sockets
 
@@ -40,24 +38,13 @@ def count_stand_ins(sockets: list[TcpSocket]) -> int:
     return sum((found.state, found.timer) == stand_in for found in sockets)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TcpOptions(CollectorOptions):
-    """Options of this collector."""
-
-    interval: Duration = option(
-        "15s",
-        "Time from one sample to the next. The kernel walks its whole socket table, some 3 ms on a "
-        "large machine; the same interval as that of rendezvous shares the walk.",
-        minimum="100ms",
-    )
-
-
 class Tcp(Collector):
     """Lets the kernel leave out sockets in TIME_WAIT if there are many, and takes their number from
     the kernel's own count.
     """
 
-    Options = TcpOptions
+    # The kernel walks its whole socket table, which `rendezvous` shares at the same interval.
+    Options = every("15s")
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield the number of TCP sockets in every state, including 0."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from dshealthd.core.collector import (
     Collector,
-    CollectorOptions,
     Fault,
     NotAvailable,
     SourceError,
+    every,
     gauge,
 )
-from dshealthd.core.options import Duration, option
 from dshealthd.core.result import fault_of, parsed
 from dshealthd.linux.local_network import RANGE, RESERVED, parse_range, parse_reserved
 from dshealthd.linux.sockets import Sockets
@@ -65,22 +63,10 @@ _SETTINGS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class TcpLimitsOptions(CollectorOptions):
-    """Options of this collector."""
-
-    interval: Duration = option(
-        "30s",
-        "Time from one sample to the next. Finding the ports in use costs 0.2 µs per socket in "
-        "TIME_WAIT.",
-        minimum="100ms",
-    )
-
-
 class TcpLimits(Collector):
     """Reads sysctls of the agent's network namespace, and the ports of all sockets."""
 
-    Options = TcpLimitsOptions
+    Options = every("30s")
 
     def collect(self) -> Iterator[Sample | Fault]:
         """Yield TCP's settings and limits, then the ephemeral ports.

@@ -21,6 +21,7 @@ import bisect
 import enum
 import functools
 import operator
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -288,14 +289,24 @@ class CollectorOptions:
     deadline: Duration = option("2s", "Timeout for one source or device.", minimum="10ms")
 
 
+def every(period: str) -> type[CollectorOptions]:
+    """Return the options of a collector that differ only in the default of its interval."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(CollectorOptions):
+        interval: Duration = option(period, "Time from one sample to the next.", minimum="100ms")
+
+    return Options
+
+
 @dataclass(kw_only=True)
 class Context:
     """What a collector receives: the host, the clocks, and its process."""
 
     host: Host
-    monotonic: Callable[[], float]
+    monotonic: Callable[[], float] = time.monotonic
     """Seconds, unaffected by clock changes; for ages and durations."""
-    wall: Callable[[], float]
+    wall: Callable[[], float] = time.time
     """Unix time in seconds; for timestamps only."""
     entering: Callable[[str], Fault | None] = field(default=lambda _part: None)
     """Announces that the next calls touch this part, which may hang.

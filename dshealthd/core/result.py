@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import errno
 import logging
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -85,7 +86,7 @@ def parsed(path: str, parse: Callable[[str], T]) -> T:
         raise SourceError(Reason.MALFORMED, f"{path}: {error}") from error
 
 
-def attempt(collector: Collector, monotonic: Callable[[], float]) -> Result:
+def attempt(collector: Collector, monotonic: Callable[[], float] = time.monotonic) -> Result:
     """Run `collect()` once and return its result.
 
     No exception of a collector escapes.

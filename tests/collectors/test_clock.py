@@ -30,9 +30,7 @@ KERNEL_DEFAULT = Timex(TIME_ERROR, STA_UNSYNC, offset=0, maximum_error=16_000_00
 def collect(source: Callable[[], Timex]) -> Result:
     """Collect once from a source."""
     return attempt(
-        Clock(
-            Clock.Options(), Context(host=Host(), monotonic=time.monotonic, wall=time.time), source
-        ),
+        Clock(Clock.Options(), Context(host=Host()), source),
         time.monotonic,
     )
 

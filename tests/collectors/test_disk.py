@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -46,8 +45,8 @@ def machine(tmp_path: Path) -> Host:
 
 def look(host: Host, max_disks: int = 32) -> Result:
     """Collect once."""
-    context = Context(host=host, monotonic=time.monotonic, wall=time.time)
-    return attempt(disk.Disk(disk.DiskOptions(max_disks=max_disks), context), time.monotonic)
+    context = Context(host=host)
+    return attempt(disk.Disk(disk.DiskOptions(max_disks=max_disks), context))
 
 
 def samples(result: Result) -> dict[tuple[str, ...], float]:
@@ -97,11 +96,11 @@ def test_disk_that_says_nothing_of_itself(machine: Host) -> None:
 
 def test_disk_that_comes_and_goes(machine: Host) -> None:
     """A disk that is exchanged while the agent runs is named by its new model."""
-    context = Context(host=machine, monotonic=time.monotonic, wall=time.time)
+    context = Context(host=machine)
     collector = disk.Disk(disk.DiskOptions(), context)
 
     def models() -> set[str]:
-        result = attempt(collector, time.monotonic)
+        result = attempt(collector)
         return {key[2] for key in samples(result) if key[0] == "info"}
 
     assert "ST4000NM0035" in models()

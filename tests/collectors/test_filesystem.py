@@ -38,15 +38,13 @@ def collector(
     hung: dict[str, Fault] | None = None,
 ) -> filesystem.Filesystem:
     """Return a collector; the parts in `hung` are under quarantine."""
-    context = Context(
-        host=host or Host(), monotonic=clock, wall=time.time, entering=(hung or {}).get
-    )
+    context = Context(host=host or Host(), monotonic=clock, entering=(hung or {}).get)
     return filesystem.Filesystem(options, context)
 
 
 def collect(subject: filesystem.Filesystem) -> Result:
     """Collect once."""
-    return attempt(subject, time.monotonic)
+    return attempt(subject)
 
 
 def value(result: Result, metric: Metric, *labels: str) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.gpu_bus import EXPECTED, GpuBus
@@ -17,14 +16,12 @@ if TYPE_CHECKING:
 
 def collect(collector: GpuBus) -> Result:
     """Collect once."""
-    return attempt(collector, time.monotonic)
+    return attempt(collector)
 
 
 def collector(root: Path) -> GpuBus:
     """Return a collector on a tree like /sys."""
-    return GpuBus(
-        CollectorOptions(), Context(host=Host(sysfs=root), monotonic=time.monotonic, wall=time.time)
-    )
+    return GpuBus(CollectorOptions(), Context(host=Host(sysfs=root)))
 
 
 def test_gpus_and_their_loss(tmp_path: Path) -> None:

@@ -15,9 +15,8 @@ import pytest
 
 from dshealthd.collectors.job_environment import MAX_PROBLEMS, JobEnvironment
 from dshealthd.core.collector import Context, Fault, Reason
-from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
-from dshealthd.core.result import CollectionOutcome, Result, attempt
+from dshealthd.core.result import Result, attempt
 from dshealthd.jobs.environment import MAX_NAMES
 from tests.jobs.elf import library
 from tests.jobs.machines import Machine, environ
@@ -128,20 +127,6 @@ class Node:
 def node(tmp_path: Path) -> Node:
     """A node without training."""
     return Node(tmp_path)
-
-
-def test_fixture() -> None:
-    """Two ranks of a job of two nodes below torchrun below srun, with a data loader, and a run
-    beside it: the whole output.
-    """
-    context = Context(
-        host=Host(procfs=FIXTURES / "proc", sysfs=FIXTURES / "sys"),
-        monotonic=time.monotonic,
-        wall=time.time,
-    )
-    result = attempt(JobEnvironment(JobEnvironment.Options(), context), time.monotonic)
-    assert (result.outcome, result.faults) == (CollectionOutcome.OK, ())
-    assert render(result.samples) == (FIXTURES / "expected.prom").read_text()
 
 
 def test_no_job(node: Node) -> None:
@@ -513,7 +498,7 @@ def test_runs_left_out(tmp_path: Path) -> None:
 @pytest.fixture
 def sweep() -> Callable[[], Result]:
     """Return a function that collects on this machine."""
-    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+    context = Context(host=Host())
     collector = JobEnvironment(JobEnvironment.Options(), context)
 
     def swept() -> Result:

@@ -82,7 +82,7 @@ class Node:
 
     def look(self) -> dict[tuple[str, ...], float]:
         """Collect once, and return the values by metric and labels, without prefix and job."""
-        return shown(attempt(self.hang, time.monotonic))
+        return shown(attempt(self.hang))
 
     async def until(
         self, condition: Callable[[Mapping[tuple[str, ...], float]], bool]
@@ -357,8 +357,8 @@ async def test_a_rank_that_is_stopped_in_a_marked_pause(tmp_path: Path) -> None:
 
 def test_without_heartbeats() -> None:
     """Where no heartbeats come in there is nothing to watch, and no loop is asked for."""
-    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
-    result = attempt(JobHang(HangOptions(), context), time.monotonic)
+    context = Context(host=Host())
+    result = attempt(JobHang(HangOptions(), context))
     assert (result.outcome, result.detail) == (
         CollectionOutcome.NOT_AVAILABLE,
         "no heartbeats come in",

@@ -44,9 +44,7 @@ class Node:
         self.clock = Clock()
         self.hung: set[str] = set()
         host = Host(procfs=root / "proc", sysfs=root / "sys", dev=root / "dev", rootfs=self.rootfs)
-        self.context = Context(
-            host=host, monotonic=self.clock, wall=time.time, entering=self._approach
-        )
+        self.context = Context(host=host, monotonic=self.clock, entering=self._approach)
         self.collector = JobLogs(JobLogsOptions(**options), self.context)  # type: ignore[arg-type] # of several types
 
     def _approach(self, part: str) -> Fault | None:
@@ -73,7 +71,7 @@ class Node:
         """Collect after so many seconds."""
         self.clock.now += seconds
         self.context.sweep += 1
-        return attempt(self.collector, time.monotonic)
+        return attempt(self.collector)
 
     def until_known(self) -> set[tuple[str, ...]]:
         """Collect until a cause is known, for as long as a busy machine may take for its share."""

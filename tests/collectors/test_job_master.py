@@ -69,13 +69,13 @@ class Agent:
     """The collector, round by round."""
 
     def __init__(self) -> None:
-        self.context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
+        self.context = Context(host=Host())
         self.collector = JobMaster(JobMaster.Options(), self.context)
 
     def collect(self, port: int) -> list[str]:
         """Return the outcomes of a round; there is one run with this port."""
         self.context.sweep += 1
-        result = attempt(self.collector, time.monotonic)
+        result = attempt(self.collector)
         assert result.outcome is Collected.OK, result.detail
         assert result.faults == ()
         assert port
@@ -117,7 +117,7 @@ def test_name_server_that_does_not_answer(network: None) -> None:  # noqa: ARG00
     agent = Agent()
     with rank(1, 29500, "master.invalid"):
         agent.context.sweep += 1
-        result = attempt(agent.collector, time.monotonic)
+        result = attempt(agent.collector)
     assert result.samples == ()
     (fault,) = result.faults
     assert "no name server could resolve" in fault.detail

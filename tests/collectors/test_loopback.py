@@ -26,9 +26,7 @@ RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 def collector() -> Loopback:
     """Return the collector as it is configured by default."""
-    return Loopback(
-        Loopback.Options(), Context(host=Host(), monotonic=time.monotonic, wall=time.time)
-    )
+    return Loopback(Loopback.Options(), Context(host=Host()))
 
 
 def outcomes(result: Result) -> dict[str, float]:
@@ -60,7 +58,7 @@ def reject(rule: str) -> None:
 def test_a_working_loopback_is_up() -> None:
     """The connection is made in less than its deadline."""
     with network_namespace():
-        result = attempt(collector(), time.monotonic)
+        result = attempt(collector())
     assert result.outcome is CollectionOutcome.OK
     assert outcomes(result) == {"ok": 1}
     assert gauges(result)["dshealthd_loopback_up"] == 1
@@ -89,7 +87,7 @@ def test_nothing_is_left_behind() -> None:
         agent = collector()
         before = len(os.listdir("/proc/self/fd"))
         for _ in range(100):
-            result = attempt(agent, time.monotonic)
+            result = attempt(agent)
         assert outcomes(result) == {"ok": 100}
         assert len(os.listdir("/proc/self/fd")) == before
         assert not ss()
@@ -99,7 +97,7 @@ def test_refused() -> None:
     """A reset in answer to the connection is told as refused."""
     with network_namespace():
         reject("reject with tcp reset")
-        result = attempt(collector(), time.monotonic)
+        result = attempt(collector())
         assert not ss()
     assert result.outcome is CollectionOutcome.OK
     assert outcomes(result) == {"refused": 1}
@@ -111,7 +109,7 @@ def test_timed_out() -> None:
     with network_namespace():
         reject("drop")
         before, watch = time.monotonic(), Stopwatch()
-        result = attempt(collector(), time.monotonic)
+        result = attempt(collector())
         took, held_up = time.monotonic() - before, watch.seconds()
         assert not ss()
     assert outcomes(result) == {"timed_out": 1}
@@ -122,14 +120,14 @@ def test_timed_out() -> None:
 def test_unreachable() -> None:
     """A loopback interface that is down is told as unreachable."""
     with network_namespace(loopback=False):
-        assert outcomes(attempt(collector(), time.monotonic)) == {"unreachable": 1}
+        assert outcomes(attempt(collector())) == {"unreachable": 1}
 
 
 def test_no_port() -> None:
     """A range of ephemeral ports that is used up is told as no_port."""
     with network_namespace():
         RANGE.write_text("40000 40000")
-        assert outcomes(attempt(collector(), time.monotonic)) == {"no_port": 1}
+        assert outcomes(attempt(collector())) == {"no_port": 1}
 
 
 def test_the_agent_s_own_limit_is_no_finding() -> None:
@@ -142,11 +140,11 @@ def test_the_agent_s_own_limit_is_no_finding() -> None:
     ]  # no number below the limit stays free
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(spare), limits[1]))
-        result = attempt(agent, time.monotonic)
+        result = attempt(agent)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for descriptor in spare:
             os.close(descriptor)
     assert result.outcome is CollectionOutcome.ERROR
     assert "Too many open files" in result.detail
-    assert outcomes(attempt(agent, time.monotonic)) == {"ok": 1}
+    assert outcomes(attempt(agent)) == {"ok": 1}

@@ -47,15 +47,13 @@ class Agent:
         services: tuple[object, ...] = (),
     ) -> None:
         """Without `services` it is a command that collects once."""
-        self.context = Context(
-            host=Host(procfs=procfs), monotonic=monotonic, wall=time.time, services=services
-        )
+        self.context = Context(host=Host(procfs=procfs), monotonic=monotonic, services=services)
         self.collector = RendezvousPorts(RendezvousPorts.Options(ports=ports), self.context)
 
     def collect(self) -> dict[tuple[str, ...], float]:
         """Return the values of a round, by the last part of their name and their labels."""
         self.context.sweep += 1
-        result = attempt(self.collector, time.monotonic)
+        result = attempt(self.collector)
         assert result.outcome is CollectionOutcome.OK, result.detail
         return {
             (metric.name.removeprefix("dshealthd_rendezvous_"), *labels): value
@@ -111,7 +109,7 @@ def test_fixture(proc: Path) -> None:
     process(proc, 5000, 1, "torchrun")
     process(proc, 5001, 5000, "pt_main (x) y", (595073,), started=86000_00)
     agent = Agent(proc)
-    result = attempt(agent.collector, time.monotonic)
+    result = attempt(agent.collector)
     assert result.outcome is CollectionOutcome.OK
     text = "".join(
         line

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,13 +34,13 @@ def mount(tmp_path: Path) -> Iterator[frozen.Mount]:
 
 def collector(host: Host) -> stuck_processes.StuckProcesses:
     """Return a collector that has looked at nothing yet."""
-    context = Context(host=host, monotonic=time.monotonic, wall=time.time)
-    return stuck_processes.StuckProcesses(stuck_processes.StuckProcessesOptions(), context)
+    context = Context(host=host)
+    return stuck_processes.StuckProcesses(stuck_processes.StuckProcesses.Options(), context)
 
 
 def collected(one: stuck_processes.StuckProcesses) -> dict[str, float]:
     """Collect once, by metric; it must succeed."""
-    result = attempt(one, time.monotonic)
+    result = attempt(one)
     assert result.outcome is CollectionOutcome.OK, result.detail
     return {sample.metric.name: sample.value for sample in result.samples}
 
@@ -131,7 +130,7 @@ def test_hidden_processes_are_unknown(procfs: Path) -> None:
     put(procfs, 10, "D")
     one = collector(Host(procfs=procfs))
     for _ in range(2):
-        result = attempt(one, time.monotonic)
+        result = attempt(one)
         assert (result.outcome, result.reason) == (
             CollectionOutcome.ERROR,
             Reason.PERMISSION_DENIED,
@@ -161,7 +160,7 @@ def test_malformed(procfs: Path) -> None:
     """A line that is no process status is an error, and no process that is well."""
     put(procfs, 10, "D")
     (procfs / "10" / "stat").write_text("10 (x\n")
-    result = attempt(collector(Host(procfs=procfs)), time.monotonic)
+    result = attempt(collector(Host(procfs=procfs)))
     assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.MALFORMED)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ import pytest
 
 from dshealthd.collectors.tcp_limits import TcpLimits
 from dshealthd.core.collector import Context, Reason
-from dshealthd.core.exposition import render
 from dshealthd.core.host import Host
 from dshealthd.core.result import CollectionOutcome, Result, attempt
 from dshealthd.linux.local_network import parse_range, parse_reserved
@@ -28,8 +26,8 @@ PREFIX = "dshealthd_tcp_"
 
 def collect(procfs: Path = Path("/proc")) -> Result:
     """Collect once from a `/proc`."""
-    context = Context(host=Host(procfs=procfs), monotonic=time.monotonic, wall=time.time)
-    return attempt(TcpLimits(TcpLimits.Options(), context), time.monotonic)
+    context = Context(host=Host(procfs=procfs))
+    return attempt(TcpLimits(TcpLimits.Options(), context))
 
 
 def values(result: Result) -> dict[str, float]:
@@ -43,15 +41,6 @@ def ports_of_ss() -> set[int]:
         ["ss", "-tanH"], check=True, capture_output=True, text=True, timeout=60
     ).stdout.splitlines()
     return {int(line.split()[3].rpartition(":")[2]) for line in lines}
-
-
-def test_fixture() -> None:
-    """From node_exporter-style files: reserved ports are not given out, and a port with several
-    sockets is one port.
-    """
-    result = collect(FIXTURES / "tcp/proc")
-    assert result.outcome is CollectionOutcome.OK
-    assert render(result.samples) == (FIXTURES / "tcp_limits/expected.prom").read_text()
 
 
 def test_reserved_ports_are_not_in_use(tmp_path: Path) -> None:

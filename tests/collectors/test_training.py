@@ -42,7 +42,7 @@ def options(path: Path, **others: Any) -> HeartbeatOptions:
 async def collected(path: Path, host: Host | None = None) -> Result:
     """Have an agent listen there, and return its first collection."""
     async with jobs(configured(options(path), host=host)) as (_, context):
-        return attempt(Training(options(path), context), time.monotonic)
+        return attempt(Training(options(path), context))
 
 
 def test_everything_that_a_message_says() -> None:
@@ -175,7 +175,7 @@ async def test_ranks_on_metrics(tmp_path: Path) -> None:
     given = options(tmp_path / "h.sock", max_ranks=2)
     async with jobs(configured(given)) as (service, context):
         training = Training(given, context)
-        assert attempt(training, time.monotonic).outcome is CollectionOutcome.OK
+        assert attempt(training).outcome is CollectionOutcome.OK
         with (
             sending(tmp_path / "h.sock", {**torchrun, "RANK": "0"}) as first,
             sending(tmp_path / "h.sock", {**torchrun, "RANK": "1"}) as second,
@@ -185,7 +185,7 @@ async def test_ranks_on_metrics(tmp_path: Path) -> None:
                 sender.tell(Message(step=5, sent=time.monotonic()))
             while service.heartbeats().receiver.received < 3:
                 await asyncio.sleep(0.01)
-            result = attempt(training, time.monotonic)
+            result = attempt(training)
     text = render(result.samples)
     assert text.count("dshealthd_job_step{") == 2
     assert re.search(
@@ -198,8 +198,8 @@ async def test_ranks_on_metrics(tmp_path: Path) -> None:
 
 def test_single_collection(tmp_path: Path) -> None:
     """`dshealthd metrics` takes the socket from no agent."""
-    context = Context(host=Host(), monotonic=time.monotonic, wall=time.time)
-    result = attempt(Training(options(tmp_path / "h.sock"), context), time.monotonic)
+    context = Context(host=Host())
+    result = attempt(Training(options(tmp_path / "h.sock"), context))
     assert (result.outcome, result.detail) == (
         CollectionOutcome.NOT_AVAILABLE,
         "heartbeats are received only while an agent runs",
@@ -212,7 +212,7 @@ async def test_no_directory(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     mine = options(tmp_path / "absent/heartbeat.sock")
     async with jobs(configured(mine)) as (service, context):
         service._reception.tend()  # type: ignore[union-attr] # the service's next turn
-        result, status = attempt(Training(mine, context), time.monotonic), str(service.status())
+        result, status = attempt(Training(mine, context)), str(service.status())
     assert result.outcome is CollectionOutcome.NOT_AVAILABLE
     assert f"{tmp_path}/absent does not exist" in result.detail
     assert result.detail in status

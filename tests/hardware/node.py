@@ -111,7 +111,7 @@ def objection(node: Node) -> str:
         return f"the agent would not run a probe now either: {reason}"
     if busy := [one.labels[0] for one in node.samples(gpu.UTILIZATION) if one.value > 0]:
         return f"GPU {', '.join(busy)} is at work, though NVML names no process"
-    context = Context(host=node.loaded.path.host, monotonic=time.monotonic, wall=time.time)
+    context = Context(host=node.loaded.path.host)
     try:
         table = ProcessTable(context)
         trainings = table.refresh()

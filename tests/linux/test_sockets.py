@@ -36,7 +36,7 @@ HEADER = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when ret
 
 def context(procfs: Path, monotonic: Callable[[], float] = time.monotonic) -> Context:
     """Return a context whose `/proc` is elsewhere."""
-    return Context(host=Host(procfs=procfs), monotonic=monotonic, wall=time.time)
+    return Context(host=Host(procfs=procfs), monotonic=monotonic)
 
 
 def counts(sockets: list[TcpSocket]) -> dict[TcpState, int]:
@@ -187,7 +187,7 @@ def test_a_refused_netlink_is_replaced_by_the_files() -> None:
         "dshealthd.core.host import Host;"
         "from dshealthd.linux.sockets import Sockets; from dshealthd.linux.netlink import "
         "TcpState; logging.basicConfig();"
-        "c = Context(host=Host(), monotonic=time.monotonic, wall=time.time); s = Sockets(c); "
+        "c = Context(host=Host()); s = Sockets(c); "
         "s.active(); c.sweep = 1;"
         "states = [found.state for found in s.active()]; print(*(states.count(s) for s in "
         "(TcpState.LISTEN, TcpState.ESTABLISHED, TcpState.TIME_WAIT)))"

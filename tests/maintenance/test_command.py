@@ -38,7 +38,7 @@ def collect(state: Path | None, *, later: float = 0.0) -> Result:
     context = Context(
         host=Host(), monotonic=time.monotonic, wall=lambda: time.time() + later, state=state
     )
-    return attempt(MaintenanceCollector(MaintenanceCollector.Options(), context), time.monotonic)
+    return attempt(MaintenanceCollector(MaintenanceCollector.Options(), context))
 
 
 def values(result: Result, metric: Metric) -> dict[tuple[str, ...], float]:
@@ -149,12 +149,10 @@ def test_a_hung_disk_is_a_fault(tmp_path: Path) -> None:
     hung = Fault(str(tmp_path), Reason.TIMEOUT, "does not answer")
     context = Context(
         host=Host(),
-        monotonic=time.monotonic,
-        wall=time.time,
         state=tmp_path,
         entering={str(tmp_path): hung}.get,
     )
-    seen = attempt(MaintenanceCollector(MaintenanceCollector.Options(), context), time.monotonic)
+    seen = attempt(MaintenanceCollector(MaintenanceCollector.Options(), context))
     assert (seen.samples, seen.faults) == ((), (hung,))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.nccl_ras import NcclRas
@@ -43,11 +42,7 @@ class Node:
 
     def __init__(self, job: Job, root: Path) -> None:
         self.job = job
-        self.context = Context(
-            host=Host(procfs=show(root, job), sysfs=root, dev=root),
-            monotonic=time.monotonic,
-            wall=time.time,
-        )
+        self.context = Context(host=Host(procfs=show(root, job), sysfs=root, dev=root))
         # Patience for a machine that has other work, and no rest between queries.
         options = NcclRasOptions(
             timeout=Duration(25), deadline=Duration(40), healthy_interval=Duration(0)

@@ -167,9 +167,7 @@ def main(directory: Path, options: Mapping[str, Mapping[str, object]]) -> None:
         dev=directory / "dev",
         rootfs=directory / "root",
     )
-    context = Context(
-        host=host, monotonic=monotonic, wall=time.time, entering=entering, tell=news.append
-    )
+    context = Context(host=host, monotonic=monotonic, entering=entering, tell=news.append)
     collectors: dict[str, Any] = {}
     encoder = wire.Encoder()
     for name in ALL_GPU_COLLECTORS:
@@ -190,7 +188,7 @@ def main(directory: Path, options: Mapping[str, Mapping[str, object]]) -> None:
         started = time.process_time()
         running_since = time.monotonic() if request["running"] else None
         for current in request["collect"]:
-            results[current] = attempt(collectors[current], time.monotonic)
+            results[current] = attempt(collectors[current])
         cpu = time.process_time() - started
         clock[0], running_since = monotonic(), None
         frames = {
