@@ -86,48 +86,6 @@ def test_gpu_lost_from_the_start(node: Node) -> None:
     assert node.collect().value("gpu_up", gpu="2", uuid=node.uuid(2)) == 1
 
 
-@pytest.mark.parametrize(
-    ("code", "reason", "replace"),
-    [
-        (4, Reason.PERMISSION_DENIED, False),
-        (9, Reason.NOT_LOADED, False),
-        (18, Reason.VERSION_MISMATCH, True),
-        (999, Reason.UNKNOWN_ERROR, False),
-    ],
-)
-def test_code_of_init(node: Node, code: int, reason: Reason, *, replace: bool) -> None:
-    """NVML that cannot be opened is an error with its own reason on a machine with GPUs."""
-    node.simulator.fault("fail", code, function="init")
-    seen = node.collect()
-    for name in GPU_COLLECTORS:
-        result = seen.results[name]
-        assert (result.outcome, result.reason, result.replace_worker) == (
-            CollectionOutcome.ERROR,
-            reason,
-            replace,
-        )
-        assert not result.samples
-    node.simulator.clear_faults()
-    assert set(node.collect().values("gpu_up").values()) == {1}
-
-
-def test_library_absent_then_there(node: Node) -> None:
-    """Without libnvidia-ml a machine with GPUs is in error, not healthy and not an ordinary one."""
-    node.simulator.hide_library()
-    result = node.collect().results["gpu"]
-    assert (result.outcome, result.reason) == (CollectionOutcome.ERROR, Reason.NOT_FOUND)
-    assert "8 NVIDIA GPUs on the PCI bus" in result.detail
-    bus = node.sysfs / "bus/pci/devices"
-    bus.rename(bus.with_name("away"))
-    bus.write_text("no directory")
-    detail = node.collect().results["gpu"].detail
-    assert detail.endswith("with an unknown number of NVIDIA GPUs on the PCI bus"), detail
-    bus.unlink()
-    bus.with_name("away").rename(bus)
-    node.simulator.show_library()
-    assert len(node.collect().values("gpu_up")) == 8
-
-
 @pytest.mark.parametrize("code", [9, 12])
 def test_no_gpu_on_the_bus(tmp_path: Path, code: int) -> None:
     """Without a GPU on the bus, a missing driver or library is an ordinary absence."""
@@ -190,29 +148,6 @@ def test_driver_goes_in_the_middle_of_a_sweep(node: Node) -> None:
     assert seen.results["ecc"].reason is Reason.NOT_LOADED
     assert seen.results["pcie"].reason is Reason.NOT_LOADED
     assert not [part for part in seen.approached if part.startswith("pcie")]
-
-
-def test_count_and_order_change(node: Node) -> None:
-    """After seven of eight remain in another order, values follow the UUID, and the one that is
-    gone is down under its old index.
-    """
-    before = node.collect()
-    node.simulator.order(7, 6, 5, 4, 2, 1, 0)
-    seen = node.collect()
-    assert seen.value("gpus_visible") == 7
-    assert seen.value("gpu_temperature_celsius", gpu="0", sensor="core", uuid=node.uuid(7)) == 42
-    old, new = (
-        {uuid: value for (_, uuid), value in round_.values("gpu_power_watts").items()}
-        for round_ in (before, seen)
-    )
-    assert new == {uuid: value for uuid, value in old.items() if uuid != node.uuid(3)}
-    assert seen.value("gpu_up", uuid=node.uuid(3)) == 0
-    assert seen.values("gpu_up", uuid=node.uuid(3)) == {("3",): 0}
-    assert seen.value("gpu_fault", gpu="3", uuid=node.uuid(3), reason="not_found") == 1
-    node.simulator.order()
-    seen = node.collect()
-    assert seen.value("gpu_up", uuid=node.uuid(3)) == 1
-    assert len(seen.values("gpu_up")) == 8
 
 
 def test_count_is_fixed_while_nvml_is_open(node: Node) -> None:
@@ -307,21 +242,6 @@ def test_one_failing_call(node: Node) -> None:
     assert "nvmlDeviceGetPowerUsage" in seen.results["gpu"].faults[0].detail
 
 
-@pytest.mark.parametrize("code", [4, 999])
-def test_side_calls_that_fail(node: Node, code: int) -> None:
-    """SRAM counters that fail cost their own samples."""
-    node.simulator.set(None, "sram_threshold_exceeded", "unsupported")
-    node.simulator.fault("fail", code, gpu=3, function="nvmlDeviceGetMemoryErrorCounter")
-    for _ in range(3):
-        seen = node.collect()
-        assert seen.value("gpu_up", gpu="3") == 1
-        assert ("3",) in seen.values("pcie_link_width", uuid=node.uuid(3))
-        assert seen.values("gpu_ecc_errors_total", uuid=node.uuid(3))
-        assert not seen.values("gpu_ecc_location_errors_total", gpu="3", location="sram")
-        assert set(seen.reasons("ecc")) == {"gpu 3"}
-        assert not seen.reasons("pcie")
-
-
 def test_sram_status_needs_root(node: Node) -> None:
     """Where the driver keeps the SRAM status for root, that alone is left out, and without a fault.
 
@@ -335,18 +255,6 @@ def test_sram_status_needs_root(node: Node) -> None:
     assert seen.value("gpu_up", gpu="3") == 1
     assert not seen.reasons("ecc")
     assert not seen.reasons("gpu")
-
-
-def test_link_calls_that_fail(node: Node) -> None:
-    """Failing link states cost the links' states, not the GPU's PCIe metrics nor its traffic."""
-    node.simulator.set(None, "nvlink_state", "unsupported")
-    node.simulator.fault("fail", 999, gpu=3, function="nvmlDeviceGetNvLinkState")
-    seen = node.collect()
-    assert seen.reasons("nvlink") == {"gpu 3": Reason.UNKNOWN_ERROR}
-    assert not seen.reasons("pcie")
-    assert ("3",) in seen.values("pcie_link_width", uuid=node.uuid(3))
-    assert ("3",) in seen.values("nvlink_transmit_bytes_total", uuid=node.uuid(3))
-    assert seen.value("gpu_up", gpu="3") == 1
 
 
 def test_failure_names_its_gpu(node: Node) -> None:
@@ -481,20 +389,6 @@ def test_reading_of_a_collector_is_quarantined(node: Node) -> None:
     assert set(seen.values("gpu_ecc_errors_total", type="corrected", counter="volatile")) == {
         (gpu, node.uuid(int(gpu))) for gpu in others(3)
     }
-
-
-def test_every_gpu_fails(node: Node) -> None:
-    """If no GPU can be read the collector is down, and the GPUs are shown as such."""
-    node.collect()
-    node.simulator.fault("fail", 15)
-    node.simulator.fault("fail", 0, function="nvmlDeviceGetCount")
-    seen = node.collect()
-    assert (seen.results["gpu"].outcome, seen.results["gpu"].reason) == (
-        CollectionOutcome.ERROR,
-        Reason.GPU_LOST,
-    )
-    assert seen.values("gpu_up") == {(str(gpu), node.uuid(gpu)): 0 for gpu in range(8)}
-    assert seen.results["ecc"].reason is Reason.GPU_LOST
 
 
 def test_sentinels(node: Node) -> None:
