@@ -45,11 +45,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="LOG",
         help="log of a healthy run: an event that it has too is not a cause",
     )
-    made.add_argument(
-        "--follow",
-        action="store_true",
-        help="keep reading, and print the answer whenever it changes, until interrupted",
-    )
     return made
 
 
@@ -59,8 +54,6 @@ def main(arguments: Sequence[str]) -> int:
     0 nothing found, 1 a cause found, 2 undecided, 64 bad usage or no readable log.
     """
     options = parser().parse_args(arguments)
-    if options.follow:
-        return _follow(options.logs, as_json=options.json)
     try:
         recognizer, unread = read(options.logs, options.healthy)
     except logs.InputError as error:
@@ -73,22 +66,6 @@ def main(arguments: Sequence[str]) -> int:
     else:
         sys.stdout.write(answer.text(finding, found, unread))
     return EXIT[finding.outcome]
-
-
-def _follow(names: Sequence[str], *, as_json: bool) -> int:
-    from dshealthd.explain import follow
-
-    status = EXIT_NOTHING
-    try:
-        for finding, recognizer in follow.follow(names, year=datetime.now(UTC).year):
-            status = EXIT[finding.outcome]
-            if as_json:
-                print(json.dumps(answer.document(finding, recognizer.found, [])), flush=True)
-            else:
-                print(answer.text(finding, recognizer.found, []), flush=True)
-    except KeyboardInterrupt:
-        return status
-    return status
 
 
 def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer, list[str]]:
