@@ -163,14 +163,6 @@ def main() -> None:
                 command = [sys.executable, "-m", "dshealthd", "doctor", *arguments]
                 told = timed(command, SLOW_TURNS, {})
                 print(row("doctor, 8 hosts by their agents", told), flush=True)
-                said = subprocess.run(
-                    [*command, "--probe"], capture_output=True, text=True, check=False, cwd=ROOT
-                ).stdout
-                if "an all-reduce over 8 nodes (gloo) is correct" not in said:
-                    message = f"no collective was run:\n{said}"
-                    raise RuntimeError(message)
-                probed = timed([*command, "--probe"], SLOW_TURNS, {})
-                print(row("the same with --probe, gloo", probed), flush=True)
         if "others" in wanted:
             report = [str(Path(sys.executable).with_name("ds_report"))]
             print(row("ds_report", timed(report, SLOW_TURNS, environment)), flush=True)

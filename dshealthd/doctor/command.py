@@ -22,7 +22,7 @@ from dshealthd.doctor.job.arguments import add_arguments as add_job_arguments
 from dshealthd.doctor.node_context import NodeContext, facts
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.path_check import path_check
-from dshealthd.doctor.report import NodeReport, Report, junit, text
+from dshealthd.doctor.report import NodeReport, Report, text
 from dshealthd.doctor.several_nodes import Request, examine_all
 from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
 from dshealthd.doctor.status_document import collect, status_document
@@ -69,7 +69,6 @@ def parser() -> Parser:
     added = Parser(prog="dshealthd doctor", description=DESCRIPTION, epilog=EPILOG)
     output = added.add_mutually_exclusive_group()
     output.add_argument("--json", dest="as_json", action="store_true", help="one JSON document")
-    output.add_argument("--junit", action="store_true", help="JUnit's XML, for CI")
     output.add_argument(
         "--for",
         dest="caller",
@@ -89,12 +88,6 @@ def parser() -> Parser:
         default=[],
         help="checkpoint or offload directory: check its space and time a 4 KiB write; may be "
         "repeated",
-    )
-    added.add_argument(
-        "--report",
-        dest="support_file",
-        metavar="FILE",
-        help="also write versions, findings and configuration, without secrets, to a new file",
     )
     added.add_argument(
         "--no-agent",
@@ -123,11 +116,6 @@ def parser() -> Parser:
         help="path of dshealthd on the other nodes, if it is not in their PATH",
     )
     across.add_argument("--ssh", metavar="PROGRAM", default="ssh", help="SSH client (default: ssh)")
-    across.add_argument(
-        "--probe",
-        action="store_true",
-        help="have the agents run a collective across these nodes, on idle GPUs",
-    )
     across.add_argument("--across", action="store_true", help=argparse.SUPPRESS)
     flags.access(added.add_argument_group("the agent of this node"))
     add_job_arguments(added)
@@ -153,10 +141,6 @@ def main(words: Sequence[str]) -> int:
     try:
         examined = _across if options.hosts else _here
         report = examined(options, loaded, checks)
-        if options.support_file:
-            from dshealthd.doctor import support_file  # rarely used
-
-            support_file.write(options.support_file, report, loaded)
     except (HostsError, OSError) as error:
         print(f"dshealthd doctor: {error}", file=sys.stderr)
         return UNKNOWN
@@ -243,7 +227,6 @@ def _across(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[
         remote=[options.remote_command, "doctor", "--json", "--across", *_passed_on(options)],
         host_timeout=options.host_timeout,
         agents=options.agent and not (options.paths or options.python or named),
-        probe=options.probe,
     )
     options.across = True
     progress = Progress("nodes")
@@ -276,8 +259,6 @@ def _print(options: argparse.Namespace, report: Report) -> int:
         return callers.CALLERS[options.caller](report)
     if options.as_json:
         print(json.dumps(report.document(), allow_nan=False))
-    elif options.junit:
-        print(junit(report))
     else:
         color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
         for line in text(report, Paint(color=color), verbose=options.verbose):

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
-from dshealthd.core.text import plural, printable
+from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, decode, worst
 from dshealthd.doctor.examination import Examined
 from dshealthd.findings.finding import ORDER, State
@@ -18,7 +18,6 @@ from dshealthd.status.paint import EXIT, safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from xml.etree import ElementTree as ET
 
     from dshealthd.status.paint import Paint
 
@@ -202,52 +201,6 @@ def _lines(one: Examined, result: Result, accepted: str, paint: Paint) -> Iterat
     elif result.remedy:
         yield f"            Remedy: {result.remedy}"
     yield f"            Runbook: dshealthd doctor --runbook {safe(one.slug)}"
-
-
-def junit(report: Report) -> str:
-    """Return the report as JUnit XML: a suite for each node, a case for each check.
-
-    A critical result or a warning is a failure, an unknown result an error, an accepted one skipped.
-    """
-    from xml.etree import ElementTree as ET  # only this output needs it
-
-    suites = ET.Element("testsuites", name="dshealthd doctor", time=f"{report.seconds:.3f}")
-    for node in report.nodes:
-        _suite(suites, node.node, node.checks, node.problem)
-    if report.across:
-        _suite(suites, "across nodes", report.across, "")
-    return ET.tostring(suites, encoding="unicode", xml_declaration=True)
-
-
-def _suite(suites: ET.Element, name: str, checks: Sequence[Examined], problem: str) -> None:
-    from xml.etree import ElementTree as ET
-
-    suite = ET.SubElement(suites, "testsuite", name=printable(name))
-    if problem:
-        case = ET.SubElement(suite, "testcase", classname=printable(name), name="reachable")
-        ET.SubElement(case, "failure", type="critical", message=printable(problem))
-    for one in checks:
-        case = ET.SubElement(
-            suite,
-            "testcase",
-            classname=printable(name),
-            name=printable(one.name),
-            time=f"{one.seconds:.3f}",
-        )
-        entries = found([one])
-        for _, result, accepted in entries[:1]:
-            kind = "error" if result.outcome is State.UNKNOWN else "failure"
-            message = "; ".join(entry[1].text for entry in entries)
-            if accepted:
-                ET.SubElement(case, "skipped", message=printable(accepted))
-            else:
-                child = ET.SubElement(case, kind, type=result.outcome.value, message=message)
-                child.text = result.remedy
-    tally = {kind: len(suite.findall(f"testcase/{kind}")) for kind in ("failure", "error")}
-    suite.set("tests", str(len(suite)))
-    suite.set("failures", str(tally["failure"]))
-    suite.set("errors", str(tally["error"]))
-    suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
 
 
 NPD_LINE = 80

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from dshealthd.config.config import Config
-    from dshealthd.doctor.processes import Ended
     from dshealthd.doctor.report import Report
 
     Progress = Callable[[int, int, Sequence[str]], object]
@@ -109,19 +108,6 @@ class Request:
     host_timeout: float
     agents: bool
     """Whether agents may be queried."""
-    probe: bool
-    """Whether to run a collective across the nodes."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Members:
-    """The hosts whose agents can be queried."""
-
-    hosts: tuple[str, ...] = ()
-    me: str = ""
-    """This node's name among the members; it need not be one of the hosts."""
-    why: str = ""
-    """Why there are none."""
 
 
 def examine_all(
@@ -133,74 +119,47 @@ def examine_all(
     """
     found: dict[str, NodeReport] = {}
     problems: dict[str, str] = {}
-    members = _members(request, loaded) if request.agents or request.probe else _Members()
-    if request.agents and members.hosts:
-        found, problems = _by_agents(request, loaded, members, here, progress)
+    if request.agents and loaded.section(ProbeOptions).peer.listen_address:
+        found, problems = _by_agents(request, loaded, here, progress)
     if left := [host for host in request.hosts if host not in found]:
         reports = ask(left, [request.ssh], request.remote, request.host_timeout, progress)
         found |= {one.node: _with(one, problems.get(one.node, "")) for one in reports}
     reports = [found[host] for host in request.hosts]
-    across = compare(reports)
-    if request.probe:
-        answering = [host for host in members.hosts if host not in problems]
-        across.append(_collective(request, loaded, members, answering))
-    return reports, across
-
-
-def _members(request: Request, loaded: Config) -> _Members:
-    """Return the nodes whose agents this configuration and this user may call."""
-    if not loaded.section(ProbeOptions).peer.listen_address:
-        return _Members(why="probe.peer is not configured here: pass an agent's --config.file")
-    from dshealthd.doctor.agents import ChannelError, channel
-
-    try:
-        me, names = channel(loaded)
-    except ChannelError as error:
-        why = printable(str(error))
-        print(f"dshealthd doctor: agents are not queried: {why}", file=sys.stderr)
-        return _Members(why=why)
-    return _Members(tuple(host for host in request.hosts if host in names), me)
+    return reports, compare(reports)
 
 
 def _by_agents(
-    request: Request,
-    loaded: Config,
-    members: _Members,
-    here: Callable[[], Report],
-    progress: Progress,
+    request: Request, loaded: Config, here: Callable[[], Report], progress: Progress
 ) -> tuple[dict[str, NodeReport], dict[str, str]]:
-    """Return the reports from the nodes' agents, and for the other nodes why there is none."""
+    """Return the reports from the nodes' agents, and for the other members why there is none."""
     from dshealthd.doctor import agents
 
     found: dict[str, NodeReport] = {}
     problems: dict[str, str] = {}
+    try:
+        me, names = agents.channel(loaded)
+    except agents.ChannelError as error:
+        why = printable(str(error))
+        print(f"dshealthd doctor: agents are not queried: {why}", file=sys.stderr)
+        return found, problems
     pool = Pool()
     try:
-        for host in members.hosts:
-            if host == members.me:
+        for host in request.hosts:
+            if host == me:
                 pool.start(host, lambda: here().document(), HERE_DEADLINE)
-            else:
-                call = functools.partial(agents.examined, loaded, members.me, request.checks, host)
+            elif host in names:
+                call = functools.partial(agents.examined, loaded, me, request.checks, host)
                 pool.start(host, call, agents.DEADLINE)
         for ended in pool.ended(
             on_tick=lambda: progress(len(found), len(request.hosts), pool.names)
         ):
-            report = _parsed(ended)
-            if isinstance(report, NodeReport):
-                found[ended.name] = report
+            if problem := ended.problem or ended.value.get("problem"):
+                problems[ended.name] = str(problem)
             else:
-                problems[ended.name] = report
+                found[ended.name] = parse_node(ended.value, ended.name)
     finally:
         pool.close()
     return found, problems
-
-
-def _parsed(ended: Ended) -> NodeReport | str:
-    if ended.problem:
-        return ended.problem
-    if problem := ended.value.get("problem"):
-        return str(problem)
-    return parse_node(ended.value, ended.name)
 
 
 def _with(report: NodeReport, problem: str) -> NodeReport:
@@ -210,23 +169,3 @@ def _with(report: NodeReport, problem: str) -> NodeReport:
     return dataclasses.replace(
         report, problem=f"its agent: {printable(problem)}; over SSH: {report.problem}"
     )
-
-
-def _collective(
-    request: Request, loaded: Config, members: _Members, names: Sequence[str]
-) -> Examined:
-    from dshealthd.doctor import collective
-
-    if len(names) < 2:  # noqa: PLR2004 - a collective needs two
-        answer = plural(len(names), "agent with probes answers", "agents with probes answer")
-        why = members.why or f"{answer}, but a collective needs two"
-        return collective.not_run(why)
-    pool = Pool()
-    try:
-        call = functools.partial(collective.run, loaded, members.me, names)
-        pool.start(collective.NAME, call, collective.DEADLINE)
-        (ended,) = pool.ended()
-    finally:
-        pool.close()
-    left_out = [host for host in request.hosts if host not in names]
-    return collective.judged(ended, request.hosts, left_out)

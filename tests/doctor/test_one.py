@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.doctor.collective import without
 from dshealthd.doctor.node import agent, gpus, rendezvous, running_jobs
 from tests.doctor.job.asking import asked, texts
 from tests.doctor.job.asking import results as job_results
@@ -78,11 +77,6 @@ def test_snapshot_checks(check: SnapshotCheck, scene: Scene, text: str) -> None:
     said = texts(results(check, seen(check, scene)))
     assert text in said
     assert not ONE_OF_MANY.search(said), said
-
-
-def test_collective() -> None:
-    """One node of one that no collective could be run on."""
-    assert without(["node-17"], 1).text.startswith("1 of 1 node took no part in a collective")
 
 
 @pytest.mark.parametrize(

@@ -7,26 +7,23 @@ import json
 import os
 import pty
 import re
-import stat
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 
 from dshealthd import findings
 from dshealthd.cli import main as cli
-from dshealthd.config import config
-from dshealthd.doctor import node, support_file
+from dshealthd.doctor import node
 from dshealthd.doctor import report as callers
 from dshealthd.doctor.check import Check, Result
 from dshealthd.doctor.command import main
 from dshealthd.doctor.examination import Examined, accept
 from dshealthd.doctor.job import checks as job
 from dshealthd.doctor.options import DoctorOptions, parse_accepted
-from dshealthd.doctor.report import NodeReport, Report, junit, parse_node, text
+from dshealthd.doctor.report import NodeReport, Report, parse_node, text
 from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.findings.finding import State
 from dshealthd.findings.judge import RULES
@@ -97,15 +94,6 @@ def test_json_is_versioned_and_read_back() -> None:
     document["nodes"][0]["checks"][0]["seconds"] = float("nan")  # as json.loads takes it
     with pytest.raises(ValueError, match="not a number of seconds"):
         parse_node(document, "node-1")
-
-
-def test_junit_is_xml() -> None:
-    """A case for each check, by its outcome, without characters that XML lacks."""
-    made = report(OK, WARNING, CRITICAL, UNKNOWN)
-    (suite,) = ET.fromstring(junit(made))
-    counts = {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")}
-    assert counts == {"tests": "4", "failures": "2", "errors": "1", "skipped": "0"}
-    assert [case.get("name") for case in suite] == [f"check-{number}" for number in range(4)]
 
 
 def test_accepted_findings_do_not_count_until_their_date() -> None:
@@ -198,33 +186,6 @@ def test_ansible(capsys: pytest.CaptureFixture[str]) -> None:
     answer = json.loads(capsys.readouterr().out)
     assert (answer["changed"], answer["failed"]) == (False, True)
     assert answer["doctor"]["verdict"] == "critical"
-
-
-def test_support_file_has_no_secrets(tmp_path: Path) -> None:
-    """Secrets are removed from texts and configuration; the file is private and replaces none."""
-    secrets = (
-        "https://bob:hunter2@proxy:3128/x",
-        "HF_TOKEN=hf_abcdefgh12345678",
-        "token: s3cr3t-value",
-        "Authorization: Bearer eyJhbGciOi.x.y",
-        "glpat-abcdefghij1234567890",
-        "-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----",
-    )
-    file = tmp_path / "report.json"
-    made = report(*(Result(State.WARNING, f"near {one} there") for one in secrets))
-    toml = tmp_path / "c.toml"
-    toml.write_text('[probe.worker]\nenvironment = ["WANDB_API_KEY=topsecret"]\n')
-    support_file.write(str(file), made, config.load(toml))
-    content = file.read_text()
-    for leaked in ("hunter2", "hf_abc", "s3cr3t", "eyJ", "glpat-", "MIIE", "topsecret"):
-        assert leaked not in content, leaked
-    document = json.loads(content)
-    assert document["versions"]["dshealthd"]
-    assert document["doctor"]["verdict"] == "warning"
-    assert document["configuration"]["collectors"]["gpu"]["enabled"] is True
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    with pytest.raises(FileExistsError):
-        support_file.write(str(file), made, config.load(None))
 
 
 def test_every_check_has_a_name_a_symptom_and_a_deadline() -> None:

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import re
 
-from dshealthd.core.options import Bytes
 from dshealthd.jobs.environment import natural
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
-_COUNT = re.compile(r"(\d{1,15}(?:\.\d{1,6})?(?:e\d{1,2})?)([kmbgt]?)", re.IGNORECASE)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,19 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="interpreter of a training environment, whose files are read; may be repeated. With "
         "--job the first one is run so that its DeepSpeed reads the configuration",
     )
-    group.add_argument(
-        "--parameters",
-        metavar="COUNT",
-        type=count,
-        help="number of parameters of the model, such as 7e9 or 7B",
-    )
-    group.add_argument(
-        "--largest-layer",
-        metavar="COUNT",
-        type=count,
-        default=0,
-        help="number of parameters of its largest layer, for the ZeRO 3 memory estimate",
-    )
     group.add_argument("--ranks", metavar="COUNT", type=positive, help="total ranks of the job")
     group.add_argument(
         "--model-parallel",
@@ -61,18 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks that share one copy of the model: tensor x pipeline x sequence (default: 1)",
     )
     group.add_argument("--gpus-per-node", metavar="COUNT", type=positive, help="GPUs per node")
-    group.add_argument(
-        "--gpu-memory", metavar="SIZE", type=size, help="memory of each GPU, such as 80GiB"
-    )
-
-
-def count(text: str) -> int:
-    """Return the number in an argument such as `7e9`, `7B` or `350M`."""
-    match = _COUNT.fullmatch(text)
-    if match is None:
-        message = f"{text!r} is not a number such as 7e9 or 7B"
-        raise argparse.ArgumentTypeError(message)
-    return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
 def positive(text: str) -> int:
@@ -82,11 +52,3 @@ def positive(text: str) -> int:
         message = f"{text!r} is not a whole number of at least 1"
         raise argparse.ArgumentTypeError(message)
     return found
-
-
-def size(text: str) -> int:
-    """Return the bytes in an argument such as `80GiB`, in the configuration's notation."""
-    try:
-        return Bytes.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown
-from dshealthd.doctor.job.sources.remedies import add_key, find_key, set_number
+from dshealthd.doctor.job.sources.remedies import find_key, paste
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,12 +44,12 @@ def _batch_sizes(context: JobContext, config: Source[Parsed]) -> Iterator[Result
     elif TRAIN not in given and MICRO not in given:
         yield critical(
             f"{name} has neither {TRAIN} nor {MICRO}; DeepSpeed needs one of them",
-            remedy=add_key(config, MICRO, "1"),
+            remedy=paste("cat", "--", name),
             source=SOURCE,
             component=f"{name}: {TRAIN}",
         )
     else:
-        yield _judged(context, config, given)
+        yield _judged(context, name, given)
 
 
 def _wrong(name: str, given: dict[str, Any]) -> Iterator[Result]:
@@ -68,8 +68,7 @@ def _wrong(name: str, given: dict[str, Any]) -> Iterator[Result]:
         )
 
 
-def _judged(context: JobContext, config: Source[Parsed], given: dict[str, int]) -> Result:
-    name = config.name
+def _judged(context: JobContext, name: str, given: dict[str, int]) -> Result:
     copies, said = context.data_parallel, context.layout.source
     train, micro, steps = given.get(TRAIN), given.get(MICRO), given.get(ACCUMULATION)
     if context.layout.ranks is not None and copies is None:
@@ -90,7 +89,7 @@ def _judged(context: JobContext, config: Source[Parsed], given: dict[str, int]) 
             source=SOURCE,
         )
     if copies is None:
-        return _without_ranks(config, train, micro, steps)
+        return _without_ranks(name, train, micro, steps)
     unit = (micro or 1) * (steps or 1) * copies
     complete = micro is not None and steps is not None
     # DeepSpeed computes a missing value by integer division
@@ -108,13 +107,11 @@ def _judged(context: JobContext, config: Source[Parsed], given: dict[str, int]) 
         ]
     )
     relation = "is not" if complete else "is not a multiple of"
-    offers = list(_offers(train, micro, steps, copies))
+    offers = _offers(train, micro, steps, copies)
     return critical(
         f"{name}: {TRAIN} {train} {relation} {product} = {unit}; possible fixes: "
         + ", or ".join(f"{key} {value}" for key, value in offers),
-        remedy=set_number(config, *offers[0])
-        if offers[0][0] in given
-        else set_number(config, TRAIN, offers[-1][1]),
+        remedy=find_key(name, TRAIN),
         value=str(train),
         limit=str(unit),
         source=SOURCE,
@@ -138,16 +135,14 @@ def _offers(
         yield TRAIN, below if below and train - below <= unit / 2 else below + unit
 
 
-def _without_ranks(
-    config: Source[Parsed], train: int, micro: int | None, steps: int | None
-) -> Result:
+def _without_ranks(name: str, train: int, micro: int | None, steps: int | None) -> Result:
     """Judge batch sizes when the number of ranks is unknown: can they fit any number?"""
-    name, unit = config.name, (micro or 1) * (steps or 1)
+    unit = (micro or 1) * (steps or 1)
     if train % unit:
         return critical(
             f"{name}: {TRAIN} {train} is not a multiple of {MICRO} x {ACCUMULATION} = {unit},"
             " so it fits no number of ranks",
-            remedy=set_number(config, TRAIN, max(unit, round(train / unit) * unit)),
+            remedy=find_key(name, TRAIN),
             value=str(train),
             limit=f"a multiple of {unit}",
             source=SOURCE,

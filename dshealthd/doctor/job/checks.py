@@ -11,8 +11,8 @@ from dshealthd.doctor.job import (
     config_conflicts,
     hostfile,
     launcher,
-    memory,
     nccl,
+    offload,
     rendezvous,
 )
 
@@ -24,7 +24,7 @@ CHECKS: tuple[Check[JobContext], ...] = (
     *(config.FILE, config.KEYS, config.DEPRECATED, config_conflicts.CHECK, batch.CHECK),
     *(hostfile.LINES, hostfile.NAMES, hostfile.SSH, launcher.CHECK, launcher.RANKS),
     *(rendezvous.ADDRESS, rendezvous.PORT, nccl.VARIABLES, nccl.TRANSPORTS),
-    *(checkpoint.CHECK, memory.MEMORY, memory.OFFLOAD),
+    *(checkpoint.CHECK, offload.CHECK),
 )
 
 

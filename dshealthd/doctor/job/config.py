@@ -10,11 +10,11 @@ from dshealthd.core.text import plural
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.batch import UNREADABLE
 from dshealthd.doctor.job.sources import deepspeed_config
-from dshealthd.doctor.job.sources.remedies import find_key, paste, rename_key, unreadable
+from dshealthd.doctor.job.sources.remedies import find_key, paste, unreadable
 from dshealthd.findings.finding import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from dshealthd.doctor.job.context import JobContext
     from dshealthd.doctor.job.sources.deepspeed_config import Parsed
@@ -84,8 +84,8 @@ FILE = check_of(
 LIKENESS = 0.75
 """Share of letters in common with a known key from which that key is suggested."""
 
-LETTERS_PER_SLIP = 6
-"""A key is taken for misspelt if at most one letter in so many differs: `zero_optimisation`."""
+MISSPELT = 0.88
+"""Likeness from which a key is taken for a misspelt one: `zero_optimisation` has 0.94."""
 
 _COMMENTS = ("_", "//", "#", "$", "comment")
 """Beginnings of keys that people use for comments, as JSON has none; DeepSpeed has no such key."""
@@ -110,69 +110,58 @@ def _inspected(context: JobContext) -> Inspection | Result:
 
 
 def _keys(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
-    inspection, source = _inspected(context), context.inspector
+    inspection, source, name = _inspected(context), context.inspector, config.name
     if isinstance(inspection, Result):
         yield inspection
         return
-    found = 0
+    found = False
     for error in inspection.errors:
         if error["kind"] == "unknown":
-            found += 1
-            yield _refused(config, error, inspection, source)
+            found = True
+            block, _, key = error["path"].rpartition(".")
+            near, _ = _nearest(key, inspection.models.get(error.get("model", ""), ()))
+            yield critical(
+                f"{name}: {block} has no key {key!r}, so DeepSpeed aborts at startup{_advice(near)}",
+                remedy=find_key(name, key),
+                source=source,
+                component=f"{name}: {error['path']}",
+            )
     if inspection.unread is None:
         yield unknown(
-            f"{config.name}: keys without effect cannot be found while DeepSpeed refuses other"
-            " keys",
+            f"{name}: keys without effect cannot be found while DeepSpeed refuses other keys",
             source=source,
         )
         return
     for path in inspection.unread:
-        if not _is_comment(path.rpartition(".")[2]):
-            found += 1
-            yield _unread(config, path, inspection, source)
+        block, _, key = path.rpartition(".")
+        if not _is_comment(key):
+            found = True
+            yield _unread(name, path, inspection.looked_up.get(block, ()), source)
     if not found:
         keys = plural(len(context.document or ()), "top-level key")
-        yield ok(f"{config.name}: no key without effect among {keys}", source=source)
+        yield ok(f"{name}: no key without effect among {keys}", source=source)
 
 
 def _is_comment(key: str) -> bool:
     return key.lower().startswith(_COMMENTS)
 
 
-def _refused(
-    config: Source[Parsed], error: Mapping[str, str], inspection: Inspection, source: str
-) -> Result:
-    block, _, key = error["path"].rpartition(".")
-    near, is_misspelt = _nearest(key, inspection.models.get(error.get("model", ""), ()))
-    return critical(
-        f"{config.name}: {block} has no key {key!r}, so DeepSpeed aborts at startup"
-        f"{f'; did you mean {near!r}?' if near else ''}",
-        remedy=_mend(config, key, near if is_misspelt else ""),
-        source=source,
-        component=f"{config.name}: {error['path']}",
-    )
-
-
-def _unread(config: Source[Parsed], path: str, inspection: Inspection, source: str) -> Result:
-    block, _, key = path.rpartition(".")
-    near, is_misspelt = _nearest(key, inspection.looked_up.get(block, ()))
-    if not block and key in GUIDES:
-        near, is_misspelt, advice = "", False, f"; {GUIDES[key]}"
-    else:
-        advice = f"; did you mean {near!r}?" if near else ""
+def _unread(name: str, path: str, known: Iterable[str], source: str) -> Result:
+    key = path.rpartition(".")[2]
+    near, is_misspelt = _nearest(key, known)
     # A misspelt key leaves the job without the setting it wants. A key unlike any of DeepSpeed's
     # may be meant for the script that reads the same file.
     return Result(
-        State.CRITICAL if is_misspelt else State.WARNING,
-        f"{config.name}: nothing reads {path!r}, so it has no effect{advice}",
-        remedy=_mend(config, key, near if is_misspelt else ""),
+        State.CRITICAL if is_misspelt and path not in GUIDES else State.WARNING,
+        f"{name}: nothing reads {path!r}, so it has no effect{_advice(near, GUIDES.get(path, ''))}",
+        remedy=find_key(name, key),
         source=source,
-        component=f"{config.name}: {path}",
+        component=f"{name}: {path}",
     )
 
 
-def _mend(config: Source[Parsed], key: str, right: str) -> str:
-    return rename_key(config, key, right) if right else find_key(config.name, key)
+def _advice(near: str, guide: str = "") -> str:
+    return f"; {guide}" if guide else f"; did you mean {near!r}?" if near else ""
 
 
 def _nearest(key: str, known: Iterable[str]) -> tuple[str, bool]:
@@ -183,25 +172,7 @@ def _nearest(key: str, known: Iterable[str]) -> tuple[str, bool]:
     close = difflib.get_close_matches(key[:100], list(known), n=1, cutoff=LIKENESS)
     if not close or _is_comment(key):
         return "", False
-    return close[0], _slips(key[:100], close[0]) <= len(key) // LETTERS_PER_SLIP
-
-
-def _slips(left: str, right: str) -> int:
-    """Return how many letters must be added, removed or replaced, or neighbors swapped.
-
-    Capitals, `_` and `-` do not count. (Optimal string alignment distance.)
-    """
-    left, right = (text.lower().replace("_", "").replace("-", "") for text in (left, right))
-    rows = [list(range(len(right) + 1))]
-    for at, letter in enumerate(left, 1):
-        above, row = rows[-1], [at]
-        for other, wanted in enumerate(right, 1):
-            best = min(row[-1] + 1, above[other] + 1, above[other - 1] + (letter != wanted))
-            if at > 1 < other and left[at - 2 : at] == right[other - 2 : other][::-1]:
-                best = min(best, rows[-2][other - 2] + 1)
-            row.append(best)
-        rows.append(row)
-    return rows[-1][-1]
+    return close[0], difflib.SequenceMatcher(None, key[:100], close[0]).ratio() >= MISSPELT
 
 
 KEYS = check_of(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
 from dshealthd.doctor.job.batch import UNREADABLE
-from dshealthd.doctor.job.sources.remedies import add_key, find_key, paste
+from dshealthd.doctor.job.sources.remedies import find_key, paste
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ def _conflicts(context: JobContext, config: Source[Parsed]) -> Iterator[Result]:
         if error["kind"] in {"refused", "value"} and not (both and "bfloat16" in error["text"])
     ]
     if inspection.settings is not None:
-        found += _engine(config, inspection.settings, source)
+        found += _engine(name, inspection.settings, source)
     yield from found
     if not found and inspection.settings is not None:
         stage = inspection.settings["stage"]
@@ -91,9 +91,8 @@ def _written(name: str, document: Mapping[str, Any]) -> Iterator[Result]:
             )
 
 
-def _engine(config: Source[Parsed], settings: Mapping[str, Any], source: str) -> Iterator[Result]:
+def _engine(name: str, settings: Mapping[str, Any], source: str) -> Iterator[Result]:
     """Yield conflicts in the engine between settings that DeepSpeed's configuration accepts."""
-    name = config.name
     stage, optimizer = settings["stage"], settings["optimizer"] or ""
     for key, least in (("offload_param", 3), ("offload_optimizer", 1)):
         if settings[key] != "none" and stage < least:
@@ -116,7 +115,6 @@ def _engine(config: Source[Parsed], settings: Mapping[str, Any], source: str) ->
             source=source,
             component=f"{name}: optimizer.type",
         )
-    yield from _ratio(name, settings)
     yield from _scheduler(name, settings, source)
     if settings["optimizer_problem"] == "unknown":
         yield critical(
@@ -130,37 +128,9 @@ def _engine(config: Source[Parsed], settings: Mapping[str, Any], source: str) ->
         yield critical(
             f"{name}: ZeRO is not tested with {optimizer}, and DeepSpeed aborts at startup"
             " unless zero_allow_untested_optimizer is true",
-            remedy=add_key(config, "zero_allow_untested_optimizer", "true"),
+            remedy=find_key(name, "optimizer", "-A2"),
             source=source,
             component=f"{name}: optimizer.type",
-        )
-
-
-def _ratio(name: str, settings: Mapping[str, Any]) -> Iterator[Result]:
-    """Yield what prevents a part of the optimizer's states from staying on the GPU."""
-    device, optimizer = settings["offload_optimizer"], settings["optimizer"] or ""
-    if settings["ratio"] >= 1 or device == "none":
-        return
-    value = f"{settings['ratio']:g}"
-    if device == "nvme":
-        yield warning(
-            f"{name}: offload_optimizer.ratio {value} is for CPU Adam, but the states are"
-            " offloaded to NVMe",
-            remedy=find_key(name, "ratio"),
-            value=value,
-            limit="device cpu",
-            source="deepspeed/runtime/zero/offload_config.py",
-            component=f"{name}: zero_optimization.offload_optimizer.ratio",
-        )
-    elif optimizer not in {"", "adam", "adamw"}:
-        yield critical(
-            f"{name}: offload_optimizer.ratio {value} works with CPU Adam alone, so DeepSpeed"
-            f" aborts at startup with {optimizer}",
-            remedy=find_key(name, "ratio"),
-            value=optimizer,
-            limit="adam or adamw",
-            source="deepspeed/runtime/zero/stage3.py, DeepSpeedZeroOptimizer_Stage3",
-            component=f"{name}: zero_optimization.offload_optimizer.ratio",
         )
 
 

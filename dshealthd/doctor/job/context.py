@@ -76,16 +76,12 @@ class JobContext:
     python: str = ""
     ssh: str = "ssh"
     """The SSH client."""
-    parameters: int | None = None
-    """Number of parameters of the model."""
     ranks: int | None = None
     """Number of ranks, as the user says."""
     model_parallel: int = 1
     """Ranks that share one copy of the model: tensor, pipeline, sequence parallelism."""
     gpus_wanted: int | None = None
     """GPUs per node, as the user says."""
-    gpu_memory: int | None = None
-    """Bytes of each GPU, as the user says."""
 
     @cached_property
     def document(self) -> dict[str, Any] | None:
@@ -190,15 +186,6 @@ class JobContext:
             return self.gpus.value.count
         return None
 
-    @property
-    def memory_of_gpu(self) -> int | None:
-        """Bytes of the job's smallest GPU: given, else of this node; None if unknown."""
-        if self.gpu_memory is not None:
-            return self.gpu_memory
-        if self.gpus is not None and self.gpus.value is not None and self.gpus.value.memory:
-            return min(self.gpus.value.memory)
-        return None
-
     @cached_property
     def rendezvous(self) -> Rendezvous:
         """Where the ranks of the job meet."""
@@ -268,16 +255,14 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
         gpus=_mapped(found["gpus"], "NVML", gpus_from_json),
         python=args.python[0] if args.python else "",
         ssh=getattr(args, "ssh", "ssh"),
-        parameters=args.parameters,
         ranks=args.ranks,
         model_parallel=args.model_parallel,
         gpus_wanted=args.gpus_per_node,
-        gpu_memory=args.gpu_memory,
     )
-    return _inspected(made, args)
+    return _inspected(made)
 
 
-def _inspected(made: JobContext, args: argparse.Namespace) -> JobContext:
+def _inspected(made: JobContext) -> JobContext:
     """Return the context with what the interpreter's DeepSpeed says about the configuration."""
     if not made.python or made.config is None or made.config.value is None:
         return made
@@ -286,13 +271,6 @@ def _inspected(made: JobContext, args: argparse.Namespace) -> JobContext:
         request["text"] = made.config.value["text"]
     else:
         request["document"] = made.config.value["document"]
-    if made.parameters is not None and made.layout.ranks and made.layout.nodes:
-        request["estimate"] = {
-            "parameters": made.parameters,
-            "largest_layer": args.largest_layer,
-            "nodes": made.layout.nodes,
-            "gpus_per_node": max(1, made.layout.ranks // made.layout.nodes),
-        }
     answer = read_all(
         {"inspection": partial(inspection.inspect, made.python, request)}, inspection.DEADLINE
     )["inspection"]

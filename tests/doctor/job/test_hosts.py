@@ -202,7 +202,7 @@ def test_healthy_job(tmp_path: Path, client: str) -> None:
         "127.0.0.1 slots=8\n",
         *("--launch", "deepspeed --master_addr=127.0.0.1 --master_port=29501 x.py"),
         *("--deepspeed-config", str(config), "--environment", str(environment)),
-        *("--gpus-per-node", "8", "--gpu-memory", "80GiB", "--parameters", "100M"),
+        *("--gpus-per-node", "8"),
         *("--python", sys.executable),
         ssh=client,
     )

@@ -39,8 +39,6 @@ class Inspection:
     """Why it is not Hjson either."""
     errors: tuple[Mapping[str, Any], ...] = ()
     """Each with `kind`, `path` and `text`."""
-    batch: str = ""
-    """DeepSpeed's error about batch sizes that do not add up."""
     unread: tuple[str, ...] | None = None
     """Keys without effect; None if unknown."""
     looked_up: Mapping[str, list[str]] = field(default_factory=dict)
@@ -50,7 +48,6 @@ class Inspection:
     settings: Mapping[str, Any] | None = None
     """The settings as DeepSpeed understood them; None if it refuses the configuration."""
     warnings: tuple[str, ...] = ()
-    estimate: Mapping[str, Any] = field(default_factory=dict)
 
 
 def inspect(python: str, request: Mapping[str, Any], program: Path = PROGRAM) -> dict[str, Any]:

@@ -1,0 +1,64 @@
+"""The directories on NVMe to which the configuration offloads can be used."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from dshealthd.doctor.check import Result, check_of, critical, ok
+from dshealthd.doctor.job.sources.remedies import paste
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dshealthd.doctor.job.context import JobContext
+
+
+def _offload(_context: JobContext, paths: dict[str, str]) -> Iterator[Result]:
+    for key, path in paths.items():
+        problem = _problem(path)
+        shown = path[:255]
+        if problem:
+            yield critical(
+                f"{key}: {shown} {problem}",
+                remedy=paste("mkdir", "-p", "--", path),
+                source="deepspeed/runtime/zero/stage3.py",
+                component=f"zero_optimization.{key}.nvme_path",
+            )
+        else:
+            yield ok(f"{key}: {shown} is a writable directory")
+
+
+def _paths(context: JobContext) -> dict[str, str]:
+    """Return the directories on NVMe to which the configuration offloads, by its block."""
+    zero = (context.document or {}).get("zero_optimization")
+    found = {}
+    for key in ("offload_optimizer", "offload_param"):
+        block = zero.get(key) if isinstance(zero, dict) else None
+        if isinstance(block, dict) and block.get("device") == "nvme":
+            path = block.get("nvme_path")
+            if isinstance(path, str) and path and "\0" not in path:
+                found[key] = path
+    return found
+
+
+def _problem(path: str) -> str:
+    """Return why DeepSpeed cannot use the offload directory, in which it creates a folder."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        return f"cannot be used: {error.strerror}"
+    if not stat.S_ISDIR(status.st_mode):
+        return "is not a directory"
+    return "" if os.access(path, os.W_OK | os.X_OK) else "is not writable by this user"
+
+
+CHECK = check_of(
+    _paths,
+    "the configuration names no offload directory",
+    "nvme-offload",
+    "offload-path",
+    "Offload directories can be used",
+    _offload,
+)
