@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from dshealthd.config.config import Config
     from dshealthd.doctor.check import Check
+    from dshealthd.linux.forked import Emit
     from dshealthd.probe.peers.client import PeerClient
 
 CALL_DEADLINE = 4.0
@@ -62,7 +63,9 @@ def channel(loaded: Config) -> tuple[str, tuple[str, ...]]:
     return me, names
 
 
-def examined(loaded: Config, me: str, checks: Sequence[Check[Any]], name: str) -> dict[str, Any]:
+def examined(
+    _emit: Emit, loaded: Config, me: str, checks: Sequence[Check[Any]], name: str
+) -> dict[str, Any]:
     """Return the `--json` report of a node from its agent, or why there is none under `problem`.
 
     The agent is called as the member `me`. Blocks: run it in a process that can be killed.

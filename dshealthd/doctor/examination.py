@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.doctor.check import Result, decode, unknown, worst
-from dshealthd.doctor.processes import Pool
 from dshealthd.doctor.status_document import DEADLINE
 from dshealthd.findings.finding import ORDER, State
+from dshealthd.http.document import MAX_DOCUMENT
+from dshealthd.linux.forked import Pool
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from dshealthd.doctor.check import Check
     from dshealthd.doctor.options import Accepted
-    from dshealthd.doctor.processes import Ended
     from dshealthd.doctor.snapshot_check import SnapshotCheck
+    from dshealthd.linux.forked import Emit, Ended
 
 _LOOK = "the node's status"
 
@@ -68,14 +69,14 @@ def examine(
     checks = {check.name: check for check in (*(check for check, _ in plain), *waiting)}
     found: dict[str, Examined] = {}
     document: Mapping[str, Any] = {}
-    pool = Pool()
+    pool = Pool(max_answer=2 * MAX_DOCUMENT)  # the document, written anew with spaces
 
     def tick() -> None:
         progress(len(found), len(checks), pool.names)
 
     try:
         if waiting:
-            pool.start(_LOOK, look, DEADLINE)
+            pool.start(_LOOK, lambda _emit: look(), DEADLINE)
         for check, one in plain:
             pool.start(check.name, _runner(check, one), check.deadline)
         for ended in pool.ended(on_tick=tick):
@@ -95,8 +96,8 @@ def examine(
     return [found[name] for name in checks], document
 
 
-def _runner(check: Check[Any], context: Any) -> Callable[[], object]:
-    def run() -> list[dict[str, Any]]:
+def _runner(check: Check[Any], context: Any) -> Callable[[Emit], object]:
+    def run(_emit: Emit) -> list[dict[str, Any]]:
         return [dataclasses.asdict(result) for result in check.run(context)]
 
     return run
@@ -115,7 +116,7 @@ def _examined(check: Check[Any], ended: Ended) -> Examined:
 
 def _why(check: Check[Any], ended: Ended) -> str:
     what = "reading the node's status" if ended.name == _LOOK else f"check {check.name}"
-    return f"{what} {ended.problem}" if ended.hung else f"{what} failed: {ended.problem}"
+    return f"{what} {'hung' if ended.hung else 'failed'}: {ended.problem}"
 
 
 def accept(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import selectors
 import shlex
 import subprocess
 import time
@@ -18,21 +17,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import printable
-from dshealthd.doctor.processes import Pool
 from dshealthd.doctor.report import NodeReport, parse_node
 from dshealthd.findings.finding import State
+from dshealthd.linux.forked import Pool
 from dshealthd.probe.members.hostlist import HostlistError, expand
 from dshealthd.probe.members.membership import MembershipError, load
 from dshealthd.probe.options import MembershipOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from dshealthd.doctor.processes import Ended
+    from dshealthd.linux.forked import Emit, Ended
 
 ALLOCATION = "slurm"
 MAX_ANSWER = 8 << 20
-"""Maximum bytes of one node's answer; a report has about 50 KiB."""
+"""Maximum bytes of one node's answer; a report has about 50 KiB, and 40,000 sockets have 8 MiB."""
 _SSH_FAILED = 255
 """Exit status of ssh(1) itself."""
 _NOT_FOUND = 127
@@ -82,20 +81,29 @@ def ask(
     progress: Callable[[int, int, Sequence[str]], object],
 ) -> list[NodeReport]:
     """Return each node's report over SSH, in the order of the hosts, each within `seconds`."""
+    commands = {host: command(ssh, host, remote, seconds) for host in hosts}
     found: dict[str, NodeReport] = {}
-    pool = Pool()
-    try:
-        for host in hosts:
-            call = functools.partial(run, command(ssh, host, remote, seconds))
-            pool.start(host, call, seconds)
-        for ended in pool.ended(on_tick=lambda: progress(len(found), len(hosts), pool.names)):
-            found[ended.name] = _report(ended, seconds)
-    finally:
-        pool.close()
+    for ended in _all(commands, seconds, lambda running: progress(len(found), len(hosts), running)):
+        found[ended.name] = _report(ended, seconds)
     return [found[host] for host in hosts]
 
 
-def run(arguments: Sequence[str]) -> tuple[int, str, str]:
+def _all(
+    commands: Mapping[str, Sequence[str]],
+    seconds: float,
+    on_tick: Callable[[Sequence[str]], object] = lambda _running: None,
+) -> Iterator[Ended]:
+    """Run commands in parallel, each with a deadline; yield each as it ends, by its host."""
+    pool = Pool(max_answer=2 * MAX_ANSWER)
+    try:
+        for host, arguments in commands.items():
+            pool.start(host, functools.partial(run, arguments=arguments), seconds)
+        yield from pool.ended(on_tick=lambda: on_tick(pool.names))
+    finally:
+        pool.close()
+
+
+def run(_emit: Emit, arguments: Sequence[str]) -> tuple[int, str, str]:
     """Run a program, such as ssh; return its status, its output and its errors."""
     with subprocess.Popen(  # noqa: S603 - a list of arguments, and no shell here
         arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -138,12 +146,8 @@ CONNECT = 5
 """Seconds for a connection."""
 DEADLINE = 15.0
 """Seconds for all hosts together."""
-MAX_OUTPUT = 4 << 20
-"""Maximum bytes from one host: 20,000 sockets."""
-_AT_ONCE = 64
-_CHUNK = 1 << 16
 _MARK = "--sockets--"
-_LOOK = f"ls /proc/driver/nvidia/gpus 2>/dev/null; echo {_MARK}; cat /proc/net/tcp /proc/net/tcp6"
+_SCRIPT = f"ls /proc/driver/nvidia/gpus 2>/dev/null; echo {_MARK}; cat /proc/net/tcp /proc/net/tcp6"
 _OPTIONS = ("-n", "-x", "-a", "-o", "ConnectionAttempts=1", "-o", "ControlMaster=no")
 """In addition to those of every call: nothing is read, forwarded, or left behind for others."""
 
@@ -160,78 +164,21 @@ class Answer:
     """Its `/proc/net/tcp` and `tcp6`."""
 
 
-def look(hosts: Sequence[str], ssh: str, options: Sequence[str] = ()) -> dict[str, Answer]:
+def query(hosts: Sequence[str], ssh: str, options: Sequence[str] = ()) -> dict[str, Answer]:
     """Query hosts in parallel over SSH, and return their answers by name.
 
     `ssh` is the program and `options` are its options. A name is never taken for an option. A call
     that has not answered by the deadline is killed.
     """
     end = time.monotonic() + DEADLINE
-    waiting = list(dict.fromkeys(hosts))
-    found: dict[str, Answer] = {}
-    running: dict[str, _Call] = {}
-    with selectors.DefaultSelector() as selector:
-        while waiting or running:
-            while waiting and len(running) < _AT_ONCE:
-                name = waiting.pop(0)
-                program = [ssh, *_OPTIONS, *options]
-                arguments = command(program, name, ("sh", "-c", _LOOK), CONNECT)
-                running[name] = _Call(arguments, selector)
-            over = time.monotonic() >= end
-            for key, _ in selector.select(0 if over else min(0.2, end - time.monotonic())):
-                key.data()
-            for name, call in list(running.items()):
-                if over or call.has_ended:
-                    found[name] = call.answer(over=over)
-                    del running[name]
-            if over:
-                found |= {name: Answer(f"not queried within {DEADLINE:g} s") for name in waiting}
-                waiting = []
+    program = [ssh, *_OPTIONS, *options]
+    commands = {name: command(program, name, ("sh", "-c", _SCRIPT), CONNECT) for name in hosts}
+    found = dict.fromkeys(hosts, Answer(f"not queried within {DEADLINE:g} s"))
+    for ended in _all(commands, DEADLINE):
+        found[ended.name] = Answer(ended.problem) if ended.problem else _answer(*ended.value)
+        if time.monotonic() >= end:
+            break
     return found
-
-
-class _Call:
-    """A running ssh and its output so far."""
-
-    def __init__(self, arguments: Sequence[str], selector: selectors.BaseSelector) -> None:
-        self._selector = selector
-        self._process = subprocess.Popen(  # noqa: S603 - no shell, and the name after `--`
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        self._said: list[bytearray] = []
-        self._open: set[int] = set()
-        for stream in (self._process.stdout, self._process.stderr):
-            assert stream is not None  # noqa: S101 - both are pipes
-            os.set_blocking(stream.fileno(), False)
-            self._said.append(bytearray())
-            self._open.add(stream.fileno())
-            take = functools.partial(self._take, stream.fileno(), self._said[-1])
-            selector.register(stream, selectors.EVENT_READ, take)
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the remote command has ended, or its output exceeds the limit."""
-        too_much = any(len(said) > MAX_OUTPUT for said in self._said)
-        return too_much or (self._process.poll() is not None and not self._open)
-
-    def answer(self, *, over: bool) -> Answer:
-        """End the SSH call if it still runs, and return the host's answer."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream is not None:
-                if stream.fileno() in self._open:
-                    self._selector.unregister(stream)
-                stream.close()
-        return _answer(self._process.returncode, *map(bytes, self._said), over=over)
-
-    def _take(self, descriptor: int, said: bytearray) -> None:
-        chunk = os.read(descriptor, _CHUNK)
-        said += chunk
-        if not chunk:
-            self._selector.unregister(descriptor)
-            self._open.discard(descriptor)
 
 
 def remedy(name: str, problem: str) -> str:
@@ -245,13 +192,8 @@ def remedy(name: str, problem: str) -> str:
     return f"ssh -v -o BatchMode=yes -o ConnectTimeout={CONNECT} {name} true"
 
 
-def _answer(code: int, output: bytes, errors: bytes, *, over: bool) -> Answer:
-    text = output.decode(errors="replace")
-    gpus, mark, sockets = text.partition(f"{_MARK}\n")
+def _answer(code: int, output: str, errors: str) -> Answer:
+    gpus, mark, sockets = output.partition(f"{_MARK}\n")
     if mark:
-        names = gpus.split()
-        return Answer("", len(names) or None, sockets)
-    if over:
-        return Answer(f"no answer within {DEADLINE:g} s")
-    said = last_line(errors.decode(errors="replace"))
-    return Answer(said if errors.strip() else f"ssh ended with status {code}")
+        return Answer("", len(gpus.split()) or None, sockets)
+    return Answer(last_line(errors) if errors.strip() else f"ssh ended with status {code}")

@@ -17,8 +17,8 @@ from dshealthd.core.text import plural, printable
 from dshealthd.doctor.check import Check, Result, ok, unknown, warning
 from dshealthd.doctor.examination import Examined
 from dshealthd.doctor.hosts import ask
-from dshealthd.doctor.processes import Pool
 from dshealthd.doctor.report import NodeReport, parse_node
+from dshealthd.linux.forked import Pool
 from dshealthd.probe.options import ProbeOptions
 
 if TYPE_CHECKING:
@@ -146,9 +146,11 @@ def _by_agents(
     try:
         for host in request.hosts:
             if host == me:
-                pool.start(host, lambda: here().document(), HERE_DEADLINE)
+                pool.start(host, lambda _emit: here().document(), HERE_DEADLINE)
             elif host in names:
-                call = functools.partial(agents.examined, loaded, me, request.checks, host)
+                call = functools.partial(
+                    agents.examined, loaded=loaded, me=me, checks=request.checks, name=host
+                )
                 pool.start(host, call, agents.DEADLINE)
         for ended in pool.ended(
             on_tick=lambda: progress(len(found), len(request.hosts), pool.names)

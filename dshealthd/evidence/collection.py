@@ -9,23 +9,23 @@ from __future__ import annotations
 import functools
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core.text import plural
 from dshealthd.evidence import flight_recorder, job_logs, kernel, members, nccl_ras, stacks, summary
 from dshealthd.evidence.collectives import compare
 from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
-from dshealthd.evidence.step import Missing, RunningStep, run
 from dshealthd.explain.flight_recorder import MalformedDump, digest
 from dshealthd.jobs.ras.question import JobProcess
-from dshealthd.linux import privileges
+from dshealthd.linux import forked, privileges
+from dshealthd.linux.forked import Missing, Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from dshealthd.core.host import Host
     from dshealthd.evidence.bundle import Bundle
-    from dshealthd.evidence.step import Emit, Function
+    from dshealthd.linux.forked import Emit, Ended, Function
 
 MAX_RANKS = 64
 AT_ONCE = 32
@@ -35,6 +35,17 @@ READ_MEMORY = 1 << 30
 READ_SECONDS = 10
 HOUR = 3600.0
 _SMALL = 4 << 20
+
+
+class Step(NamedTuple):
+    """A part of a collection, in a process of its own, since whatever it touches may hang."""
+
+    name: str
+    function: Function
+    deadline: float
+    """Seconds."""
+    max_bytes: int = _SMALL
+    """Most bytes that it may emit."""
 
 
 class Collection:
@@ -88,23 +99,19 @@ class Collection:
     def collect(self) -> None:
         """Run all steps of the collection. OSError if the bundle cannot be written."""
         self._discover()
-        views = [
-            self._step(
+        # First, before other steps make the ranks do something.
+        self._run(
+            Step(
                 f"kernel {rank.pid}",
-                8.0,
                 functools.partial(kernel.look, host=self._host, pid=rank.pid, rank=rank.rank),
-                _SMALL,
+                8.0,
             )
             for rank in self.findings.ranks
-        ]
-        for step in run(views, AT_ONCE):  # before other steps make the ranks do something
-            self._note(step)
-        steps: list[Callable[[], RunningStep]] = [
-            self._step("kernel log", 8.0, functools.partial(kernel.take, host=self._host), _SMALL)
-        ]
+        )
+        steps = [Step("kernel log", functools.partial(kernel.take, host=self._host), 8.0)]
         asking = self._ask_ras()
         if asking is not None:
-            steps.append(self._step("NCCL RAS", 32.0, asking, 2 * nccl_ras.MAX_ANSWER + _SMALL))
+            steps.append(Step("NCCL RAS", asking, 32.0, 2 * nccl_ras.MAX_ANSWER + _SMALL))
         explained = functools.partial(
             job_logs.take,
             host=self._host,
@@ -112,11 +119,10 @@ class Collection:
             paths=self._log_paths,
             now=self.findings.begun,
         )
-        steps.append(self._step("job logs", job_logs.SECONDS + 5.0, explained, _SMALL))
+        steps.append(Step("job logs", explained, job_logs.SECONDS + 5.0))
         for rank in self.findings.ranks:
             steps += self._steps_of(rank)
-        for step in run(steps, AT_ONCE):
-            self._note(step)
+        self._run(steps)
         self._read_dumps()
 
     def end(self, metrics: str | None, interval: float) -> None:
@@ -157,14 +163,14 @@ class Collection:
         case = self.findings.case
         pids = [pid for _, pid in case.ranks]
         function = functools.partial(members.find, host=self._host, job=case.job, pids=pids)
-        (step,) = run([self._step("ranks", 8.0, function, 0)], 1)
+        step = forked.run("ranks", function, 8.0)
         ranks: dict[int, RankEvidence] = {}
         if step.problem:
             self.findings.missing.append(
                 f"environments of the ranks, and with them RAS and flight recorders: {step.problem}"
             )
         else:
-            for found in step.answer["ranks"]:
+            for found in step.value["ranks"]:
                 ranks[found["pid"]] = RankEvidence(found["job"], found["rank"], found["pid"])
                 self._environments[found["pid"]], self._world[found["pid"]] = (
                     found["environment"],
@@ -173,7 +179,7 @@ class Collection:
                 self._members[found["pid"]] = JobProcess(
                     found["pid"], found["start"], found["parent"], found["rank"]
                 )
-            for reason, count in step.answer["unseen"].items():
+            for reason, count in step.value["unseen"].items():
                 self.findings.missing.append(
                     f"{plural(count, 'process', 'processes')} could not be inspected and "
                     f"may be ranks too: {reason}"
@@ -187,12 +193,12 @@ class Collection:
                 f"{plural(len(known) - MAX_RANKS, 'more rank')}: at most {MAX_RANKS} are inspected"
             )
 
-    def _steps_of(self, rank: RankEvidence) -> Iterable[Callable[[], RunningStep]]:
+    def _steps_of(self, rank: RankEvidence) -> Iterator[Step]:
         """Yield the steps of one rank that make the rank, or py-spy, do something."""
         stacked = functools.partial(
             stacks.take, host=self._host, pid=rank.pid, rank=rank.rank, program=self._py_spy
         )
-        yield self._step(f"stacks {rank.pid}", 20.0, stacked, _SMALL)
+        yield Step(f"stacks {rank.pid}", stacked, 20.0)
         environment = self._environments.get(rank.pid)
         if environment is not None:
             recorded = functools.partial(
@@ -204,7 +210,7 @@ class Collection:
             )
             patience = flight_recorder.PATIENCE + 5.0
             size = flight_recorder.MAX_DUMP + 1
-            yield self._step(f"recorder {rank.pid}", patience, recorded, size)
+            yield Step(f"recorder {rank.pid}", recorded, patience, size)
 
     def _ask_ras(self) -> Function | None:
         """Return the step that queries NCCL RAS; None if another node queries it or none can."""
@@ -228,55 +234,49 @@ class Collection:
             world_size=world,
         )
 
-    def _note(self, step: RunningStep) -> None:
+    def _note(self, step: Ended) -> None:
         kind, _, pid = step.name.partition(" ")
         rank = next((rank for rank in self.findings.ranks if pid == str(rank.pid)), None)
         if rank is not None:
             if step.problem:
                 rank.problems[kind] = step.problem
             else:
-                rank.facts[kind] = step.answer
+                rank.facts[kind] = step.value
         elif step.problem:
             self.findings.missing.append(f"{step.name}: {step.problem}")
         elif step.name == "NCCL RAS":
-            self.findings.ras = step.answer
+            self.findings.ras = step.value
         elif step.name == "job logs":
-            self.findings.logs = step.answer["says"]
+            self.findings.logs = step.value["says"]
 
     def _read_dumps(self) -> None:
         """Parse the collected flight recorder dumps, and compare the ranks."""
-        files = {
-            f"digest {rank.pid}": rank for rank in self.findings.ranks if rank.facts.get("recorder")
-        }
-        steps = [functools.partial(self._read_dump, name, rank) for name, rank in files.items()]
         digests: dict[str, dict[int, Mapping[str, Any]]] = {}
-        # In turn: several that need READ_MEMORY each would take more than the service may have.
-        for step in run(steps, 1):
+        # In turn: several that need READ_MEMORY each would take more than the service may have, and
+        # the dumps of 64 ranks together are 2 GiB.
+        for rank in [rank for rank in self.findings.ranks if rank.facts.get("recorder")]:
+            data = self._bundle.read(rank.facts["recorder"]["file"])
+            function = functools.partial(read_dump, data=data)
+            step = forked.run(f"digest {rank.pid}", function, READ_SECONDS + 5.0)
             self._note(step)
-            rank = files[step.name]
             if not step.problem:
-                digests.setdefault(rank.job, {})[rank.rank] = step.answer
+                digests.setdefault(rank.job, {})[rank.rank] = step.value
                 self._bundle.append(
-                    f"{rank.file}.flight-recorder.json", json.dumps(step.answer, indent=1).encode()
+                    f"{rank.file}.flight-recorder.json", json.dumps(step.value, indent=1).encode()
                 )
         for job, found in digests.items():
             several = f"{job}, " if len(digests) > 1 else ""
             self.findings.collectives += [f"{several}{line}" for line in compare(found)]
 
-    def _read_dump(self, name: str, rank: RankEvidence) -> RunningStep:
-        """Start parsing a rank's dump.
-
-        It is loaded only now: the dumps of 64 ranks together are 2 GiB.
-        """
-        data = self._bundle.read(rank.facts["recorder"]["file"])
-        function = functools.partial(read_dump, data=data)
-        return self._step(name, READ_SECONDS + 5.0, function, 0)()
-
-    def _step(
-        self, name: str, seconds: float, function: Function, max_bytes: int
-    ) -> Callable[[], RunningStep]:
-        keep = self._bundle.append
-        return functools.partial(RunningStep, name, function, seconds, max_bytes, keep)
+    def _run(self, steps: Iterable[Step]) -> None:
+        pool = Pool(AT_ONCE)
+        try:
+            for step in steps:
+                pool.start(*step, keep=self._bundle.append)
+            for ended in pool.ended():
+                self._note(ended)
+        finally:
+            pool.close()
 
 
 def read_dump(_emit: Emit, data: bytes) -> dict[str, Any]:

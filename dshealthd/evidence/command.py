@@ -15,9 +15,9 @@ from dshealthd.evidence.bundle import SUMMARY
 from dshealthd.evidence.findings import HangCase
 from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import Evidence, job_log_paths
-from dshealthd.evidence.step import run_one
 from dshealthd.http.client import local
 from dshealthd.http.exchange import Unreachable
+from dshealthd.linux import forked
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,14 +34,14 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
     Return status 0 if a bundle was made.
     """
     find = functools.partial(members.find, host=loaded.path.host, job=job or "")
-    step = run_one("ranks", find, 10.0)
+    step = forked.run("ranks", find, 10.0)
     if step.problem:
         print(
             f"cannot inspect the processes of this node: {printable(step.problem)}", file=sys.stderr
         )
         return EXIT_FAILURE
-    if not step.answer["ranks"]:
-        print(_nobody(job, step.answer), file=sys.stderr)
+    if not step.value["ranks"]:
+        print(_nobody(job, step.value), file=sys.stderr)
         return EXIT_FAILURE
     if not loaded.path.state.is_dir():
         print(
@@ -50,10 +50,10 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
             file=sys.stderr,
         )
         return EXIT_FAILURE
-    job = job or only(step.answer["jobs"])
+    job = job or only(step.value["jobs"])
     probes, exposition = _from_agent(loaded, access)
     print(
-        f"inspecting {plural(len(step.answer['ranks']), 'rank')}; this takes 10 to "
+        f"inspecting {plural(len(step.value['ranks']), 'rank')}; this takes 10 to "
         f"{loaded.section(EvidenceOptions).deadline:.0f} s",
         file=sys.stderr,
     )

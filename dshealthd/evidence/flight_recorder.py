@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read_bytes, signature
 from dshealthd.evidence.findings import file_of
-from dshealthd.evidence.step import Missing
 from dshealthd.linux import privileges
+from dshealthd.linux.forked import Missing
 from dshealthd.linux.process import parse_stat
 from dshealthd.linux.process_files import Root
 from dshealthd.linux.regular_files import Irregular, read
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dshealthd.core.host import Host, Signature
-    from dshealthd.evidence.step import Emit
+    from dshealthd.linux.forked import Emit
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")

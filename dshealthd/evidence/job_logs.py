@@ -8,20 +8,20 @@ from datetime import UTC, datetime
 from typing import IO, TYPE_CHECKING, Any
 
 from dshealthd.core.text import printable_lines
-from dshealthd.evidence.step import Missing
 from dshealthd.explain import answer, patterns
 from dshealthd.explain import input as logs
 from dshealthd.explain.causality import decide
 from dshealthd.explain.recognition import Recognizer
 from dshealthd.jobs.logs import files
 from dshealthd.linux import privileges
+from dshealthd.linux.forked import Missing
 from dshealthd.linux.process_files import Root
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from dshealthd.core.host import Host
-    from dshealthd.evidence.step import Emit
+    from dshealthd.linux.forked import Emit
 
 FILE = "explain.txt"
 MAX_FILES = 64

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.host import read
 from dshealthd.core.text import printable
 from dshealthd.evidence.findings import file_of
-from dshealthd.evidence.step import Missing
 from dshealthd.jobs.hangs.activity import parse_activity
+from dshealthd.linux.forked import Missing
 from dshealthd.linux.kmsg import KERNEL, KernelLogReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dshealthd.core.host import Host
-    from dshealthd.evidence.step import Emit
+    from dshealthd.linux.forked import Emit
 
 INTERVAL = 1.0
 """Seconds between the two readings."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from dshealthd.core.host import Host
-    from dshealthd.evidence.step import Emit
+    from dshealthd.linux.forked import Emit
 
 MAX_RANKS = 128
 """Ranks returned; users take turns.

@@ -10,7 +10,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import printable_lines
-from dshealthd.evidence.step import Missing
 from dshealthd.jobs.nccl.release import MappedReleases
 from dshealthd.jobs.ras import client as ras_client
 from dshealthd.jobs.ras import evaluation, question
@@ -20,13 +19,14 @@ from dshealthd.jobs.ras.from_json import parse_json
 from dshealthd.jobs.ras.protocol import RasAnswer
 from dshealthd.jobs.ras.status import MalformedAnswer
 from dshealthd.linux import privileges
+from dshealthd.linux.forked import Missing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dshealthd.core.host import Host
-    from dshealthd.evidence.step import Emit
     from dshealthd.jobs.ras.question import JobProcess, Loaded
+    from dshealthd.linux.forked import Emit
 
 PAUSE = 4.0
 """Seconds from one answer to the next query; what is the same in both answers is stalled."""

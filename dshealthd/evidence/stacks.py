@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import printable
 from dshealthd.evidence.findings import file_of
-from dshealthd.evidence.step import Missing
 from dshealthd.explain.flight_recorder import is_library
 from dshealthd.linux import privileges
+from dshealthd.linux.forked import Missing
 from dshealthd.linux.process_files import user_of
 
 if TYPE_CHECKING:
     from dshealthd.core.host import Host
-    from dshealthd.evidence.step import Emit
+    from dshealthd.linux.forked import Emit
 
 ATTEMPTS = 3
 """A running process may be read in the middle of a change, so several attempts are made."""

@@ -25,11 +25,13 @@ NOBODY = User(65534, 65534)
 def become(user: User, *, keep_ptrace: bool = False) -> None:
     """Become a user for good, without other privileges, if this process is root.
 
-    Without root it stays who it is, and the kernel enforces that user's limits.
+    Without root it stays who it is, and the kernel enforces that user's limits. No program that it
+    runs gains any.
 
     `keep_ptrace` keeps the right to read other processes' memory, also across exec, if this process
     has it.
     """
+    _prctl(PR_SET_NO_NEW_PRIVS, 1)
     if os.geteuid() != 0 or user.uid == 0:
         return
     if keep_ptrace:
@@ -51,13 +53,6 @@ def end_with_parent() -> None:
     Call it after `become`, which clears the setting.
     """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def seclude(descriptor: int) -> None:
-    """Close all descriptors but the standard ones and this one, and renounce new privileges."""
-    os.closerange(3, descriptor)
-    os.closerange(descriptor + 1, 1 << 30)
-    _prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
 def limit_memory(memory: int) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from dshealthd.evidence.step import RunningStep
+    from dshealthd.linux.forked import Ended
 
 GENUINE = """
 import sys, torch, torch.distributed as dist
@@ -84,7 +84,7 @@ def dump(*entries: Any, **others: Any) -> bytes:
     )
 
 
-def read_in_child(data: bytes) -> RunningStep:
+def read_in_child(data: bytes) -> Ended:
     """Have a dump read as a collection has it read."""
     return take(functools.partial(read_dump, data=data))[0]
 
@@ -251,7 +251,7 @@ def test_what_shares_itself_a_billion_times_is_read_at_once() -> None:
 def test_a_bomb_of_memory_ends_in_its_own_process(data: bytes) -> None:
     """What asks for more memory than there is says so, or is killed; the collection goes on."""
     step = read_in_child(data)
-    assert step.answer is None
+    assert step.value is None
     assert step.problem
 
 
@@ -286,9 +286,9 @@ def test_the_reader_is_nobody_and_can_open_nothing() -> None:
         return found
 
     step, _ = take(misuse)
-    assert step.answer["file"] is False
+    assert step.value["file"] is False
     if os.geteuid() == 0:
-        assert step.answer == {"user": 65534, "file": False, "process": False}
+        assert step.value == {"user": 65534, "file": False, "process": False}
 
 
 def test_the_members_of_a_large_group_are_whole() -> None:

@@ -25,7 +25,7 @@ from tests.stopwatch import Stopwatch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dshealthd.evidence.step import RunningStep
+    from dshealthd.linux.forked import Ended
 
 RANK_USER = 4321
 RANK = """
@@ -81,7 +81,7 @@ def rank(place: Path, *, pipe: bool = True, text: str = "the dump") -> Iterator[
             process.kill()
 
 
-def recorded(pid: int, place: Path, **others: str) -> tuple[RunningStep, dict[str, bytes]]:
+def recorded(pid: int, place: Path, **others: str) -> tuple[Ended, dict[str, bytes]]:
     """Ask the rank as a collection does."""
     environment = {
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{place}/fr_",
@@ -99,7 +99,7 @@ def test_a_rank_dumps_when_it_is_asked(place: Path) -> None:
     with rank(place) as pid:
         step, files = recorded(pid, place)
         assert Path(f"/proc/{pid}/stat").exists()
-    assert (step.problem, step.answer) == (
+    assert (step.problem, step.value) == (
         "",
         {"file": f"rank-3-{pid}.flight-recorder.pickle", "note": ""},
     )
@@ -114,7 +114,7 @@ def test_the_new_dump_is_taken_and_not_the_old_one(place: Path) -> None:
     with rank(place) as pid:
         step, files = recorded(pid, place)
     assert files == {f"rank-3-{pid}.flight-recorder.pickle": b"the dump"}
-    assert step.answer["note"] == ""
+    assert step.value["note"] == ""
 
 
 def test_the_older_name_of_the_variable_counts_where_the_newer_is_not_set(place: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_rank_that_is_stopped_leaves_its_old_dump_and_a_word(place: Path) -> N
         assert watch.seconds() < flight_recorder.PATIENCE + 2
     assert step.problem == ""
     assert files == {f"rank-3-{pid}.flight-recorder.pickle": b"the dump"}
-    assert step.answer["note"].endswith("UTC, stale: no new dump")
+    assert step.value["note"].endswith("UTC, stale: no new dump")
 
 
 def test_a_rank_that_is_stopped_and_never_dumped_is_said_to_be(place: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_rank_with_root_s_rights_has_no_dump_taken(place: Path) -> None:
     asked = os.read(reader, 128)
     os.close(reader)
     assert step.problem == f"[Errno 1] {MIXED_RIGHTS}"
-    assert (step.answer, files, asked) == (None, {}, b"")
+    assert (step.value, files, asked) == (None, {}, b"")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes files of several users")

@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING
 
 from dshealthd.evidence import members
-from dshealthd.evidence.step import MAX_ANSWER
 from dshealthd.jobs.environment import ALLOWED, MAX_VALUE
 from dshealthd.jobs.processes import ENVIRON_LIMIT, SWEEP_LIMIT
+from dshealthd.linux.forked import MAX_ANSWER
 from tests.jobs.machines import TORCH, Machine, environ
 
 if TYPE_CHECKING:

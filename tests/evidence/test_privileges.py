@@ -11,7 +11,7 @@ from dshealthd.linux import privileges
 from tests.evidence.steps import take
 
 if TYPE_CHECKING:
-    from dshealthd.evidence.step import Emit
+    from dshealthd.linux.forked import Emit
 
 
 def parse(_emit: Emit, text: str, limit: int) -> Any:
@@ -26,4 +26,4 @@ def test_an_honest_answer_has_room() -> None:
     honest = json.dumps([record] * 40_000)
     assert len(honest) > 3_000_000
     read = functools.partial(parse, text=honest, limit=nccl_ras.MAX_MEMORY)
-    assert take(read)[0].answer == 40_000
+    assert take(read)[0].value == 40_000

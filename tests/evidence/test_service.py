@@ -251,14 +251,14 @@ def test_a_collection_that_hangs_is_killed_and_what_it_had_is_kept(tmp_path: Pat
 def test_what_a_killed_collection_had_begun_ends_with_it(tmp_path: Path) -> None:
     """The steps of a collecting process that is killed, and what they run, are not left behind."""
     code = f"""
-import functools, os, subprocess, sys, time
-from dshealthd.evidence.step import RunningStep, run
+import os, subprocess, time
+from dshealthd.linux.forked import run
 def hang(emit):
     process = subprocess.Popen(["sleep", "60"])
     with open({str(tmp_path / "pid")!r}, "w") as file:
         file.write(f"{{os.getpid()}} {{process.pid}}")
     time.sleep(60)
-run([functools.partial(RunningStep, "hang", hang, 60, 0, print)], 1)
+run("hang", hang, 60)
 """
 
     async def scene() -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from dshealthd.evidence.step import RunningStep
+    from dshealthd.linux.forked import Ended
 
 SCRIPT = """
 import threading, time
@@ -59,14 +59,14 @@ def rank(tmp_path: Path, *, user: int | None = None) -> Iterator[int]:
             process.kill()
 
 
-def spied(pid: int, program: str | None = None) -> tuple[RunningStep, dict[str, bytes]]:
+def spied(pid: int, program: str | None = None) -> tuple[Ended, dict[str, bytes]]:
     """Have py-spy look."""
     program = program or stacks.find_py_spy()
     assert program is not None, "py-spy is among the packages of the tests"
     return take(functools.partial(stacks.take, host=Host(), pid=pid, rank=3, program=program))
 
 
-def viewed(pid: int) -> tuple[RunningStep, dict[str, bytes]]:
+def viewed(pid: int) -> tuple[Ended, dict[str, bytes]]:
     """Take the kernel's view."""
     return take(functools.partial(kernel.look, host=Host(), pid=pid, rank=3))
 
@@ -76,7 +76,7 @@ def test_py_spy_tells_where_the_training_waits(tmp_path: Path) -> None:
     with rank(tmp_path) as pid:
         step, files = spied(pid)
     assert step.problem == ""
-    assert re.search(r"train\.py:[45] load_batch$", step.answer["at"])
+    assert re.search(r"train\.py:[45] load_batch$", step.value["at"])
     text = files[f"rank-3-{pid}.stacks.txt"].decode()
     assert "load_batch" in text
     assert "(loader)" in text or "'loader'" in text
@@ -102,9 +102,9 @@ def test_a_stopped_process_has_stacks_and_stays_stopped(tmp_path: Path) -> None:
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
         step, _ = spied(pid)
         view, files = viewed(pid)
-    assert re.search(r"train\.py:[45] load_batch$", step.answer["at"])
-    assert view.answer["state"] == "stopped"
-    assert view.answer["cpu"] == 0
+    assert re.search(r"train\.py:[45] load_batch$", step.value["at"])
+    assert view.value["state"] == "stopped"
+    assert view.value["cpu"] == 0
     assert not any(
         secret in files[f"rank-3-{pid}.kernel.txt"]
         for secret in (b"hunter2", b"swordfish", b"opensesame")
@@ -124,7 +124,7 @@ def test_another_user_s_process_is_looked_at_as_that_user(tmp_path: Path) -> Non
     with rank(tmp_path, user=RANK_USER) as pid:
         step, _ = spied(pid, str(spy))
     assert step.problem == ""
-    assert step.answer["at"].endswith("load_batch")
+    assert step.value["at"].endswith("load_batch")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes a process of another user")
@@ -155,7 +155,7 @@ def test_a_process_with_root_s_rights_is_not_looked_at(public_path: Path) -> Non
     with set_user_id_program(public_path, RANK_USER) as pid:
         step, files = spied(pid, str(spy))
     assert step.problem == f"[Errno 1] {MIXED_RIGHTS}"
-    assert (step.answer, files, ran.exists()) == (None, {}, False)
+    assert (step.value, files, ran.exists()) == (None, {}, False)
 
 
 def test_without_py_spy_the_kernel_s_view_is_left(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_without_py_spy_the_kernel_s_view_is_left(tmp_path: Path) -> None:
         step, _ = take(functools.partial(stacks.take, host=Host(), pid=pid, rank=3, program=None))
         view, files = viewed(pid)
     assert step.problem == "py-spy is not installed"
-    assert view.answer["state"] == "sleeping"
+    assert view.value["state"] == "sleeping"
     text = files[f"rank-3-{pid}.kernel.txt"].decode()
     assert f"thread {pid} " in text
     assert text.count("\nthread ") == 2

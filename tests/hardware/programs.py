@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dshealthd.doctor import hosts
-from dshealthd.doctor.processes import Pool
+from dshealthd.linux.forked import run as run_forked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,12 +39,8 @@ def run(arguments: Sequence[str], seconds: float = SECONDS) -> Ran:
     """Run a program to its end, or kill it and all that it has started at its deadline."""
     if shutil.which(arguments[0]) is None:
         return Ran(problem=f"{arguments[0]} is not in the PATH")
-    pool = Pool()
-    try:
-        pool.start(arguments[0], functools.partial(hosts.run, list(arguments)), seconds)
-        (ended,) = pool.ended()
-    finally:
-        pool.close()
+    program = functools.partial(hosts.run, arguments=list(arguments))
+    ended = run_forked(arguments[0], program, seconds)
     if ended.problem:
         return Ran(problem=ended.problem, hung=ended.hung)
     status, output, errors = ended.value

@@ -153,7 +153,7 @@ def _ssh(context: JobContext, _hostfile: Source[str]) -> Iterator[Result]:
         yield unknown(f"{context.ssh} is not installed here")
         return
     asked = list(hosts)[:MAX_HOSTS]
-    answers = remote.look(asked, context.ssh, context.ssh_options)
+    answers = remote.query(asked, context.ssh, context.ssh_options)
     bad = [name for name in asked if answers[name].problem]
     for name in bad[:MAX_NAMED]:
         answer = answers[name]

@@ -157,7 +157,7 @@ def _tables(context: JobContext) -> Iterator[tuple[str, str | None, bool]]:
         for name in hosts[:MAX_HOSTS]
         if name not in here and taken.isdisjoint(resolved[name].addresses)
     ]
-    answers = remote.look(others, context.ssh, context.ssh_options)
+    answers = remote.query(others, context.ssh, context.ssh_options)
     for name in others:
         answer = answers[name]
         yield name, None if answer.problem else answer.sockets, name == address

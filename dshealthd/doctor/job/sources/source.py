@@ -9,18 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dshealthd.evidence import step
 from dshealthd.jobs.environment import MAX_VALUE
+from dshealthd.linux.forked import Pool
 from dshealthd.linux.process_files import Root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from dshealthd.linux.forked import Emit
+
 T = TypeVar("T")
 
 READ_DEADLINE = 4.0
 """Seconds for one file or directory; a healthy network file system answers in milliseconds."""
-_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +43,19 @@ def read_all(
 
     A reader returns a JSON value, or raises OSError or ValueError with the reason.
     """
-    starts = [functools.partial(_start, name, reader, deadline) for name, reader in readers.items()]
-    return {
-        one.name: Source(one.name, one.answer, one.problem, one.hung)
-        for one in step.run(starts, _AT_ONCE)
-    }
+    pool = Pool()
+    try:
+        for name, reader in readers.items():
+            pool.start(name, functools.partial(_read, reader=reader), deadline)
+        return {
+            one.name: Source(one.name, one.value, one.problem, one.hung) for one in pool.ended()
+        }
+    finally:
+        pool.close()
 
 
-def _start(name: str, reader: Callable[[], Any], deadline: float) -> step.RunningStep:
-    return step.RunningStep(name, lambda _emit: reader(), deadline)
+def _read(_emit: Emit, reader: Callable[[], Any]) -> Any:
+    return reader()
 
 
 def read_owned(path: str, limit: int) -> bytes:

@@ -1,0 +1,167 @@
+"""Functions in processes of their own: answers, files, errors, deadlines, and processes that cannot be
+killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dshealthd.linux.forked import Ended, Missing, Pool
+from tests import frozen
+from tests.evidence.steps import take
+from tests.stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dshealthd.linux.forked import Emit
+
+
+def run(deadline: float = 60.0, **functions: Callable[[Emit], object]) -> dict[str, Ended]:
+    """Return how each function ended."""
+    pool = Pool()
+    for name, function in functions.items():
+        pool.start(name, function, deadline)
+    found = {ended.name: ended for ended in pool.ended()}
+    pool.close()
+    return found
+
+
+def raise_missing(_emit: Emit) -> None:
+    """Say why there is nothing."""
+    message = "no such thing"
+    raise Missing(message)
+
+
+def test_answers_and_errors_come_back() -> None:
+    """What is returned arrives as JSON; an exception or an end without an answer is a reason."""
+    found = run(
+        answer=lambda _emit: {"a": [1, None], "b": "ü"},
+        large=lambda _emit: "x" * 3_000_000,
+        missing=raise_missing,
+        denied=lambda _emit: os.stat("/proc/nowhere"),
+        error=lambda _emit: int("x"),
+        defect=lambda _emit: {}["oops"],
+        no_json=lambda _emit: {1, 2},
+        exit=lambda _emit: os._exit(7),
+        crash=lambda _emit: os.kill(os.getpid(), signal.SIGKILL),
+        huge=lambda _emit: "x" * 5_000_000,
+    )
+    assert found["answer"].value == {"a": [1, None], "b": "ü"}
+    assert len(found["large"].value) == 3_000_000
+    problems = {name: one.problem for name, one in found.items()}
+    assert problems["answer"] == problems["large"] == ""
+    assert problems["missing"] == "no such thing"
+    assert problems["denied"] == "[Errno 2] No such file or directory: '/proc/nowhere'"
+    assert problems["error"].startswith("invalid literal")
+    assert problems["defect"].startswith("KeyError: 'oops' (test_forked.py:")
+    assert "not JSON serializable" in problems["no_json"]
+    assert problems["exit"] == "its process exited with status 7 without an answer"
+    assert problems["crash"] == "its process was ended by SIGKILL without an answer"
+    assert problems["huge"] == "its output exceeds its limit"
+    assert not any(one.hung for one in found.values())
+
+
+def test_files_are_kept_up_to_their_limit() -> None:
+    """Bytes go into files as they come; what would go beyond the limit ends the function."""
+
+    def function(emit: Emit) -> int:
+        emit("a.txt", b"x" * 600)
+        emit("b.txt", b"2")
+        emit("a.txt", b"y" * 600)
+        return 7
+
+    ended, files = take(function)
+    assert (ended.value, ended.problem) == (7, "")
+    assert files == {"a.txt": b"x" * 600 + b"y" * 600, "b.txt": b"2"}
+    ended, files = take(function, max_bytes=1000)
+    assert ended.problem == "its output exceeds its limit"
+    assert files == {"a.txt": b"x" * 600, "b.txt": b"2"}
+
+
+def test_what_hangs_is_killed_with_what_it_started() -> None:
+    """At its deadline a process and its children are killed; what it emitted before is kept."""
+
+    def hang(emit: Emit) -> None:
+        process = subprocess.Popen(["sleep", "60"])
+        emit("pid", str(process.pid).encode())
+        signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
+        time.sleep(60)
+
+    watch = Stopwatch()
+    ended, files = take(hang, seconds=3.0)
+    assert watch.seconds() < 5.5
+    assert ended.hung
+    assert ended.problem.startswith("no answer within 3 s")
+    stat = Path(f"/proc/{int(files['pid'])}/stat")
+    end = time.monotonic() + 60
+    while (
+        stat.exists() and stat.read_text(encoding="ascii").rpartition(")")[2].split()[0] not in "ZX"
+    ):  # nobody here may reap it
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_what_has_answered_and_is_slow_to_end_has_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is killed, and its answer counts."""
+    monkeypatch.setattr(os, "_exit", lambda _status: time.sleep(60))
+    watch = Stopwatch()
+    ended, _ = take(lambda _emit: 7)
+    assert (ended.value, ended.problem) == (7, "")
+    assert watch.seconds() < 30
+
+
+def test_more_than_run_at_once_wait_their_turn() -> None:
+    """A deadline counts from a function's own start, and no more run at a time than asked for."""
+
+    def function(_emit: Emit) -> tuple[float, float]:
+        begun = time.monotonic()
+        time.sleep(0.5)
+        return begun, time.monotonic()
+
+    pool = Pool(most=2)
+    for number in range(6):
+        pool.start(str(number), function, 60.0)
+    ended = list(pool.ended())
+    pool.close()
+    spans = [one.value for one in ended]
+    assert len(spans) == 6
+    assert max(sum(begun <= at < end for begun, end in spans) for at, _ in spans) <= 2
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[frozen.Mount]:
+    """Mount a file system that can be frozen."""
+    with frozen.mounted(tmp_path) as found:
+        yield found
+
+
+def test_processes_that_cannot_be_killed_are_left_and_named(mount: frozen.Mount) -> None:
+    """Writes to a frozen file system ignore SIGKILL: the pool says so, all in one wait."""
+
+    def write(_emit: Emit) -> None:
+        descriptor = os.open(mount.directory / "file", os.O_CREAT | os.O_WRONLY)
+        os.write(descriptor, b"x")
+        os.fsync(descriptor)
+
+    stuck: dict[str, Any] = {f"stuck {number}": write for number in range(4)}
+    mount.freeze()
+    watch = Stopwatch()
+    try:
+        found = run(3.0, quick=lambda _emit: 1, **stuck)
+    finally:
+        mount.thaw()
+    assert watch.seconds() < 8.5
+    assert found["quick"].value == 1
+    for name in stuck:
+        assert "cannot be killed" in found[name].problem
+        os.waitpid(-1, 0)  # thawed, it takes the signal
