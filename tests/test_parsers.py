@@ -198,9 +198,9 @@ HERE |= {
     ),
 }
 REFUSALS: dict[tuple[str, str], tuple[str, str]] = {
-    ("probe.members.membership", "parse_hostfile"): ("probe.members.membership", "MembershipError"),
-    ("probe.members.membership", "parse_nodes"): ("probe.members.membership", "MembershipError"),
-    ("probe.members.topology", "parse"): ("probe.members.topology", "TopologyError"),
+    ("probe.members.membership", "parse_hostfile"): ("probe.members.hostlist", "MembershipError"),
+    ("probe.members.membership", "parse_nodes"): ("probe.members.hostlist", "MembershipError"),
+    ("probe.members.topology", "parse"): ("probe.members.hostlist", "MembershipError"),
     ("probe.peers.link", "parse_head"): ("probe.peers.link", "BadAnswer"),
     ("slurm.controller", "parse_nodes"): ("slurm.controller", "ControllerError"),
 }

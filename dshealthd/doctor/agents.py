@@ -23,7 +23,7 @@ from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
 from dshealthd.findings.finding import ORDER
 from dshealthd.http.document import MAX_DOCUMENT, DocumentError, parse
 from dshealthd.probe.cli.pairs import member_client, own_place
-from dshealthd.probe.members.membership import MembershipError
+from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.observation import Outcome as Called
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.credentials import CredentialError

@@ -20,8 +20,8 @@ from dshealthd.core.text import printable
 from dshealthd.doctor.report import NodeReport, parse_node
 from dshealthd.findings.finding import State
 from dshealthd.linux.forked import Pool
-from dshealthd.probe.members.hostlist import HostlistError, expand
-from dshealthd.probe.members.membership import MembershipError, load
+from dshealthd.probe.members.hostlist import HostlistError, MembershipError, expand
+from dshealthd.probe.members.membership import load
 from dshealthd.probe.options import MembershipOptions
 
 if TYPE_CHECKING:

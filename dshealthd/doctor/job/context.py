@@ -39,7 +39,8 @@ from dshealthd.doctor.job.sources.source import (
 )
 from dshealthd.jobs import checkpoint_files
 from dshealthd.jobs.checkpoint_files import Checkpoint
-from dshealthd.probe.members.membership import Member, MembershipError, parse_hostfile
+from dshealthd.probe.members.hostlist import MembershipError
+from dshealthd.probe.members.membership import Member, parse_hostfile
 
 if TYPE_CHECKING:
     import argparse

@@ -12,7 +12,8 @@ from dshealthd.doctor.job.sources import rendezvous
 from dshealthd.doctor.job.sources.layout import FilterError
 from dshealthd.doctor.job.sources.remedies import paste, unreadable
 from dshealthd.findings.finding import State
-from dshealthd.probe.members.membership import MembershipError, parse_hostfile
+from dshealthd.probe.members.hostlist import MembershipError
+from dshealthd.probe.members.membership import parse_hostfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from dshealthd.doctor.snapshot_check import snapshot_check
 from dshealthd.findings.agent import FILES
 from dshealthd.findings.finding import State
 from dshealthd.probe.cli.pairs import own_place
-from dshealthd.probe.members.membership import MembershipError
+from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.observation import Outcome as Ended
 from dshealthd.probe.options import ProbeOptions
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.address import listen_address
 from dshealthd.core.options import ConfigError
 from dshealthd.probe.cli import report
+from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.local_membership import hostname, local_addresses, own_name
-from dshealthd.probe.members.membership import MembershipError, load
+from dshealthd.probe.members.membership import load
 from dshealthd.probe.members.schedule import PAIR, Cell
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.options import MembershipOptions, ProbeOptions

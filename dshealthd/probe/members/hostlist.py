@@ -1,4 +1,4 @@
-"""Slurm's host lists (node list expressions), such as `gpu[001-128,130],login1`, expanded.
+"""Names of nodes, and Slurm's lists of them, such as `gpu[001-128,130],login1`, expanded.
 
 Source: hostlist.c of Slurm; `scontrol show hostnames` expands the same.
 """
@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 MAX_NAMES = 65_536
 """Maximum number of names in one expression; Slurm's own limit is the same."""
@@ -26,6 +26,16 @@ _BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 
 class HostlistError(ValueError):
     """An invalid node list expression; the message quotes at most 60 characters of it."""
+
+
+class MembershipError(Exception):
+    """The members, or their leaves, cannot be determined. `errors` has one line for each problem,
+    `FILE:LINE: reason` for one in a file.
+    """
+
+    def __init__(self, errors: Iterable[str]) -> None:
+        self.errors = tuple(errors)
+        super().__init__("\n".join(self.errors))
 
 
 def is_name(text: str) -> bool:

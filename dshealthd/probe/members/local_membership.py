@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from dshealthd.core import background
 from dshealthd.core.collector import gauge
 from dshealthd.core.host import Host, read
-from dshealthd.probe.members.hostlist import quote
-from dshealthd.probe.members.membership import Membership, MembershipError, Watcher, load
+from dshealthd.probe.members.hostlist import MembershipError, quote
+from dshealthd.probe.members.membership import Membership, Watcher, load
 from dshealthd.probe.members.schedule import Timetable
 
 if TYPE_CHECKING:

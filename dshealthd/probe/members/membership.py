@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.host import read_bytes, signatures
 from dshealthd.probe.members import topology
-from dshealthd.probe.members.hostlist import MAX_NAMES, HostlistError, expand, is_name, quote
+from dshealthd.probe.members.hostlist import (
+    MAX_NAMES,
+    HostlistError,
+    MembershipError,
+    expand,
+    is_name,
+    quote,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,16 +37,6 @@ _MAX_SLOTS_DIGITS = 6
 # DeepSpeed's own pattern (launcher/runner.py, _parse_hostfile): it ignores whatever follows the
 # digits.
 _HOSTFILE_LINE = re.compile(r"(\S+)\s+slots=(\d+)")
-
-
-class MembershipError(Exception):
-    """The members cannot be determined. `errors` has one line for each problem, `FILE:LINE: reason`
-    for one in a file.
-    """
-
-    def __init__(self, errors: Iterable[str]) -> None:
-        self.errors = tuple(errors)
-        super().__init__("\n".join(self.errors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +105,7 @@ def load(
     if options.topology is not None:
         try:
             switches = topology.parse(_text(options.topology), str(options.topology))
-        except (MembershipError, topology.TopologyError) as error:
+        except MembershipError as error:
             errors += error.errors
     if errors:
         raise MembershipError(errors)

@@ -15,7 +15,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.probe.members.hostlist import MAX_NAMES, HostlistError, expand, quote
+from dshealthd.probe.members.hostlist import (
+    MAX_NAMES,
+    HostlistError,
+    MembershipError,
+    expand,
+    quote,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -32,14 +38,6 @@ _NAMED = re.compile(r"(?:switch|block)name=([^\s,]+)", re.IGNORECASE)
 _FIELD = re.compile(r'([A-Za-z]+)=(?:"([^"]*)"|([^\s"]*))(?=\s|$)\s*')
 
 
-class TopologyError(Exception):
-    """An unusable topology file. `errors` has one `FILE:LINE: reason` for each problem."""
-
-    def __init__(self, errors: Iterable[str]) -> None:
-        self.errors = tuple(errors)
-        super().__init__("\n".join(self.errors))
-
-
 @dataclass(frozen=True)
 class Switch:
     """One line of the file."""
@@ -53,7 +51,7 @@ class Switch:
 
 
 def parse(text: str, place: str) -> tuple[Switch, ...]:
-    """Return the switches and blocks of a topology file. Raises TopologyError; `place` is the name
+    """Return the switches and blocks of a topology file. Raises MembershipError; `place` is the name
     of the file in its lines.
     """
     errors: list[tuple[int, str]] = []
@@ -92,9 +90,9 @@ def parse(text: str, place: str) -> tuple[Switch, ...]:
             elif child == switch.name:
                 errors.append((switch.line, f"{quote(child)} lists itself as a switch below it"))
     if errors:
-        raise TopologyError(f"{place}:{number}: {reason}" for number, reason in sorted(errors))
+        raise MembershipError(f"{place}:{number}: {reason}" for number, reason in sorted(errors))
     if not found:
-        raise TopologyError([f"{place}: defines no switch"])
+        raise MembershipError([f"{place}: defines no switch"])
     return tuple(found.values())
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
+from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.local_membership import (
     local_addresses,
     own_name,
     parse_fib_trie,
     parse_if_inet6,
 )
-from dshealthd.probe.members.membership import MembershipError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dshealthd.core.options import Duration, Errors, decode
+from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.membership import (
     Member,
     Membership,
-    MembershipError,
     Watcher,
     load,
     parse_hostfile,

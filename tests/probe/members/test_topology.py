@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.probe.members.topology import Switch, TopologyError, leaves, parse
+from dshealthd.probe.members.hostlist import MembershipError
+from dshealthd.probe.members.topology import Switch, leaves, parse
 
 TREE = """\
 ##################################################################
@@ -83,7 +84,7 @@ SwitchName=s5 Nodes=n6 Nodes=n7
 what is this
 SwitchName=s6 Switches=s6
 """
-    with pytest.raises(TopologyError) as error:
+    with pytest.raises(MembershipError) as error:
         parse(text, "/etc/topology.conf")
     assert error.value.errors == (
         '/etc/topology.conf:1: "n[1-2" has a bracket that is not closed',
@@ -107,13 +108,13 @@ SwitchName=s6 Switches=s6
 
 def test_empty_file() -> None:
     """A file without a switch is an error, as it cannot be intended."""
-    with pytest.raises(TopologyError, match=r"^t: defines no switch$"):
+    with pytest.raises(MembershipError, match=r"^t: defines no switch$"):
         parse("# nothing yet\n", "t")
 
 
 def test_what_a_file_may_write_out_is_bounded() -> None:
     """Many lines that each expand to the maximum cannot add up without limit."""
-    with pytest.raises(TopologyError) as error:
+    with pytest.raises(MembershipError) as error:
         parse("\n".join(f"SwitchName=s{i} Nodes=n[1-65536]" for i in range(12)), "t")
     assert len(error.value.errors) == 4
 
