@@ -112,7 +112,7 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("jobs.network_devices", "parse_names", LINES),
         ("jobs.environment", "parse_environ", BYTES),
         ("jobs.ras.address", "parse_address", TEXT),
-        ("jobs.ras.peer", "parse_bound", BYTES),
+        ("linux.ipv6", "parse_bound", BYTES),
         ("jobs.ras.from_json", "parse_json", BYTES),
         ("linux.process", "parse_pids_path", LINES),
         ("linux.credentials", "parse_real_user", BYTES),

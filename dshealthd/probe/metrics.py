@@ -180,13 +180,13 @@ class RoundMetrics:
         for (op, size), timing in slowest.items():
             if not report.led and size not in SIZES:
                 continue  # other members choose this size and must not create series here
-            _keep(
+            _put_bounded(
                 self._timings, (kind, str(observation.backend), op, str(size)), timing, MAX_SERIES
             )
             if observation.kind is Kind.LIGHT and size == 0 and report.led:
                 self._trips.append(timing.seconds)
         for peer, offset in report.offsets.items():
-            _keep(self._offsets, peer, offset, LATEST)
+            _put_bounded(self._offsets, peer, offset, LATEST)
         for peer in observation.members:
             if (
                 peer != me
@@ -194,7 +194,7 @@ class RoundMetrics:
                 and observation.reason in DISAGREEMENTS
             ):
                 if peer in observation.late or peer == observation.members[0]:
-                    _keep(self._disagreeing, peer, observation.reason, MAX_DISAGREEING)
+                    _put_bounded(self._disagreeing, peer, observation.reason, MAX_DISAGREEING)
             elif observation.outcome is Outcome.OK:
                 self._disagreeing.pop(peer, None)
         self.rounds.append(_entry(report))
@@ -242,7 +242,7 @@ class RoundMetrics:
             yield LAST(at, kind)
 
 
-def _keep(store: OrderedDict[Any, Any], key: object, value: object, most: int) -> None:
+def _put_bounded(store: OrderedDict[Any, Any], key: object, value: object, most: int) -> None:
     """Put a value into a dict bounded to `most` entries, newest last."""
     store[key] = value
     store.move_to_end(key)

@@ -140,7 +140,7 @@ class ProbeService:
         """Start the probes if they are configured."""
         if self.options.wanted and self._task is None:
             self._task = asyncio.create_task(self._run(), name="probes")
-            self._task.add_done_callback(self._fallen)
+            self._task.add_done_callback(self._report_defect)
 
     def reload(self) -> None:
         """Reread the list of members."""
@@ -225,7 +225,7 @@ class ProbeService:
             raise LookupError(self._problem or "probes are starting")
         return await self._running.client.call(peer, "summary", {}, deadline)
 
-    def _fallen(self, task: asyncio.Task[None]) -> None:
+    def _report_defect(self, task: asyncio.Task[None]) -> None:
         """Report that a defect has ended the probes; the agent continues without them."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._problem = f"ended by a defect: {error!r}"

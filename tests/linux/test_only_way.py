@@ -89,6 +89,7 @@ SINGLE = {
     ("jobs/nccl/inspector.py", "name"): "a look, in a directory opened by Root",
     ("jobs/network_devices.py", "place"): "sysfs",
     ("jobs/ras/peer.py", "entry.path"): "descriptors of a process in procfs",
+    ("linux/ipv6.py", "entry.path"): "descriptors of a process in procfs",
     ("jobs/network_devices.py", "f'{place}/flags'"): "sysfs",
     ("jobs/ras/peer.py", "place"): "descriptors of the agent's peers in procfs",
     ("linux/socket_owners.py", "directory"): "descriptors of a process in procfs",

@@ -16,10 +16,9 @@ import pytest
 from dshealthd.cli import main as cli
 from dshealthd.config.config import Config
 from dshealthd.core.options import ConfigError
-from dshealthd.probe.cli import local, pairs, report
-from dshealthd.probe.observation import Kind, Outcome, Stage, Timing
+from dshealthd.probe.cli import pairs, report
+from dshealthd.probe.observation import Kind, Outcome, Timing
 from dshealthd.probe.options import MembershipOptions
-from dshealthd.probe.rounds.conclusion import RoundResult
 from tests.probe.peering import may_block
 from tests.probe.services import NAMES, Agent, agents, until
 
@@ -213,7 +212,7 @@ def test_gpus_alone_are_all_listed() -> None:
         ),
         *(Timing("matrix_product", 64, 1e-3, 1.0, part) for part in ("1", "0")),
     )
-    found = local.slowest_timings(RoundResult(Outcome.OK, Stage.DONE, timings))
+    found = report.rows(timings)
     assert [(timing.op, timing.part, timing.seconds) for timing in found] == [
         ("all_reduce", "", 2e-5),
         ("matrix_product", "0", 1e-3),

@@ -45,7 +45,7 @@ def written() -> Iterator[str]:
                 case (
                     ast.Call(
                         func=ast.Name("PeerError" | "Refusal" | "ForkServerError")
-                        | ast.Attribute(attr="to" | "skip" | "conclude"),
+                        | ast.Attribute(attr="becomes" | "skip" | "conclude"),
                         args=arguments,
                     )
                     | ast.Tuple(elts=[ast.Attribute(ast.Name("Outcome")), *_] as arguments)

@@ -13,9 +13,10 @@ from dshealthd.jobs.nccl.release import UnknownRelease
 from dshealthd.jobs.ras import policy
 from dshealthd.jobs.ras.address import endpoints
 from dshealthd.jobs.ras.client import Query
-from dshealthd.jobs.ras.peer import holder, may_use_ipv6
+from dshealthd.jobs.ras.peer import holder
 from dshealthd.jobs.ras.policy import Decision
 from dshealthd.jobs.ras.protocol import Unanswered
+from dshealthd.linux.ipv6 import may_use_ipv6
 from dshealthd.linux.netlink import Interrupted, MalformedReply
 
 if TYPE_CHECKING:

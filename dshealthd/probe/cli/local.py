@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural
@@ -17,7 +16,7 @@ from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.messages import Backend
-from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
+from dshealthd.probe.rounds.conclusion import MemberResult, combine
 from dshealthd.probe.rounds.plan import ON_DEMAND, PAIR, RoundPlan, local_job, new_round
 from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
@@ -100,7 +99,7 @@ async def local(
         "stage": found.stage,
         "reason": found.reason,
         "units": report.UNITS,
-        "timings": [report.fields(timing) for timing in slowest_timings(found)],
+        "timings": [report.fields(timing) for timing in report.rows(found.timings)],
         "checksums": [
             {"gpu": one.part, "library": one.checksum.library, "checksum": one.checksum.number}
             for one in results
@@ -112,18 +111,6 @@ async def local(
             if one.outcome is not Outcome.OK
         ],
     }
-
-
-def slowest_timings(found: RoundResult) -> list[Any]:
-    """Return the slowest timing of each collective, and every GPU's timings of its own steps."""
-    slowest: dict[tuple[str, int], Any] = {}
-    alone = []
-    for timing in found.timings:
-        if timing.op != "all_reduce":
-            alone.append(timing)
-        elif timing.seconds > getattr(slowest.get((timing.op, timing.size)), "seconds", 0.0):
-            slowest[timing.op, timing.size] = replace(timing, part="")
-    return [*slowest.values(), *sorted(alone, key=lambda timing: (timing.op, timing.part))]
 
 
 def checksums(entries: list[dict[str, Any]]) -> list[str]:

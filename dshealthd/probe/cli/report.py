@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.observation import Op, Outcome
@@ -45,6 +46,20 @@ def fields(timing: Timing) -> dict[str, Any]:
         "algbw": timing.size / timing.seconds,
         "busbw": timing.bus_bandwidth,
     }
+
+
+def rows(timings: Iterable[Timing]) -> list[Timing]:
+    """Return the timings of a local probe's table: the slowest rank's of each collective, then
+    every GPU's of what it does alone.
+    """
+    slowest: dict[int, Timing] = {}
+    alone = []
+    for timing in timings:
+        if timing.op != Op.ALL_REDUCE:
+            alone.append(timing)
+        elif timing.size not in slowest or timing.seconds > slowest[timing.size].seconds:
+            slowest[timing.size] = replace(timing, part="")
+    return [*slowest.values(), *sorted(alone, key=lambda timing: (timing.op, timing.part))]
 
 
 def table(entries: Iterable[Mapping[str, Any]]) -> str:

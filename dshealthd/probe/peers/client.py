@@ -25,7 +25,7 @@ from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.peers.link import BadAnswer, Link, UnverifiedAnswer
 from dshealthd.probe.peers.messages import METHODS, Method
 from dshealthd.probe.peers.nonces import LIFETIME
-from dshealthd.probe.peers.pool import CallProgress, ConnectionPool, meaning
+from dshealthd.probe.peers.pool import ConnectionPool, meaning
 from dshealthd.probe.peers.protocol import (
     ABSENT,
     ANSWER,
@@ -36,6 +36,7 @@ from dshealthd.probe.peers.protocol import (
     PeerError,
     Rejection,
     RequestClaim,
+    TimeoutMeaning,
     answer_mac,
     parse_answer,
     request_mac,
@@ -120,18 +121,18 @@ class PeerClient:
         if len(message) > MAX_BODY:
             problem = f"a message of {len(message)} bytes is too large to send"
             raise SchemaError(problem)
-        progress, outcome = CallProgress(), Outcome.INCONCLUSIVE  # unless it is cancelled
+        on_timeout, outcome = TimeoutMeaning(), Outcome.INCONCLUSIVE  # unless it is cancelled
         try:
             async with time_limit(deadline):
-                answer = await self._in_turn(peer, PREFIX + method, message, progress)
+                answer = await self._in_turn(peer, PREFIX + method, message, on_timeout)
             answer_ = _read(answer, declared)
             outcome = Outcome.OK
         except PeerError as error:
             outcome = error.outcome
             raise
         except TimeoutError as error:
-            outcome = progress.outcome
-            raise PeerError(progress.outcome, progress.reason) from error
+            outcome = on_timeout.outcome
+            raise PeerError(on_timeout.outcome, on_timeout.reason) from error
         finally:
             self._calls[method, outcome] += 1
         return answer_
@@ -153,30 +154,30 @@ class PeerClient:
         yield OPENED(float(self._pool.opened))
 
     async def _in_turn(
-        self, peer: str, path: str, body: bytes, progress: CallProgress
+        self, peer: str, path: str, body: bytes, on_timeout: TimeoutMeaning
     ) -> UnverifiedAnswer:
         turn = self._turns.setdefault(peer, asyncio.Semaphore(MAX_PER_PEER))
         self._callers[peer] += 1
         try:
             async with turn:
-                return await self._exchange(peer, path, body, progress)
+                return await self._exchange(peer, path, body, on_timeout)
         finally:
             self._callers[peer] -= 1
             if not self._callers[peer]:
                 del self._callers[peer], self._turns[peer]
 
     async def _exchange(
-        self, peer: str, path: str, body: bytes, progress: CallProgress
+        self, peer: str, path: str, body: bytes, on_timeout: TimeoutMeaning
     ) -> UnverifiedAnswer:
         current = await self._credentials.current()
-        link = await self._pool.acquire(peer, current.client, progress)
+        link = await self._pool.acquire(peer, current.client, on_timeout)
         keep = False
         try:
             if self._options.key_file is None:
-                answer = await _send(link, path, body, RequestClaim(self._me, peer), progress)
+                answer = await _send(link, path, body, RequestClaim(self._me, peer), on_timeout)
             else:
                 answer = await self._ask_signed(
-                    link, path, body, RequestClaim(self._me, peer), current.keys[0], progress
+                    link, path, body, RequestClaim(self._me, peer), current.keys[0], on_timeout
                 )
             keep = answer.status in {
                 HTTPStatus.OK,
@@ -202,19 +203,19 @@ class PeerClient:
         body: bytes,
         claim: RequestClaim,
         key: bytes,
-        progress: CallProgress,
+        on_timeout: TimeoutMeaning,
     ) -> UnverifiedAnswer:
         """Return the peer's verified answer to a signed request. Retry once with a new nonce if the
         first was too old for the peer.
         """
         if self._monotonic() >= link.nonce_until:
-            await self._ask_nonce(link, claim, progress)
+            await self._ask_nonce(link, claim, on_timeout)
         for last in (False, True):
             signed = replace(claim, nonce=link.nonce, challenge=secrets.token_hex(16))
             signed = replace(signed, mac=request_mac(key, path, body, signed))
             # A nonce is good for one request: if this one is cut off, the peer may have seen it.
             link.nonce_until = 0.0
-            answer = await _send(link, path, body, signed, progress)
+            answer = await _send(link, path, body, signed, on_timeout)
             nonce, mac = parse_answer(answer.headers.get(ANSWER.lower(), "")) or (ABSENT, ABSENT)
             if hmac.compare_digest(
                 mac, answer_mac(key, signed.mac, answer.status, answer.body, nonce)
@@ -226,8 +227,8 @@ class PeerClient:
             self._keep_nonce(link, nonce)
         raise _unverified(answer)
 
-    async def _ask_nonce(self, link: Link, claim: RequestClaim, progress: CallProgress) -> None:
-        answer = await _send(link, PREFIX + NONCE, b"", claim, progress)
+    async def _ask_nonce(self, link: Link, claim: RequestClaim, on_timeout: TimeoutMeaning) -> None:
+        answer = await _send(link, PREFIX + NONCE, b"", claim, on_timeout)
         nonce, _ = parse_answer(answer.headers.get(ANSWER.lower(), "")) or (ABSENT, ABSENT)
         if answer.status != HTTPStatus.OK or nonce == ABSENT:
             raise _unverified(answer)
@@ -239,16 +240,16 @@ class PeerClient:
 
 
 async def _send(
-    link: Link, path: str, body: bytes, claim: RequestClaim, progress: CallProgress
+    link: Link, path: str, body: bytes, claim: RequestClaim, on_timeout: TimeoutMeaning
 ) -> UnverifiedAnswer:
     head = f"POST {path} HTTP/1.1\r\nHost: {claim.receiver}\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(body)}\r\nAuthorization: {claim}\r\n\r\n"
-    progress.to(Outcome.HUNG, "no_answer")
+    on_timeout.becomes(Outcome.HUNG, "no_answer")
     try:
         return await link.send(head.encode() + body)
     except asyncio.CancelledError:
         if link.unacknowledged():
-            progress.to(Outcome.UNREACHABLE, "not_acknowledged")
+            on_timeout.becomes(Outcome.UNREACHABLE, "not_acknowledged")
         raise
     except BadAnswer as error:
         raise PeerError(Outcome.FAILED, "bad_answer") from error

@@ -17,7 +17,7 @@ from dshealthd.core.garbage import free_frames
 from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.link import Link
-from dshealthd.probe.peers.protocol import PeerError, certificate_names
+from dshealthd.probe.peers.protocol import PeerError, TimeoutMeaning, certificate_names
 from dshealthd.probe.peers.resolver import LookupFailed, UnknownName
 
 if TYPE_CHECKING:
@@ -42,19 +42,6 @@ _NO_ROUTE = {
 }
 _CERTIFICATE_PROBLEMS = {9: "certificate_not_yet_valid", 10: "certificate_expired"}
 """By OpenSSL's verification code (X509_V_ERR_…)."""
-
-
-class CallProgress:
-    """How far a call has come: what a timeout now would mean."""
-
-    def __init__(self) -> None:
-        self.outcome = Outcome.FAILED
-        self.reason = "too_many_calls"
-
-    def to(self, outcome: Outcome, reason: str) -> None:
-        """Note how far a call has come: what a timeout from here on means."""
-        self.outcome = outcome
-        self.reason = reason
 
 
 class ConnectionPool:
@@ -83,7 +70,9 @@ class ConnectionPool:
         self._prune()
         return len(self._idle) + len(self._busy)
 
-    async def acquire(self, peer: str, tls: ssl.SSLContext | None, progress: CallProgress) -> Link:
+    async def acquire(
+        self, peer: str, tls: ssl.SSLContext | None, on_timeout: TimeoutMeaning
+    ) -> Link:
         """Return a connection to a peer: the idle one used last, or a new one. Raises PeerError."""
         self._prune()
         # The one used last has been idle for the shortest time, so it is the least likely to be
@@ -94,7 +83,7 @@ class ConnectionPool:
                 break
             link.abort()
         else:
-            link = await self._open(peer, tls, progress)
+            link = await self._open(peer, tls, on_timeout)
         self._busy.add(link)
         return link
 
@@ -131,20 +120,24 @@ class ConnectionPool:
         while len(self._idle) > MAX_IDLE:
             self._idle.popitem(last=False)[0].abort()
 
-    async def _open(self, peer: str, tls: ssl.SSLContext | None, progress: CallProgress) -> Link:
+    async def _open(
+        self, peer: str, tls: ssl.SSLContext | None, on_timeout: TimeoutMeaning
+    ) -> Link:
         host, port = self._addresses(peer)
-        progress.to(Outcome.INCONCLUSIVE, "name_timeout")  # the peer has not been contacted yet
+        on_timeout.becomes(
+            Outcome.INCONCLUSIVE, "name_timeout"
+        )  # the peer has not been contacted yet
         try:
             addresses = await self._resolver.addresses(host)
         except UnknownName as error:
             raise PeerError(Outcome.UNREACHABLE, "name_unknown") from error
         except LookupFailed as error:
             raise PeerError(Outcome.INCONCLUSIVE, "name_server") from error
-        progress.to(Outcome.UNREACHABLE, "connect_timeout")
+        on_timeout.becomes(Outcome.UNREACHABLE, "connect_timeout")
         try:
             connection = await self._connect(addresses, port)
             self.opened += 1
-            progress.to(Outcome.HUNG, "tls_handshake")
+            on_timeout.becomes(Outcome.HUNG, "tls_handshake")
             return await self._greet(connection, peer, tls)
         except OSError as error:  # what ssl raises is one too
             free_frames(error)

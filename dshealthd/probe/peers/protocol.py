@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from dshealthd.core.schema import MAX_EXACT, Plain, Record, SchemaError, misfit
 from dshealthd.probe.members.hostlist import is_name
-from dshealthd.probe.observation import known
+from dshealthd.probe.observation import Outcome, known
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from dshealthd.probe.observation import Outcome
 
 PREFIX = "/peer/v1/"
 NONCE = "nonce"
@@ -81,6 +79,17 @@ class PeerError(Exception):
         super().__init__(f"{outcome}: {reason}")
         self.outcome = outcome
         self.reason = reason
+
+
+class TimeoutMeaning:
+    """What it would mean if a call timed out now; changes as the call goes on."""
+
+    def __init__(self) -> None:
+        self.becomes(Outcome.FAILED, "too_many_calls")
+
+    def becomes(self, outcome: Outcome, reason: str) -> None:
+        """Change what a timeout from here on means."""
+        self.outcome, self.reason = outcome, reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class Surroundings:
         return max(1, min(self.liars + 1, self.intra_leaf + self.inter_leaf - len(unreached)))
 
 
-def _count(measurements: Iterable[Measurement]) -> Counter[str]:
+def _count_by_result(measurements: Iterable[Measurement]) -> Counter[str]:
     """Count rounds: explained ones, and bad and good ones, of these also the near and far ones."""
     count: Counter[str] = Counter()
     for measurement in measurements:
@@ -110,8 +110,8 @@ def reason_of(measurements: Iterable[Measurement]) -> str:
 def explain(investigation: Investigation, track: Signal, around: Surroundings) -> Cause:
     """Return the cause of an investigation's bad rounds, as far as its rounds show it."""
     measurements = list(investigation.measurements)
-    count = _count(measurements)
-    first = _count(investigation.earlier)
+    count = _count_by_result(measurements)
+    first = _count_by_result(investigation.earlier)
     # Chance slows a round but does not break it, so half as many failures are proof.
     needed = around.confirmations if track.timed else (around.confirmations + 1) // 2
     cut_off = not track.timed and any(

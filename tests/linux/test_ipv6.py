@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.jobs.ras.peer import may_use_ipv6, parse_bound
+from dshealthd.linux.ipv6 import may_use_ipv6, parse_bound
 
 if TYPE_CHECKING:
     from pathlib import Path
