@@ -150,8 +150,7 @@ class Cluster:
         tasks = []
         for name, liar in self.liars.items():
             liar.begin()
-            honest = [other for other in self.members if other not in self.liars]
-            tasks.append(asyncio.create_task(liar.lead(honest), name=f"lies of {name}"))
+            tasks.append(asyncio.create_task(liar.lead(), name=f"lies of {name}"))
         wrong: set[tuple[str, ...]] = set()
         right: set[tuple[str, ...]] = set()
         faults: set[tuple[str, ...]] = set()

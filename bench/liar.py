@@ -307,8 +307,8 @@ class Liar:
 
     # Rounds that nobody has asked for
 
-    async def lead(self, others: Sequence[str]) -> None:
-        """Lead rounds beside the schedule, until cancelled; `others` may be honest thirds."""
+    async def lead(self) -> None:
+        """Lead rounds beside the schedule, until cancelled."""
         if self._strategy == "silence":
             return
         period = self._service.options.period
@@ -316,14 +316,11 @@ class Liar:
         while True:
             await asyncio.sleep(period / FORGED)
             victim = victims[turn % len(victims)]
-            third = next((name for name in others if name not in self._victims), "")
-            group = third and turn % FORGED == FORGED - 1 and self._strategy != "poison"
-            members = (self._me, victim, third) if group else (self._me, victim)
-            kind = Kind.GROUP if group else (Kind.PAIR, Kind.RAIL, Kind.LIGHT)[turn % 3]
+            kind = (Kind.PAIR, Kind.RAIL, Kind.LIGHT)[turn % 3]
             epoch = self._running.node.epoch() if turn % 2 else ON_DEMAND
             turn += 1
             try:
-                report = await self._running._lead(epoch, members, kind)  # noqa: SLF001 - as above
+                report = await self._running._lead(epoch, (self._me, victim), kind)  # noqa: SLF001 - as above
             except PeerError:
                 continue
             self.forged += report is not None and report.observation.outcome is not Outcome.DECLINED

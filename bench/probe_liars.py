@@ -5,8 +5,8 @@
 The nodes, schedule and verdicts of `probe_simulator`, some nodes of which lie with valid
 credentials. A liar decides how its own rounds end, for its partner too; it says of itself and of
 its rounds with others what it likes; it leads as many rounds as its victim has time for, as many
-as it likes with the number of the current slot; and it brings honest third members along. It
-cannot speak for others: every member gives its result itself.
+as it likes with the number of the current slot. It cannot speak for others: every member gives its
+result itself.
 
 One that slanders waits for a fault: a link between two others is cut, and it reports that it
 cannot call its ends either.
@@ -130,39 +130,10 @@ class LiarCluster(Cluster):
         for liar in sorted(self.liars):
             for turn in range(FORGED):
                 victim = self.victims[turn % len(self.victims)]
-                third = next(
-                    (
-                        node
-                        for node in range(len(self.names))
-                        if node not in self.liars and node not in self.victims
-                    ),
-                    victim,
-                )
-                group = turn == FORGED - 1 and third != victim and self.strategy != "poison"
-                members = (liar, victim, third) if group else (liar, victim)
                 number = EPOCH_0 + self.epoch - 1 if turn % 2 == 0 else -1
-                observation, _ = self._forged(members, number, group=group)
+                observation, _ = self._run((liar, victim), number, Kind.RAIL)
                 self.forged += 1
                 self._told(observation)
-
-    def _forged(
-        self, members: tuple[int, ...], number: int, *, group: bool
-    ) -> tuple[Observation, float]:
-        if not group:
-            return self._run(members, number, Kind.RAIL)
-        names = tuple(self.names[member] for member in members)
-        truth = Observation(
-            number,
-            Kind.GROUP,
-            "nccl",
-            names,
-            Outcome.OK,
-            Stage.DONE,
-            at=self.time,
-        )
-        seen = self._lie(truth, members)
-        # A single voice blames nobody in a round of three; see `conclusion.combine`.
-        return replace(seen, late=() if seen.outcome is Outcome.HUNG else seen.late), 0.0
 
     def wrong(self) -> set[tuple[str, Suspect]]:
         """Return who has accused what has nothing to do with a liar, at any time so far."""

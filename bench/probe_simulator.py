@@ -166,13 +166,13 @@ class Cluster:
             for far in (False, True):
                 seconds = (FAR if far else NEAR) * self.random.gauss(1, self.conditions.jitter)
                 known.update(
-                    TimingClass(Kind.RAIL, "nccl", OP, SIZE, str(rail), 2, far),
+                    TimingClass(Kind.RAIL, "nccl", OP, SIZE, str(rail), far),
                     seconds,
                     turn - 3600.0,
                 )
             seconds = LOCAL * self.random.gauss(1, self.conditions.jitter)
             known.update(
-                TimingClass(Kind.LOCAL, "nccl", LOCAL_OP, 8192, str(rail), 1, far=False),
+                TimingClass(Kind.LOCAL, "nccl", LOCAL_OP, 8192, str(rail), far=False),
                 seconds,
                 turn - 3600.0,
             )

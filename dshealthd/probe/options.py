@@ -330,9 +330,6 @@ class ProbeOptions(Section):
         "Python interpreter of the training environment, with torch; without it, only light "
         "rounds run. Must not be writable by others.",
     )
-    group_size: int = option(
-        2, "Nodes in a round. Must be equal on all nodes.", minimum=2, maximum=8
-    )
     large_every: int = option(
         6,
         "Epochs between rounds that include a large collective, of 64 MiB between GPUs; 0 for "

@@ -101,9 +101,7 @@ class ProbeService:
         self._state = state
         self._monotonic, self._wall, self._waited = monotonic, wall, waited
         self._summary, self._status_page = summary, status_page
-        self._local_membership = LocalMembership(
-            options.members, host, options.group_size, hostname, monotonic
-        )
+        self._local_membership = LocalMembership(options.members, host, hostname, monotonic)
         self._gpus = GpuOccupancy(snapshot, monotonic)
         self._absences = Absences(snapshot, wall)
         self._hung_jobs = HungJobs(summary, monotonic)

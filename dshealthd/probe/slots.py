@@ -141,7 +141,6 @@ class SlotRunner:
             baselines,
             options.verdict,
             self._wall,
-            options.group_size,
         )
         self.node = ThisNode(
             options,
@@ -197,7 +196,6 @@ class SlotRunner:
             options.policy.gloo_bytes_per_minute,
             options.period,
             options.large_every,
-            options.group_size,
         )
         """The small and the large collectives of a node without GPUs."""
         self._names = membership.names
@@ -338,14 +336,12 @@ class SlotRunner:
         if self.credentials.off:
             self._metrics.skip("switched_off")
             return
-        members = (
-            self._me,
-            *(name for name in order if name != self._me and not self._absences.absent(name)),
-        )
-        if len(members) < PAIR:
+        partner = next(name for name in group if name != self._me)
+        if self._absences.absent(partner):
             self._metrics.skip(MAINTENANCE)
             await self._substitute(epoch, group)
             return
+        members = self._me, partner
         report = await self._lead(epoch, members)
         for _ in range(TRIES - 1):  # an extra round may be in progress here or there
             if report is not None and report.observation.reason != Decline.TESTING:
@@ -361,9 +357,7 @@ class SlotRunner:
             report = await self._lead(epoch, members)
         if report is None:
             self._metrics.skip(Decline.TESTING)
-        elif len(group) == PAIR and (
-            report.observation.outcome in _GONE or report.observation.reason == MAINTENANCE
-        ):
+        elif report.observation.outcome in _GONE or report.observation.reason == MAINTENANCE:
             await self._substitute(epoch, group)
 
     async def _substitute(self, epoch: int, group: Sequence[str]) -> None:
@@ -421,7 +415,7 @@ class SlotRunner:
         plan = RoundPlan(
             round=new_round(),
             epoch=epoch,
-            kind=kind or _kind(epoch, len(members), gpus),
+            kind=kind or _kind(epoch, gpus),
             backend=Backend.NCCL if gpus else Backend.GLOO,
             members=members,
             digest=self._local_membership.membership.digest,
@@ -533,10 +527,8 @@ def _spread(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
 
 
-def _kind(epoch: int, members: int, gpus: int) -> Kind:
+def _kind(epoch: int, gpus: int) -> Kind:
     """Return an epoch's kind, the same for two, as one is inside leaves and one between them."""
-    if members > PAIR:
-        return Kind.GROUP
     return Kind.RAIL if gpus > 1 and epoch // 2 % 2 else Kind.PAIR
 
 

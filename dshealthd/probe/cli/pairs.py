@@ -12,7 +12,7 @@ from dshealthd.probe.cli import report
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.local_membership import hostname, local_addresses, own_name
 from dshealthd.probe.members.membership import load
-from dshealthd.probe.members.schedule import PAIR, Cell
+from dshealthd.probe.members.schedule import Cell
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.options import MembershipOptions, ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
@@ -83,7 +83,7 @@ async def between(
             entries.append(await one(client, (*others, me), ask))
             tell(_line(entries[0]))
         else:
-            schedule = Cell(names, {}, PAIR)
+            schedule = Cell(names, {})
             pairs: set[frozenset[str]] = set()
             limit = asyncio.Semaphore(AT_ONCE)
 

@@ -153,13 +153,11 @@ class LocalMembership:
         self,
         options: MembershipOptions,
         host: Host,
-        group_size: int,
         hostname: Callable[[], str],
         monotonic: Callable[[], float],
     ) -> None:
         self._options = options
         self._host = host
-        self._group_size = group_size
         self._hostname = hostname
         self._monotonic = monotonic
         self._watcher: Watcher | None = None
@@ -244,7 +242,7 @@ class LocalMembership:
         ):
             return False
         self._membership, self.me = membership, me
-        self.timetable = Timetable(membership.names, membership.leaves, self._group_size)
+        self.timetable = Timetable(membership.names, membership.leaves)
         log.info(
             "probe: %d members from %s, hash %s; this node is %s",
             len(membership.names),

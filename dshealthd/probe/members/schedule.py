@@ -1,6 +1,6 @@
 """The schedule: who meets whom in each epoch, a pure function of members, leaves and epoch number.
 
-Even epochs group members of one leaf, odd epochs members of different leaves. With a single leaf,
+Even epochs pair members of one leaf, odd epochs members of different leaves. With a single leaf,
 or without a topology, every epoch is of the first kind; with one member on each leaf, every epoch
 is of the second.
 
@@ -15,21 +15,17 @@ While the members stay the same, the schedule guarantees (extra pairs aside):
 So that what a node keeps and pays does not grow with the fleet, a large fleet is divided into
 cells of whole leaves, `MEMBERS` nodes each at most, and all of the above happens inside a cell. An
 era, `ERA` epochs, is long enough for a cell. Then the leaves are dealt anew, by the design that
-also makes groups: no two leaves share a cell again before all have. All members of one leaf stay
+also makes pairs: no two leaves share a cell again before all have. All members of one leaf stay
 together; only a leaf of more than `TOGETHER` members is divided. A fleet that fits into one cell
 has no eras.
 
-For pairs and l leaves of at most m members, `inside` is m - 1 and `across` is (l - 1)·m, or m and
+For l leaves of at most m members, `inside` is m - 1 and `across` is (l - 1)·m, or m and
 l·m if m or l is odd. If the leaves are so unequal that l·m is more than twice the number n of
 members, `across` is n - 1 (n if odd) instead, and these epochs include pairs inside a leaf.
 
 Extra pairs carry no guarantee: a member without a partner in an epoch (odd numbers, unequal leaves)
-is paired with another such member, preferably of the same leaf. With pairs, at most one member of
-all rests in an epoch, and only if their number is odd.
-
-Groups of more than two have at most the requested size. No pair may repeat, and with fewer than
-size² members full groups would have to repeat one already in the second round. Groups are smaller
-then: of sixteen members, groups of four, never of eight.
+is paired with another such member, preferably of the same leaf. At most one member of all rests in
+an epoch, and only if their number is odd.
 """
 
 from __future__ import annotations
@@ -62,16 +58,13 @@ Seat = tuple[int, int]
 
 
 class Timetable:
-    """The groups of every epoch for one list of members; immutable but for what it has worked out.
-    Creating it sorts the members. After that, finding the group of one member costs as much as in
+    """The pairs of every epoch for one list of members; immutable but for what it has worked out.
+    Creating it sorts the members. After that, finding the pair of one member costs as much as in
     its `Cell`; once in an era, the leaves are dealt.
     """
 
-    def __init__(self, names: Iterable[str], leaves: Mapping[str, str], size: int = PAIR) -> None:
-        if size < PAIR:
-            message = f"a group has at least {PAIR} members, not {size}"
-            raise ValueError(message)
-        self._leaves, self._size = leaves, size
+    def __init__(self, names: Iterable[str], leaves: Mapping[str, str]) -> None:
+        self._leaves = leaves
         self._names = tuple(sorted(set(names)))
         one = len(self._names) <= MEMBERS
         self._units = [list(self._names)] if one else _units(self._names, leaves)
@@ -90,12 +83,12 @@ class Timetable:
         return self._cell(self._cells(0)[0]).cycle if self._eras == 1 else (self._eras + 1) * ERA
 
     def groups(self, epoch: int) -> tuple[tuple[str, ...], ...]:
-        """Return all groups of an epoch, sorted, at the cost of O(members · size); others rest."""
+        """Return all pairs of an epoch, sorted; others rest."""
         cells = map(self._cell, sorted(set(self._cells(epoch).values())))
         return tuple(sorted(group for cell in cells for group in cell.groups(epoch)))
 
     def group_of(self, me: str, epoch: int) -> tuple[str, ...]:
-        """Return a member's sorted group; empty if it rests. Raises ValueError for no member."""
+        """Return a member's sorted pair; empty if it rests. Raises ValueError for no member."""
         return self._cell(self._home(me, epoch)).group_of(me, epoch)
 
     def company(self, me: str, epoch: int) -> tuple[str, ...]:
@@ -117,7 +110,7 @@ class Timetable:
             while len(self._made) >= ERAS_KEPT:
                 del self._made[next(iter(self._made))]
             names = (name for unit in units for name in self._units[unit])
-            cell = self._made[units] = Cell(names, self._leaves, self._size)
+            cell = self._made[units] = Cell(names, self._leaves)
         return cell
 
     def _cells(self, epoch: int) -> dict[int, tuple[int, ...]]:
@@ -133,25 +126,23 @@ class Timetable:
 
 
 class Cell:
-    """The groups of members all of which meet. Creating it sorts the members. After that, finding
-    the group of one member costs O(size), for one without a partner O(members of its leaf), and for
+    """The pairs of members all of which meet. Creating it sorts the members. After that, finding
+    the pair of one member costs O(1), for one without a partner O(members of its leaf), and for
     the one on each leaf that finds none there either O(members).
     """
 
-    def __init__(self, names: Iterable[str], leaves: Mapping[str, str], size: int) -> None:
+    def __init__(self, names: Iterable[str], leaves: Mapping[str, str]) -> None:
         self.names = tuple(sorted(set(names)))
         by_leaf = _by_leaf(self.names, leaves)
         count = sum(map(len, by_leaf.values()))
         blocks = [by_leaf[leaf] for leaf in sorted(by_leaf)]
         largest = max(map(len, blocks), default=0)
-        self._within = _Blocks(blocks, size, across=False)
-        self._between = _Blocks(blocks, size, across=True)
+        self._within = _Blocks(blocks, across=False)
+        self._between = _Blocks(blocks, across=True)
         if len(blocks) * largest > 2 * count:
             # The leaves are so unequal that most would wait for the largest. It takes less time to
             # have everybody meet everybody, at the price of pairs inside a leaf in these epochs.
-            self._between = _Blocks(
-                [[name] for block in blocks for name in block], size, across=True
-            )
+            self._between = _Blocks([[name] for block in blocks for name in block], across=True)
         self._kinds = (
             (self._within,)
             if len(blocks) < PAIR
@@ -176,12 +167,12 @@ class Cell:
         return len(self._kinds) * max(self.inside, self.across)
 
     def groups(self, epoch: int) -> tuple[tuple[str, ...], ...]:
-        """Return all groups of an epoch, sorted, at the cost of O(members · size); others rest."""
+        """Return all pairs of an epoch, sorted; others rest."""
         blocks, turn = self._turn(epoch)
         return tuple(sorted(blocks.groups(turn)))
 
     def group_of(self, me: str, epoch: int) -> tuple[str, ...]:
-        """Return a member's sorted group; empty if it rests. Raises ValueError for no member."""
+        """Return a member's sorted pair; empty if it rests. Raises ValueError for no member."""
         blocks, turn = self._turn(epoch)
         return blocks.group_of(me, turn)
 
@@ -249,29 +240,21 @@ def epoch_at(unix_seconds: float, period: float) -> int:
 
 
 class _Blocks:
-    """Members by block, and their groups, either inside the blocks or across them."""
+    """Members by block, and their pairs, either inside the blocks or across them."""
 
-    def __init__(self, blocks: Sequence[Sequence[str]], size: int, *, across: bool) -> None:
-        largest = max(map(len, blocks), default=0)
-        if across and largest > 1:
-            # Taking more leaves at once than there are members on each fills no more groups.
-            size = max(PAIR, min(size, largest))
+    def __init__(self, blocks: Sequence[Sequence[str]], *, across: bool) -> None:
         self._blocks = blocks
-        self._size = size
         self._across = across
         self._seats: dict[str, Seat] = {
             name: (b, i) for b, block in enumerate(blocks) for i, name in enumerate(block)
         }
-        self._block_rounds = rounds(len(blocks), size) if across else 1
-        self._shifts = coprime_modulus(largest, widest(len(blocks), size)) if across else 1
-        self.cycle = (
-            self._block_rounds * self._shifts
-            if across
-            else max((rounds(len(block), size) for block in blocks), default=1)
-        )
+        largest = max(map(len, blocks), default=0)
+        self._block_rounds = rounds(len(blocks), PAIR) if across else rounds(largest, PAIR)
+        self._shifts = max(1, largest) if across else 1
+        self.cycle = self._block_rounds * self._shifts
 
     def group_of(self, me: str, turn: int) -> tuple[str, ...]:
-        """Return the group of one member, () if it rests."""
+        """Return the pair of one member, () if it rests."""
         seat = self._seats.get(me)
         if seat is None:
             message = f"{me} is not a member"
@@ -284,7 +267,7 @@ class _Blocks:
         return self._named(group) if len(group) >= PAIR else ()
 
     def groups(self, turn: int) -> Iterator[tuple[str, ...]]:
-        """Yield every group once."""
+        """Yield every pair once."""
         for block, members in enumerate(self._blocks):
             for position in range(len(members)):
                 group = self._met((block, position), turn)
@@ -294,25 +277,22 @@ class _Blocks:
         yield from self._pairs(self._remainder(turn), turn)
 
     def _met(self, seat: Seat, turn: int) -> list[Seat]:
-        """Return the group that the schedule guarantees a member, itself alone if there is none."""
+        """Return the pair that the schedule guarantees a member, itself alone if there is none."""
         block, position = seat
         if not self._across:
             count = len(self._blocks[block])
-            return [
-                (block, other)
-                for other in design(position, count, self._size, turn % rounds(count, self._size))
-            ]
-        facing = design(block, len(self._blocks), self._size, turn % self._block_rounds)
+            pair = design(position, count, PAIR, turn % rounds(count, PAIR))
+            return [(block, other) for other in pair]
+        facing = design(block, len(self._blocks), PAIR, turn % self._block_rounds)
         shift = turn // self._block_rounds % self._shifts
-        # A group takes member c + t·shift of its t-th block. While the shift runs through its
-        # values, two blocks meet in every combination exactly once, as the difference of their t
-        # has an inverse in this modulus.
+        # Member c of the first block meets c + shift of the second. While the shift runs through
+        # its values, two blocks meet in every combination exactly once.
         start = position - facing.index(block) * shift
         met = [(other, (start + t * shift) % self._shifts) for t, other in enumerate(facing)]
         return [(other, place) for other, place in met if place < len(self._blocks[other])]
 
     def _alone(self, block: int, turn: int) -> list[Seat]:
-        """Return the members of a block to which the schedule guarantees no group."""
+        """Return the members of a block to which the schedule guarantees no partner."""
         seats = [(block, position) for position in range(len(self._blocks[block]))]
         return [seat for seat in seats if len(self._met(seat, turn)) < PAIR]
 
@@ -404,14 +384,6 @@ def _circle(position: int, count: int, turn: int) -> list[int]:
 def _width(count: int, size: int) -> int:
     """Return the largest group size, up to `size`, that does not repeat a pair right away."""
     return size if count >= size * size else max(PAIR, math.isqrt(count))
-
-
-def widest(count: int, size: int) -> int:
-    """Return the size of the largest group that `design` schedules."""
-    if count <= size:
-        return count
-    width = _width(count, size)
-    return width if width == PAIR else max(width, widest(-(-count // width), size))
 
 
 @functools.lru_cache(maxsize=256)

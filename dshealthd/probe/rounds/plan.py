@@ -113,30 +113,27 @@ def steps_at(
     return small + large if large_every and epoch % (2 * large_every) < PAIR else small
 
 
-def within(
-    bytes_per_minute: float, period: float, large_every: int, members: int
-) -> tuple[Steps, Steps]:
+def within(bytes_per_minute: float, period: float, large_every: int) -> tuple[Steps, Steps]:
     """Return the small and the large collectives with which a node sends at most so many bytes. The
     large one shrinks by powers of two, down to 1 MiB; what does not fit is left out.
     """
     each_minute = 60.0 / period
-    factor = 2 * (members - 1) / members
     left, small = bytes_per_minute, list[tuple[int, int]]()
     for size, repetitions in LATENCY:
-        left -= sent(size, repetitions) * factor * each_minute
+        left -= sent(size, repetitions) * each_minute
         if left < 0:
             return tuple(small), ()
         small.append((size, repetitions))
     ((size, repetitions),) = BANDWIDTH
     while size >= SMALLEST_LARGE:
-        if large_every and sent(size, repetitions) * factor * each_minute / large_every <= left:
+        if large_every and sent(size, repetitions) * each_minute / large_every <= left:
             return LATENCY, ((size, repetitions),)
         size //= 2
     return LATENCY, ()
 
 
 def sent(size: int, repetitions: int) -> int:
-    """Return the bytes of all operations of one collective, including the untimed ones."""
+    """Return the bytes that each of two nodes sends in one collective, with the untimed operations."""
     return size * (repetitions + WARM_UP + 1)
 
 

@@ -56,11 +56,11 @@ ANCHOR_KEPT = 15 * 86400.0
 counts for as long again. So one wrong value does not count forever, and a part may creep by
 `creep_ratio` in a month.
 """
-_FORMAT = 2
-_OUTDATED = frozenset({1})
-"""Formats whose files contain times reported by peers, which are not trusted."""
+_FORMAT = 3
+_OUTDATED = frozenset({1, 2})
+"""Formats of earlier releases, whose times are not comparable anyway."""
 _MOST_BYTES = 1 << 24
-_FIELDS = 12
+_FIELDS = 11
 
 
 class TimingClass(NamedTuple):
@@ -71,10 +71,8 @@ class TimingClass(NamedTuple):
     op: str
     size: int
     part: str
-    width: int
-    """Nodes in the round."""
     far: bool
-    """Whether the nodes are on several leaves: more hops, different times."""
+    """Whether the nodes are on different leaves: more hops, different times."""
 
 
 class Reading(NamedTuple):
@@ -104,9 +102,7 @@ class _Class:
     earlier: float = math.inf
     """The lowest median of the period before that."""
     anchored: float = -math.inf
-    recent: deque[tuple[float, frozenset[str]]] = field(
-        default_factory=lambda: deque(maxlen=RECENT)
-    )
+    recent: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=RECENT))
     median: float = 0.0
     sigma: float = 0.0
     reference: float = 0.0
@@ -120,9 +116,9 @@ class _Class:
     def known(self) -> bool:
         return len(self.values) >= ENOUGH
 
-    def learn(self, value: float, at: float, peers: Iterable[str]) -> bool:
+    def learn(self, value: float, at: float, peer: str) -> bool:
         """Add a value to the baseline if one is due; tell whether anything has changed."""
-        self.recent.append((value, frozenset(peers)))
+        self.recent.append((value, peer))
         if self.known and len(self.recent) == RECENT and self._faster():
             self.values = deque((seconds for seconds, _ in self.recent), KEPT)
             self.anchor = self.earlier = math.inf
@@ -140,11 +136,11 @@ class _Class:
 
     def _faster(self) -> bool:
         """Return whether nearly all recent values are faster than the baseline's chance explains.
-        No single peer may have taken part in all of them; values of this node alone have no peers.
+        No single peer may have taken part in all of them; values of this node alone have no peer.
         """
         limit = self.median * (1 - max(_FASTER, 2 * self.sigma))
-        fast = [peers for value, peers in self.recent if value < limit]
-        return len(fast) >= RECENT - 1 and not frozenset.intersection(*fast)
+        fast = [peer for value, peer in self.recent if value < limit]
+        return len(fast) >= RECENT - 1 and (len(set(fast)) > 1 or not fast[0])
 
     def _measure(self) -> None:
         self.median = median(self.values)
@@ -187,11 +183,9 @@ class Baselines:
             return self._prior(series, seconds)
         return Reading(seconds / known.reference, known.limit)
 
-    def update(
-        self, series: TimingClass, seconds: float, at: float, peers: Iterable[str] = ()
-    ) -> None:
-        """Learn a timing of a round in which nothing was wrong; `at` is Unix time. `peers` took
-        part in the round. A timing below what any transport can do is not learnt.
+    def update(self, series: TimingClass, seconds: float, at: float, peer: str = "") -> None:
+        """Learn a timing of a round in which nothing was wrong, with `peer` if there was one; `at`
+        is Unix time. A timing below what any transport can do is not learnt.
         """
         if not FLOOR <= seconds < math.inf:
             return
@@ -200,7 +194,7 @@ class Baselines:
             if len(self._classes) >= MAX_CLASSES:
                 return
             known = self._put(series, _Class())
-        if known.learn(seconds, at, peers):
+        if known.learn(seconds, at, peer):
             self.changed = True
             self._refer(series, known)
 

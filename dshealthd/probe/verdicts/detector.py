@@ -47,7 +47,7 @@ from dshealthd.probe.verdicts.signals import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from dshealthd.probe.options import VerdictOptions
     from dshealthd.probe.verdicts.baseline import Baselines
@@ -78,17 +78,16 @@ class Detector:
         baselines: Baselines,
         options: VerdictOptions,
         wall: Callable[[], float],
-        group_size: int = PAIR,
     ) -> None:
         """`leaves` has every member, with "" if its leaf is not known. `wall` returns Unix time in
-        seconds; `group_size` is the number of nodes in a scheduled round.
+        seconds.
         """
         self._me = me
         self._baselines = baselines
         self._options = options
         self._wall = wall
         self._high = 1 + options.told_ratio
-        self._peer_history = PeerHistory(me, leaves, group_size)
+        self._peer_history = PeerHistory(me, leaves)
         self._around = self._surroundings()
         self._history: dict[Signal, SignalHistory] = {}
         self._verdicts: Verdicts = {}
@@ -135,63 +134,62 @@ class Detector:
         )
 
     def observe(self, observation: Observation) -> tuple[Confirmation, ...]:
-        """Evaluate a round; return the extra round to run at once, if one is needed."""
-        if self._me not in observation.members:
+        """Evaluate a round; return the extra round to run at once, if one is needed. A round of more
+        than two nodes is ignored: a person has asked for it, and it does not tell its nodes apart.
+        """
+        if self._me not in observation.members or len(observation.members) > PAIR:
             return ()
-        peers = tuple(member for member in observation.members if member != self._me)
+        peer = next((member for member in observation.members if member != self._me), "")
         # Keyed by members, whoever led: a round of the same pair that the peer led tells as much.
         self._pending.pop(frozenset(observation.members), None)
         led = observation.members[0] == self._me
-        scheduled = self._is_scheduled(observation, peers)
+        scheduled = self._is_scheduled(observation, peer)
         if scheduled:
             # Even if it is lower: the clock was wrong and has been corrected.
             self._epoch = observation.epoch
             if self._peer_history.turn_to(self._epoch):
                 self._keep_company()
-        self._peer_history.admit(peers)
+        self._peer_history.admit(peer)
         if observation.outcome in {Outcome.DECLINED, Outcome.INCONCLUSIVE}:
-            # If another member led, only its word says who else declined: note the leader alone.
-            who = peers if led else observation.members[:1]
-            self._peer_history.declined(who, observation.at, busy=observation.reason == BUSY)
-            if observation.outcome is Outcome.DECLINED and led:
-                self._reached(peers)
-                for peer in peers:
+            if peer:
+                self._peer_history.declined(peer, observation.at, busy=observation.reason == BUSY)
+                if observation.outcome is Outcome.DECLINED and led:
+                    self._reached(peer)
                     self._recent.declined(peer, self._epoch)
-                self._told = None
-            if not peers:
+                    self._told = None
+            else:
                 # The policy denied the GPUs to the local round that distinguishes an adapter from
                 # its GPU: an investigation that waits for it must be decided without it.
                 self._refuse_home()
             return self._ask()
-        told = decode_scores(observation, peers)
+        told = decode_scores(observation, peer)
         round = ObservedRound(
             epoch=self._epoch,
             at=observation.at,
             kind=observation.kind,
-            peers=peers,
-            near=self._peer_history.near(peers),
+            peer=peer,
+            near=self._peer_history.near(peer),
             extra=not scheduled,
             led=led,
             told=told,
         )
-        for peer, word in told.items():
-            self._peer_history.heard(peer, observation.at, self._epoch, word)
+        if told is not None:
+            self._peer_history.heard(peer, observation.at, self._epoch, told)
         found = list(self._items(observation, round))
         for history, measurement in found:
-            history.add(measurement, self._me, self._high)
+            history.add(measurement, self._high)
         self._note_outages(observation, round)
         self._remember(observation, round, found)
         self._told = None
         self._consider(round)
         return self._ask()
 
-    def _is_scheduled(self, observation: Observation, peers: tuple[str, ...]) -> bool:
+    def _is_scheduled(self, observation: Observation, peer: str) -> bool:
         """Return whether the schedule asked for a round, rather than the member that led it. A
-        member that leads any other round, or leads one again, has chosen this node: the round is
-        evidence about the two of them only.
+        member that leads any other round, or leads one again, has chosen this node.
         """
         epoch = observation.epoch
-        if epoch < 0 or not peers or observation.members[0] == self._me:
+        if epoch < 0 or not peer or observation.members[0] == self._me:
             # This node itself chose whom to lead, even a substitute; only the choices of others can
             # be aimed at it.
             return epoch >= 0
@@ -201,11 +199,11 @@ class Detector:
             return True  # the leader tries again if a member is in another round
         if self._scheduled[0] != epoch:
             self._scheduled = epoch, set()
-        if self._scheduled[1] & set(peers):
+        if peer in self._scheduled[1]:
             return False
         # Only the first round with a peer in an epoch counts, so that the peer cannot add evidence
         # by leading more of them.
-        self._scheduled[1].update(peers)
+        self._scheduled[1].add(peer)
         return True
 
     def withdraw(self, confirmation: Confirmation) -> None:
@@ -219,12 +217,11 @@ class Detector:
             if history.investigation:
                 history.investigation.home_refused = True
 
-    def _reached(self, peers: Iterable[str]) -> None:
-        """Drop the suspicion that peers are unreachable: they have answered."""
-        for peer in peers:
-            self._links.met(peer, self._epoch, well=True, led=True)
-            if REACH in self._history:
-                self._history[REACH].pairs.pop(peer, None)
+    def _reached(self, peer: str) -> None:
+        """Drop the suspicion that a peer is unreachable: it has answered."""
+        self._links.met(peer, self._epoch, well=True, led=True)
+        if REACH in self._history:
+            self._history[REACH].pairs.pop(peer, None)
 
     # What a round measured
 
@@ -250,13 +247,17 @@ class Detector:
             yield (
                 self._of(track),
                 Measurement(
-                    round, HARD if bad else 1.0, bad, not bad, str(observation.outcome), late=late
+                    round,
+                    HARD if bad else 1.0,
+                    bad,
+                    not bad,
+                    str(observation.outcome),
+                    late=late[0] if late else "",
                 ),
             )
         if not ok:
             return
         family = str(observation.kind) if observation.kind in {Kind.LOCAL, Kind.LIGHT} else "fabric"
-        width = len(observation.members)
         for op, size, part, least, most in _times(observation):
             series = TimingClass(
                 observation.kind,
@@ -264,8 +265,7 @@ class Detector:
                 op,
                 size,
                 part,
-                width,
-                bool(round.peers) and not round.near,
+                bool(round.peer) and not round.near,
             )
             track = Signal(family, observation.backend, op, size, part)
             measurement = self._timed(round, series, least, most)
@@ -284,9 +284,9 @@ class Detector:
                 and not bad
                 and not round.extra
                 and (history is None or history.investigation is None)
-                and not self._accuse_themselves(track, round)
+                and not self._accuses_itself(track, round)
             ):
-                self._baselines.update(series, least, round.at, round.peers)
+                self._baselines.update(series, least, round.at, round.peer)
 
     def _timed(
         self, round: ObservedRound, series: TimingClass, least: float, most: float
@@ -305,8 +305,8 @@ class Detector:
             SLOW,
         )
 
-    def _accuse_themselves(self, track: Signal, round: ObservedRound) -> bool:
-        return any(word.accuses_itself(track, self._high) for word in round.told.values())
+    def _accuses_itself(self, track: Signal, round: ObservedRound) -> bool:
+        return round.told is not None and round.told.accuses_itself(track, self._high)
 
     def _of(self, track: Signal) -> SignalHistory:
         history = self._history.get(track)
@@ -315,16 +315,17 @@ class Detector:
         return history
 
     def _note_outages(self, observation: Observation, round: ObservedRound) -> None:
-        """Note which peers were silent and which answered, except those that accuse themselves."""
+        """Note whether the peer was silent or answered, unless it accuses itself."""
         if observation.outcome is Outcome.OK:
-            self._outages.answered(round.peers, self._epoch)
-        elif observation.outcome in SILENCES and hard_track(observation) == REACH:
-            self._outages.silent(
-                (name for name in observation.late if name != self._me), self._epoch
-            )
-        self._outages.explained(
-            name for name, word in round.told.items() if word.accuses_itself(REACH, self._high)
-        )
+            self._outages.answered(round.peer, self._epoch)
+        elif (
+            observation.outcome in SILENCES
+            and hard_track(observation) == REACH
+            and round.peer in observation.late
+        ):
+            self._outages.silent(round.peer, self._epoch)
+        if self._accuses_itself(REACH, round):
+            self._outages.explained(round.peer)
 
     def _remember(
         self,
@@ -332,16 +333,16 @@ class Detector:
         round: ObservedRound,
         found: list[tuple[SignalHistory, Measurement]],
     ) -> None:
-        well = not any(measurement.bad for _, measurement in found)
-        for peer in round.peers:
-            self._peer_history.met(peer, round.at, well=well)
-            self._links.met(
-                peer, self._epoch, well=observation.outcome is Outcome.OK, led=round.led
-            )
-        if len(round.peers) == 1:
-            measurements = [measurement for _, measurement in found]
-            timings = sum(history.track.timed for history, _ in found)
-            self._recent.note(round, measurements, timings, self._epoch)
+        if not round.peer:
+            return
+        measurements = [measurement for _, measurement in found]
+        well = not any(measurement.bad for measurement in measurements)
+        self._peer_history.met(round.peer, round.at, well=well)
+        self._links.met(
+            round.peer, self._epoch, well=observation.outcome is Outcome.OK, led=round.led
+        )
+        timings = sum(history.track.timed for history, _ in found)
+        self._recent.note(round, measurements, timings, self._epoch)
 
     # What it means
 

@@ -176,10 +176,9 @@ def _inward(
     if not around.known_leaf and len(far_high) >= _AGREED and not far_low:
         return Cause.FABRIC
     peers = {
-        peer
+        measurement.round.peer
         for measurement in measurements
         if measurement.bad and not measurement.explained
-        for peer in measurement.round.peers
     }
     if track.family in {"local", "home"}:
         return Cause.SELF
@@ -205,9 +204,7 @@ def _way_out(
     if count["far good"] > 1 or (count["far good"] and not track.timed):
         return Cause.NOTHING
     spent = len(measurements) >= _MOST
-    peers = {
-        peer for measurement in measurements if measurement.bad for peer in measurement.round.peers
-    }
+    peers = {measurement.round.peer for measurement in measurements if measurement.bad}
     # If there are few members on other leaves, all of them together must suffice as proof.
     if blamed_by_few(measurements, min(around.liars, around.inter_leaf - 1)):
         return Cause.PEER if spent else Cause.MORE_FAR
@@ -216,9 +213,9 @@ def _way_out(
     if around.intra_leaf and count["near good"] < min(2, around.intra_leaf):
         return Cause.UNCLEAR if spent else Cause.MORE_NEAR
     told = [
-        (measurement.round.near, word)
+        (measurement.round.near, measurement.round.told)
         for measurement in measurements
-        for word in measurement.round.told.values()
+        if measurement.round.told is not None
     ]
     if any(not near and word.uplink for near, word in told):
         return Cause.FABRIC
@@ -231,37 +228,22 @@ def _way_out(
 
 
 def blamed_by_few(measurements: Iterable[Measurement], liars: int) -> bool:
-    """Return whether `liars` members could have made all of these rounds bad between them. Counting
-    all peers of the bad rounds is not enough: a liar can bring an honest third member into every
-    round. What counts is the smallest set of peers of which every bad round includes one.
-    """
-    return _cover([entry.round.peers for entry in measurements if entry.bad], liars) is not None
+    """Return whether `liars` members could have made all of these rounds bad between them."""
+    return len({entry.round.peer for entry in measurements if entry.bad}) <= liars
 
 
 def blamed(investigation: Investigation, around: Surroundings) -> set[str]:
     """Return the few peers that explain the bad rounds of an investigation. A peer must be in more
     than one bad round, as a single one may be chance.
     """
-    rounds = [
-        entry.round.peers
+    rounds = Counter(
+        entry.round.peer
         for entry in (*investigation.earlier, *investigation.measurements)
         if entry.bad
-    ]
-    cover = _cover(rounds, max(1, around.liars)) or ()
-    return {name for name in cover if sum(name in peers for peers in rounds) > 1}
-
-
-def _cover(rounds: Sequence[tuple[str, ...]], size: int) -> tuple[str, ...] | None:
-    """Return at most `size` names of which every round includes one; None if that is impossible."""
-    if not rounds:
-        return ()
-    # The cover must include a peer of the first round, so only these are tried: at most (nodes of a
-    # round)^size steps, and `liars` is at most two.
-    for name in rounds[0] if size else ():
-        rest = _cover([peers for peers in rounds if name not in peers], size - 1)
-        if rest is not None:
-            return (name, *rest)
-    return None
+    )
+    if len(rounds) > max(1, around.liars):
+        return set()
+    return {peer for peer, count in rounds.items() if count > 1}
 
 
 def _agrees(word: PeerReport, track: Signal, high: float) -> bool:
@@ -281,11 +263,11 @@ def _words(
     for measurement in measurements:
         # A neighbor's report distinguishes the leaf from the node, a report from another leaf the
         # fabric from the leaf.
-        if measurement.round.near is near:
-            for peer, told in measurement.round.told.items():
-                if told.node is not None:
-                    same = told.accuses_itself(track, around.high)
-                    words[peer] = same if same or told.is_well(around.me, around.high) else None
+        told = measurement.round.told
+        if measurement.round.near is near and told is not None and told.node is not None:
+            same = told.accuses_itself(track, around.high)
+            known = same or told.is_well(around.me, around.high)
+            words[measurement.round.peer] = same if known else None
     return {peer for peer, word in words.items() if word}, {
         peer for peer, word in words.items() if word is False
     }

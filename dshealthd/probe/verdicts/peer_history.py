@@ -9,7 +9,7 @@ import zlib
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from dshealthd.probe.members.schedule import PAIR, Timetable
+from dshealthd.probe.members.schedule import Timetable
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.verdicts.signals import HARD, UNTIMED
 
@@ -43,10 +43,9 @@ class _Word(NamedTuple):
 class PeerHistory:
     """What this agent knows of the other members."""
 
-    def __init__(self, me: str, leaves: Mapping[str, str], group_size: int = PAIR) -> None:
+    def __init__(self, me: str, leaves: Mapping[str, str]) -> None:
         """`leaves` has every member, with "" if its leaf is not known."""
         self.me = me
-        self._group_size = group_size
         self._declined: dict[str, float] = {}
         self._met: dict[str, tuple[float, bool]] = {}
         self._said: dict[str, _Word] = {}
@@ -69,7 +68,7 @@ class PeerHistory:
     def take_members(self, leaves: Mapping[str, str], epoch: int = 0) -> None:
         """Apply a new list of members and drop the history of removed ones."""
         self._every = leaves
-        self._timetable = Timetable(leaves, leaves, self._group_size)
+        self._timetable = Timetable(leaves, leaves)
         self._company: tuple[str, ...] = ()
         self.turn_to(epoch)
 
@@ -101,27 +100,24 @@ class PeerHistory:
                 del store[name]
         return True
 
-    def admit(self, names: Iterable[str]) -> None:
-        """Count members among the company that are met all the same, such as those of a hung job.
+    def admit(self, name: str) -> None:
+        """Count a member among the company that is met all the same, such as one of a hung job.
         Until the company changes.
         """
-        self.leaves.update(
-            (name, self._every[name])
-            for name in names
-            if name not in self.leaves and name in self._every
-        )
+        if name in self._every:
+            self.leaves.setdefault(name, self._every[name])
 
-    def near(self, names: Iterable[str]) -> bool:
-        """Return whether all of these peers are known to be on this node's leaf."""
-        return bool(self.leaf) and all(self.leaves.get(name) == self.leaf for name in names)
+    def near(self, name: str) -> bool:
+        """Return whether a peer is known to be on this node's leaf, where the node itself, "", is."""
+        return bool(self.leaf) and (not name or self.leaves.get(name) == self.leaf)
 
     def scheduled(self, members: Iterable[str], epoch: int) -> bool:
         """Return whether the schedule has a round of exactly these members in an epoch."""
         return set(self._timetable.group_of(self.me, epoch)) == set(members)
 
-    def declined(self, names: Iterable[str], at: float, *, busy: bool = False) -> None:
-        """Note that peers cannot take part now; `busy` if they are in another round."""
-        self._declined.update(dict.fromkeys(names, at + (_BUSY if busy else _SHUNNED)))
+    def declined(self, name: str, at: float, *, busy: bool = False) -> None:
+        """Note that a peer cannot take part now; `busy` if it is in another round."""
+        self._declined[name] = at + (_BUSY if busy else _SHUNNED)
 
     def shuns(self, name: str, now: float) -> bool:
         """Return whether a peer has declined recently and must not be asked yet."""
@@ -223,7 +219,7 @@ class PeerHistory:
     def _with_others(self, name: str) -> list[float]:
         """Return the ratios in a member's last report of those rounds with others that count."""
         pairs: Mapping[str, float] = self._said[name].told.pairs if name in self._said else {}
-        leaf = "" if self.near([name]) else self.leaves.get(name, "")
+        leaf = "" if self.near(name) else self.leaves.get(name, "")
         return [
             value
             for peer, value in pairs.items()
@@ -319,26 +315,22 @@ class Outages:
         self._ended: deque[tuple[int, str]] = deque(maxlen=_MEMORY)
         self._count = 0
 
-    def silent(self, peers: Iterable[str], epoch: int) -> None:
-        """Note peers that did not answer: an outage begins."""
-        for peer in peers:
-            self._silent.setdefault(peer, (epoch, self._count))
+    def silent(self, peer: str, epoch: int) -> None:
+        """Note a peer that did not answer: an outage begins."""
+        self._silent.setdefault(peer, (epoch, self._count))
 
-    def answered(self, peers: Iterable[str], epoch: int) -> None:
-        """Note peers that took part in a round: their outage, if any, ends."""
-        for peer in peers:
-            began, count = self._silent.pop(peer, (-_MEMORY, 0))
-            # Overlapping outages count once: this node was cut off for a while.
-            if 0 <= epoch - began <= _SHORT and count == self._count:
-                self._ended.append((epoch, peer))
-                self._count += 1
+    def answered(self, peer: str, epoch: int) -> None:
+        """Note a peer that took part in a round: its outage, if any, ends."""
+        began, count = self._silent.pop(peer, (-_MEMORY, 0))
+        # Overlapping outages count once: this node was cut off for a while.
+        if 0 <= epoch - began <= _SHORT and count == self._count:
+            self._ended.append((epoch, peer))
+            self._count += 1
 
-    def explained(self, peers: Iterable[str]) -> None:
-        """Drop the outages of peers that are known to be at fault themselves."""
-        out = set(peers)
-        for peer in out:
-            self._silent.pop(peer, None)
-        self._ended = deque((entry for entry in self._ended if entry[1] not in out), maxlen=_MEMORY)
+    def explained(self, peer: str) -> None:
+        """Drop the outages of a peer that is known to be at fault itself."""
+        self._silent.pop(peer, None)
+        self._ended = deque((entry for entry in self._ended if entry[1] != peer), maxlen=_MEMORY)
 
     def many(self, epoch: int, liars: int) -> bool:
         """Return whether there were so many recent outages that this node is to blame. They must

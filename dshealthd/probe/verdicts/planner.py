@@ -180,12 +180,10 @@ def _for_case(
         if pair.accused
     }
     asked = Counter(
-        peer
-        for measurement in (*investigation.earlier, *investigation.measurements)
-        for peer in measurement.round.peers
+        entry.round.peer for entry in (*investigation.earlier, *investigation.measurements)
     )
     # If nobody on the needed side can be asked, a round with the other side still counts.
-    met = Counter(peer for entry in investigation.measurements for peer in entry.round.peers)
+    met = Counter(entry.round.peer for entry in investigation.measurements)
     for near in (True, False) if cause is Cause.MORE_NEAR else (False, True):
         name = state.peers.choose(
             near=near, asked=asked, ill=accused | state.unreached, now=state.now
@@ -235,7 +233,7 @@ def _for_pair(
         and state.peers.spoke(pair.peer, pair.since.round.at)
     )
     if speaks and pair.bads >= HARD_BADS and not mostly_well(pair):
-        near = state.peers.near([pair.peer])
+        near = state.peers.near(pair.peer)
         if name := state.peers.choose(
             near=near, asked={}, ill={pair.peer, *state.unreached}, now=state.now
         ):
@@ -300,6 +298,4 @@ def early(track: Signal, history: Mapping[Signal, SignalHistory]) -> bool:
 
 def _kind(track: Signal, measurement: Measurement) -> Kind:
     """Return the kind of a pair's round that repeats a measurement: an echo for reachability."""
-    if track == REACH:
-        return Kind.LIGHT
-    return Kind.PAIR if measurement.round.kind is Kind.GROUP else measurement.round.kind
+    return Kind.LIGHT if track == REACH else measurement.round.kind

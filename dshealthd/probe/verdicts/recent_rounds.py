@@ -54,12 +54,11 @@ class RecentRounds:
         self, round: ObservedRound, measurements: Sequence[Measurement], timings: int, epoch: int
     ) -> None:
         """Record a round with one peer; `timings` is how many of its measurements are timings."""
-        (peer,) = round.peers
-        ratio = _ratio(round, measurements)
+        peer, ratio = round.peer, _ratio(round, measurements)
         _put(self._pairs, peer, epoch, ratio)
         if not round.led:
-            self._note_doubt(round, peer, epoch)
-            self._note_silence(round, peer, epoch)
+            self._note_doubt(round, epoch)
+            self._note_silence(round, epoch)
         elif ratio > 1 or round.kind is not Kind.LIGHT or timings == _ECHO_TIMES:
             _put(self._calls, peer, epoch, ratio)
             self._doubts.pop(peer, None)
@@ -71,21 +70,20 @@ class RecentRounds:
         since, ratio = self._calls.get(peer, (-1, UNTIMED))
         return UNTIMED < ratio < HARD and 0 <= epoch - since <= 1
 
-    def _note_doubt(self, round: ObservedRound, peer: str, epoch: int) -> None:
+    def _note_doubt(self, round: ObservedRound, epoch: int) -> None:
         """Note a doubt if a peer reports that its echoes to this node are slow. Only the leader of
         an echo knows its time, and a link is accused only if both ends find it slow, so this node
         has to time one itself.
         """
-        word = round.told.get(peer)
         if (
             round.kind is Kind.LIGHT
-            and word is not None
-            and self._high <= word.calls.get(self._me, UNTIMED) < HARD
-            and not self._is_timed(peer, epoch)
+            and round.told is not None
+            and self._high <= round.told.calls.get(self._me, UNTIMED) < HARD
+            and not self._is_timed(round.peer, epoch)
         ):
-            self._doubts[peer] = epoch
+            self._doubts[round.peer] = epoch
 
-    def _note_silence(self, round: ObservedRound, peer: str, epoch: int) -> None:
+    def _note_silence(self, round: ObservedRound, epoch: int) -> None:
         """Note a doubt about the member that a peer could not call, if it asks for a witness.
 
         It asks by an echo outside the schedule. The schedule alone decides who calls whom, and
@@ -94,8 +92,8 @@ class RecentRounds:
         this node's rounds. If a collective failed, an answered echo shows nothing: the peer then
         asks by a collective.
         """
-        word = round.told.get(peer)
-        silent = [name for name, ratio in word.calls.items() if ratio >= HARD] if word else []
+        calls = round.told.calls if round.told is not None else {}
+        silent = [name for name, ratio in calls.items() if ratio >= HARD]
         if not (round.unasked and round.kind is Kind.LIGHT and 0 < len(silent) <= _SILENT):
             return
         # Old doubts are dropped, as a peer may send any names, not just those of members.

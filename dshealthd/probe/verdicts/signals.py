@@ -98,25 +98,24 @@ class PeerReport:
         return not rounds or 2 * sum(rounds) > len(rounds)
 
 
-def decode_scores(observation: Observation, peers: Iterable[str]) -> dict[str, PeerReport]:
-    """Return the peers' reports, decoded from a round's scores."""
-    told: dict[str, PeerReport] = {}
-    for peer in peers:
-        node, parts, uplink, pairs, calls = None, set(), False, {}, {}
-        for component, value in observation.scores:
-            if component == peer:
-                node = value
-            elif component.startswith(f"{peer}/"):
-                part = component[len(peer) + 1 :]
-                uplink |= part == _LEAF
-                parts.add(part)
-            elif component.startswith(f"{peer}--"):
-                pairs[component[len(peer) + 2 :]] = value
-            elif component.startswith(f"{peer}->"):
-                calls[component[len(peer) + 2 :]] = value
-        if node is not None or parts or pairs or calls:
-            told[peer] = PeerReport(node, frozenset(parts - {_LEAF}), uplink, pairs, calls)
-    return told
+def decode_scores(observation: Observation, peer: str) -> PeerReport | None:
+    """Return a peer's report, decoded from a round's scores; None if it has made none."""
+    node: float | None = None
+    parts: set[str] = set()
+    pairs: dict[str, float] = {}
+    calls: dict[str, float] = {}
+    for component, value in observation.scores:
+        if component == peer:
+            node = value
+        elif component.startswith(f"{peer}/"):
+            parts.add(component[len(peer) + 1 :])
+        elif component.startswith(f"{peer}--"):
+            pairs[component[len(peer) + 2 :]] = value
+        elif component.startswith(f"{peer}->"):
+            calls[component[len(peer) + 2 :]] = value
+    if node is None and not (parts or pairs or calls):
+        return None
+    return PeerReport(node, frozenset(parts - {_LEAF}), _LEAF in parts, pairs, calls)
 
 
 def encode_scores(
@@ -141,14 +140,16 @@ class ObservedRound:
     """The epoch in which it was run, even for an extra round."""
     at: float
     kind: Kind
-    peers: tuple[str, ...]
+    peer: str
+    """The other node; empty for a local round."""
     near: bool
-    """Whether all its members are on this node's leaf."""
+    """Whether it stayed on this node's leaf."""
     extra: bool
     """Whether it was outside the schedule; it is not learnt as usual then."""
     led: bool
-    """Whether this node called the others, rather than being called."""
-    told: Mapping[str, PeerReport]
+    """Whether this node called the other, rather than being called."""
+    told: PeerReport | None
+    """What the other said of itself."""
 
     @property
     def unasked(self) -> bool:
@@ -167,9 +168,9 @@ class Measurement:
     """Whether it is well within the usual, which ends accusations; it may be neither."""
     reason: str
     explained: bool = False
-    """Whether a peer takes the blame, or only others were late."""
-    late: tuple[str, ...] = ()
-    """Members that a collective waited for; the others are not to blame."""
+    """Whether the peer takes the blame, or was late."""
+    late: str = ""
+    """The node that a collective waited for; the other is not to blame."""
 
 
 @dataclass(slots=True, eq=False)
@@ -194,8 +195,7 @@ class Investigation:
         of its own.
         """
         return not round.unasked or not any(
-            entry.round.unasked and not set(round.peers).isdisjoint(entry.round.peers)
-            for entry in self.measurements
+            entry.round.unasked and entry.round.peer == round.peer for entry in self.measurements
         )
 
     @classmethod
@@ -304,25 +304,20 @@ class SignalHistory:
         self._median = None
         self._bads = sum(measurement.bad for measurement in self.window)
 
-    def add(self, measurement: Measurement, me: str, high: float) -> None:
+    def add(self, measurement: Measurement, high: float) -> None:
         """Add a measurement as evidence to the window, the investigation and the pair."""
-        told = measurement.round.told
-        guilty = [
-            peer
-            for peer in measurement.round.peers
-            if peer in told and told[peer].accuses_itself(self.track, high)
-        ]
-        measurement.explained = measurement.bad and bool(guilty)
+        told, peer = measurement.round.told, measurement.round.peer
+        guilty = told is not None and told.accuses_itself(self.track, high)
+        measurement.explained = measurement.bad and guilty
         # This covers earlier rounds too: a peer takes some rounds to find itself at fault, and
         # until then its bad rounds counted against this node.
         if guilty:
-            self._explain(guilty)
-        # The late members are known, so the round says nothing against this node. If several were
-        # late, one may have held up the others, so no pair is blamed.
-        if measurement.late and me not in measurement.late:
+            self._explain(peer)
+        # The peer was late, so the round says nothing against this node.
+        if measurement.late and measurement.late == peer:
             measurement.explained = True
-            if len(measurement.late) == 1 and not guilty:
-                self._add_to_pair(measurement, measurement.late[0])
+            if not guilty:
+                self._add_to_pair(measurement, peer)
             return
         if not measurement.explained and (
             # Extra rounds run where something was bad: two of them would turn a single chance event
@@ -339,20 +334,16 @@ class SignalHistory:
         self._median = None
         if self.investigation and self.investigation.admits(measurement.round):
             self.investigation.measurements.append(measurement)
-        if (
-            len(measurement.round.peers) == 1
-            and not measurement.explained
-            and me not in measurement.late
-        ):
-            self._add_to_pair(measurement, measurement.round.peers[0])
+        if peer and not measurement.explained and not measurement.late:
+            self._add_to_pair(measurement, peer)
 
-    def _explain(self, guilty: list[str]) -> None:
-        """Withdraw evidence that is now known to be the fault of peers."""
+    def _explain(self, peer: str) -> None:
+        """Withdraw evidence that is now known to be the fault of a peer."""
         for measurement in (
             *self.window,
             *(self.investigation.measurements if self.investigation else ()),
         ):
-            if measurement.bad and not set(guilty).isdisjoint(measurement.round.peers):
+            if measurement.bad and measurement.round.peer == peer:
                 measurement.explained = True
         for measurements in (self.window, self.far):
             for measurement in [
@@ -360,9 +351,8 @@ class SignalHistory:
             ]:
                 measurements.remove(measurement)
         self._count()
-        for peer in guilty:
-            self.pairs.pop(peer, None)
-            self.ended.pop(peer, None)
+        self.pairs.pop(peer, None)
+        self.ended.pop(peer, None)
 
     def _add_to_pair(self, measurement: Measurement, peer: str) -> None:
         for other in self.pairs.values():

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable
 
-SIZES = st.integers(2, 5)
 LAYOUTS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 """How many members each leaf has."""
 EPOCHS = st.integers(0, 1 << 40)
@@ -102,49 +101,41 @@ def test_coprime_modulus(least: int, width: int) -> None:
     assert all(math.gcd(modulus, difference) == 1 for difference in range(1, width))
 
 
-@given(LAYOUTS, SIZES, EPOCHS)
-def test_nobody_is_in_two_groups(layout: list[int], size: int, epoch: int) -> None:
-    """Groups are disjoint and sorted, and have from two to `size` members. With pairs, one member
-    of an odd number rests.
-    """
+@given(LAYOUTS, EPOCHS)
+def test_nobody_is_in_two_pairs(layout: list[int], epoch: int) -> None:
+    """Pairs are disjoint and sorted; one member of an odd number rests."""
     leaves = cluster(layout)
-    made = Timetable(leaves, leaves, size).groups(epoch)
+    made = Timetable(leaves, leaves).groups(epoch)
     members = [name for group in made for name in group]
     assert len(members) == len(set(members))
     assert set(members) <= set(leaves)
-    assert all(2 <= len(group) <= size and list(group) == sorted(group) for group in made)
-    assert (
-        len(leaves) - len(members) == len(leaves) % 2
-        if size == 2
-        else len(leaves) - len(members) <= 1
-    )
+    assert all(len(group) == 2 and list(group) == sorted(group) for group in made)
+    assert len(leaves) - len(members) == len(leaves) % 2
 
 
 @settings(deadline=None)
-@given(LAYOUTS, SIZES, EPOCHS, st.randoms(use_true_random=False))
+@given(LAYOUTS, EPOCHS, st.randoms(use_true_random=False))
 def test_all_agents_compute_the_same(
-    layout: list[int], size: int, epoch: int, shuffler: random.Random
+    layout: list[int], epoch: int, shuffler: random.Random
 ) -> None:
     """Each member finds itself in the group in which all others find it, whatever the order in
     which it read the members.
     """
     leaves = cluster(layout)
-    made = {
-        name: group for group in Timetable(leaves, leaves, size).groups(epoch) for name in group
-    }
+    made = {name: group for group in Timetable(leaves, leaves).groups(epoch) for name in group}
     for me in leaves:
         order = list(leaves)
         shuffler.shuffle(order)
         known = {name: leaves[name] for name in reversed(order)}
-        assert Timetable(order, known, size).group_of(me, epoch) == made.get(me, ())
+        assert Timetable(order, known).group_of(me, epoch) == made.get(me, ())
 
 
 @settings(deadline=None)  # some examples are many epochs long
-@given(LAYOUTS, SIZES, st.integers(0, 1 << 20))
-def test_every_two_meet_within_the_promise(layout: list[int], size: int, start: int) -> None:
+@given(LAYOUTS, st.integers(0, 1 << 20))
+def test_every_two_meet_within_the_promise(layout: list[int], start: int) -> None:
     """From any epoch on, every two members meet within `cycle` epochs."""
     leaves = cluster(layout)
-    timetable = Timetable(leaves, leaves, size)
+    timetable = Timetable(leaves, leaves)
     assert set(met(timetable, range(start, start + timetable.cycle))) == set(
         itertools.combinations(sorted(leaves), 2)
     )
@@ -157,7 +148,7 @@ def test_no_pair_repeats_until_all_have_met(number: int, count: int, start: int)
     in its cycle, in an epoch of its kind.
     """
     leaves = cluster([2 * count] * (2 * (number // 2)))
-    timetable = Cell(leaves, leaves, 2)
+    timetable = Cell(leaves, leaves)
     even = [2 * epoch for epoch in range(start, start + timetable.inside)]
     odd = [2 * epoch + 1 for epoch in range(start, start + timetable.across)]
     inside = met(timetable, even)
@@ -183,35 +174,24 @@ def test_even_epochs_stay_inside_leaves(layout: list[int], half: int) -> None:
     assert len(crossing) == sum(count % 2 for count in layout) // 2
 
 
-@given(LAYOUTS, SIZES, st.integers(0, 1 << 20))
-def test_odd_epochs_cross_leaves(layout: list[int], size: int, half: int) -> None:
-    """In odd epochs no group has two members of a leaf, except pairs that find nobody across."""
-    leaves = cluster(layout)
-    if len(layout) < 2 or len(layout) * max(layout) > 2 * sum(layout):
-        return
-    for group in Timetable(leaves, leaves, size).groups(2 * half + 1):
-        assert len(group) == 2 or len({leaves[name] for name in group}) == len(group)
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize(
     "leaves", [{}, dict.fromkeys("abcdefgh", "s"), {name: name for name in "abcdefgh"}]
 )
-def test_no_epoch_is_empty(leaves: dict[str, str], size: int) -> None:
+def test_no_epoch_is_empty(leaves: dict[str, str]) -> None:
     """Without a topology, with one leaf, or with one member on each leaf, no epoch is wasted and
     all meet in one cycle.
     """
-    timetable = Timetable("abcdefgh", leaves, size)
-    assert all(len(timetable.groups(epoch)) >= 2 for epoch in range(20))
+    timetable = Timetable("abcdefgh", leaves)
+    assert all(len(timetable.groups(epoch)) == 4 for epoch in range(20))
     assert met(timetable, range(timetable.cycle)) == Counter(itertools.combinations("abcdefgh", 2))
 
 
-@given(LAYOUTS, st.data(), SIZES, EPOCHS)
-def test_survivors_pair_up(layout: list[int], data: st.DataObject, size: int, epoch: int) -> None:
+@given(LAYOUTS, st.data(), EPOCHS)
+def test_survivors_pair_up(layout: list[int], data: st.DataObject, epoch: int) -> None:
     """Of any two or more survivors, at most one has no partner."""
     leaves = cluster(layout)
     survivors = data.draw(st.lists(st.sampled_from(sorted(leaves)), min_size=1, unique=True))
-    busy = [name for group in Timetable(survivors, leaves, size).groups(epoch) for name in group]
+    busy = [name for group in Timetable(survivors, leaves).groups(epoch) for name in group]
     assert len(survivors) - len(busy) <= 1
     assert set(busy) <= set(survivors)
 
@@ -227,21 +207,6 @@ def test_a_leaf_without_a_partner_does_not_repeat_itself() -> None:
             assert not set(timetable.groups(epoch)) & set(timetable.groups(epoch + 1))
 
 
-def test_inside_counts_the_leaf_that_takes_longest() -> None:
-    """Eight members take more rounds of groups of three than nine: without a repeated pair they can
-    meet only in pairs.
-    """
-    leaves = cluster([8, 9])
-    timetable = Cell(leaves, leaves, 3)
-    assert timetable.inside == 7
-    seen = met(timetable, range(0, 14, 2))
-    assert all(
-        seen[pair]
-        for pair in itertools.combinations(sorted(leaves), 2)
-        if leaves[pair[0]] == leaves[pair[1]]
-    )
-
-
 def test_one_member_rests() -> None:
     """A single member has no group, and no members make no groups."""
     alone = Timetable(["a"], {})
@@ -250,13 +215,9 @@ def test_one_member_rests() -> None:
 
 
 def test_who_is_no_member_is_told_so() -> None:
-    """A name that is not a member raises an error, which differs from resting. A group size of one
-    is an error too.
-    """
+    """A name that is not a member raises an error, which differs from resting."""
     with pytest.raises(ValueError, match=r"^x is not a member$"):
         Timetable(["a", "b"], {}).group_of("x", 0)
-    with pytest.raises(ValueError, match=r"^a group has at least 2 members, not 1$"):
-        Timetable(["a", "b"], {}, 1)
 
 
 def test_a_skewed_topology_takes_no_longer_than_meeting_everybody() -> None:
@@ -420,9 +381,9 @@ def test_epoch_at(seconds: float, period: float, epoch: int) -> None:
     assert epoch_at(seconds, period) == epoch
 
 
-@given(LAYOUTS, SIZES, st.integers(-1000, -1))
-def test_a_clock_before_1970(layout: list[int], size: int, epoch: int) -> None:
+@given(LAYOUTS, st.integers(-1000, -1))
+def test_a_clock_before_1970(layout: list[int], epoch: int) -> None:
     """A negative epoch, from a clock that is far off, is scheduled like any other."""
     leaves = cluster(layout)
-    made = Timetable(leaves, leaves, size).groups(epoch)
+    made = Timetable(leaves, leaves).groups(epoch)
     assert len(leaves) - sum(map(len, made)) <= 1

@@ -14,35 +14,31 @@ MEASURED = 21.8e6
 """Bytes per second that an idle node without GPUs sent when its large collective was of 64 MiB."""
 
 
-def per_minute(limit: float, period: float, large_every: int, members: int) -> float:
+def per_minute(limit: float, period: float, large_every: int) -> float:
     """Return the bytes that a node sends per minute, in the long run."""
-    planned = within(limit, period, large_every, members)
+    planned = within(limit, period, large_every)
     epochs = 2 * max(1, large_every)
     steps = [step for epoch in range(epochs) for step in steps_at(epoch, large_every, *planned)]
-    factor = 2 * (members - 1) / members
-    return factor * sum(sent(*step) for step in steps) / (epochs * period / 60.0)
+    return sum(sent(*step) for step in steps) / (epochs * period / 60.0)
 
 
 @given(
     limit=st.integers(0, 10**10),
     period=st.sampled_from([1.0, 10.0, 60.0]),
     large_every=st.integers(0, 20),
-    members=st.integers(2, 8),
 )
-def test_no_node_sends_more_than_allowed(
-    limit: int, period: float, large_every: int, members: int
-) -> None:
+def test_no_node_sends_more_than_allowed(limit: int, period: float, large_every: int) -> None:
     """Whatever is configured, the scheduled collectives stay within the bytes per minute."""
-    assert per_minute(limit, period, large_every, members) <= limit
+    assert per_minute(limit, period, large_every) <= limit
 
 
 def test_defaults() -> None:
     """By default a node sends less than a twentieth of what it did, and tells bandwidth still."""
     options = ProbeOptions()
     limit = PolicyOptions().gloo_bytes_per_minute
-    sends = per_minute(limit, options.period, options.large_every, options.group_size)
+    sends = per_minute(limit, options.period, options.large_every)
     assert sends / 60.0 < MEASURED / 20
-    small, large = within(limit, options.period, options.large_every, options.group_size)
+    small, large = within(limit, options.period, options.large_every)
     assert small == LATENCY
     assert large == ((4 << 20, BANDWIDTH[0][1]),)
 
@@ -59,5 +55,5 @@ def test_defaults() -> None:
 )
 def test_less_is_left_out(limit: int, sizes: list[int]) -> None:
     """The large collective shrinks first, then the largest are left out."""
-    small, large = within(limit, 10.0, 6, 2)
+    small, large = within(limit, 10.0, 6)
     assert [size for size, _ in small + large] == sizes

@@ -37,7 +37,7 @@ OPTIONS = BaselineOptions()
 
 def series(part: str = "", kind: str = "rail") -> TimingClass:
     """Return a timing class of a rail."""
-    return TimingClass(kind, "nccl", "all_reduce", 1 << 26, part, 2, far=False)
+    return TimingClass(kind, "nccl", "all_reduce", 1 << 26, part, far=False)
 
 
 def learnt(values: Iterable[float], *, part: str = "", stamp: str = "") -> Baselines:
@@ -195,13 +195,13 @@ def test_file_with_a_right_checksum_and_wrong_content(tmp_path: Path) -> None:
     """A correct checksum does not replace validation of the content."""
     for classes in (
         [["rail"]],
-        [["rail", "nccl", "x", 1, "", 2, False, 0, *[None] * 3, "AAAA"]],
+        [["rail", "nccl", "x", 1, "", False, 0, *[None] * 3, "AAAA"]],
         7,
         [7],
     ):
         body = json.dumps({"stamp": "", "classes": classes}).encode()
         head = json.dumps(
-            {"format": 2, "blake2b": hashlib.blake2b(body, digest_size=16).hexdigest()}
+            {"format": 3, "blake2b": hashlib.blake2b(body, digest_size=16).hexdigest()}
         ).encode()
         (tmp_path / "b").write_bytes(head + b"\n" + body + b"\n")
         with pytest.raises(BaselineError):
@@ -217,7 +217,7 @@ known = Baselines(BaselineOptions())
 number = 0
 print("ready", flush=True)
 while True:
-    known.update(TimingClass("rail", "nccl", "x", 1, str(number % 8), 2, False), 1.0 + number % 5 / 100, float(number))
+    known.update(TimingClass("rail", "nccl", "x", 1, str(number % 8), False), 1.0 + number % 5 / 100, float(number))
     replace(pathlib.Path(sys.argv[1]), known.document(), durable=True)
     number += 1
 """

@@ -61,10 +61,10 @@ class Scene:
                 value = USUAL * (1 + 0.01 * (number % 5 - 2))
                 for far in (False, True):
                     self.baselines.update(
-                        TimingClass("rail", "nccl", "all_reduce", 1, part, 2, far), value, number
+                        TimingClass("rail", "nccl", "all_reduce", 1, part, far), value, number
                     )
                 self.baselines.update(
-                    TimingClass("local", "nccl", "matrix_product", 1, part, 1, far=False),
+                    TimingClass("local", "nccl", "matrix_product", 1, part, far=False),
                     value,
                     number,
                 )
@@ -388,7 +388,7 @@ def echoes(scene: Scene, epochs: int, led: dict[str, float]) -> tuple[Suspect, .
 def four_that_know_their_echoes() -> Scene:
     """Return a scene of a0 on an unknown leaf with a1, a2 and a3, with echo baselines of 1 ms."""
     scene = Scene(dict.fromkeys((ME, "a1", "a2", "a3"), ""))
-    usual = TimingClass("light", "agent", "echo", 64, "", 2, far=True)
+    usual = TimingClass("light", "agent", "echo", 64, "", far=True)
     for number in range(64):
         scene.baselines.update(usual, 0.001, number)
     return scene
@@ -842,7 +842,7 @@ def test_slow_echo_is_no_accusation() -> None:
     scene = Scene()
     for number in range(64):
         for far in (False, True):
-            usual = TimingClass("light", "agent", "echo", 64, "", 2, far)
+            usual = TimingClass("light", "agent", "echo", 64, "", far)
             scene.baselines.update(usual, 0.001, number)
     for number in range(10):
         peer = f"b{number % 4}"
@@ -869,20 +869,15 @@ def test_accusation_of_another_lapses() -> None:
     assert scene.run(lambda peers, _: GONE if peer in peers else Answer(), 5) == ()
 
 
-def test_group_round_counts_for_all_in_it() -> None:
-    """A slow group round is evidence about each of its members, and pairs confirm it."""
-    scene = Scene()
-    groups = [("a0", "b0", "c0"), ("a0", "b1", "c1")]
-    for number in range(64):
-        scene.baselines.update(
-            TimingClass("group", "nccl", "all_reduce", 1, "0", 3, far=True), USUAL, number
-        )
-    asked: tuple[Confirmation, ...] = ()
-    for group in groups:
-        asked = scene.round(group, Answer(SLOW, "0"), kind=Kind.GROUP)
-        scene.epoch += 1
-    assert [request.kind for request in asked] == [Kind.PAIR]
-    assert len(asked[0].members) == 2
+def test_rounds_of_more_than_two_are_no_evidence() -> None:
+    """A round of several nodes, which a person asks for, accuses nobody and is not learnt from."""
+    scene = settled()
+    before = scene.baselines.document()
+    for outcome in (Outcome.OK, Outcome.HUNG, Outcome.UNREACHABLE, Outcome.DECLINED) * 3:
+        answer = Answer(SLOW, outcome=outcome, stage=Stage.SIZES, late=("b0",))
+        assert scene.round((ME, "b0", "c0"), answer, kind=Kind.GROUP) == ()
+    assert scene.detector.suspects() == ()
+    assert scene.baselines.document() == before
 
 
 def test_stranger_rounds_are_ignored() -> None:

@@ -67,7 +67,7 @@ def test_the_only_witness_of_a_hung_collective_is_enough() -> None:
     """
     known = PeerHistory("me", dict.fromkeys(("me", "peer", "witness"), ""))
     known.heard("witness", 100.0, 10, PeerReport(calls={"peer": HARD}))
-    round = ObservedRound(5, 50.0, Kind.PAIR, ("peer",), near=False, extra=False, led=True, told={})
+    round = ObservedRound(5, 50.0, Kind.PAIR, "peer", near=False, extra=False, led=True, told=None)
     bad = Measurement(round, HARD, bad=True, good=False, reason="hung")
     history, links = SignalHistory(RUN), Links(known, high=1.1, confirmations=3, hold=12)
     history.pairs["peer"] = PeerSuspicion("peer", bad, 10, bad, bad, HARD, bads=2)
@@ -135,7 +135,8 @@ def test_what_is_kept_does_not_grow_with_the_fleet() -> None:
     assert known.intra_leaf == 31
     assert known.inter_leaf == len(known.leaves) - 32
     assert not known.turn_to(2 * ERA)
-    known.admit([stranger, "nobody"])
+    known.admit(stranger)
+    known.admit("nobody")
     assert known.leaves[stranger] == leaves[stranger]
     assert "nobody" not in known.leaves
     assert known.turn_to(3 * ERA)

@@ -25,9 +25,9 @@ def note(
     """Record a round of `me` with `peer`, which reports its own calls, by default one to `me` that
     takes fifty times as long; return whom this node should call then.
     """
-    told = {} if led else {"peer": PeerReport(calls=calls or {"me": 50.0})}
+    told = None if led else PeerReport(calls=calls or {"me": 50.0})
     at = 10.0 * epoch
-    round = ObservedRound(epoch, at, kind, ("peer",), near=False, extra=extra, led=led, told=told)
+    round = ObservedRound(epoch, at, kind, "peer", near=False, extra=extra, led=led, told=told)
     bad = ratio > HIGH
     recent.note(round, [Measurement(round, ratio, bad, not bad, "")], timings, epoch)
     return recent.doubts(epoch)
