@@ -42,7 +42,7 @@ class Outcome(enum.StrEnum):
     OK = "ok"
     DECLINED = "declined"
     """A member refused to take part, with a reason (busy GPU, draining, different member list,
-    already testing, closed window).
+    already testing).
     """
     UNREACHABLE = "unreachable"
     """No answer: packets are dropped, or the node is off."""
@@ -164,7 +164,7 @@ OTHER = "other"
 REASONS = frozenset({
     OTHER, "already_testing", "answer_not_signed", "bad_answer", "busy", "busy_cpu", "busy_gpu",
     "certificate", "certificate_expired", "certificate_not_yet_valid", "certificate_untrusted",
-    "clock_differs", "closed", "closed_after_handshake", "closed_window", "connect_timeout",
+    "clock_differs", "closed", "closed_after_handshake", "connect_timeout",
     "connection_lost", "deadline", "disputed", "draining", "duty", "ended_early", "error", "exited",
     "gpu_unknown", "gpus_differ", "implausible", "key", "killed", "maintenance", "malformed",
     "members_differ", "name_server", "name_timeout", "name_unknown", "no_address", "no_answer",

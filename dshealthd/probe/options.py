@@ -14,9 +14,6 @@ from dshealthd.probe.members.hostlist import is_name, quote
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
-_MINUTES = 60
-
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipOptions:
@@ -169,11 +166,6 @@ class PolicyOptions:
         "When rounds may use the GPUs: while no process computes on any GPU of the node, "
         "always, or never. Unknown counts as busy.",
     )
-    window: str = option(
-        "",
-        'Daily UTC time window outside of which rounds do not use the GPUs, such as "22:00-04:30". '
-        "Empty: any time.",
-    )
     duty_ratio: float = option(
         0.001,
         "Share of time for which collectives of scheduled rounds may occupy the GPUs.",
@@ -204,20 +196,6 @@ class PolicyOptions:
         minimum=0,
     )
 
-    def check(self) -> Iterator[tuple[str, str]]:
-        """Yield each option of the GPU policy with an unusable value, and why."""
-        if self.window and self.minutes is None:
-            yield "window", f'"{self.window}" is not a time window such as "22:00-04:30"'
-
-    @property
-    def minutes(self) -> tuple[int, int] | None:
-        """Begin and end of the configured window in minutes of the day; None without a window."""
-        match = _WINDOW.fullmatch(self.window)
-        if match is None:
-            return None
-        numbers = [int(group) for group in match.groups()]
-        return numbers[0] * _MINUTES + numbers[1], numbers[2] * _MINUTES + numbers[3]
-
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
@@ -229,11 +207,10 @@ class WorkerOptions:
         "200 MiB.",
         minimum="1s",
     )
-    library_path: str = option(
-        "", "LD_LIBRARY_PATH of the workers, if the training environment needs one."
-    )
     environment: tuple[str, ...] = option(
-        [], 'Additional environment variables of the workers, such as "NCCL_IB_GID_INDEX=3".'
+        [],
+        'Additional environment variables of the workers, such as "NCCL_IB_GID_INDEX=3" or '
+        '"LD_LIBRARY_PATH=/opt/nccl/lib".',
     )
     interface: str = option(
         "", "Network interface of the workers' traffic. Empty: the one with the peer address."
@@ -252,10 +229,7 @@ class WorkerOptions:
     @property
     def variables(self) -> dict[str, str]:
         """The configured environment of the workers."""
-        variables = dict(entry.split("=", 1) for entry in self.environment)
-        return (
-            {"LD_LIBRARY_PATH": self.library_path, **variables} if self.library_path else variables
-        )
+        return dict(entry.split("=", 1) for entry in self.environment)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,10 +1,9 @@
 """The policy of rounds: they may use GPUs, or the CPUs and the network of a node without GPUs,
-depending on occupancy, daily window and share of time.
+depending on occupancy and share of time.
 """
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors import gpu_bus, gpu_processes, job_environment, training
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from dshealthd.probe.options import PolicyOptions
 
 NEVER = "policy_never"
-WINDOW = "closed_window"
 BUSY = "busy_gpu"
 TRAINING = "busy_cpu"
 """Ranks of a training job run on a node without GPUs."""
@@ -25,8 +23,6 @@ UNKNOWN = "gpu_unknown"
 RELEASED = "draining"
 """An operator has released the driver: the `release_file` has turned the GPU collectors off."""
 DUTY = "duty"
-_MINUTE = 60
-_DAY = 24 * 60
 SAVED = 120.0
 """Seconds over which unused GPU time accumulates: at most their share can be spent at once."""
 FRUITLESS_RATIO = 0.1
@@ -160,11 +156,7 @@ class Policy:
     """The decision whether a round may use the GPUs now."""
 
     def __init__(
-        self,
-        options: PolicyOptions,
-        gpus: GpuOccupancy,
-        monotonic: Callable[[], float],
-        wall: Callable[[], float],
+        self, options: PolicyOptions, gpus: GpuOccupancy, monotonic: Callable[[], float]
     ) -> None:
         self._options = options
         self._gpus = gpus
@@ -172,7 +164,6 @@ class Policy:
         self._scheduled = Account(options.duty_ratio, monotonic)
         self._on_demand = Account(options.on_demand_ratio, monotonic)
         self._fruitless = Account(FRUITLESS_RATIO, monotonic, FRUITLESS_SAVED)
-        self._wall = wall
 
     @property
     def used(self) -> float:
@@ -196,22 +187,8 @@ class Policy:
         """
         if self._options.gpus == "never":
             return NEVER
-        if not in_window(self._options.minutes, self._wall()):
-            return WINDOW
         busy = self._gpus.objection() if self._options.gpus == "idle" else ""
         account = self._scheduled if scheduled else self._on_demand if asked else None
         spent = account is not None and not account.open
         in_vain = asked and not self._fruitless.open
         return busy or (DUTY if spent or in_vain else "")
-
-
-def in_window(minutes: tuple[int, int] | None, now: float) -> bool:
-    """Return whether a Unix time lies in the policy's daily window, in UTC. A window that ends
-    before it begins spans midnight; one with equal ends is always open.
-    """
-    if minutes is None:
-        return True
-    begin, end = minutes
-    moment = time.gmtime(now)
-    minute = moment.tm_hour * _MINUTE + moment.tm_min
-    return (minute - begin) % _DAY < ((end - begin) % _DAY or _DAY)

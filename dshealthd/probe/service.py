@@ -105,7 +105,7 @@ class ProbeService:
         self._gpus = GpuOccupancy(snapshot, monotonic)
         self._absences = Absences(snapshot, wall)
         self._hung_jobs = HungJobs(summary, monotonic)
-        self._policy = Policy(options.policy, self._gpus, monotonic, wall)
+        self._policy = Policy(options.policy, self._gpus, monotonic)
         self._worker_pool: WorkerPool | None = None
         if options.python is not None:
             self._worker_pool = WorkerPool(

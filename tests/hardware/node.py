@@ -106,7 +106,7 @@ def objection(node: Node) -> str:
     """
     occupancy = GpuOccupancy(node.snapshot, time.monotonic)
     options = node.loaded.section(ProbeOptions).policy
-    policy = Policy(options, occupancy, time.monotonic, time.time)
+    policy = Policy(options, occupancy, time.monotonic)
     if reason := occupancy.objection() or policy.objection(scheduled=False):
         return f"the agent would not run a probe now either: {reason}"
     if busy := [one.labels[0] for one in node.samples(gpu.UTILIZATION) if one.value > 0]:

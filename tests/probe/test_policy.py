@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,10 +21,8 @@ from dshealthd.probe.policy import (
     SAVED,
     TRAINING,
     UNKNOWN,
-    WINDOW,
     GpuOccupancy,
     Policy,
-    in_window,
 )
 from tests.probe.peering import Time
 from tests.probe.services import snapshot
@@ -42,7 +39,7 @@ def found(*samples: Sample) -> Result:
 def policy(shot: Snapshot, clock: Time | None = None, **given: str) -> Policy:
     """Return a policy over what the collectors last saw."""
     options = PolicyOptions(**given)  # type: ignore[arg-type] # options by name
-    return Policy(options, GpuOccupancy(shot, time.monotonic), clock or Time(), time.time)
+    return Policy(options, GpuOccupancy(shot, time.monotonic), clock or Time())
 
 
 def test_idle() -> None:
@@ -115,38 +112,6 @@ def test_own_workers_do_not_count() -> None:
         assert gpus.objection() == BUSY
         gpus.used(time.monotonic() - 10, time.monotonic())
         assert gpus.objection() == expected
-
-
-@pytest.mark.parametrize(
-    ("window", "moment", "inside"),
-    [
-        ("", "12:00", True),
-        ("22:00-04:30", "23:59", True),
-        ("22:00-04:30", "04:29", True),
-        ("22:00-04:30", "04:30", False),
-        ("22:00-04:30", "21:59", False),
-        ("09:00-17:00", "09:00", True),
-        ("09:00-17:00", "17:00", False),
-        ("00:00-00:00", "12:00", True),
-    ],
-)
-def test_window(window: str, moment: str, inside: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """The window is daily, in UTC, without its last minute, and may span midnight."""
-    now = datetime.fromisoformat(f"2026-03-01T{moment}:00").replace(tzinfo=UTC).timestamp()
-    options = PolicyOptions(window=window)
-    assert list(options.check()) == []
-    assert in_window(options.minutes, now) is inside
-    assert Policy(options, GpuOccupancy(snapshot(), time.monotonic), Time(), lambda: now).objection(
-        scheduled=True
-    ) == ("" if inside else WINDOW)
-
-
-@pytest.mark.parametrize(
-    "window", ["22-4", "24:00-04:00", "22:00-04:60", "22:00 04:00", "٢٢:00-04:00"]
-)
-def test_bad_window(window: str) -> None:
-    """An invalid window is reported with its value."""
-    assert [key for key, _ in PolicyOptions(window=window).check()] == ["window"]
 
 
 def test_duty() -> None:

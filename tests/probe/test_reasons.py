@@ -62,7 +62,7 @@ def test_every_reason_of_ours_is_known() -> None:
     ours = {
         *Rejection,
         *(value for name, value in vars(Decline).items() if name.isupper()),
-        *(getattr(policy, name) for name in ("NEVER", "WINDOW", "BUSY", "UNKNOWN", "RELEASED")),
+        *(getattr(policy, name) for name in ("NEVER", "BUSY", "UNKNOWN", "RELEASED")),
         policy.DUTY,
         *(node.NO_PYTHON, node.WARMING_UP, node.NO_CUDA, node.LIMITED),
         *(conclusion.SILENT, conclusion.IMPLAUSIBLE, member.DISPUTED),

@@ -23,12 +23,12 @@ from dshealthd.core.options import Duration
 from dshealthd.probe import service
 from dshealthd.probe.members import local_membership, membership
 from dshealthd.probe.members.membership import load
-from dshealthd.probe.options import MembershipOptions, PeerOptions, PolicyOptions, ProbeOptions
+from dshealthd.probe.options import MembershipOptions, PeerOptions, ProbeOptions
 from dshealthd.probe.peers.credentials import Credentials
 from dshealthd.probe.slots import JITTER, jitter
 from tests.agents import running
 from tests.probe.peering import KEY, OTHER_KEY, PATIENT, may_block, secret
-from tests.probe.services import BEGIN, NAMES, PERIOD, agents, snapshot, until
+from tests.probe.services import NAMES, PERIOD, agents, snapshot, until
 from tests.threads import running_threads
 
 if TYPE_CHECKING:
@@ -341,21 +341,6 @@ async def test_real_workers(tmp_path: Path) -> None:
     kept = tmp_path / members[0].name / "probe-baselines.json"
     await until(kept.exists)  # a slow disk does not delay the end of the probes
     assert b"all_reduce" in kept.read_bytes()
-
-
-@may_block
-async def test_window_makes_all_rounds_light(tmp_path: Path) -> None:
-    """Outside the policy's window all rounds are light."""
-    later = BEGIN + 7200
-    window = "-".join(time.strftime("%H:%M", time.gmtime(at)) for at in (later, later + 60))
-    change = lambda options: replace(  # noqa: E731
-        options, python=Path(sys.executable), policy=PolicyOptions(window=window)
-    )
-    async with agents(tmp_path, 2, change=change) as members:
-        await until(
-            lambda: all(agent.value("probe_skips_total", "closed_window") for agent in members),
-            150.0,  # torch is imported first
-        )
 
 
 def test_starts_are_spread() -> None:

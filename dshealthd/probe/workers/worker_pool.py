@@ -59,14 +59,7 @@ STUCK = gauge(
     "Probe workers hung in the kernel that cannot be killed.",
     "device",
 )
-TORCH = gauge(
-    "dshealthd_probe_torch_info",
-    "1; versions of the environment that probes run in, while the fork server runs.",
-    "torch",
-    "cuda",
-    "python",
-)
-METRICS = (PARENT_UP, PARENT_STARTS, PARENT_FAILURES, STUCK, TORCH)
+METRICS = (PARENT_UP, PARENT_STARTS, PARENT_FAILURES, STUCK)
 
 KILL_DEADLINE = 2.0
 """Seconds after SIGKILL until a worker counts as unkillable; a CUDA context takes long."""
@@ -182,16 +175,12 @@ class WorkerPool:
 
     def samples(self) -> Iterator[Sample]:
         """Yield the worker pool's own metrics."""
-        up = self._parent is not None and self._parent.usable
-        yield PARENT_UP(float(up))
+        yield PARENT_UP(float(self._parent is not None and self._parent.usable))
         yield PARENT_STARTS(float(self._starts))
         for reason, count in self._failures.items():
             yield PARENT_FAILURES(float(count), reason)
         for device, worker in self._stuck.items():
             yield STUCK(float(not worker.ended.is_set()), device)
-        if up and self._parent is not None and self._parent.about:
-            about = self._parent.about
-            yield TORCH(1.0, str(about["torch"]), str(about["cuda"]), str(about["python"]))
 
     @property
     def parent_pid(self) -> int | None:
