@@ -11,7 +11,8 @@ import asyncio
 import math
 import random
 import struct
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 from bench.probe_liars import CREEP, FAST, FORGED, TURN, WAYS
 from dshealthd.probe.observation import Kind, Op, Outcome, Stage, Timing
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from dshealthd.probe.slots import SlotRunner
     from dshealthd.probe.workers.job import RankSpec, WorkerJob
     from dshealthd.probe.workers.store import StoreHandler
+    from dshealthd.probe.workers.worker_pool import WorkerPool
 
 JITTER = 0.015
 """Standard deviation of a collective's time, as in the simulator."""
@@ -155,7 +157,7 @@ class PlayedService(ProbeService):
 
     def play(self, workers: PlayedWorkers) -> None:
         """Use these workers; before the start."""
-        self._worker_pool = workers  # type: ignore[assignment] # what a pool does
+        self._state = replace(self._state, worker_pool=cast("WorkerPool", workers))
 
     @property
     def running(self) -> SlotRunner | None:

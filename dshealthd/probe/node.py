@@ -10,13 +10,9 @@ from dshealthd.probe.members.schedule import epoch_at
 from dshealthd.probe.rounds.plan import ON_DEMAND, RoundPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dshealthd.probe.members.local_membership import LocalMembership
     from dshealthd.probe.members.membership import Membership
-    from dshealthd.probe.options import ProbeOptions
-    from dshealthd.probe.policy import GpuOccupancy, Policy
     from dshealthd.probe.rounds.conclusion import Scores
+    from dshealthd.probe.slots import ProbeState
     from dshealthd.probe.verdicts.detector import Detector
     from dshealthd.probe.workers.worker_pool import WorkerPool
 
@@ -32,26 +28,12 @@ PREPARATION = 60.0
 class ThisNode:
     """This node, with its GPUs and its workers."""
 
-    def __init__(
-        self,
-        options: ProbeOptions,
-        local_membership: LocalMembership,
-        policy: Policy,
-        gpus: GpuOccupancy,
-        worker_pool: WorkerPool | None,
-        detector: Detector,
-        *,
-        address: tuple[str, str],
-        monotonic: Callable[[], float],
-        wall: Callable[[], float],
-    ) -> None:
+    def __init__(self, state: ProbeState, detector: Detector, address: tuple[str, str]) -> None:
         """`address` is this node's numeric address for the workers, and its interface."""
-        self.name = local_membership.me
+        self.name = state.local_membership.me
         self.address, self.interface = address
-        self.adapters = options.worker.adapters
-        self._options, self._local_membership, self._policy = options, local_membership, policy
-        self._gpus, self._worker_pool, self._detector = gpus, worker_pool, detector
-        self._monotonic, self._wall = monotonic, wall
+        self.adapters = state.options.worker.adapters
+        self._state, self._detector = state, detector
         self._extra: deque[float] = deque()
         """When the last on-demand rounds of others began."""
         self._preparing: asyncio.Task[str] | None = None
@@ -59,15 +41,15 @@ class ThisNode:
 
     def membership(self) -> Membership:
         """Return the members as this node knows them now."""
-        return self._local_membership.membership
+        return self._state.local_membership.membership
 
     def epoch(self) -> int:
         """Return the current epoch number by this node's clock."""
-        return epoch_at(self._wall(), self._options.period)
+        return epoch_at(self._state.wall(), self._state.options.period)
 
     def gpus(self) -> int:
         """Return the number of GPUs that this node has for a round."""
-        return self._gpus.count()
+        return self._state.gpus.count()
 
     def scores(self) -> Scores:
         """Return the scores that this node's detector reports to peers."""
@@ -81,10 +63,10 @@ class ThisNode:
         reason = self.obstacle(scheduled=not on_demand, asked=True)
         if reason or not on_demand:
             return reason
-        now = self._monotonic()
+        now = self._state.monotonic()
         while self._extra and now - self._extra[0] > 60.0:  # noqa: PLR2004 - a minute
             self._extra.popleft()
-        if len(self._extra) >= self._options.policy.on_demand_per_minute:
+        if len(self._extra) >= self._state.options.policy.on_demand_per_minute:
             return LIMITED
         self._extra.append(now)
         return ""
@@ -93,14 +75,15 @@ class ThisNode:
         """Return why this node may not take part in a round with workers now, as a slug. Empty if
         it may. If the worker pool is not prepared yet, start preparing it.
         """
-        if self._worker_pool is None:
+        worker_pool = self._state.worker_pool
+        if worker_pool is None:
             return NO_PYTHON
-        reason = self._policy.objection(scheduled=scheduled, asked=asked)
+        reason = self._state.policy.objection(scheduled=scheduled, asked=asked)
         if reason:
             return reason
-        if not self._worker_pool.ready:
-            return self._prepare(self._worker_pool)
-        return NO_CUDA if self._gpus.count() and not self._worker_pool.about.get("cuda") else ""
+        if not worker_pool.ready:
+            return self._prepare(worker_pool)
+        return NO_CUDA if self._state.gpus.count() and not worker_pool.about.get("cuda") else ""
 
     async def close(self) -> None:
         """Cancel preparation of the workers if it is in progress."""

@@ -15,12 +15,9 @@ from dshealthd.probe.rounds.plan import ON_DEMAND, PAIR
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from dshealthd.probe.members.absences import Absences
-    from dshealthd.probe.members.local_membership import LocalMembership
-    from dshealthd.probe.node import ThisNode
     from dshealthd.probe.rounds.active_round import RoundReport
     from dshealthd.probe.rounds.round import Handler, Rounds
-    from dshealthd.probe.verdicts.detector import Detector
+    from dshealthd.probe.slots import ProbeState
 
 MAX_LISTED = 64
 """Maximum members or suspects listed in an answer or the status."""
@@ -31,33 +28,20 @@ class PeerRequests:
 
     def __init__(
         self,
-        local_membership: LocalMembership,
-        absences: Absences,
-        node: ThisNode,
-        detector: Detector,
+        state: ProbeState,
         rounds: Rounds,
         lead: Callable[..., Awaitable[RoundReport | None]],
-        *,
-        summary: Callable[[], dict[str, Any]],
-        status_page: Callable[[int], dict[str, Any]],
     ) -> None:
-        """`summary` and `status_page` are those of `ProbeState`, `lead` is of `SlotRunner`."""
-        self._me = local_membership.me
-        self._local_membership = local_membership
-        self._absences = absences
-        self._node = node
-        self._detector = detector
-        self._rounds = rounds.handlers()
-        self._lead = lead
-        self._summary = summary
-        self._status_page = status_page
+        """`lead` is `SlotRunner`'s."""
+        self._me = state.local_membership.me
+        self._state, self._rounds, self._lead = state, rounds.handlers(), lead
 
     def handlers(self) -> Mapping[str, Handler]:
         """Return the handler of each method that members may call."""
         return {
             **self._rounds,
             "invite": self._invited,
-            "absent": self._absences.answer,
+            "absent": self._state.absences.answer,
             "summary": self._summarize,
             "document": self._document,
             "lead": self._asked,
@@ -66,8 +50,10 @@ class PeerRequests:
     async def _invited(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
         """Take part in another node's round; in maintenance, only in one on demand."""
         if body["epoch"] != ON_DEMAND:
-            self._absences.record(sender, 0.0)  # a leader of scheduled rounds is not in maintenance
-            if self._absences.own_end():
+            self._state.absences.record(
+                sender, 0.0
+            )  # a leader of scheduled rounds is not in maintenance
+            if self._state.absences.own_end():
                 raise Refusal(MAINTENANCE)
         return await self._rounds["invite"](sender, body)
 
@@ -75,7 +61,7 @@ class PeerRequests:
         members, kind = body["members"], body["kind"]
         if members[0] != self._me or len(set(members)) != len(members) or kind is Kind.LOCAL:
             raise Refusal(Decline.MALFORMED)
-        if not set(members) <= set(self._local_membership.membership.names):
+        if not set(members) <= set(self._state.local_membership.membership.names):
             raise Refusal(Decline.MEMBERS)
         steps = tuple((step["size"], step["repetitions"]) for step in body["steps"])
         report = await self._lead(
@@ -97,7 +83,7 @@ class PeerRequests:
         }
 
     async def _summarize(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:
-        return self._summary()
+        return self._state.summary()
 
     async def _document(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        return self._status_page(body["offset"])
+        return self._state.status_page(body["offset"])

@@ -98,41 +98,49 @@ class ProbeService:
         """
         self.options = options
         self._host = host
-        self._state = state
-        self._monotonic, self._wall, self._waited = monotonic, wall, waited
-        self._summary, self._status_page = summary, status_page
-        self._local_membership = LocalMembership(options.members, host, hostname, monotonic)
-        self._gpus = GpuOccupancy(snapshot, monotonic)
-        self._absences = Absences(snapshot, wall)
-        self._hung_jobs = HungJobs(summary, monotonic)
-        self._policy = Policy(options.policy, self._gpus, monotonic)
-        self._worker_pool: WorkerPool | None = None
-        if options.python is not None:
-            self._worker_pool = WorkerPool(
+        gpus = GpuOccupancy(snapshot, monotonic)
+        self._state = ProbeState(
+            options=options,
+            local_membership=LocalMembership(options.members, host, hostname, monotonic),
+            gpus=gpus,
+            policy=Policy(options.policy, gpus, monotonic),
+            absences=Absences(snapshot, wall),
+            hung_jobs=HungJobs(summary, monotonic),
+            worker_pool=WorkerPool(
                 str(options.python),
                 options.worker.idle_timeout,
                 monotonic,
                 environment=options.worker.variables,
             )
-        self._metrics = RoundMetrics()
+            if options.python is not None
+            else None,
+            metrics=RoundMetrics(),
+            again=asyncio.Event(),
+            save=self._save,
+            summary=summary,
+            status_page=status_page,
+            monotonic=monotonic,
+            wall=wall,
+            waited=waited,
+        )
+        self._file = None if state is None else state / "probe-baselines.json"
         self._writer: LatestWriter | None = None
-        if (file := self._file) is not None:
-            write = functools.partial(state_file.replace_in_child, str(file), durable=True)
+        if self._file is not None:
+            write = functools.partial(state_file.replace_in_child, str(self._file), durable=True)
             self._writer = LatestWriter(write, "probe-baselines")
         self._running: SlotRunner | None = None
         self._task: asyncio.Task[None] | None = None
-        self._again = asyncio.Event()
         self._problem = ""
 
     @property
     def membership(self) -> Membership:
         """The members as this agent knows them; LookupError while it does not."""
-        return self._local_membership.membership
+        return self._state.local_membership.membership
 
     @property
     def me(self) -> str:
         """This node's name among the members; LookupError while it is not known."""
-        return self._local_membership.me
+        return self._state.local_membership.me
 
     def start(self) -> None:
         """Start the probes if they are configured."""
@@ -142,7 +150,7 @@ class ProbeService:
 
     def reload(self) -> None:
         """Reread the list of members."""
-        self._again.set()
+        self._state.again.set()
 
     async def close(self) -> None:
         """End all rounds and close everything that is open."""
@@ -150,21 +158,23 @@ class ProbeService:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        await self._local_membership.close()
-        if self._worker_pool is not None:
-            await self._worker_pool.close()
+        await self._state.local_membership.close()
+        if self._state.worker_pool is not None:
+            await self._state.worker_pool.close()
 
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics of the probes; none if they are not configured."""
         if not self.options.wanted:
             return
         yield UP(float(self._running is not None))
-        yield from self._local_membership.samples()
+        yield from self._state.local_membership.samples()
         running = self._running
-        yield from self._metrics.samples(running.detector.suspects() if running is not None else ())
-        yield from self._absences.samples()
-        yield from self._hung_jobs.samples()
-        yield GPU_SECONDS(self._policy.used)
+        yield from self._state.metrics.samples(
+            running.detector.suspects() if running is not None else ()
+        )
+        yield from self._state.absences.samples()
+        yield from self._state.hung_jobs.samples()
+        yield GPU_SECONDS(self._state.policy.used)
         if running is not None:
             score = running.detector.score()
             if score is not None:
@@ -173,26 +183,26 @@ class ProbeService:
             yield from running.server.samples()
             yield from running.client.samples()
             yield from running.credentials.samples()
-        if self._worker_pool is not None:
-            yield from self._worker_pool.samples()
+        if self._state.worker_pool is not None:
+            yield from self._state.worker_pool.samples()
 
     def status(self) -> dict[str, Any]:
         """Return the probes' section of the status document."""
         if not self.options.wanted:
             return {"state": "off"}
-        running, known = self._running, self._local_membership.known
+        running, known = self._running, self._state.local_membership.known
         document: dict[str, Any] = {
             "state": "failing" if running is None else "ok",
-            "detail": self._problem or "\n".join(self._local_membership.errors),
+            "detail": self._problem or "\n".join(self._state.local_membership.errors),
             "period_seconds": self.options.period,
-            "epoch": epoch_at(self._wall(), self.options.period),
-            "rounds": list(self._metrics.rounds),
+            "epoch": epoch_at(self._state.wall(), self.options.period),
+            "rounds": list(self._state.metrics.rounds),
             "suspects": [],
         }
         if known:
-            membership = self._local_membership.membership
+            membership = self._state.local_membership.membership
             document |= {
-                "name": self._local_membership.me,
+                "name": self._state.local_membership.me,
                 "members": len(membership.members),
                 "hash": membership.digest,
                 "source": membership.source,
@@ -215,7 +225,7 @@ class ProbeService:
 
     def see(self, hangs: Iterable[Standstill]) -> None:
         """Report the jobs that are hung on this node now to the probes; see `hung_jobs`."""
-        self._hung_jobs.see(hangs)
+        self._state.hung_jobs.see(hangs)
 
     async def ask_summary(self, peer: str, deadline: float) -> dict[str, Any]:
         """Return a member's summary. Raises PeerError; LookupError while probes are not running."""
@@ -239,8 +249,8 @@ class ProbeService:
                 self._problem = str(problem)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RETRY):
-                        await self._again.wait()
-                self._again.clear()
+                        await self._state.again.wait()
+                self._state.again.clear()
                 continue
             self._problem = ""
             self._running = running
@@ -252,38 +262,23 @@ class ProbeService:
 
     async def _set_up(self) -> SlotRunner:
         """Read the probes' members, secrets and baselines; open the listener. Raises Setup."""
-        await self._local_membership.refresh(again=True)
-        if not self._local_membership.known:
-            raise Setup("\n".join(self._local_membership.errors))
+        await self._state.local_membership.refresh(again=True)
+        if not self._state.local_membership.known:
+            raise Setup("\n".join(self._state.local_membership.errors))
         options = self.options
         credentials = await _prepared(
             lambda: Credentials(options.peer), "peer credentials", READ_DEADLINE
         )
         address = await _prepared(self._address, "this node's address", PREPARATION)
         stamp = ""
-        if self._worker_pool is not None and not await self._worker_pool.prepare(PREPARATION):
-            about = self._worker_pool.about
+        if self._state.worker_pool is not None and not await self._state.worker_pool.prepare(
+            PREPARATION
+        ):
+            about = self._state.worker_pool.about
             stamp = f"torch {about.get('torch', '')} cuda {about.get('cuda', '')}"
         baselines = Baselines(options.baseline, f"dshealthd {__version__} {stamp}".strip())
         await self._load(baselines)
-        probe_state = ProbeState(
-            options=options,
-            local_membership=self._local_membership,
-            gpus=self._gpus,
-            policy=self._policy,
-            absences=self._absences,
-            hung_jobs=self._hung_jobs,
-            worker_pool=self._worker_pool,
-            metrics=self._metrics,
-            again=self._again,
-            save=self._save,
-            summary=self._summary,
-            status_page=self._status_page,
-            monotonic=self._monotonic,
-            wall=self._wall,
-            waited=self._waited,
-        )
-        running = SlotRunner(probe_state, credentials, baselines, address)
+        running = SlotRunner(self._state, credentials, baselines, address)
         try:
             await running.open()
         except (OSError, ValueError) as error:
@@ -298,10 +293,6 @@ class ProbeService:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
         address = str(ipaddress.ip_address(found))
         return address, self.options.worker.interface or interface_of(address, self._host)
-
-    @property
-    def _file(self) -> Path | None:
-        return None if self._state is None else self._state / "probe-baselines.json"
 
     async def _load(self, baselines: Baselines) -> None:
         file = self._file

@@ -33,7 +33,7 @@ from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.requests import PeerRequests
-from dshealthd.probe.rounds.active_round import Decline, RoundReport
+from dshealthd.probe.rounds.active_round import Decline, RoundContext, RoundReport
 from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
 from dshealthd.probe.rounds.plan import (
     DEADLINES,
@@ -115,94 +115,55 @@ class SlotRunner:
 
     def __init__(
         self,
-        probe_state: ProbeState,
+        state: ProbeState,
         credentials: Credentials,
         baselines: Baselines,
         address: tuple[str, str],
     ) -> None:
         """`address` is this node's numeric address and its interface."""
-        options = probe_state.options
-        self.credentials = credentials
-        self.baselines = baselines
-        self._options, self._local_membership = options, probe_state.local_membership
-        self._gpus, self._policy = probe_state.gpus, probe_state.policy
-        self._metrics, self._worker_pool = probe_state.metrics, probe_state.worker_pool
-        self._again, self._save = probe_state.again, probe_state.save
-        self._monotonic, self._wall = probe_state.monotonic, probe_state.wall
-        self._absences, self._hung_jobs = probe_state.absences, probe_state.hung_jobs
+        options, membership = state.options, state.local_membership.membership
+        self._state, self._me = state, state.local_membership.me
+        self.credentials, self.baselines = credentials, baselines
         self.confirmations = Confirmations(
-            options.policy.confirmations_per_minute, self._confirm, self._monotonic
+            options.policy.confirmations_per_minute, self._confirm, state.monotonic
         )
-        self._me = self._local_membership.me
-        membership = self._local_membership.membership
         self.detector = Detector(
-            self._me,
-            membership.leaves,
-            baselines,
-            options.verdict,
-            self._wall,
+            self._me, membership.leaves, baselines, options.verdict, state.wall
         )
-        self.node = ThisNode(
-            options,
-            self._local_membership,
-            self._policy,
-            self._gpus,
-            self._worker_pool,
-            self.detector,
-            address=address,
-            monotonic=self._monotonic,
-            wall=self._wall,
-        )
+        self.node = ThisNode(state, self.detector, address)
         _, port = listen_address(options.peer.listen_address)
-        resolver = Resolver(monotonic=self._monotonic)
+        resolver = Resolver(monotonic=state.monotonic)
         self.client = PeerClient(
             options.peer,
             self._me,
             lambda name: (name, port),
             credentials=credentials,
             resolver=resolver,
-            monotonic=self._monotonic,
-            wall=self._wall,
+            monotonic=state.monotonic,
+            wall=state.wall,
         )
-        self.rounds = Rounds(
-            self.node,
-            self.client,
-            self._worker_pool,
-            self._ended,
-            monotonic=self._monotonic,
-            wall=self._wall,
-            waited=probe_state.waited,
+        context = RoundContext(
+            self.node, self.client, state.worker_pool, state.monotonic, state.wall, state.waited
         )
-        requests = PeerRequests(
-            self._local_membership,
-            self._absences,
-            self.node,
-            self.detector,
-            self.rounds,
-            self._lead,
-            summary=probe_state.summary,
-            status_page=probe_state.status_page,
-        )
+        self.rounds = Rounds(context, self._ended)
         self.server = PeerServer(
             options.peer,
             self._me,
-            lambda: self._local_membership.membership.names,
-            requests.handlers(),
+            lambda: state.local_membership.membership.names,
+            PeerRequests(state, self.rounds, self._lead).handlers(),
             credentials=credentials,
-            monotonic=self._monotonic,
+            monotonic=state.monotonic,
             resolver=resolver,
         )
         self._within = within(
-            options.policy.gloo_bytes_per_minute,
-            options.period,
-            options.large_every,
+            options.policy.gloo_bytes_per_minute, options.period, options.large_every
         )
         """The small and the large collectives of a node without GPUs."""
         self._names = membership.names
         self._gone: dict[str, int] = {}
         self._recent: deque[Observation] = deque(maxlen=2 * (TRIES + SUBSTITUTES))
         """Recent scheduled rounds, including those that came to nothing."""
-        self._saved = self._monotonic()
+        self._saved = state.monotonic()
 
     async def open(self) -> None:
         """Open the listener before the first slot; raises OSError."""
@@ -214,7 +175,7 @@ class SlotRunner:
         await self.node.close()
         await self.server.close()
         await self.client.close()
-        await self._save(self.baselines)
+        await self._state.save(self.baselines)
 
     async def run(self) -> None:
         """Run one slot after another; return when this node's name changes."""
@@ -222,30 +183,32 @@ class SlotRunner:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.confirmations.work(), name="confirmations")
                 tasks.create_task(
-                    self._absences.keep_announcing(self.client, self._others), name="absences"
+                    self._state.absences.keep_announcing(self.client, self._others), name="absences"
                 )
-                tasks.create_task(self._hung_jobs.work(self._neighborhood()), name="hung jobs")
+                tasks.create_task(
+                    self._state.hung_jobs.work(self._neighborhood()), name="hung jobs"
+                )
                 await self._epochs(tasks)
         except* Renamed:
             log.warning("probe: this node has another name in the new list of members")
 
     async def _epochs(self, tasks: asyncio.TaskGroup) -> None:
         """Start the slot of every epoch as this node's clock reaches it; raises Renamed."""
-        period = self._options.period
-        last = epoch_at(self._wall(), period)
+        period = self._state.options.period
+        last = epoch_at(self._state.wall(), period)
         while True:
-            now = self._wall()
+            now = self._state.wall()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout((epoch_at(now, period) + 1) * period - now):
-                    await self._again.wait()
-            if self._again.is_set():
-                self._again.clear()
+                    await self._state.again.wait()
+            if self._state.again.is_set():
+                self._state.again.clear()
                 await self._refresh_members(
                     again=True
                 )  # not within the timeout, which would cancel it
             # Read from the clock, not counted up: after a suspend or a clock step the missed epochs
             # are skipped, as the peers are already past them.
-            epoch = epoch_at(self._wall(), period)
+            epoch = epoch_at(self._state.wall(), period)
             if epoch != last:
                 last = epoch
                 await self._refresh_members()
@@ -255,28 +218,28 @@ class SlotRunner:
 
     async def _refresh_members(self, *, again: bool = False) -> None:
         """Apply a new list of members, if any; Renamed if it gives this node another name."""
-        if await self._local_membership.refresh(again=again):
-            if self._local_membership.me != self._me:
+        if await self._state.local_membership.refresh(again=again):
+            if self._state.local_membership.me != self._me:
                 raise Renamed
-            membership = self._local_membership.membership
+            membership = self._state.local_membership.membership
             for name in set(self._names) - set(membership.names):
                 self.client.forget(name)
             self._names = names = membership.names
             self.detector.take_members(membership.leaves)
-            self._metrics.forget(names)
-            self._absences.forget(names)
+            self._state.metrics.forget(names)
+            self._state.absences.forget(names)
 
     def _neighborhood(self) -> Neighborhood:
         return Neighborhood(
             self._me,
-            lambda: self._local_membership.membership.names,
+            lambda: self._state.local_membership.membership.names,
             self._left_out,
             lambda name: self.client.call(name, "summary", {}, ANSWER),
             self._meet,
         )
 
     def _left_out(self, name: str) -> bool:
-        return self._absences.absent(name) or any(
+        return self._state.absences.absent(name) or any(
             suspect.part is Part.NODE and suspect.component == name
             for suspect in self.detector.suspects()
         )
@@ -287,7 +250,7 @@ class SlotRunner:
         one: each node retries after a delay of its own.
         """
         for _ in range(TRIES):
-            if self.credentials.off or self._absences.own_end():
+            if self.credentials.off or self._state.absences.own_end():
                 return False
             report = await self._lead(ON_DEMAND, (self._me, name), Kind.LIGHT)
             if report is not None and report.observation.reason != Decline.TESTING:
@@ -297,48 +260,48 @@ class SlotRunner:
 
     def _company(self) -> tuple[str, ...]:
         """Return the members among which this node's rounds take place now, including itself."""
-        epoch = epoch_at(self._wall(), self._options.period)
-        return self._local_membership.timetable.company(self._me, epoch)
+        epoch = epoch_at(self._state.wall(), self._state.options.period)
+        return self._state.local_membership.timetable.company(self._me, epoch)
 
     def _others(self) -> list[str]:
         return [name for name in self._company() if name != self._me]
 
     async def _epoch(self, epoch: int) -> None:
         self._gone = {name: at for name, at in self._gone.items() if epoch - at < GONE_FOR}
-        if self._absences.own_end():
-            self._metrics.skip(MAINTENANCE)
+        if self._state.absences.own_end():
+            self._state.metrics.skip(MAINTENANCE)
             return
-        group = self._local_membership.timetable.group_of(self._me, epoch)
+        group = self._state.local_membership.timetable.group_of(self._me, epoch)
         if group:
             await self._in_group(epoch, group)
         else:
-            self._metrics.skip("resting")
+            self._state.metrics.skip("resting")
         # Each node has its own offset, so that not all GPUs of the cluster are busy in the same
         # epoch.
-        if self._gpus.count() and (epoch + _spread(self._me)) % LOCAL_EVERY == 0:
+        if self._state.gpus.count() and (epoch + _spread(self._me)) % LOCAL_EVERY == 0:
             await self._local(epoch)
-        if self._monotonic() - self._saved > SAVE_EVERY:
-            self._saved = self._monotonic()
-            await self._save(self.baselines)
+        if self._state.monotonic() - self._saved > SAVE_EVERY:
+            self._saved = self._state.monotonic()
+            await self._state.save(self.baselines)
 
     async def _in_group(self, epoch: int, group: Sequence[str]) -> None:
         order = root_order(group, epoch)
         begin = (
-            epoch * self._options.period
-            + jitter(epoch, group, self._options.period)
-            + min(TAKE_OVER, self._options.period / 5) * order.index(self._me)
+            epoch * self._state.options.period
+            + jitter(epoch, group, self._state.options.period)
+            + min(TAKE_OVER, self._state.options.period / 5) * order.index(self._me)
         )
-        await asyncio.sleep(max(0.0, begin - self._wall()))
+        await asyncio.sleep(max(0.0, begin - self._state.wall()))
         if self.rounds.joined(epoch, group) or any(
             set(group) == set(round.members) for round in self._of(epoch)
         ):
             return  # even the first in the order: the others' clocks may be ahead of its own
         if self.credentials.off:
-            self._metrics.skip("switched_off")
+            self._state.metrics.skip("switched_off")
             return
         partner = next(name for name in group if name != self._me)
-        if self._absences.absent(partner):
-            self._metrics.skip(MAINTENANCE)
+        if self._state.absences.absent(partner):
+            self._state.metrics.skip(MAINTENANCE)
             await self._substitute(epoch, group)
             return
         members = self._me, partner
@@ -346,8 +309,8 @@ class SlotRunner:
         for _ in range(TRIES - 1):  # an extra round may be in progress here or there
             if report is not None and report.observation.reason != Decline.TESTING:
                 break
-            await asyncio.sleep(self._options.period / TRIES)
-            if epoch_at(self._wall(), self._options.period) != epoch:
+            await asyncio.sleep(self._state.options.period / TRIES)
+            if epoch_at(self._state.wall(), self._state.options.period) != epoch:
                 break
             if any(
                 set(group) == set(round.members) and round.reason != Decline.TESTING
@@ -356,7 +319,7 @@ class SlotRunner:
                 return
             report = await self._lead(epoch, members)
         if report is None:
-            self._metrics.skip(Decline.TESTING)
+            self._state.metrics.skip(Decline.TESTING)
         elif report.observation.outcome in _GONE or report.observation.reason == MAINTENANCE:
             await self._substitute(epoch, group)
 
@@ -365,7 +328,7 @@ class SlotRunner:
         others = [
             name
             for name in self._company()
-            if name not in group and not self._absences.absent(name)
+            if name not in group and not self._state.absences.absent(name)
         ]
         # Both ends of a pair rank it alike, so that among many survivors two choose each other.
         others.sort(key=lambda name: _spread(f"{epoch}/{'/'.join(sorted((self._me, name)))}"))
@@ -373,7 +336,10 @@ class SlotRunner:
             for name in [
                 name for name in others if epoch - self._gone.get(name, -GONE_FOR) >= GONE_FOR
             ][:SUBSTITUTES]:
-                if self._paired(epoch) or epoch_at(self._wall(), self._options.period) != epoch:
+                if (
+                    self._paired(epoch)
+                    or epoch_at(self._state.wall(), self._state.options.period) != epoch
+                ):
                     return  # another member has found this node, or the epoch is over
                 report = await self._lead(epoch, (self._me, name))
                 if (
@@ -382,7 +348,7 @@ class SlotRunner:
                     and report.observation.reason != Decline.TESTING
                 ):
                     others.remove(name)
-            await asyncio.sleep(self._options.period / TRIES)
+            await asyncio.sleep(self._state.options.period / TRIES)
 
     def _of(self, epoch: int) -> Iterator[Observation]:
         return (round for round in self._recent if round.epoch == epoch)
@@ -404,13 +370,13 @@ class SlotRunner:
         """Lead a round of the kind that is possible now. `kind` and `steps` default to the
         schedule's. Return None if this node is in another round.
         """
-        gpus = self._gpus.count()
+        gpus = self._state.gpus.count()
         if steps is not None:
             planned = steps
         elif gpus:
-            planned = steps_at(max(epoch, 0), self._options.large_every)
+            planned = steps_at(max(epoch, 0), self._state.options.large_every)
         else:
-            planned = steps_at(max(epoch, 0), self._options.large_every, *self._within)
+            planned = steps_at(max(epoch, 0), self._state.options.large_every, *self._within)
             kind = kind if planned else Kind.LIGHT
         plan = RoundPlan(
             round=new_round(),
@@ -418,7 +384,7 @@ class SlotRunner:
             kind=kind or _kind(epoch, gpus),
             backend=Backend.NCCL if gpus else Backend.GLOO,
             members=members,
-            digest=self._local_membership.membership.digest,
+            digest=self._state.local_membership.membership.digest,
             steps=planned,
             ranks=gpus or 1,
         )
@@ -435,7 +401,9 @@ class SlotRunner:
         """Run an extra round that the detector asked for. Return False if this node was busy with
         another one for too long, or a member is in maintenance.
         """
-        if self._absences.own_end() or any(map(self._absences.absent, confirmation.members)):
+        if self._state.absences.own_end() or any(
+            map(self._state.absences.absent, confirmation.members)
+        ):
             self.detector.withdraw(confirmation)
             return False
         for _ in range(BUSY_TRIES):
@@ -450,7 +418,7 @@ class SlotRunner:
         return False
 
     async def _local(self, epoch: int) -> None:
-        gpus, begin = self._gpus.count(), self._monotonic()
+        gpus, begin = self._state.gpus.count(), self._state.monotonic()
         backend = Backend.NCCL if gpus else Backend.GLOO
         plan = RoundPlan(
             round=new_round(),
@@ -462,37 +430,39 @@ class SlotRunner:
             ranks=gpus or PAIR,
         )
         reason = self.node.obstacle(scheduled=epoch != ON_DEMAND)
-        if reason or self._worker_pool is None:
+        if reason or self._state.worker_pool is None:
             findings = RoundResult(Outcome.DECLINED, Stage.INVITE, reason=reason)
-            self._metrics.skip(reason)
+            self._state.metrics.skip(reason)
         else:
             steps = steps_at(0, 1)
             work = local_job(gpus, steps, DEADLINES)
-            results = await self._worker_pool.run(work, LocalStore(), lambda _rank, _stage: None)
-            self._metrics.take_checksums(results)
+            results = await self._state.worker_pool.run(
+                work, LocalStore(), lambda _rank, _stage: None
+            )
+            self._state.metrics.take_checksums(results)
             findings = combine(plan, self._me, {self._me: MemberResult(tuple(results))}, {})
-        observation = findings.observation(plan, self.node.scores(), self._wall())
-        self._ended(RoundReport(observation, plan, self._monotonic() - begin, led=True))
+        observation = findings.observation(plan, self.node.scores(), self._state.wall())
+        self._ended(RoundReport(observation, plan, self._state.monotonic() - begin, led=True))
 
     def _ended(self, report: RoundReport) -> None:
         """Process a finished round; one that absent members made fail counts as declined."""
         observation = report.observation
-        if observation.late and all(map(self._absences.absent, observation.late)):
+        if observation.late and all(map(self._state.absences.absent, observation.late)):
             observation = replace(observation, outcome=Outcome.DECLINED, reason=MAINTENANCE)
             report = replace(report, observation=observation)
-        self._metrics.add(report, self._me)
+        self._state.metrics.add(report, self._me)
         if observation.epoch != ON_DEMAND:
             self._recent.append(observation)
         if observation.backend == Backend.NCCL:
-            now = self._monotonic()
-            self._gpus.used(now - report.seconds, now)
+            now = self._state.monotonic()
+            self._state.gpus.used(now - report.seconds, now)
             if observation.timings:
-                self._policy.spend(
+                self._state.policy.spend(
                     report.plan.gpu_seconds(observation.timings),
                     scheduled=observation.epoch != ON_DEMAND,
                 )
             elif not report.led and observation.outcome is not Outcome.DECLINED:
-                self._policy.spend_in_vain(report.seconds)
+                self._state.policy.spend_in_vain(report.seconds)
         for name in observation.members:
             if name in observation.late and observation.outcome in _GONE:
                 # An on-demand round has no epoch of its own.

@@ -24,6 +24,7 @@ from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.rounds import leader, light, member
+from dshealthd.probe.rounds.active_round import RoundContext
 from dshealthd.probe.rounds.plan import RoundPlan, new_round
 from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.workers.job import RankResult, WorkerJob
@@ -160,15 +161,10 @@ class Companion:
         self.workers = workers
         self.reports: list[RoundReport] = []
         self.client = PeerClient(options, name, lambda peer: (peer, ports[peer]))
-        self.rounds = Rounds(
-            cast("Any", self.node),
-            self.client,
-            workers,
-            self.reports.append,
-            monotonic=time.monotonic,
-            wall=self.wall,
-            waited=waited,
+        context = RoundContext(
+            cast("Any", self.node), self.client, workers, time.monotonic, self.wall, waited
         )
+        self.rounds = Rounds(context, self.reports.append)
         self.server = PeerServer(options, name, lambda: self.node.names, self.rounds.handlers())
         self._ports = ports
 

@@ -69,7 +69,7 @@ async def test_who_leads_a_round_is_in_none(tmp_path: Path) -> None:
     """An outdated announcement, as from an agent that has restarted, lapses with its next call."""
     async with agents(tmp_path, 2) as (one, other):
         await until(lambda: one.rounds and other.rounds)
-        one.service._absences.record(other.name, one.wall() + 600)
+        one.service._state.absences.record(other.name, one.wall() + 600)
         said = one.wall()
         await until(lambda: met(one, other.name, said))
         assert absent(one) == 0

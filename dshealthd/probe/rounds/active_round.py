@@ -130,9 +130,11 @@ class RoundContext:
     node: ThisNode
     peers: PeerClient
     workers: WorkerPool | None
+    """None if all rounds are light."""
     monotonic: Callable[[], float]
     wall: Callable[[], float]
     waited: Callable[[], float | None]
+    """Returns the seconds for which this agent has waited for a CPU."""
 
     async def ask(
         self, name: str, method: str, body: Mapping[str, Any], deadline: float

@@ -25,10 +25,7 @@ from dshealthd.probe.rounds.plan import ON_DEMAND, SPEAKS, RoundPlan
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
 
-    from dshealthd.probe.node import ThisNode
-    from dshealthd.probe.peers.client import PeerClient
     from dshealthd.probe.rounds.conclusion import RoundResult
-    from dshealthd.probe.workers.worker_pool import WorkerPool
 
     Handler = Callable[[str, dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]]
 
@@ -41,24 +38,9 @@ MAX_WAITING = 32
 class Rounds:
     """The rounds of one node."""
 
-    def __init__(
-        self,
-        node: ThisNode,
-        peers: PeerClient,
-        workers: WorkerPool | None,
-        done: Callable[[RoundReport], None],
-        *,
-        monotonic: Callable[[], float],
-        wall: Callable[[], float],
-        waited: Callable[[], float | None],
-    ) -> None:
-        """Call `done` once at the end of each round that this node leads or takes part in. Without
-        `workers` all rounds are light. `waited` returns the seconds for which this agent has waited
-        for a CPU.
-        """
-        self._node, self._workers, self._done = node, workers, done
-        self._monotonic, self._wall, self._waited = monotonic, wall, waited
-        context = RoundContext(node, peers, workers, monotonic, wall, waited)
+    def __init__(self, context: RoundContext, done: Callable[[RoundReport], None]) -> None:
+        """Call `done` once at the end of each round that this node leads or takes part in."""
+        self._context, self._node, self._done = context, context.node, done
         self._leader = Leader(context)
         self._member = Participant(context)
         self._current: ActiveRound | None = None
@@ -123,7 +105,7 @@ class Rounds:
         if not objection and plan.kind is not Kind.LIGHT:
             objection = (
                 "no_python"
-                if self._workers is None
+                if self._context.workers is None
                 else Decline.GPUS
                 if plan.ranks > max(1, self._node.gpus())
                 else ""
@@ -150,7 +132,10 @@ class Rounds:
         else:
             self._current = active
             self._spawn(self._follow(active, self._member.take_part), plan)
-        return {"scores": score_fields(active.scores[self._node.name]), "clock": self._wall()}
+        return {
+            "scores": score_fields(active.scores[self._node.name]),
+            "clock": self._context.wall(),
+        }
 
     def _check(self, sender: str, plan: RoundPlan) -> None:
         me = self._node.name
@@ -229,14 +214,14 @@ class Rounds:
 
     async def _echo(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
         answer = {
-            "clock": self._wall(),
+            "clock": self._context.wall(),
             "payload": body["payload"],
             "digest": self._node.membership().digest,
         }
         # Other releases may call too, to compare clocks, and would refuse an unknown field. A peer
         # that leads a round here is of this release.
         if any(active.plan.root == sender for active in self._parts.values()):
-            waited = self._waited()
+            waited = self._context.waited()
             answer |= {} if waited is None else {"waited": waited}
         return answer
 
@@ -250,7 +235,7 @@ class Rounds:
     # Rounds in progress
 
     def _begin(self, plan: RoundPlan, *, led: bool, reason: str) -> ActiveRound:
-        active = self._parts[plan.round] = ActiveRound(plan, self._monotonic(), led, reason)
+        active = self._parts[plan.round] = ActiveRound(plan, self._context.monotonic(), led, reason)
         active.scores[self._node.name] = self._node.scores()
         return active
 
@@ -265,9 +250,13 @@ class Rounds:
     ) -> RoundReport:
         scores = tuple(score for scores in active.scores.values() for score in scores)
         findings = findings.unless_starved(starved=active.lag.starved)
-        observation = findings.observation(active.plan, scores, self._wall())
+        observation = findings.observation(active.plan, scores, self._context.wall())
         report = RoundReport(
-            observation, active.plan, self._monotonic() - active.started, active.led, offsets
+            observation,
+            active.plan,
+            self._context.monotonic() - active.started,
+            active.led,
+            offsets,
         )
         active.ended.set_result(report)
         self._done(report)
