@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.processes import median, table
-from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.observation import Outcome, Stage
 from dshealthd.probe.workers import worker
 from dshealthd.probe.workers.job import RankSpec, WorkerJob
 from dshealthd.probe.workers.store import LocalStore
@@ -65,7 +65,6 @@ async def measure(worker_pool: WorkerPool, world: int, rounds: int) -> Measured:
     """Run rounds and return what they took; the first one, which starts the parent, is left out."""
     rank_specs = tuple(RankSpec(rank=rank) for rank in range(world))
     job = WorkerJob(
-        kind=Kind.LOCAL,
         backend="gloo",
         world_size=world,
         rank_specs=rank_specs,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.core.timing import Backoff
-from dshealthd.probe.observation import Kind, Outcome, Stage
+from dshealthd.probe.observation import Outcome, Stage
 from dshealthd.probe.workers.job import RankResult, RankSpec, WorkerJob
 from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
@@ -118,7 +118,6 @@ def job(*plans: str, **changes: object) -> WorkerJob:
         for rank, plan in enumerate(plans)
     )
     fields = {
-        "kind": Kind.LOCAL,
         "backend": "nccl",
         "world_size": len(plans),
         "rank_specs": rank_specs,

@@ -16,7 +16,7 @@ import pytest
 from dshealthd.cli import main as cli
 from dshealthd.config.config import Config
 from dshealthd.core.options import ConfigError
-from dshealthd.probe.cli import pairs, report
+from dshealthd.probe.cli import local, pairs, report
 from dshealthd.probe.observation import Kind, Outcome, Timing
 from dshealthd.probe.options import MembershipOptions
 from tests.probe.peering import may_block
@@ -39,41 +39,33 @@ def dshealthd(*arguments: str, seconds: float = 120.0) -> subprocess.CompletedPr
 
 
 def test_local() -> None:
-    """Without configuration it runs here, prints its stages and nccl-tests' columns."""
-    done = dshealthd("probe", "--size", "8,32K,1M", "--repetitions", "5")
+    """Without configuration it runs here, names its stages, and prints one JSON document, with
+    seconds and bytes per second, whose table has nccl-tests' columns.
+    """
+    done = dshealthd("probe", "--size", "8,32K,1M", "--repetitions", "5", "--json")
     assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines() if line.startswith("  ")]
-    assert [(line[0], int(line[2]), int(line[3])) for line in lines] == [
+    stages = [line for line in done.stderr.splitlines() if line.startswith("stage ")]
+    assert stages == [
+        f"stage {stage}"
+        for stage in ("import", "store", "init", "warm_up", *["sizes"] * 3, "verify")
+    ]
+    document = json.loads(done.stdout)
+    assert (document["outcome"], document["kind"], document["ranks"]) == ("ok", "local", 2)
+    assert document["versions"]["torch"]
+    assert [(one["op"], one["size"], one["count"]) for one in document["timings"]] == [
         ("all_reduce", 8, 2),
         ("all_reduce", 32768, 8192),
         ("all_reduce", 1048576, 262144),
     ]
-    assert lines[-1][4:6] == ["float", "sum"]
-    microseconds, algorithm, bus = map(float, lines[-1][6:])
-    assert algorithm == pytest.approx(1048576 / microseconds / 1e3, rel=0.01)
-    assert bus == pytest.approx(algorithm, rel=0.01)  # 2(n-1)/n is 1 for two ranks
-    assert (
-        done.stderr.index("store")
-        < done.stderr.index("sizes 1 of 3")
-        < done.stderr.index("sizes 3 of 3")
-        < done.stderr.index("verify")
-    )
-    assert "# outcome: ok" in done.stdout
-    assert re.search(r"^# Avg bus bandwidth    : \d+\.\d{3} GB/s$", done.stdout, re.MULTILINE)
-    assert "# Out of bounds values : 0 OK" in done.stdout.splitlines()
-
-
-def test_local_json() -> None:
-    """`--json` prints one document, and nothing else, with seconds and bytes per second."""
-    done = dshealthd("probe", "--size", "4096", "--repetitions", "3", "--json")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
-    assert (document["outcome"], document["kind"], document["ranks"]) == ("ok", "local", 2)
-    assert document["versions"]["torch"]
-    (timing,) = document["timings"]
-    assert timing["algbw"] == pytest.approx(4096 / timing["seconds"])
-    assert timing["count"] == 1024
+    timing = document["timings"][-1]
+    assert timing["algbw"] == pytest.approx(1048576 / timing["seconds"])
+    assert timing["busbw"] == pytest.approx(timing["algbw"], rel=0.01)  # 2(n-1)/n is 1 for two
     assert document["units"]["algbw"] == document["units"]["busbw"] == "bytes/s"
+    lines = local.show_local(document).splitlines()
+    microseconds, algorithm, _ = map(float, next(x for x in lines if " 1048576 " in x).split()[6:])
+    assert algorithm == pytest.approx(1048576 / microseconds / 1e3, rel=0.01)
+    assert {"# outcome: ok", "# Out of bounds values : 0 OK"} <= set(lines)
+    assert any(re.fullmatch(r"# Avg bus bandwidth    : \d+\.\d{3} GB/s", line) for line in lines)
 
 
 def test_no_torch() -> None:

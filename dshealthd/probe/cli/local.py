@@ -57,6 +57,11 @@ async def local(
     loaded: Config, steps: tuple[tuple[int, int], ...], tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """Run the local probe and return its document."""
+
+    def progress(rank: int, stage: Stage) -> None:
+        if rank == 0:
+            tell(f"stage {stage}")
+
     gpus = count_gpus(loaded.path.host)
     python = interpreter(loaded)
     worker_pool = WorkerPool(
@@ -73,9 +78,7 @@ async def local(
             )
             gpus = 0
         job = local_job(gpus, steps, DEADLINES)
-        results = await worker_pool.run(
-            job, LocalStore(), StageReporter(len(job.rank_specs), len(steps), tell)
-        )
+        results = await worker_pool.run(job, LocalStore(), progress)
     finally:
         await worker_pool.close()
     plan = RoundPlan(
@@ -123,23 +126,6 @@ def checksums(entries: list[dict[str, Any]]) -> list[str]:
         "# checksums of matrix products differ: a GPU computes wrongly, unless its library differs",
         *("# gpu {gpu}: {checksum:08x}, {library}".format(**entry) for entry in entries),
     ]
-
-
-class StageReporter:
-    """A progress reporter: prints each stage once all ranks have reached it."""
-
-    def __init__(self, ranks: int, sizes: int, tell: Callable[[str], None]) -> None:
-        self._ranks, self._sizes, self._tell = ranks, sizes, tell
-        self._at: dict[tuple[Stage, int], int] = {}
-        self._counts: dict[tuple[int, Stage], int] = {}
-
-    def __call__(self, rank: int, stage: Stage) -> None:
-        """Note that a rank has reached a stage; it reaches `sizes` once for each size."""
-        time_of = self._counts[rank, stage] = self._counts.get((rank, stage), 0) + 1
-        there = self._at[stage, time_of] = self._at.get((stage, time_of), 0) + 1
-        if there == self._ranks:
-            which = f" {min(time_of, self._sizes)} of {self._sizes}" if stage is Stage.SIZES else ""
-            self._tell(f"{self._ranks} ranks: {str(stage).replace('_', ' ')}{which}")
 
 
 def show_local(document: dict[str, Any]) -> str:

@@ -89,7 +89,6 @@ class PeerClient:
         *,
         credentials: Credentials | None = None,
         resolver: Resolver | None = None,
-        methods: Mapping[str, Method] = METHODS,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -102,7 +101,6 @@ class PeerClient:
         self._pool = ConnectionPool(
             options, addresses, resolver or Resolver(monotonic=monotonic), monotonic
         )
-        self._methods = methods
         self._monotonic = monotonic
         self._wall = wall
         self._turns: dict[str, asyncio.Semaphore] = {}
@@ -116,7 +114,7 @@ class PeerClient:
         declares. Raises PeerError. Raises SchemaError, before anything is sent, if `body` does not
         fit the method's schema.
         """
-        declared = self._methods[method]
+        declared = METHODS[method]
         message = protocol.dumps(body, declared.request)
         if len(message) > MAX_BODY:
             problem = f"a message of {len(message)} bytes is too large to send"

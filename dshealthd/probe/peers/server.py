@@ -103,7 +103,6 @@ class PeerServer:
         handlers: Mapping[str, Handler],
         *,
         credentials: Credentials | None = None,
-        methods: Mapping[str, Method] = METHODS,
         monotonic: Callable[[], float] = time.monotonic,
         resolver: Resolver | None = None,
     ) -> None:
@@ -116,7 +115,7 @@ class PeerServer:
         """
         self._options = options
         self._handlers = {
-            PREFIX + name: (name, handler, methods[name]) for name, handler in handlers.items()
+            PREFIX + name: (name, handler, METHODS[name]) for name, handler in handlers.items()
         }
         self._credentials = credentials or Credentials(options)
         self._guard = Guard(options, me, members, self._credentials, monotonic, resolver)

@@ -129,7 +129,7 @@ class Leader:
             if isinstance(answer, light.Echoes)
         }
         offsets = {name: echo.offset for name, echo in echoes.items()}
-        worst = max(echoes.values(), key=lambda echo: echo.round_trip or (0.0,), default=None)
+        worst = max(echoes.values(), key=lambda echo: echo.round_trip, default=None)
         timings, bounds = ((), ()) if worst is None else (worst.timings, worst.bounds)
         if bad:
             return without(_said(bad), Stage.SIZES), offsets

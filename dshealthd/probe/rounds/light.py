@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.probe.observation import Bounds, Outcome, Timing
 from dshealthd.probe.peers.protocol import PeerError
@@ -38,47 +38,25 @@ counts. All of them take some 20 ms of CPU.
 """
 
 
-class Span(NamedTuple):
-    """Bounds of a time in seconds; equal if an echo counted."""
-
-    least: float
-    most: float
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the time is known exactly."""
-        return self.least == self.most
-
-
 @dataclass(frozen=True, slots=True)
 class Echoes:
-    """What the echoes with one peer measured."""
+    """What the echoes with one peer measured, without a payload and with one."""
 
-    round_trip: Span | None
-    """The time of an empty echo."""
-    transfer: Span | None
-    """The time of an echo with a payload."""
+    timings: tuple[Timing, ...]
+    """The times that are exact; their bandwidth counts both directions."""
+    bounds: tuple[Bounds, ...]
+    """The bounds of the times that are not."""
     offset: float
     """Seconds by which the peer's clock is ahead, accurate to half of the fastest echo's time."""
 
     @property
-    def timings(self) -> tuple[Timing, ...]:
-        """The times that are exact; their bandwidth counts both directions."""
-        return tuple(
-            Timing(OP, size, span.least, 2 * size / max(span.least, 1e-9))
-            for size, span in self._spans()
-            if span.is_exact
-        )
-
-    @property
-    def bounds(self) -> tuple[Bounds, ...]:
-        """The bounds of the times that are not exact."""
-        return tuple(Bounds(OP, size, *span) for size, span in self._spans() if not span.is_exact)
-
-    def _spans(self) -> Iterator[tuple[int, Span]]:
-        for size, span in ((0, self.round_trip), (len(PAYLOAD), self.transfer)):
-            if span is not None:
-                yield size, span
+    def round_trip(self) -> float:
+        """Seconds that an empty echo takes at least; 0 if nothing is known."""
+        known = {
+            **{bounds.size: bounds.at_least for bounds in self.bounds},
+            **{timing.size: timing.seconds for timing in self.timings},
+        }
+        return known.get(0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,30 +105,24 @@ async def measure(
             break
         due = len(echoes) % (ECHOES + 1) == 1
         echoes.append(await exchange(PAYLOAD if due and not transfers else b""))
-    return Echoes(
-        # The lower of two: an agent's other work only makes an echo longer.
-        _span(echoes, b"", statistics.median_low(trips) if trips else None),
-        _span(echoes, PAYLOAD, transfers[0] if transfers else None),
-        min(echoes, key=lambda result: result.seconds).offset,
-    )
+    timings: list[Timing] = []
+    bounds: list[Bounds] = []
+    # Of the empty echoes the lower of two: an agent's other work only makes an echo longer.
+    for payload, counting in ((b"", trips), (PAYLOAD, transfers)):
+        size = len(payload)
+        if counting:
+            seconds = statistics.median_low(counting)
+            timings.append(Timing(OP, size, seconds, 2 * size / max(seconds, 1e-9)))
+        elif times := list(_times(echoes, payload)):
+            least = min(max(0.0, seconds - waits) for seconds, waits in times)
+            bounds.append(Bounds(OP, size, least, min(seconds for seconds, _ in times)))
+    offset = min(echoes, key=lambda result: result.seconds).offset
+    return Echoes(tuple(timings), tuple(bounds), offset)
 
 
 def _counting(echoes: Sequence[_Echo], payload: bytes) -> list[float]:
     """Return the seconds of the echoes with this payload that count."""
     return [seconds for seconds, waits in _times(echoes, payload) if waits <= WAITED * seconds]
-
-
-def _span(echoes: Sequence[_Echo], payload: bytes, exact: float | None) -> Span | None:
-    """Return the time of the echoes with this payload: `exact` if known, else its bounds."""
-    if exact is not None:
-        return Span(exact, exact)
-    times = list(_times(echoes, payload))
-    if not times:
-        return None
-    return Span(
-        min(max(0.0, seconds - waits) for seconds, waits in times),
-        min(seconds for seconds, _ in times),
-    )
 
 
 def _times(echoes: Sequence[_Echo], payload: bytes) -> Iterator[tuple[float, float]]:

@@ -158,7 +158,6 @@ def job(
             )
         rank_specs.append(spec)
     return WorkerJob(
-        kind=plan.kind,
         backend=plan.backend,
         world_size=plan.ranks * len(plan.members),
         rank_specs=tuple(rank_specs),
@@ -179,7 +178,6 @@ def local_job(gpus: int, steps: Steps, deadlines: Mapping[Stage, float]) -> Work
         for rank in range(gpus or PAIR)
     )
     return WorkerJob(
-        kind=Kind.LOCAL,
         backend=Backend.NCCL if gpus else Backend.GLOO,
         world_size=len(rank_specs),
         rank_specs=rank_specs,

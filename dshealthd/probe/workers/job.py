@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dshealthd.probe.observation import Kind, Outcome, Stage, Timing
+from dshealthd.probe.observation import Outcome, Stage, Timing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,7 +58,6 @@ class WorkerJob:
     a known name.
     """
 
-    kind: Kind
     backend: str
     """`nccl` or `gloo`."""
     world_size: int
@@ -126,8 +125,6 @@ class RankResult:
     """Collectives that it entered."""
     left: int = 0
     """Collectives that it left (on a GPU: that it queued)."""
-    versions: str = ""
-    """Versions of torch and CUDA."""
     part: str = ""
     """The part that the rank's timings measure, as in `RankSpec.part`."""
     checksum: Checksum | None = None

@@ -121,7 +121,7 @@ class WorkerSession:
             )
             self.reason = STARVED
 
-    def result(self, entered: int, left: int, versions: str) -> RankResult:
+    def result(self, entered: int, left: int) -> RankResult:
         """Return the result of the worker's session."""
         return RankResult(
             rank=self.rank_spec.rank,
@@ -132,7 +132,6 @@ class WorkerSession:
             timings=tuple(self.timings),
             entered=entered,
             left=left,
-            versions=versions,
             part=self.rank_spec.part,
             checksum=self.checksum,
         )

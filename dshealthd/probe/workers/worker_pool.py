@@ -293,8 +293,7 @@ class WorkerPool:
             if lag.starved or (queue and queue.starved):
                 one.starve()
             entered, left = board.counters()
-            versions = f"torch {parent.about['torch']} cuda {parent.about['cuda'] or 'none'}"
-            return one.result(entered, left, versions)
+            return one.result(entered, left)
 
 
 def _failed(rank_spec: RankSpec, outcome: Outcome, reason: str, detail: str) -> RankResult:

@@ -29,7 +29,6 @@ from tests.probe.peering import (
     eventually,
     fails,
     keyed,
-    listening,
     metric,
     ping,
     secret,
@@ -265,27 +264,6 @@ async def test_file_system_that_hangs_is_waited_for_once(
     assert watch.seconds() < 3 * module.CHECK_PATIENCE
     hanging.set()
     await eventually(lambda: credentials.secrets.keys == (OTHER_KEY.encode(),))
-
-
-@pytest.mark.usefixtures("patient")
-async def test_rotation_without_a_gap(tmp_path: Path) -> None:
-    """While two nodes' key is changed step by step, no call fails; then the old one ends."""
-    mine, theirs = secret(tmp_path, "mine", KEY), secret(tmp_path, "theirs", KEY)
-    one, two = Time(), Time()
-    ours, others = Credentials(keyed(mine), one), Credentials(keyed(theirs), two)
-    async with (
-        listening(keyed(theirs), credentials=others) as node,
-        calling(keyed(mine), node.port, credentials=ours) as client,
-    ):
-        for step in ((KEY, OTHER_KEY), (OTHER_KEY, KEY), (OTHER_KEY,)):
-            for path in (theirs, mine):
-                secret(tmp_path, path.name, *step)
-                one.now += 2
-                two.now += 2
-                await ping(client)
-        secret(tmp_path, "theirs", KEY)
-        two.now += 2
-        await fails(ping(client), Outcome.UNAUTHORIZED, "rejected")
 
 
 @pytest.mark.usefixtures("patient")

@@ -493,11 +493,10 @@ async def test_messages_of_strangers(tmp_path: Path) -> None:
 
 
 class Sabotaged:
-    """Real workers, some of which do what a saboteur's plan says."""
+    """Real workers of one pool, which do what a saboteur's plan says."""
 
-    def __init__(self, plan: str, deadline: float) -> None:
-        self.worker_pool = WorkerPool(sys.executable, 30.0, time.monotonic, program=SABOTEUR)
-        self.plan, self.deadline = plan, deadline
+    def __init__(self, worker_pool: WorkerPool) -> None:
+        self.worker_pool, self.plan, self.deadline = worker_pool, "", PATIENT
 
     async def run(
         self, job: WorkerJob, store: StoreHandler, progress: Callable[[int, Stage], None]
@@ -510,34 +509,32 @@ class Sabotaged:
         )
 
 
-@pytest.mark.parametrize(
-    ("plan", "outcome", "late"),
-    [
-        ("", Outcome.OK, False),
-        ("stage:sizes:kill", Outcome.FAILED, True),
-        ("stage:sizes:stop", Outcome.HUNG, True),
-        ("stage:store:kill", Outcome.FAILED, True),
-    ],
-)
 @may_block
-async def test_real_workers(tmp_path: Path, plan: str, outcome: Outcome, late: bool) -> None:  # noqa: FBT001 - a parameter of the test
+async def test_real_workers(tmp_path: Path) -> None:
     """Real workers meet through the agents; one is well, killed or stopped."""
-    deadline = 3.0 if plan == "stage:sizes:stop" else PATIENT
-    workers = {NAMES[0]: Sabotaged("", deadline), NAMES[1]: Sabotaged(plan, deadline)}
-    async with company(tmp_path, 2, workers=workers.__getitem__) as (root, member):
-        assert await asyncio.gather(
-            *(one.worker_pool.prepare(150.0) for one in workers.values())
-        ) == ["", ""]
-        try:
-            await led(root, member)
-            await all_have([root, member])
-        finally:
-            await asyncio.gather(*(one.worker_pool.close() for one in workers.values()))
-        observation = same([root, member])
-        assert observation.outcome is outcome, observation
-        assert observation.late == ((member.name,) if late else ())
-        if outcome is Outcome.OK:
-            assert [timing.size for timing in observation.timings] == [8, 4096]
-            assert all(
-                timing.seconds > 0 and timing.bus_bandwidth > 0 for timing in observation.timings
-            )
+    worker_pool = WorkerPool(sys.executable, 30.0, time.monotonic, program=SABOTEUR)
+    workers = {name: Sabotaged(worker_pool) for name in NAMES[:2]}
+    assert await worker_pool.prepare(150.0) == ""
+    try:
+        async with company(tmp_path, 2, workers=workers.__getitem__) as (root, member):
+            for plan, outcome in (
+                ("", Outcome.OK),
+                ("stage:sizes:kill", Outcome.FAILED),
+                ("stage:sizes:stop", Outcome.HUNG),
+                ("stage:store:kill", Outcome.FAILED),
+            ):
+                workers[member.name].plan = plan
+                for one in workers.values():
+                    one.deadline = 3.0 if plan == "stage:sizes:stop" else PATIENT
+                await led(root, member)
+                await all_have([root, member])
+                observation = same([root, member])
+                late = (member.name,) if plan else ()
+                assert (observation.outcome, observation.late) == (outcome, late), observation
+                if not plan:
+                    assert [timing.size for timing in observation.timings] == [8, 4096]
+                    assert all(t.seconds > 0 and t.bus_bandwidth > 0 for t in observation.timings)
+                for one in (root, member):
+                    one.reports.clear()
+    finally:
+        await worker_pool.close()

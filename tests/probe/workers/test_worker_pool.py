@@ -119,7 +119,6 @@ def job(*plans: str, **changes: object) -> WorkerJob:
         RankSpec(rank=rank, part=str(rank), adapter=plan) for rank, plan in enumerate(plans)
     )
     fields = {
-        "kind": Kind.LOCAL,
         "backend": "gloo",
         "world_size": len(plans),
         "rank_specs": rank_specs,
@@ -132,8 +131,14 @@ def job(*plans: str, **changes: object) -> WorkerJob:
 
 @pytest.fixture(scope="module")
 def scene() -> Iterator[Scene]:
-    """Give the module one pool."""
-    with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
+    """Give the module one pool; its fork server may not inherit this secret, nor this listener."""
+    with (
+        asyncio.Runner() as runner,
+        pytest.MonkeyPatch.context() as patch,
+        socket.create_server(("127.0.0.1", 0)) as server,
+    ):
+        server.set_inheritable(True)
+        patch.setenv("DSHEALTHD_TEST_SECRET", "hush")
         patch.setattr(fork_server, "FORK_DEADLINE", 60.0)
         patch.setattr(session, "LAST_MOMENT", 60.0)
         patch.setattr(starvation, "LAG", 60.0)
@@ -301,7 +306,6 @@ def test_pair(scene: Scene) -> None:
         jobs = [
             job(
                 "",
-                kind=Kind.PAIR,
                 world_size=2,
                 rank_specs=(RankSpec(rank=rank),),
                 address=f"127.0.0.{2 + rank}",
@@ -331,9 +335,7 @@ def test_rails(scene: Scene) -> None:
             )
             for k in range(2)
         )
-        return job(
-            "", kind=Kind.RAIL, world_size=4, rank_specs=rank_specs, address=f"127.0.0.{2 + number}"
-        )
+        return job("", world_size=4, rank_specs=rank_specs, address=f"127.0.0.{2 + number}")
 
     async def both(plan: str) -> list[list[RankResult]]:
         return await asyncio.gather(
@@ -548,27 +550,14 @@ def test_stranger(scene: Scene) -> None:
 def test_nothing_inherited(scene: Scene) -> None:
     """The parent has nothing of the agent's environment and descriptors, and one thread."""
     scene.play("", "")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.set_inheritable(True)
-
-        async def play(worker_pool: WorkerPool) -> None:
-            await worker_pool.run(job(""), LocalStore(), ignore)
-            pid = worker_pool.parent_pid
-            links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
-            assert os.readlink(f"/proc/self/fd/{server.fileno()}") not in links
-            assert sum(link.startswith("socket:") for link in links) == 1
-
-        os.environ["DSHEALTHD_TEST_SECRET"] = "hush"
-        try:
-            alone(play)
-        finally:
-            del os.environ["DSHEALTHD_TEST_SECRET"]
-    parent = scene.parent
-    environment = Path(f"/proc/{parent}/environ").read_text(encoding="utf-8").split("\0")
+    process = Path(f"/proc/{scene.parent}")
+    environment = (process / "environ").read_text(encoding="utf-8").split("\0")
     names = {entry.partition("=")[0] for entry in environment if entry}
     assert names == set(fork_server.ENVIRONMENT)
-    assert len(os.listdir(f"/proc/{parent}/task")) == 1
-    assert children(parent) == []
+    links = [os.readlink(link) for link in (process / "fd").iterdir()]
+    assert sum(link.startswith("socket:") for link in links) == 1  # to the agent
+    assert len(os.listdir(process / "task")) == 1
+    assert children(scene.parent) == []
 
 
 def test_threads_at_import() -> None:
@@ -606,24 +595,20 @@ def test_cancelled(scene: Scene) -> None:
     assert outcomes(scene.play("", "")) == [(Outcome.OK, "")] * 2
 
 
-def test_idle() -> None:
+def test_idle(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent goes when no round has come for a while, and the next round brings another."""
-
-    async def play(worker_pool: WorkerPool) -> None:
-        assert [sample.value for sample in worker_pool.samples()][:2] == [0.0, 0.0]
-        assert await worker_pool.prepare(60.0) == ""
-        assert worker_pool.ready
-        assert worker_pool.about["torch"]
-        await worker_pool.run(job(""), LocalStore(), ignore)
-        first = worker_pool.parent_pid
-        assert first is not None
-        await until(lambda: not alive(first))
-        assert worker_pool.parent_pid is None
-        results = await worker_pool.run(job(""), LocalStore(), ignore)
-        assert outcomes(results) == [(Outcome.OK, "")]
-        assert worker_pool.parent_pid != first
-
-    alone(play, idle_seconds=0.3)
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.worker_pool, "_idle_seconds", 0.3)
+        scene.play("", "")
+        first = scene.parent
+        scene.runner.run(until(lambda: not alive(first)))
+    assert scene.worker_pool.parent_pid is None
+    assert not scene.worker_pool.ready
+    assert scene.runner.run(scene.worker_pool.prepare(60.0)) == ""
+    assert scene.worker_pool.ready
+    assert scene.worker_pool.about["torch"]
+    assert outcomes(scene.play("", "")) == [(Outcome.OK, "")] * 2
+    assert scene.parent != first
 
 
 def test_parent_dies(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
