@@ -22,11 +22,8 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from dshealthd.core import state_file
 from dshealthd.probe.members.schedule import Timetable, root_order
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage, Suspect, Timing
 from dshealthd.probe.options import BaselineOptions, VerdictOptions
@@ -146,18 +143,16 @@ class Cluster:
         """What is yet to happen, by time: the last rounds of an epoch may end in the next one."""
         self._order = itertools.count()
         options = baseline or BaselineOptions()
-        with TemporaryDirectory() as folder:
-            file = Path(folder) / "baselines"
-            state_file.replace(file, self._usual(options).document(), durable=False)
-            self.judges = []
-            for name in self.names:
-                baselines = Baselines(options)
-                baselines.load(file)
-                self.judges.append(
-                    Detector(
-                        name, self.leaves, baselines, verdict or VerdictOptions(), lambda: self.time
-                    )
+        usual = self._usual(options).document().decode()
+        self.judges = []
+        for name in self.names:
+            baselines = Baselines(options)
+            baselines.restore(usual)
+            self.judges.append(
+                Detector(
+                    name, self.leaves, baselines, verdict or VerdictOptions(), lambda: self.time
                 )
+            )
 
     def _usual(self, options: BaselineOptions) -> Baselines:
         """Return what a node knows after a while."""

@@ -262,14 +262,23 @@ class Baselines:
         corrupt, having moved it to `*.bad`, and OSError if it cannot be read. Call it in a thread.
         """
         try:
-            stamp, classes = _parse(state_file.read_in_child(str(path), _MOST_BYTES).decode())
-        except (FileNotFoundError, _OutdatedError):
+            return self.restore(state_file.read_in_child(str(path), _MOST_BYTES).decode())
+        except FileNotFoundError:
             return False
         except (ValueError, RecursionError) as error:
             bad = f"{path}.bad"
             state_file.set_aside_in_child(str(path))
             message = f"{path}: {error}; moved to {bad}"
             raise BaselineError(message) from error
+
+    def restore(self, document: str) -> bool:
+        """Restore what `document` returned; return False if that is of other software or in an
+        outdated format. Raises ValueError or RecursionError if it is corrupt.
+        """
+        try:
+            stamp, classes = _parse(document)
+        except _OutdatedError:
+            return False
         if stamp != self._stamp:
             return False
         for series, known in classes.items():
