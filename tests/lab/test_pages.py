@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 WAVES = (
     ("gpu-lost", "ecc", "xid-79", "row-remap", "path-hang"),
-    # Two of these last for two minutes before they are findings.
     ("infiniband-down", "thermal", "time-wait", "disk-full"),
     # The node that dies had no fault in the wave before: of an alert that ends while that of its
     # node's death inhibits it, Alertmanager never says that it is over.
@@ -38,10 +37,10 @@ WAVES = (
 )
 NODES = max(map(len, WAVES))
 COMES, GOES = 240.0, 600.0
-"""Seconds in which all pages of a wave come, and in which the last of all are over.
+"""Seconds in which all pages of a wave come, and in which the last of all are over; a minute and
+one and a half where nothing else runs.
 
-Heat and a disk that fills up last for two minutes before they are findings. Sockets in TIME_WAIT
-alone stay for 60 s.
+Sockets in TIME_WAIT alone stay for 60 s.
 """
 QUIET = 6.0
 """Seconds that each wave lasts beyond its last page.
