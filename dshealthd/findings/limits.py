@@ -144,12 +144,6 @@ class Limits:
         "Traffic of such a GPU over PCIe per second. sichek's event rules [R]",
         minimum=0,
     )
-    hang_unknown_pace_seconds: Duration = option(
-        "30m",
-        "Silence that the agent allows a rank about which it knows little; a rank with such a bound "
-        "is not judged by its heartbeats. [O]",
-        minimum="1m",
-    )
     ras_idle_answers: float = option(
         4.0,
         "Consecutive answers of NCCL RAS without progress, four a minute, with a dead or failed "

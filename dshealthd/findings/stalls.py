@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from dshealthd.core.collector import gauge
 from dshealthd.findings.finding import Sign
 from dshealthd.findings.settings import several
+from dshealthd.jobs.hangs.silence import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -81,16 +82,16 @@ def arrivals(series: Series, _wall: float) -> Iterator[Sign]:
 def judged_by_heartbeats(series: Series, job: str) -> bool:
     """Return whether the job's heartbeats show if it hangs.
 
-    Not while its pace is unknown, as after a restart of the agent, unless it is in a marked pause.
+    Not while a rank has the bound of an unknown pace, as after a restart of the agent, unless it is in
+    a marked pause.
     """
     hung = [value for _, value in series("job_hang", training_job=job)]
-    unknown = series.limits.hang_unknown_pace_seconds
     bounds = [value for _, value in series("job_step_bound_seconds", training_job=job)]
     paused = any(
         value == 1 and labels["phase"] != "training"
         for labels, value in series("job_phase", training_job=job)
     )
-    return 1 in hung or paused or (bool(hung) and all(bound < unknown for bound in bounds))
+    return 1 in hung or paused or (bool(hung) and all(bound < UNKNOWN for bound in bounds))
 
 
 def _troubles(series: Series, job: str) -> list[str]:
