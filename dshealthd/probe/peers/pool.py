@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import socket
 import ssl
 from collections import OrderedDict
@@ -18,7 +19,7 @@ from dshealthd.core.timing import time_limit
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.link import Link
 from dshealthd.probe.peers.protocol import PeerError, TimeoutMeaning, certificate_names
-from dshealthd.probe.peers.resolver import LookupFailed, UnknownName
+from dshealthd.probe.peers.resolver import LookupFailed, UnknownName, literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -219,15 +220,10 @@ def meaning(error: OSError) -> tuple[Outcome, str]:
     return Outcome.FAILED, "system_error"
 
 
-def _local_host(text: str) -> tuple[socket.AddressFamily, str] | None:
+def _local_host(text: str) -> Address | None:
     """Return the pool's source address: the listen address, if that is a single numeric address."""
-    host = listen_address(text)[0] if text else None
-    if host is None:
+    try:
+        family, host = literal(listen_address(text)[0] or "" if text else "")
+    except ValueError:
         return None
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            packed = socket.inet_pton(family, host)
-        except OSError:
-            continue
-        return (family, host) if any(packed) else None
-    return None
+    return None if ipaddress.ip_address(host).is_unspecified else (family, host)

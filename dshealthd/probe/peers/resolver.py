@@ -65,7 +65,7 @@ class Resolver:
         LookupFailed. Waits for the name servers, so callers set a deadline.
         """
         try:
-            return (_literal(host),)
+            return (literal(host),)
         except ValueError:
             pass
         known = self._known.get(host)
@@ -120,6 +120,7 @@ class Resolver:
         return tuple(found)[:MAX_ADDRESSES]
 
 
-def _literal(host: str) -> Address:
+def literal(host: str) -> Address:
+    """Return a numeric address with its family. Raises ValueError for a name."""
     address = ipaddress.ip_address(host)
     return (socket.AF_INET6 if isinstance(address, ipaddress.IPv6Address) else socket.AF_INET, host)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -18,7 +17,6 @@ from dshealthd.probe.members.schedule import (
     MEMBERS,
     Cell,
     Timetable,
-    coprime_modulus,
     design,
     epoch_at,
     root_order,
@@ -66,39 +64,6 @@ def test_design_lets_every_two_meet_once(count: int, size: int) -> None:
         assert all(position in group and len(group) <= size for position, group in enumerate(of))
         shared.update(pair for group in set(of) for pair in itertools.combinations(group, 2))
     assert shared == Counter(itertools.combinations(range(count), 2))
-
-
-@pytest.mark.parametrize(
-    ("count", "size", "expected"),
-    [
-        (8, 2, 7),
-        (7, 2, 7),
-        (2, 2, 1),
-        (1, 2, 1),
-        (32, 2, 31),
-        (4, 8, 1),
-        (9, 3, 4),
-        (25, 5, 6),
-        (49, 7, 8),
-        (32, 8, 8),
-        (1024, 8, 154),
-    ],
-)
-def test_rounds(count: int, size: int, expected: int) -> None:
-    """Pairs take one round less than there are members, or as many if their number is odd. Squares
-    of primes take the affine plane's number.
-    """
-    assert rounds(count, size) == expected
-
-
-@given(st.integers(1, 300), st.integers(2, 12))
-def test_coprime_modulus(least: int, width: int) -> None:
-    """Two rows of a grid differ by a number that has an inverse. Otherwise two groups would share
-    more than one member.
-    """
-    modulus = coprime_modulus(least, width)
-    assert modulus >= least
-    assert all(math.gcd(modulus, difference) == 1 for difference in range(1, width))
 
 
 @given(LAYOUTS, EPOCHS)
