@@ -49,15 +49,15 @@ class GpuOccupancy:
 
     def count(self) -> int:
         """Return the number of GPUs that NVML reported; 0 if unknown."""
-        return len(self._processes() or {})
+        return len(self._processes())
 
     def objection(self) -> str:
         """Return why the GPUs count as busy, as a slug, or empty. Unknown counts as busy. A node
         without GPUs is busy while ranks of a job run on it: a round would take their CPUs and their
         network.
         """
-        latest = self._latest(gpu_processes.GpuProcesses.name)
-        if latest is None or latest.sampled is None or latest.expired(self._monotonic()):
+        latest = self._fresh(gpu_processes.GpuProcesses.name)
+        if latest is None or latest.sampled is None:
             return UNKNOWN
         expected = self._expected()
         if latest.result.outcome is CollectionOutcome.NOT_AVAILABLE:
@@ -87,13 +87,14 @@ class GpuOccupancy:
                 return TRAINING
         if found is None:
             return ""
-        known = found.sampled is not None and not found.expired(self._monotonic())
-        return "" if known and found.result.outcome is not CollectionOutcome.ERROR else UNKNOWN
+        fresh = self._fresh(job_environment.JobEnvironment.name)
+        known = fresh is not None and fresh.result.outcome is not CollectionOutcome.ERROR
+        return "" if known else UNKNOWN
 
     def _expected(self) -> int | None:
         """Return the number of GPUs on the bus, which occupancy must cover; None if unknown."""
-        latest = self._latest(gpu_bus.GpuBus.name)
-        if latest is None or latest.sampled is None or latest.expired(self._monotonic()):
+        latest = self._fresh(gpu_bus.GpuBus.name)
+        if latest is None:
             return None
         if latest.result.outcome is CollectionOutcome.NOT_AVAILABLE:
             return 0
@@ -106,15 +107,20 @@ class GpuOccupancy:
             None,
         )
 
-    def _processes(self) -> dict[str, float] | None:
-        latest = self._latest(gpu_processes.GpuProcesses.name)
-        if latest is None or latest.expired(self._monotonic()):
-            return None
+    def _processes(self) -> dict[str, float]:
+        latest = self._fresh(gpu_processes.GpuProcesses.name)
         return {
             sample.labels[0]: sample.value
-            for sample in latest.result.samples
+            for sample in (() if latest is None else latest.result.samples)
             if sample.metric is gpu_processes.PROCESSES
         }
+
+    def _fresh(self, name: str) -> Latest | None:
+        """Return what a collector found last; None if it is off, has not run, or is overdue."""
+        latest = self._latest(name)
+        if latest is None or latest.sampled is None or latest.expired(self._monotonic()):
+            return None
+        return latest
 
     def _latest(self, name: str) -> Latest | None:
         try:

@@ -72,66 +72,14 @@ def make_certificates(directory: Path) -> None:
     certificates.authority(directory, "ca")
     certificates.authority(directory, "other")
     for name in ("a", "b", "c"):
-        certificates.certificate(
-            directory, name, "ca", f"DNS:{name}.example,URI:spiffe://example/{name}"
-        )
-        certificates.certificate(directory, f"{name}-stranger", "other", f"DNS:{name}.example")
-        dated(directory, f"{name}-expired", f"{name}.example", start=-200_000, end=-100_000)
-        dated(directory, f"{name}-early", f"{name}.example", start=288, end=100_000)
+        host = f"DNS:{name}.example"
+        certificates.certificate(directory, name, "ca", f"{host},URI:spiffe://example/{name}")
+        certificates.certificate(directory, f"{name}-stranger", "other", host)
+        certificates.dated(directory, f"{name}-expired", "ca", host, -200_000, -100_000)
+        certificates.dated(directory, f"{name}-early", "ca", host, 288, 100_000)
     certificates.certificate(
         directory, "wildcard", "ca", "DNS:*.example,DNS:a.example.org,email:a.example"
     )
-
-
-def dated(directory: Path, name: str, host: str, *, start: float, end: float) -> None:
-    """Make a certificate from `ca` that is valid between two times, in seconds from now."""
-    config = directory / "ca.cnf"
-    config.write_text(
-        f"[ca]\ndefault_ca=it\n[it]\ndatabase={directory}/index\nnew_certs_dir={directory}\nrand_serial=yes\ndefault_md=sha256\n"
-        f"policy=any\nunique_subject=no\nx509_extensions=ext\n[any]\ncommonName=supplied\n[ext]\nsubjectAltName=DNS:{host}\n",
-        encoding="ascii",
-    )
-    (directory / "index").touch()
-    moments = [
-        time.strftime("%Y%m%d%H%M%SZ", time.gmtime(time.time() + moment)) for moment in (start, end)
-    ]
-    key = (
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-keyout",
-        f"{directory}/{name}.key",
-    )
-    openssl("req", *key, "-subj", f"/CN={name}", "-out", f"{directory}/{name}.csr")
-    signer = (
-        "-cert",
-        f"{directory}/ca.pem",
-        "-keyfile",
-        f"{directory}/ca.key",
-        "-startdate",
-        moments[0],
-        "-enddate",
-        moments[1],
-    )
-    openssl(
-        "ca",
-        "-batch",
-        "-notext",
-        "-config",
-        str(config),
-        *signer,
-        "-in",
-        f"{directory}/{name}.csr",
-        "-out",
-        f"{directory}/{name}.pem",
-    )
-
-
-def openssl(*arguments: str) -> None:
-    """Run openssl."""
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=PATIENT)
 
 
 def tls(directory: Path, name: str, **given: Any) -> PeerOptions:

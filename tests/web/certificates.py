@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,6 +24,26 @@ def certificate(directory: Path, name: str, issuer: str, names: str) -> None:
     signer = f"-CA {issuer}.pem -CAkey {issuer}.key -CAcreateserial"
     request = f"x509 -req -in {name}.csr -extfile {name}.ext"
     _openssl(directory, f"{request} {signer} -days 2 -out {name}.pem")
+
+
+def dated(directory: Path, name: str, issuer: str, names: str, start: float, end: float) -> None:
+    """Make a certificate that is valid between two times, in seconds from now."""
+    (directory / "ca.cnf").write_text(
+        "[ca]\ndefault_ca=it\n[it]\ndatabase=index\nnew_certs_dir=.\nrand_serial=yes\n"
+        "default_md=sha256\npolicy=any\nunique_subject=no\nx509_extensions=ext\n"
+        f"[any]\ncommonName=supplied\n[ext]\nsubjectAltName={names}\n",
+        encoding="ascii",
+    )
+    (directory / "index").touch()
+    begin, over = (
+        time.strftime("%Y%m%d%H%M%SZ", time.gmtime(time.time() + moment)) for moment in (start, end)
+    )
+    _openssl(directory, f"req {KEY} {name}.key -subj /CN={name} -out {name}.csr")
+    signer = f"-cert {issuer}.pem -keyfile {issuer}.key -startdate {begin} -enddate {over}"
+    _openssl(
+        directory,
+        f"ca -batch -notext -config ca.cnf {signer} -in {name}.csr -out {name}.pem",
+    )
 
 
 def encrypted(directory: Path, name: str) -> None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from dshealthd.core.collector import Sample
-    from dshealthd.core.host import Signature
     from dshealthd.probe.options import PeerOptions
 
 MIN_KEY = 32
@@ -310,7 +309,9 @@ class Credentials:
 
     async def _refresh(self) -> None:
         try:
-            marks, self.off = await background.call(self._look, THREAD, None)
+            marks, self.off = await background.call(
+                lambda: (signatures(self._files), self._is_off()), THREAD, None
+            )
             if marks == self._marks:
                 return
             await asyncio.sleep(SETTLE)
@@ -336,9 +337,6 @@ class Credentials:
         finally:
             self._checked = self._monotonic()
             self._check = None
-
-    def _look(self) -> tuple[tuple[Signature | None, ...], bool]:
-        return signatures(self._files), self._is_off()
 
     def _is_off(self) -> bool:
         return self._options.off_file is not None and os.path.lexists(self._options.off_file)

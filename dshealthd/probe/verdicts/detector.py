@@ -160,7 +160,9 @@ class Detector:
             else:
                 # The policy denied the GPUs to the local round that distinguishes an adapter from
                 # its GPU: an investigation that waits for it must be decided without it.
-                self._refuse_home()
+                for history in self._history.values():
+                    if history.investigation:
+                        history.investigation.home_refused = True
             return self._ask()
         told = decode_scores(observation, peer)
         round = ObservedRound(
@@ -211,11 +213,6 @@ class Detector:
         asks for what is needed then.
         """
         self._pending.pop(frozenset(confirmation.members), None)
-
-    def _refuse_home(self) -> None:
-        for history in self._history.values():
-            if history.investigation:
-                history.investigation.home_refused = True
 
     def _reached(self, peer: str) -> None:
         """Drop the suspicion that a peer is unreachable: it has answered."""

@@ -17,7 +17,7 @@ from dshealthd.probe.observation import Outcome
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from dshealthd.probe.verdicts.signals import Investigation, Measurement, PeerReport, Signal
+    from dshealthd.probe.verdicts.signals import Investigation, Measurement, Signal
 
 _CUT_OFF = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED, Outcome.UNAUTHORIZED})
 _MOST = 12
@@ -220,7 +220,9 @@ def _way_out(
     if any(not near and word.uplink for near, word in told):
         return Cause.FABRIC
     if (
-        any(near and _agrees(word, track, around.high) for near, word in told)
+        any(
+            near and (word.uplink or word.accuses_itself(track, around.high)) for near, word in told
+        )
         or not around.intra_leaf
     ):
         return Cause.LEAF
@@ -244,10 +246,6 @@ def blamed(investigation: Investigation, around: Surroundings) -> set[str]:
     if len(rounds) > max(1, around.liars):
         return set()
     return {peer for peer, count in rounds.items() if count > 1}
-
-
-def _agrees(word: PeerReport, track: Signal, high: float) -> bool:
-    return word.uplink or word.accuses_itself(track, high)
 
 
 def _words(

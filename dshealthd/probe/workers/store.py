@@ -79,9 +79,5 @@ class LocalStore:
             self._changed.notify_all()
 
     async def _wait(self, key: str, seconds: float) -> None:
-        async with time_limit(seconds):
-            await self._appearance(key)
-
-    async def _appearance(self, key: str) -> None:
-        async with self._changed:
+        async with time_limit(seconds), self._changed:
             await self._changed.wait_for(lambda: key in self._values)

@@ -324,21 +324,12 @@ async def test_an_agent_without_a_cpu_accuses_nobody(tmp_path: Path, *, blocked:
         assert counts[STARVED_ROUNDS] == bool(blocked)
 
 
-async def test_agent_dies_in_rendezvous(tmp_path: Path) -> None:
-    """A member whose agent dies before its worker has met the others is named."""
+@pytest.mark.parametrize("met", [False, True], ids=["in rendezvous", "in a collective"])
+async def test_agent_dies(tmp_path: Path, *, met: bool) -> None:
+    """A member whose agent dies, before or after the workers have met, is named within seconds."""
     async with company(tmp_path, 2) as (root, member):
-        task = asyncio.create_task(led(root, member))
-        member.fake.absent = True
-        await eventually(lambda: root.fake.runs > 0)
-        await member.close()
-        observation = (await task).observation
-        ended(observation, Outcome.REFUSED, stage=Stage.STORE, late=(member.name,))
-
-
-async def test_agent_dies_in_a_collective(tmp_path: Path) -> None:
-    """A member whose agent dies when the workers have met is named within seconds."""
-    async with company(tmp_path, 2) as (root, member):
-        root.fake.silent = member.fake.silent = True
+        root.fake.silent = member.fake.silent = met
+        member.fake.absent = not met
         task = asyncio.create_task(led(root, member))
         await eventually(lambda: root.fake.runs > 0 and member.fake.runs > 0)
         await member.close()

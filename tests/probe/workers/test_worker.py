@@ -97,18 +97,6 @@ def test_checksum(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert worker.reproducible(device) == ""
 
 
-def test_device_steps(torch: Any) -> None:
-    """The operations of a device are timed and their results are right."""
-    steps = list(
-        worker.device_steps(torch.device("cpu"), {"repetitions": 2, "order": 32, "bytes": 4096})
-    )
-    assert [(op, size, len(seconds), wrong) for op, size, seconds, wrong in steps] == [
-        ("matrix_product", 4096, 2, ""),
-        ("device_copy", 4096, 2, ""),
-        ("host_to_device", 4096, 2, ""),
-    ]
-
-
 @pytest.mark.parametrize(
     ("error", "slug"),
     [
