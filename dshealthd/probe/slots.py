@@ -1,8 +1,8 @@
 """The slots of one node: its rounds, epoch by epoch, scheduled and extra.
 
-Each node has one round per epoch, with the members that the schedule assigns. The round uses the
-GPUs if the policy allows it, and is a light one otherwise. The first member in the group's order
-for the epoch leads; if it stays silent for TAKE_OVER seconds, the next one does. A node whose
+Each node has one round per epoch, with the member that the schedule assigns. The round uses the
+GPUs if the policy allows it, and is a light one otherwise. The first of the two in the order for
+the epoch leads; if it stays silent for TAKE_OVER seconds, the next one does. A node whose
 partner is gone looks for another one in the same epoch, so that the survivors of any failure are
 paired at once.
 """
@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 TAKE_OVER = 2.0
 """Seconds of silence after which the next member leads, but at most a fifth of the period."""
 JITTER = 1.0
-"""Seconds over which the groups of an epoch spread their starts, at most a fifth of the period."""
+"""Seconds over which the pairs of an epoch spread their starts, at most a fifth of the period."""
 SUBSTITUTES = 6
 """Other members tried at a time if the partner is gone."""
 GONE_FOR = 3
@@ -195,7 +195,7 @@ class SlotRunner:
     async def _epochs(self, tasks: asyncio.TaskGroup) -> None:
         """Start the slot of every epoch as this node's clock reaches it; raises Renamed."""
         period = self._state.options.period
-        last = epoch_at(self._state.wall(), period)
+        last = self.node.epoch()
         while True:
             now = self._state.wall()
             with contextlib.suppress(TimeoutError):
@@ -208,7 +208,7 @@ class SlotRunner:
                 )  # not within the timeout, which would cancel it
             # Read from the clock, not counted up: after a suspend or a clock step the missed epochs
             # are skipped, as the peers are already past them.
-            epoch = epoch_at(self._state.wall(), period)
+            epoch = self.node.epoch()
             if epoch != last:
                 last = epoch
                 await self._refresh_members()
@@ -260,7 +260,7 @@ class SlotRunner:
 
     def _company(self) -> tuple[str, ...]:
         """Return the members among which this node's rounds take place now, including itself."""
-        epoch = epoch_at(self._state.wall(), self._state.options.period)
+        epoch = self.node.epoch()
         return self._state.local_membership.timetable.company(self._me, epoch)
 
     def _others(self) -> list[str]:
@@ -271,9 +271,9 @@ class SlotRunner:
         if self._state.absences.own_end():
             self._state.metrics.skip(MAINTENANCE)
             return
-        group = self._state.local_membership.timetable.group_of(self._me, epoch)
-        if group:
-            await self._in_group(epoch, group)
+        pair = self._state.local_membership.timetable.group_of(self._me, epoch)
+        if pair:
+            await self._in_pair(epoch, pair)
         else:
             self._state.metrics.skip("resting")
         # Each node has its own offset, so that not all GPUs of the cluster are busy in the same
@@ -284,25 +284,25 @@ class SlotRunner:
             self._saved = self._state.monotonic()
             await self._state.save(self.baselines)
 
-    async def _in_group(self, epoch: int, group: Sequence[str]) -> None:
-        order = root_order(group, epoch)
+    async def _in_pair(self, epoch: int, pair: Sequence[str]) -> None:
+        order = root_order(pair, epoch)
         begin = (
             epoch * self._state.options.period
-            + jitter(epoch, group, self._state.options.period)
+            + jitter(epoch, pair, self._state.options.period)
             + min(TAKE_OVER, self._state.options.period / 5) * order.index(self._me)
         )
         await asyncio.sleep(max(0.0, begin - self._state.wall()))
-        if self.rounds.joined(epoch, group) or any(
-            set(group) == set(round.members) for round in self._of(epoch)
+        if self.rounds.joined(epoch, pair) or any(
+            set(pair) == set(round.members) for round in self._of(epoch)
         ):
             return  # even the first in the order: the others' clocks may be ahead of its own
         if self.credentials.off:
             self._state.metrics.skip("switched_off")
             return
-        partner = next(name for name in group if name != self._me)
+        partner = next(name for name in pair if name != self._me)
         if self._state.absences.absent(partner):
             self._state.metrics.skip(MAINTENANCE)
-            await self._substitute(epoch, group)
+            await self._substitute(epoch, pair)
             return
         members = self._me, partner
         report = await self._lead(epoch, members)
@@ -310,10 +310,10 @@ class SlotRunner:
             if report is not None and report.observation.reason != Decline.TESTING:
                 break
             await asyncio.sleep(self._state.options.period / TRIES)
-            if epoch_at(self._state.wall(), self._state.options.period) != epoch:
+            if self.node.epoch() != epoch:
                 break
             if any(
-                set(group) == set(round.members) and round.reason != Decline.TESTING
+                set(pair) == set(round.members) and round.reason != Decline.TESTING
                 for round in self._of(epoch)
             ):
                 return
@@ -321,14 +321,14 @@ class SlotRunner:
         if report is None:
             self._state.metrics.skip(Decline.TESTING)
         elif report.observation.outcome in _GONE or report.observation.reason == MAINTENANCE:
-            await self._substitute(epoch, group)
+            await self._substitute(epoch, pair)
 
-    async def _substitute(self, epoch: int, group: Sequence[str]) -> None:
+    async def _substitute(self, epoch: int, pair: Sequence[str]) -> None:
         """Find another partner for the slot; one that is in another round now may be free later."""
         others = [
             name
             for name in self._company()
-            if name not in group and not self._state.absences.absent(name)
+            if name not in pair and not self._state.absences.absent(name)
         ]
         # Both ends of a pair rank it alike, so that among many survivors two choose each other.
         others.sort(key=lambda name: _spread(f"{epoch}/{'/'.join(sorted((self._me, name)))}"))
@@ -336,10 +336,7 @@ class SlotRunner:
             for name in [
                 name for name in others if epoch - self._gone.get(name, -GONE_FOR) >= GONE_FOR
             ][:SUBSTITUTES]:
-                if (
-                    self._paired(epoch)
-                    or epoch_at(self._state.wall(), self._state.options.period) != epoch
-                ):
+                if self._paired(epoch) or self.node.epoch() != epoch:
                     return  # another member has found this node, or the epoch is over
                 report = await self._lead(epoch, (self._me, name))
                 if (
@@ -485,11 +482,9 @@ class SlotRunner:
             self.detector.withdraw(dropped)
 
 
-def jitter(epoch: int, group: Iterable[str], period: float) -> float:
-    """Return how many seconds into the epoch a group starts. All its members compute the same
-    value, and groups need not agree with each other.
-    """
-    return _spread(f"{epoch}/{'/'.join(sorted(group))}") / 2**32 * min(JITTER, period / 5)
+def jitter(epoch: int, pair: Iterable[str], period: float) -> float:
+    """Return how many seconds into the epoch a pair starts: the same for both of it."""
+    return _spread(f"{epoch}/{'/'.join(sorted(pair))}") / 2**32 * min(JITTER, period / 5)
 
 
 def _spread(text: str) -> int:

@@ -603,7 +603,6 @@ def test_idle(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
         first = scene.parent
         scene.runner.run(until(lambda: not alive(first)))
     assert scene.worker_pool.parent_pid is None
-    assert not scene.worker_pool.ready
     assert scene.runner.run(scene.worker_pool.prepare(60.0)) == ""
     assert scene.worker_pool.ready
     assert scene.worker_pool.about["torch"]
