@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.doctor.job.sources import shell
-from dshealthd.doctor.job.sources.launcher_command import find_launch
 from dshealthd.findings.finding import State
 from tests.doctor.job.asking import asked, results
 
@@ -29,12 +28,10 @@ SCRIPTS = {
     "comments": "# srun no\nsrun a#b # c\nsrun '#d' \\\n  # e\nsrun f",
     "variables": 'A="x y"; B=$A; srun $A "$A" ${B} "${B}z" $NONE"" A=$A',
     "defaults": 'A=1; srun ${A:-2} "${NONE:-x y}" ${NONE-3} "${A:+4}"',
-    "arrays": 'A=(1 "2 3"\n# c\n 4); A+=(5); srun "${A[@]}" ${A[*]} ${#A[@]} "${A[1]}" $A',
+    "arrays": 'A=(1 "2 3"\n# c\n 4); A+=(5); srun "${A[@]}" ${A[*]} "${A[1]}" $A',
     "several lines": "A=\"\n  --a 1\n  --b 2\n\"\nA+=' --c'\nsrun $A x",
     "substitution": 'X=$(srun hidden >/dev/null; echo "a ) b"); echo "`true` $(echo \')\')"; srun a',
-    "function": 'f() {\n  srun "$1" "$@" ${2}\n}\nfunction g { { srun g; }; }\nf "a b" c; g',
-    "function not called": "f() { srun never; }\nsrun now",
-    "eval": 'CMD=\'torchrun --x "a b"\'; eval $CMD c; eval "$CMD" d',
+    "function not called": "f() { srun never; }\nfunction g\n{ srun never; }\nsrun now",
     "a command in a variable": 'CMD="torchrun --nnodes 2"; srun $CMD train.py; $CMD x',
     "here": "srun a <<EOF b\ntorchrun no '\nEOF\ncat <<-'E' >/dev/null\n\tsrun \"no\n\tE\nsrun c",
     "here string": 'srun a <<< "b c" d',
@@ -86,11 +83,11 @@ ADDRESS = 'head=$(srun --nodes=1 --ntasks=1 -w "$node" hostname --ip-address)\n'
         ("srun -N1 -n1 python prepare.py\nsrun -N4 --ntasks-per-node=8 python x.py", "srun", 32),
         ("srun -n1 -N1 torchrun a.py\nsrun torchrun --nnodes=4 --nproc-per-node=8 b.py", "torchrun",
          32),
-        ("run() { srun torchrun --nnodes=$1 --nproc-per-node=8 x.py; }\nrun 4", "torchrun", 32),
+        ("run() { srun torchrun --nnodes=$1 --nproc-per-node=8 x.py; }\nrun 4", "torchrun", None),
         ("exec srun torchrun --nnodes=4 --nproc-per-node=8 x.py", "torchrun", 32),
         ("eval 'srun torchrun --nnodes=4 --nproc-per-node=8 x.py'", "torchrun", 32),
+        ('C="torchrun --nnodes=4 --nproc-per-node=8 x.py"; eval srun "$C"', "torchrun", 32),
         ('A=(--nnodes=4 --nproc-per-node=8)\nsrun torchrun "${A[@]}" x.py', "torchrun", 32),
-        ("srun bash <<'E'\ntorchrun --nnodes=4 --nproc-per-node=8 x.py\nE", "torchrun", 32),
         ('srun bash -c "torchrun --nnodes=4 --nproc-per-node=8 x.py"', "torchrun", 32),
         ("srun apptainer exec --nv -B /opt/deepspeed img torchrun --nnodes=4 --nproc-per-node=8 x.py",
          "torchrun", 32),
@@ -138,9 +135,3 @@ def test_launch_behind_a_condition_is_named(tmp_path: Path) -> None:
     (found,) = results("launcher", asked("--slurm-script", str(script)))
     assert found.outcome is State.UNKNOWN
     assert "which of lines 4 and 6 runs depends on conditions" in found.text
-
-
-def test_functions_that_call_each_other() -> None:
-    """A function that doubles its calls at each level ends at a bound."""
-    text = "f() { " + "f; " * 2000 + "}\nf\n"
-    assert "more than 20000 commands" in find_launch(text, {}).problem

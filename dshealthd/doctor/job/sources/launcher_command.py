@@ -225,12 +225,12 @@ def _launcher(
         if rest[:1] != ["-m"] or rest[1:2] == [] or rest[1] not in _MODULES:
             return LauncherCommand("python", {}, tuple(rest), variables=own)
         program, rest = _MODULES[rest[1]], rest[2:]
-    if program in _SHELLS:
+    if program == "eval" or program in _SHELLS:
         texts = [
             rest[at + 1] for at, word in enumerate(rest[:-1]) if re.fullmatch("-[a-z]*c", word)
         ]
-        if not texts and not any(not word.startswith("-") for word in rest):
-            texts = [command.here]
+        if program == "eval":
+            texts = [" ".join(rest)]
         known = {**variables, **own}
         return find_launch(texts[0], known, nesting + 1).command if texts else None
     if program not in GRAMMARS:
@@ -238,7 +238,7 @@ def _launcher(
     named, unknown, arguments, is_partial = _options(rest, GRAMMARS[program])
     inner = None
     if program == "srun" and arguments:
-        started = shell.ShellCommand(command.line, tuple(arguments), here=command.here)
+        started = shell.ShellCommand(command.line, tuple(arguments))
         inner = _launcher(started, {**variables, **own}, nesting + 1)
     return LauncherCommand(program, named, tuple(arguments), tuple(unknown), own, inner, is_partial)
 
