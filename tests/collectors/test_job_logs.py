@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.collectors import job_logs
-from dshealthd.collectors.job_logs import JobLogs, JobLogsOptions
+from dshealthd.collectors.job_logs import JobLogs
 from dshealthd.core.collector import Context, Fault, Reason
 from dshealthd.core.host import Host
 from dshealthd.core.options import Errors, decode
@@ -45,7 +45,7 @@ class Node:
         self.hung: set[str] = set()
         host = Host(procfs=root / "proc", sysfs=root / "sys", dev=root / "dev", rootfs=self.rootfs)
         self.context = Context(host=host, monotonic=self.clock, entering=self._approach)
-        self.collector = JobLogs(JobLogsOptions(**options), self.context)  # type: ignore[arg-type] # of several types
+        self.collector = JobLogs(JobLogs.Options(**options), self.context)  # type: ignore[arg-type] # of several types
 
     def _approach(self, part: str) -> Fault | None:
         return Fault(part, Reason.TIMEOUT, "hung") if part in self.hung else None
@@ -235,7 +235,7 @@ def test_a_log_takes_no_more_time_than_its_share(tmp_path: Path) -> None:
 def test_a_wrong_pattern_is_named(path: str, why: str) -> None:
     """The error names key, pattern and what is wrong."""
     errors = Errors()
-    decode(JobLogsOptions, {"paths": [path]}, "collectors.job_logs", errors)
+    decode(JobLogs.Options, {"paths": [path]}, "collectors.job_logs", errors)
     assert len(errors) == 1
     assert errors[0].startswith(f'collectors.job_logs.paths: "{path}"')
     assert why in errors[0]
@@ -243,8 +243,8 @@ def test_a_wrong_pattern_is_named(path: str, why: str) -> None:
 
 def test_nothing_runs_unless_configured() -> None:
     """A worker costs memory, and so is started only where there is something to follow."""
-    assert JobLogs.absent(JobLogsOptions(), Host()) is not None
-    assert JobLogs.absent(JobLogsOptions(standard_streams=True), Host()) is None
+    assert JobLogs.absent(JobLogs.Options(), Host()) is not None
+    assert JobLogs.absent(JobLogs.Options(standard_streams=True), Host()) is None
 
 
 JOB = """

@@ -127,15 +127,15 @@ class LogWatch:
                 kept = FOLLOWED_AFTER if job.finding is None else self._options.keep
                 if now - job.seen > max(kept, FOLLOWED_AFTER):
                     del self._jobs[name]
-        kept = shared(
+        placed = shared(
             enumerate(self._jobs.values()),
             self._options.max_jobs,
             lambda entry: entry[1].user,
             lambda entry: entry[1].name,
             lambda entry: entry[0],
         )
-        self.jobs_left_out = len(self._jobs) - len(kept)
-        self._jobs = {job.name: job for _, job in sorted(kept, key=itemgetter(0))}
+        self.jobs_left_out = len(self._jobs) - len(placed)
+        self._jobs = {job.name: job for _, job in sorted(placed, key=itemgetter(0))}
 
     def look(self) -> Iterator[Fault]:
         """Read what was appended to logs since the last look; yield a fault for unreadable logs."""

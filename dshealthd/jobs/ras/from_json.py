@@ -5,14 +5,12 @@ Anything that NCCL would not write is a `MalformedAnswer`.
 
 from __future__ import annotations
 
-import heapq
 import json
 import re
 from collections import Counter
 from typing import Any, TypeVar
 
 from dshealthd.jobs.ras.status import (
-    MAX_NAMED,
     OPERATIONS,
     OTHER,
     REMOTE_ERROR,
@@ -25,7 +23,8 @@ from dshealthd.jobs.ras.status import (
     Trouble,
     address,
     error_name,
-    severity,
+    first_lags,
+    first_troubles,
     version,
 )
 
@@ -115,11 +114,7 @@ def _communicator(entry: dict[str, Any], at: str) -> Communicator:
         states=dict(states),
         marks={rank: sum(operations.values()) for rank, (operations, _) in counts.items()},
         behind=_behind(counts, broken),
-        troubles=tuple(
-            heapq.nsmallest(
-                MAX_NAMED, troubles, key=lambda one: (severity(one.what), one.rank, one.what)
-            )
-        ),
+        troubles=first_troubles(troubles),
     )
 
 
@@ -148,16 +143,12 @@ def _behind(
     for operations, _ in counts.values():
         for name, count in operations.items():
             most[name] = max(count, most.get(name, 0))
-    lags = (
+    return first_lags(
         Lag(rank, name, most[name] - count, place)
         for rank, (operations, place) in counts.items()
         for name, count in operations.items()
         if count < most[name] and rank not in broken
     )
-    furthest = heapq.nsmallest(
-        MAX_NAMED, lags, key=lambda lag: (-lag.behind, lag.rank, lag.operation)
-    )
-    return tuple(furthest)
 
 
 def _absence(rank: dict[str, Any], at: str) -> RasRankState:

@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import enum
 import functools
+import heapq
 import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MAX_NAMED = 8
 """Most ranks of one communicator that are named individually, both of lagging ranks and of ranks in
@@ -150,3 +154,21 @@ def severity(what: str) -> int:
     """
     order = {RasRankState.DEAD.value: 0, RasRankState.UNRESPONSIVE.value: 2, REMOTE_ERROR: 3}
     return order.get(what, 1)
+
+
+def first_troubles(troubles: Iterable[Trouble]) -> tuple[Trouble, ...]:
+    """Return the worst troubles."""
+    return tuple(
+        heapq.nsmallest(
+            MAX_NAMED,
+            troubles,
+            key=lambda trouble: (severity(trouble.what), trouble.rank, trouble.what),
+        )
+    )
+
+
+def first_lags(lags: Iterable[Lag]) -> tuple[Lag, ...]:
+    """Return the ranks that lag furthest behind."""
+    return tuple(
+        heapq.nsmallest(MAX_NAMED, lags, key=lambda lag: (-lag.behind, lag.rank, lag.operation))
+    )
