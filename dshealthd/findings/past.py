@@ -240,6 +240,11 @@ class Past:
         self._windows: dict[str, Window] = {}
         self._found: dict[tuple[object, ...], Window] = {}
         """The same by what a rule writes: to make the key takes longer than to add to the window."""
+        self._names: set[str] = set()
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a window of the metric of this name."""
+        return name in self._names
 
     def window(
         self,
@@ -256,6 +261,7 @@ class Past:
         if window is None:
             key = _key(kind, name, seconds, labels)
             window = self._found[query] = self._windows.setdefault(key, Window(kind, seconds))
+            self._names.add(name)
         window.from_zero = from_zero
         return window
 
@@ -275,9 +281,10 @@ class Past:
 
         Raise KeyError, TypeError or ValueError if it is not that, and keep nothing of it.
         """
-        windows = {}
+        windows, names = {}, set()
         for key, rows in document.items():
-            kind, _, seconds, *_ = key.split(" ")
+            kind, name, seconds, *_ = key.split(" ")
             windows[key] = Window(Measure(kind), float(seconds))
             windows[key].restore(rows, now)
-        self._windows, self._found = windows, {}
+            names.add(name)
+        self._windows, self._found, self._names = windows, {}, names
