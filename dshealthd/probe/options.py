@@ -238,7 +238,8 @@ class BaselineOptions:
 
     slow_ratio: float = option(
         0.07,
-        "Minimum excess over the baseline, as a ratio, for a timing to be flagged.",
+        "Minimum excess over the baseline, as a ratio, for a timing to be flagged; a node whose own "
+        "score is that much above 1 takes the blame for bad rounds.",
         minimum=0.01,
     )
     light_ratio: float = option(
@@ -274,11 +275,6 @@ class VerdictOptions:
         4,
         "Extra rounds to be flagged, with at most one that is not, to make a part a suspect.",
         minimum=2,
-    )
-    told_ratio: float = option(
-        0.07,
-        "Excess of a node's own score over 1 from which it takes the blame for a bad round.",
-        minimum=0.01,
     )
     hold_epochs: int = option(
         4, "Epochs for which another node stays a suspect without new evidence.", minimum=2

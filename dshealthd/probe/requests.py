@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dshealthd.probe.rounds.active_round import RoundReport
     from dshealthd.probe.rounds.round import Handler, Rounds
-    from dshealthd.probe.slots import ProbeState
+    from dshealthd.probe.state import ProbeState
 
 MAX_LISTED = 64
 """Maximum members or suspects listed in an answer or the status."""

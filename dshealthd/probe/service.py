@@ -27,7 +27,8 @@ from dshealthd.probe.node import PREPARATION
 from dshealthd.probe.peers.credentials import CredentialError, Credentials
 from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.requests import MAX_LISTED
-from dshealthd.probe.slots import ProbeState, SlotRunner
+from dshealthd.probe.slots import SlotRunner
+from dshealthd.probe.state import ProbeState
 from dshealthd.probe.verdicts.baseline import BaselineError, Baselines
 from dshealthd.probe.workers.worker_pool import WorkerPool
 

@@ -14,24 +14,19 @@ import contextlib
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dshealthd.core.address import listen_address
-from dshealthd.probe.hung_jobs import ANSWER, HungJobs, Neighborhood
-from dshealthd.probe.members.absences import MAINTENANCE, Absences
-from dshealthd.probe.members.local_membership import LocalMembership
+from dshealthd.probe.hung_jobs import ANSWER, Neighborhood
+from dshealthd.probe.members.absences import MAINTENANCE
 from dshealthd.probe.members.schedule import epoch_at, root_order
-from dshealthd.probe.metrics import RoundMetrics
 from dshealthd.probe.node import ThisNode
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Stage
-from dshealthd.probe.options import ProbeOptions
 from dshealthd.probe.peers.client import PeerClient
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.resolver import Resolver
 from dshealthd.probe.peers.server import PeerServer
-from dshealthd.probe.policy import GpuOccupancy, Policy
 from dshealthd.probe.requests import PeerRequests
 from dshealthd.probe.rounds.active_round import Decline, RoundContext, RoundReport
 from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
@@ -46,16 +41,16 @@ from dshealthd.probe.rounds.plan import (
     within,
 )
 from dshealthd.probe.rounds.round import Rounds
-from dshealthd.probe.verdicts.baseline import Baselines
 from dshealthd.probe.verdicts.confirmation import Confirmations
 from dshealthd.probe.verdicts.detector import Detector
 from dshealthd.probe.workers.store import LocalStore
-from dshealthd.probe.workers.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from dshealthd.probe.peers.credentials import Credentials
+    from dshealthd.probe.state import ProbeState
+    from dshealthd.probe.verdicts.baseline import Baselines
     from dshealthd.probe.verdicts.detector import Confirmation
 
 log = logging.getLogger(__name__)
@@ -83,31 +78,6 @@ _GONE = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED})
 
 class Renamed(Exception):
     """This node has another name in the new list of members."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeState:
-    """State that outlives a change of this node's name, address or key."""
-
-    options: ProbeOptions
-    local_membership: LocalMembership
-    gpus: GpuOccupancy
-    policy: Policy
-    absences: Absences
-    hung_jobs: HungJobs
-    worker_pool: WorkerPool | None
-    metrics: RoundMetrics
-    again: asyncio.Event
-    """Set to have the members reread."""
-    save: Callable[[Baselines], Coroutine[Any, Any, None]]
-    summary: Callable[[], dict[str, Any]]
-    """Returns what this node reports about itself; see `fleet.summary`."""
-    status_page: Callable[[int], dict[str, Any]]
-    """Returns a page of this node's status document; see `fleet.status_pages`."""
-    monotonic: Callable[[], float]
-    wall: Callable[[], float]
-    waited: Callable[[], float | None]
-    """Returns the seconds that this agent has waited for a CPU."""
 
 
 class SlotRunner:

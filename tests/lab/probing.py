@@ -87,7 +87,7 @@ def settings(
             "off_file": str(node.directory / "probe.off"),
         },
         "policy": {"gpus": gpus, "confirmations_per_minute": confirmations},
-        "verdict": {"told_ratio": slow_ratio, "hold_epochs": 8},
+        "verdict": {"hold_epochs": 8},
         "baseline": {"slow_ratio": slow_ratio, "light_ratio": slow_ratio},
     }
     if leaves:

@@ -166,6 +166,7 @@ class Baselines:
         """`stamp` names the software that was timed (dshealthd, torch, CUDA). Baselines of
         different software are not comparable.
         """
+        self.slow_ratio = options.slow_ratio
         self._options = options
         self._stamp = stamp
         self._classes: dict[TimingClass, _Class] = {}

@@ -86,7 +86,7 @@ class Detector:
         self._baselines = baselines
         self._options = options
         self._wall = wall
-        self._high = 1 + options.told_ratio
+        self._high = 1 + baselines.slow_ratio
         self._peer_history = PeerHistory(me, leaves)
         self._around = self._surroundings()
         self._history: dict[Signal, SignalHistory] = {}
