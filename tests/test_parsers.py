@@ -137,7 +137,6 @@ HERE: dict[tuple[str, str], tuple[Callable[[Any], object], st.SearchStrategy[Any
         ("probe.peers.protocol", "parse_answer", TEXT),
         ("probe.peers.link", "parse_head", BYTES),
         ("probe.peers.credentials", "parse_keys", BYTES),
-        ("doctor.job.sources.shell_syntax", "parse", LINES),
         ("training.message", "decode", BYTES),
         ("training.message", "newest", BYTES),
         ("web.hostnames", "parse_domains", LINES),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.text import plural
 from dshealthd.core.timing import time_limit
 from dshealthd.doctor.check import unknown
-from dshealthd.doctor.examination import Examined, accept
+from dshealthd.doctor.examination import Examined, mark_accepted
 from dshealthd.doctor.node_context import NodeContext, facts
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.report import NodeReport, Report
@@ -106,7 +106,7 @@ def node_report(
             f"{'was' if left_out == 1 else 'were'} not run (--no-agent runs all, over SSH)"
         )
     today = dt.datetime.now().astimezone().date()
-    accepted = tuple(accept(found, loaded.section(DoctorOptions).accepted(), today))
+    accepted = tuple(mark_accepted(found, loaded.section(DoctorOptions).accepted(), today))
     return NodeReport(name, accepted, source=source, facts=facts(context))
 
 

@@ -16,7 +16,7 @@ from dshealthd.core.options import ConfigError
 from dshealthd.doctor import node
 from dshealthd.doctor import report as callers
 from dshealthd.doctor.choice import chosen, of_the_job
-from dshealthd.doctor.examination import Progress, accept, examine
+from dshealthd.doctor.examination import Progress, examine, mark_accepted
 from dshealthd.doctor.hosts import HostsError, names
 from dshealthd.doctor.job.arguments import add_arguments as add_job_arguments
 from dshealthd.doctor.node_context import NodeContext, facts
@@ -179,7 +179,7 @@ def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[An
         examined, document = examine(plain, waiting, look, base.with_document, progress)
     finally:
         progress.close()
-    accepted = accept(
+    accepted = mark_accepted(
         examined, loaded.section(DoctorOptions).accepted(), dt.datetime.now().astimezone().date()
     )
     context = base.with_document(document)

@@ -119,7 +119,7 @@ def _why(check: Check[Any], ended: Ended) -> str:
     return f"{what} {'hung' if ended.hung else 'failed'}: {ended.problem}"
 
 
-def accept(
+def mark_accepted(
     examined: Iterable[Examined], accepted: Sequence[Accepted], today: dt.date
 ) -> list[Examined]:
     """Return the examined checks, with the results marked that the administrator accepts."""

@@ -9,14 +9,14 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dshealthd.core.text import plural
+from dshealthd.explain.events import MAX_NAMED, listed
 from dshealthd.explain.flight_recorder import MAX_TEXT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 Digest: TypeAlias = "Mapping[str, Any]"
 """What `dshealthd.explain.flight_recorder.digest` returns."""
-MAX_NAMED = 8
 
 
 def compare(digests: Mapping[int, Digest]) -> list[str]:
@@ -47,7 +47,7 @@ def _apart(ranks: Mapping[int, Digest]) -> list[str]:
         missed = _described(ranks[ahead[0]], entered + 1)
         at = _described(ranks[rank], entered)
         lines.append(
-            f"rank {rank} has not entered {missed}, which {_ranks(ahead)} entered; its last is {at}"
+            f"rank {rank} has not entered {missed}, which {listed(ahead)} entered; its last is {at}"
         )
     if len(behind) > MAX_NAMED:
         lines.append(
@@ -61,7 +61,7 @@ def _apart(ranks: Mapping[int, Digest]) -> list[str]:
             rank = min(pending)
             what = _described(ranks[rank], pending[rank][0]["number"])
             lines.append(
-                f"{_ranks(sorted(pending))} entered {what} and did not complete it; none of these "
+                f"{listed(sorted(pending))} entered {what} and did not complete it; none of these "
                 "ranks is behind"
             )
     return lines
@@ -76,14 +76,14 @@ def _different(ranks: Mapping[int, Digest]) -> list[str]:
         names = {name for name, _ in found.values()}
         if len(names) > 1:
             told = ", ".join(
-                f"{_ranks(sorted(rank for rank in found if found[rank][0] == name))} {name}"
+                f"{listed(sorted(rank for rank in found if found[rank][0] == name))} {name}"
                 for name in sorted(names)
             )
             return [f"operation {number} differs between ranks: {told}"]
         shapes = {sizes for _, sizes in found.values()}
         if len(shapes) > 1 and names <= {"all_reduce", "reduce", "broadcast"}:
             told = ", ".join(
-                f"{_ranks(sorted(rank for rank in found if found[rank][1] == sizes))} {sizes}"
+                f"{listed(sorted(rank for rank in found if found[rank][1] == sizes))} {sizes}"
                 for sizes in sorted(shapes)
             )
             return [f"operation {number} ({names.pop()}) differs in size between ranks: {told}"]
@@ -98,10 +98,3 @@ def _described(group: Digest, number: int) -> str:
             at = f" (called at {operation['at']})" if operation["at"] else ""
             return f"{operation['name']} {number}{size}{state}{at}"
     return f"operation {number}" if number >= 0 else "none"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    named = ", ".join(map(str, ranks[:MAX_NAMED])) + (
-        f" and {len(ranks) - MAX_NAMED} more" if len(ranks) > MAX_NAMED else ""
-    )
-    return f"rank {named}" if len(ranks) == 1 else f"ranks {named}"

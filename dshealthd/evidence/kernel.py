@@ -146,8 +146,8 @@ MAX_LINES = 2_000
 _SECONDS = 5.0
 
 
-def take(emit: Emit, host: Host) -> dict[str, Any]:
-    """Emit `kernel-log.txt`, newest lines last, and return how many there are.
+def take(emit: Emit, host: Host) -> None:
+    """Emit `kernel-log.txt`, newest lines last.
 
     OSError if the log cannot be read.
 
@@ -166,4 +166,3 @@ def take(emit: Emit, host: Host) -> dict[str, Any]:
                 errors="replace"
             ),
         )
-    return {"lines": min(len(lines), MAX_LINES), "left_out": max(0, len(lines) - MAX_LINES)}

@@ -21,9 +21,9 @@ from dshealthd.doctor.node import kernel, resources, settings, software
 from dshealthd.doctor.node.settings import LAUNCHERS
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.path_check import path_check
-from dshealthd.doctor.processes import Pool
 from dshealthd.findings.options import FindingsOptions
 from dshealthd.jobs.installation import parse_operators
+from dshealthd.linux import forked
 from tests import frozen
 from tests.doctor.looks import look, outcomes, results
 
@@ -275,13 +275,10 @@ def test_paths_of_the_command_line(mount: frozen.Mount) -> None:
     path = str(mount.directory)
     hung = dataclasses.replace(path_check(path), deadline=1.0)
     mount.freeze()
-    pool = Pool()
     try:
-        pool.start(path, lambda: [str(one) for one in hung.run(context)], hung.deadline)
-        (ended,) = pool.ended()
+        ended = forked.run(path, lambda _emit: list(map(str, hung.run(context))), hung.deadline)
     finally:
         mount.thaw()
-        pool.close()
     assert ended.hung
     os.waitpid(-1, 0)
     for left in mount.directory.glob(".dshealthd-*"):

@@ -20,7 +20,7 @@ from dshealthd.doctor import node
 from dshealthd.doctor import report as callers
 from dshealthd.doctor.check import Check, Result
 from dshealthd.doctor.command import main
-from dshealthd.doctor.examination import Examined, accept
+from dshealthd.doctor.examination import Examined, mark_accepted
 from dshealthd.doctor.job import checks as job
 from dshealthd.doctor.options import DoctorOptions, parse_accepted
 from dshealthd.doctor.report import NodeReport, Report, parse_node, text
@@ -102,12 +102,12 @@ def test_accepted_findings_do_not_count_until_their_date() -> None:
     assert entry == ("check-0", "gpu 3", dt.date(2026, 12, 31), "RMA 4711: ordered")
     checks = report(CRITICAL, WARNING).nodes[0].checks
     for day, outcome in ((31, State.OK), (30, State.OK)):
-        found = accept(checks, [entry], dt.date(2026, 12, day))
+        found = mark_accepted(checks, [entry], dt.date(2026, 12, day))
         assert found[0].outcome is outcome
         assert found[1].outcome is State.WARNING
-    assert accept(checks, [entry], dt.date(2027, 1, 1))[0].outcome is State.CRITICAL
+    assert mark_accepted(checks, [entry], dt.date(2027, 1, 1))[0].outcome is State.CRITICAL
     other = parse_accepted("check-0 gpu 5 until 2026-12-31: RMA")
-    assert accept(checks, [other], dt.date(2026, 12, 1))[0].outcome is State.CRITICAL
+    assert mark_accepted(checks, [other], dt.date(2026, 12, 1))[0].outcome is State.CRITICAL
     made = Report((NodeReport("node-1", tuple(found), source="agent"),), 0.0, 0.0)
     assert "accepted until 2026-12-31: RMA 4711" in "\n".join(
         text(made, Paint(color=False), verbose=False)

@@ -48,7 +48,7 @@ def test_answers_and_errors_come_back() -> None:
         missing=raise_missing,
         denied=lambda _emit: os.stat("/proc/nowhere"),
         error=lambda _emit: int("x"),
-        defect=lambda _emit: {}["oops"],
+        defect=lambda _emit: dict[str, int]()["oops"],
         no_json=lambda _emit: {1, 2},
         exit=lambda _emit: os._exit(7),
         crash=lambda _emit: os.kill(os.getpid(), signal.SIGKILL),

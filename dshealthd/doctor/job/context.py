@@ -21,11 +21,9 @@ from dshealthd.doctor.job.sources.inspection import Inspection
 from dshealthd.doctor.job.sources.launcher_command import LauncherCommand
 from dshealthd.doctor.job.sources.layout import (
     FilterError,
-    Gpus,
     Layout,
-    gpus_from_json,
+    count_gpus,
     layout,
-    read_gpus,
 )
 from dshealthd.doctor.job.sources.rendezvous import Rendezvous, rendezvous
 from dshealthd.doctor.job.sources.slurm_script import SlurmScript
@@ -73,7 +71,8 @@ class JobContext:
     taken_to_all_nodes: Source[list[str]] | None = None
     """Names of variables in `.deepspeed_env`; None if no launcher is given."""
     checkpoint: Source[Checkpoint] | None = None
-    gpus: Source[Gpus] | None = None
+    gpus: Source[int] | None = None
+    """GPUs of this node."""
     python: str = ""
     ssh: str = "ssh"
     """The SSH client."""
@@ -183,9 +182,7 @@ class JobContext:
             return self.gpus_wanted
         if (requested := slurm_script.gpus_per_node(self.slurm_options)) is not None:
             return requested
-        if self.gpus is not None and self.gpus.value is not None and self.gpus.value.count:
-            return self.gpus.value.count
-        return None
+        return (self.gpus.value if self.gpus else None) or None
 
     @cached_property
     def rendezvous(self) -> Rendezvous:
@@ -226,7 +223,7 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
         readers["script"] = partial(_read_script, args.slurm_script)
     if args.environment:
         readers["environment"] = partial(read_environment, args.environment)
-    readers["gpus"] = read_gpus
+    readers["gpus"] = count_gpus
     found = read_all(readers)
     command = _command(args.launch) if args.launch else None
     script = _mapped(found.get("script"), args.slurm_script, slurm_script.from_json)
@@ -253,7 +250,7 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
         else Source("environment of this shell", kept(os.environ)),
         taken_to_all_nodes=found.get("taken to all nodes"),
         checkpoint=_mapped(found.get("checkpoint"), args.checkpoint, checkpoint_files.from_json),
-        gpus=_mapped(found["gpus"], "NVML", gpus_from_json),
+        gpus=_mapped(found["gpus"], "NVML", int),
         python=args.python[0] if args.python else "",
         ssh=getattr(args, "ssh", "ssh"),
         ranks=args.ranks,

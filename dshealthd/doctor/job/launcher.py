@@ -190,18 +190,11 @@ CHECK = check_of(
 )
 
 
-_ORDERS = frozenset({"PCI_BUS_ID", "FASTEST_FIRST"})
 _EXPLICIT = frozenset({"include", "exclude", "num-gpus", "num-accelerators", "num-nodes"})
 
 
-def _known_ranks(context: JobContext) -> bool:
-    """Return whether the ranks per node are known, or variables choose GPUs."""
-    chosen = context.variables.keys() & {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"}
-    return context.layout.ranks_per_node is not None or bool(chosen)
-
-
 def _ranks_and_gpus(context: JobContext, _given: object) -> Iterator[Result]:
-    found = [*_order(context), *_ranks(context)]
+    found = list(_ranks(context))
     yield from found
     if not found:
         ranks = context.layout.ranks_per_node
@@ -217,29 +210,6 @@ def _ranks_and_gpus(context: JobContext, _given: object) -> Iterator[Result]:
         elif _is_counted_by_ssh(context):
             gpus = "; the check `ssh` counts each host's GPUs"
         yield ok(f"{counted}{gpus}")
-
-
-def _order(context: JobContext) -> Iterator[Result]:
-    order = context.variables.get("CUDA_DEVICE_ORDER")
-    if order is not None and order not in _ORDERS:
-        yield warning(
-            f"CUDA_DEVICE_ORDER={order[:40]} is invalid; CUDA uses FASTEST_FIRST",
-            remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID",
-            value=order[:40],
-            limit=" or ".join(sorted(_ORDERS)),
-            source="CUDA programming guide, environment variables",
-            component="CUDA_DEVICE_ORDER",
-        )
-    names = context.gpus.value.names if context.gpus and context.gpus.value else ()
-    chosen = context.variables.get("CUDA_VISIBLE_DEVICES", "")
-    if order is None and len(set(names)) > 1 and chosen[:1].isdecimal():
-        yield warning(
-            f"this node's GPUs differ ({', '.join(sorted(set(names)))}): without"
-            " CUDA_DEVICE_ORDER=PCI_BUS_ID, CUDA_VISIBLE_DEVICES numbers them differently from"
-            " nvidia-smi",
-            remedy="export CUDA_DEVICE_ORDER=PCI_BUS_ID",
-            component="CUDA_DEVICE_ORDER",
-        )
 
 
 def _ranks(context: JobContext) -> Iterator[Result]:
@@ -324,7 +294,7 @@ def _source(context: JobContext) -> str:
 
 
 RANKS = check_of(
-    _known_ranks,
+    lambda job: job.layout.ranks_per_node is not None or "CUDA_VISIBLE_DEVICES" in job.variables,
     "the number of ranks per node is unknown (--launch)",
     "device-ordinal",
     "ranks-and-gpus",

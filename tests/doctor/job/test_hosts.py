@@ -196,7 +196,7 @@ def test_healthy_job(tmp_path: Path, client: str) -> None:
         '{"train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": true},'
         ' "zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}'
     )
-    environment.write_text("NCCL_DEBUG=INFO\nCUDA_DEVICE_ORDER=PCI_BUS_ID\n")
+    environment.write_text("NCCL_DEBUG=INFO\n")
     made = job(
         tmp_path,
         "127.0.0.1 slots=8\n",

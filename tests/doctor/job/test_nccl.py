@@ -9,7 +9,6 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.doctor.job.context import JobContext
-from dshealthd.doctor.job.sources.layout import Gpus
 from dshealthd.doctor.job.sources.source import Source
 from tests.doctor.job.asking import (
     CRITICAL,
@@ -90,7 +89,7 @@ def mended(check: str, result: Result, variable: str, **more: Any) -> list[State
 def test_infiniband_that_is_disabled_on_other_nodes(tmp_path: Path) -> None:
     """Seen from a login node, only a job of several nodes without InfiniBand is a warning."""
     without = Host(sysfs=tmp_path)
-    gpus = Source("NVML", Gpus(("H100",), (80 << 30,)))
+    gpus = Source("NVML", 1)
     for variable in ("NCCL_IB_DISABLE=1", "NCCL_NET=Socket"):
         (found,) = results("nccl-variables", job(variable, host=without, nodes=2))
         assert found.outcome is WARNING

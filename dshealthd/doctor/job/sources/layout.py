@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dshealthd.doctor.job.sources.slurm_script import requested, tasks_per_node
 from dshealthd.jobs.environment import natural
@@ -152,37 +152,12 @@ def _filtered(pool: dict[str, list[int]], options: Mapping[str, str]) -> dict[st
     return {name: slots for name, slots in left.items() if slots}
 
 
-@dataclass(frozen=True, slots=True)
-class Gpus:
-    """Names and memory of the GPUs, by index."""
-
-    names: tuple[str, ...]
-    memory: tuple[int, ...]
-    """Bytes of each."""
-
-    @property
-    def count(self) -> int:
-        """How many GPUs this node has."""
-        return len(self.names)
-
-
-def read_gpus() -> dict[str, Any]:
-    """Return names and memory of the GPUs as JSON; ValueError if NVML fails."""
+def count_gpus() -> int:
+    """Return how many GPUs this node has; ValueError if NVML fails."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        handles = [
-            pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
-        ]
-        return {
-            "names": [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles],
-            "memory": [int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles],
-        }
+        return int(pynvml.nvmlDeviceGetCount())
     except pynvml.NVMLError as error:
         raise ValueError(str(error)) from error
-
-
-def gpus_from_json(document: Mapping[str, Any]) -> Gpus:
-    """Return the GPUs of a JSON document."""
-    return Gpus(tuple(document["names"]), tuple(document["memory"]))
