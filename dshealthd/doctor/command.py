@@ -50,7 +50,7 @@ examples:
   dshealthd doctor
   dshealthd doctor --path /checkpoints --python /opt/train/bin/python
   dshealthd doctor --hosts 'node[01-16]' --json
-  dshealthd doctor --for slurm-prolog
+  dshealthd doctor --for kubernetes
 
 Exit status, by the worst result: 0 ok, 1 warning, 2 critical, 3 unknown or wrong usage.
 """

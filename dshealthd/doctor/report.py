@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -205,8 +203,6 @@ def _lines(one: Examined, result: Result, accepted: str, paint: Paint) -> Iterat
 
 NPD_LINE = 80
 """Maximum characters of a message that node-problem-detector keeps."""
-REASON = 256
-"""Maximum characters of a reason that Slurm's tools show in one line."""
 TERMINATION = 4096
 """Maximum bytes of a container's termination message."""
 
@@ -225,23 +221,6 @@ def summary(report: Report, least: State, most: int) -> str:
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
-def slurm_prolog(report: Report) -> int:
-    """Fail Slurm's prolog on a critical result, which drains; slurmd's log has the reason."""
-    critical = report.outcome is State.CRITICAL
-    if critical:
-        print(f"dshealthd: {summary(report, State.CRITICAL, REASON)}", file=sys.stderr)
-    return int(critical)
-
-
-def slurm_health(report: Report) -> int:
-    """Print a line for Slurm's health check, which ignores the status.
-
-    `dshealthd slurm health` drains.
-    """
-    print(f"dshealthd: {summary(report, State.WARNING, REASON)}")
-    return 0
-
-
 def kubernetes(report: Report) -> int:
     """Fail a Kubernetes init container or readiness probe on a critical result."""
     print(summary(report, State.WARNING, TERMINATION))
@@ -255,26 +234,7 @@ def node_problem_detector(report: Report) -> int:
     return codes.get(report.outcome, 0)
 
 
-def ansible(report: Report) -> int:
-    """Print what an Ansible module returns: `changed`, `failed`, `msg`, and the whole report."""
-    failed = report.outcome is State.CRITICAL
-    print(
-        json.dumps(
-            {
-                "changed": False,
-                "failed": failed,
-                "msg": summary(report, State.WARNING, TERMINATION),
-                "doctor": report.document(),
-            }
-        )
-    )
-    return int(failed)
-
-
 CALLERS: Mapping[str, Callable[[Report], int]] = {
-    "slurm-prolog": slurm_prolog,
-    "slurm-health": slurm_health,
     "kubernetes": kubernetes,
     "npd": node_problem_detector,
-    "ansible": ansible,
 }

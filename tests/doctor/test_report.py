@@ -149,9 +149,6 @@ def test_bad_usage_is_unknown_and_not_critical(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("caller", "results", "status", "line"),
     [
-        ("slurm-prolog", (CRITICAL,), 1, "dshealthd: gpu-lost gpu=3"),
-        ("slurm-prolog", (UNKNOWN, WARNING), 0, ""),
-        ("slurm-health", (CRITICAL, WARNING), 0, "dshealthd: gpu-lost gpu=3, gpu-lost gpu=4"),
         ("kubernetes", (CRITICAL,), 1, "gpu-lost gpu=3"),
         ("kubernetes", (UNKNOWN,), 0, "gpu-lost"),
         ("npd", (CRITICAL,) * 9, 1, "gpu-lost gpu=3"),
@@ -178,14 +175,6 @@ def test_lines_for_node_problem_detector_are_short() -> None:
         Result(State.CRITICAL, "x", component=f"a long component {number}") for number in range(9)
     ]
     assert len(callers.summary(report(*many), State.CRITICAL, callers.NPD_LINE)) == 80
-
-
-def test_ansible(capsys: pytest.CaptureFixture[str]) -> None:
-    """Ansible gets what a module returns, with the whole report."""
-    assert callers.ansible(report(CRITICAL)) == 1
-    answer = json.loads(capsys.readouterr().out)
-    assert (answer["changed"], answer["failed"]) == (False, True)
-    assert answer["doctor"]["verdict"] == "critical"
 
 
 def test_every_check_has_a_name_a_symptom_and_a_deadline() -> None:
