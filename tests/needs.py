@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = {
     "amtool": "prometheus-alertmanager",
-    "chromium": "chromium",
+    "chromium-headless-shell": "chromium-headless-shell",
     "faketime": "faketime",
     "gcc": "gcc",
     "mkfs.ext4": "e2fsprogs",

@@ -18,6 +18,9 @@ def wanted(capsys: pytest.CaptureFixture[str], *arguments: str) -> set[str]:
     return set(capsys.readouterr().out.split())
 
 
+BROWSER = "chromium-headless-shell:chromium-headless-shell"
+
+
 def test_a_package_of_parsers_needs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """The tests of the core are run without a server, a browser or PyTorch."""
     assert wanted(capsys, "tests/core", "-k", "wire") == set()
@@ -28,7 +31,7 @@ def test_a_package_of_parsers_needs_nothing(capsys: pytest.CaptureFixture[str]) 
     [
         ("tests/test_prometheus.py", "prometheus:prometheus"),
         ("tests/symptoms/test_scenes.py", "promtool:prometheus"),  # which a module it imports runs
-        ("tests/web/test_page.py::test_page_shows_this_machine", "chromium:chromium"),
+        ("tests/web/test_page.py::test_page_shows_this_machine", BROWSER),
         ("tests/faults/test_blocked_log.py", "faketime:faketime"),  # a library
         ("tests/training/test_trainings.py", "torch"),
         ("tests/jobs/test_visible_devices.py", "torch"),  # where it is imported by name
@@ -41,7 +44,7 @@ def test_what_is_used_is_needed(
     installed for a file that opens none.
     """
     assert need in wanted(capsys, argument)
-    assert ("chromium:chromium" in wanted(capsys, argument)) == ("web/" in argument)
+    assert (BROWSER in wanted(capsys, argument)) == ("web/" in argument)
 
 
 def test_everything_is_installed_for_all(capsys: pytest.CaptureFixture[str]) -> None:
