@@ -42,22 +42,14 @@ class Server:
         """Return the CPU time of all threads of the tree in seconds, at the scheduler's own
         resolution.
         """
-        return sum(self.cpu_by_process().values())
-
-    def cpu_by_process(self) -> dict[int, float]:
-        """Return the same of each process of the tree, the server's own first."""
-        return {
-            pid: sum(
-                int(
-                    Path(f"/proc/{pid}/task/{task}/schedstat")
-                    .read_text(encoding="ascii")
-                    .split()[0]
-                )
+        return (
+            sum(
+                int(Path(f"/proc/{pid}/task/{task}/schedstat").read_text("ascii").split()[0])
+                for pid in self.tree()
                 for task in os.listdir(f"/proc/{pid}/task")
             )
             / 1e9
-            for pid in self.tree()
-        }
+        )
 
     def pss(self) -> dict[str, float]:
         """Return the proportional set size in MiB, of the server and of its children together."""
@@ -116,8 +108,8 @@ def serving(name: str, command: Sequence[str], port: int) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def agent(config: str, name: str = "dshealthd", python: str = sys.executable) -> Iterator[Server]:
-    """Run dshealthd on the text of a configuration; `python` is one that has it installed."""
+def agent(config: str) -> Iterator[Server]:
+    """Run dshealthd on the text of a configuration."""
     port = free_port()
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory, "dshealthd.toml")
@@ -130,8 +122,8 @@ def agent(config: str, name: str = "dshealthd", python: str = sys.executable) ->
             "--path.state",
             directory,
         ]
-        # Without -P this checkout would be what another one's interpreter imports.
-        with serving(name, [python, "-P", "-m", "dshealthd", "run", *flags], port) as server:
+        command = [sys.executable, "-m", "dshealthd", "run", *flags]
+        with serving("dshealthd", command, port) as server:
             yield server
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 
 import pytest
 
 from tests.lab import walkthroughs
+from tests.web.browser import CHROMIUM
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_queries_are_the_panels_own(panel: tuple[str, str]) -> None:
 
 @pytest.mark.lab
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no chromium on this machine")
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on this machine")
 def test_each_question_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
     """Page, shell and query name GPU or rank; what each took is printed."""
     assert walkthroughs.main() == 0

@@ -1,6 +1,6 @@
 """`explain` beside the deterministic stage of NVIDIA's Restart Agent, on the logs of their tests.
 
-`python -m bench.bench_explain_nvrx CHECKOUT` with a checkout of NVIDIA/nvidia-resiliency-ext, whose
+`python -m bench.explain_nvrx CHECKOUT` with a checkout of NVIDIA/nvidia-resiliency-ext, whose
 stage L0 runs without GPU and model; it needs `httpx`. Both read the same files in one process, and
 CPU time is counted.
 """
