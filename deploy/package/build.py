@@ -46,11 +46,17 @@ PY_SPY = "py-spy"
 MODULES = f"{runtime.LIBRARY}/lib/python3/dist-packages"
 """Where Debian's interpreter looks for them."""
 NOT_PACKED = re.compile(
-    r".*\.(pyx|pxd|pxi|pyi|c|h|hash|pyc)"
+    r".*\.(pyx|pxd|pxi|pyi|c|h|hash|pyc)|.*/py\.typed"
+    r"|.*\.dist-info/(RECORD|INSTALLER|REQUESTED|WHEEL|(entry_points|top_level)\.txt)"
     r"|example\.py"  # of nvidia-ml-py
-    r"|.*\.dist-info/(RECORD|INSTALLER|REQUESTED|WHEEL|entry_points\.txt)"
+    r"|aiohttp/(pytest_plugin|test_utils|worker)\.py"
+    r"|prometheus_client/(aiohttp|bridge|django|twisted)/.*"
+    # It needs the host's libstdc++; frozenlist has the same in Python.
+    r"|frozenlist/_frozenlist\..*\.so"
+    # A second parser of YAML: only SafeLoader, which is Python, is called.
+    r"|_yaml/.*|yaml/(_yaml\..*\.so|cyaml\.py)"
 )
-"""Sources, headers and examples, which nothing reads at run time, and what pip keeps for itself."""
+"""Sources, headers, examples and parts that the agent never loads, and what pip keeps for itself."""
 
 
 class BuildError(Exception):
@@ -98,6 +104,7 @@ def build(options: argparse.Namespace) -> Iterator[Path]:
     parts = {file: read_metadata(file) for file in [own, *wheels]}
     for file in parts:
         unpack(file, root)
+    check_libraries(root)
     strip(root, arch)
     system_files(root, epoch)
     document = json.dumps(bill_of_materials(parts, debian, epoch), indent=1) + "\n"
@@ -123,18 +130,27 @@ def build(options: argparse.Namespace) -> Iterator[Path]:
             command += ["--packager", kind, "--target", str(target.resolve())]
             subprocess.run(command, cwd=PROJECT, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - the packager that the lock file names
         if kind == "deb":
-            compress(target)
+            compress(target, arch)
         yield target
 
 
-def compress(deb: Path) -> None:
-    """Pack what nfpm left as it is: by liblzma it is a fifth smaller than by nfpm's own xz."""
+def compress(deb: Path, arch: str) -> None:
+    """Pack what nfpm left as it is: by liblzma it is a fifth smaller than by nfpm's own xz.
+
+    Calls in x86 code are packed as absolute addresses, which repeat. The like for arm64 is not used:
+    only liblzma 5.4 unpacks it, and Ubuntu 22.04 has 5.2.
+    """
+    filters: list[dict[str, int]] = [
+        {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 4}
+    ]
+    if arch == "amd64":
+        filters.insert(0, {"id": lzma.FILTER_X86})
     with deb.open("r+b") as file:
         members = list(runtime.members(file.read()))
         file.seek(len(runtime.AR))
         for header, content in members:
             if header.startswith(b"data.tar "):
-                packed = lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)
+                packed = lzma.compress(content, filters=filters)
                 line = b"%-16s%s%-10d`\n" % (b"data.tar.xz", header[16:48], len(packed))
             else:
                 line, packed = header, content
@@ -266,17 +282,35 @@ def wheel(project: Path, output: Path, version: str | None) -> Path:
 
 
 def unpack(wheel: Path, root: Path) -> None:
-    """Lay a wheel over the tree."""
+    """Lay a wheel over the tree.
+
+    The description in its metadata, mostly a changelog, stays where it is the only license text.
+    """
     with zipfile.ZipFile(wheel) as archive:
-        for name in sorted(archive.namelist()):
+        names = sorted(archive.namelist())
+        licensed = any(".dist-info/licenses/" in name for name in names)
+        for name in names:
             if name.endswith("/") or NOT_PACKED.fullmatch(name):
                 continue
+            content = archive.read(name)
+            if licensed and re.fullmatch(r"[^/]*\.dist-info/METADATA", name):
+                content = content.partition(b"\n\n")[0] + b"\n"
             target = root / MODULES / name
             if (script := re.fullmatch(r"[^/]*\.data/scripts/(.*)", name)) is not None:
                 target = root / runtime.LIBRARY / "bin" / script[1]
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(archive.read(name))
+            target.write_bytes(content)
             target.chmod(0o755 if target.parent.name == "bin" else 0o644)
+
+
+def check_libraries(root: Path) -> None:
+    """Fail if a part needs a library that is not packed: the host's would be loaded, if it has one."""
+    library = root / runtime.LIBRARY
+    packed = {file.name for file in (library / "lib").iterdir()}
+    for file in [*library.rglob("*.so"), *(library / "bin").iterdir()]:
+        if missing := set(runtime.needs(file)) - packed:
+            message = f"{file.name} needs {', '.join(sorted(missing))}, which is not packed"
+            raise BuildError(message)
 
 
 def strip(root: Path, arch: str) -> None:

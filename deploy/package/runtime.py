@@ -53,10 +53,20 @@ NSS, may need one: the host's own would not fit our C library.
 LOADED_LATER = ("libgcc_s.so.1",)
 """What glibc opens by itself."""
 LEFT_OUT = re.compile(
-    r"(__pycache__|config-.*|curses|dbm|ensurepip|idlelib|pydoc_data|site-packages|sqlite3|test"
-    r"|turtle.*|unittest|venv|_pyrepl)(/.*)?"
-    r"|_py(datetime|decimal|io)\.py|sitecustomize\.py|EXTERNALLY-MANAGED|.*\.exe"
-    r"|lib-dynload/(_codecs_|_multibytecodec|_test|_ctypes_test|_xxtest|xx).*"
+    r"(__pycache__|__phello__|config-.*|curses|dbm|ensurepip|idlelib|multiprocessing|pydoc_data"
+    r"|site-packages|sqlite3|test|turtle.*|unittest|venv|xml/(dom|sax)|xmlrpc|zoneinfo|_pyrepl"
+    r"|ctypes/macholib)(/.*)?"
+    # Debuggers, profilers and other tools of developers; clients of mail, news and FTP.
+    r"|(antigravity|bdb|cProfile|cmd|code|codeop|doctest|fileinput|ftplib|imaplib|mailbox"
+    r"|modulefinder|optparse|pdb|pickletools|plistlib|poplib|profile|pstats|pyclbr|pydoc|rlcompleter"
+    r"|sched|shelve|smtplib|symtable|tabnanny|this|trace|wave|webbrowser|zipapp"
+    r"|concurrent/futures/process|configparser|http/cookiejar|__hello__)\.py"
+    # Parts for other systems.
+    r"|_(aix|android|apple|ios|osx)_support\.py|nturl2path\.py|_distutils_system_mod\.py|.*\.exe"
+    r"|asyncio/(proactor_events|windows_.*)\.py"
+    r"|_py(datetime|decimal|io)\.py|sitecustomize\.py|EXTERNALLY-MANAGED"
+    r"|lib-dynload/(_codecs_|_multibytecodec|_test|_ctypes_test|_xxtest|xx|_interp|_lsprof"
+    r"|_multiprocessing|_posixshmem|_zoneinfo).*"
 )
 """What no agent imports. Extension modules that need a library outside PACKAGES go too."""
 SNAPSHOT = "https://snapshot.debian.org/archive"
