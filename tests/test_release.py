@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,31 @@ def test_nothing_is_published_that_was_not_tried() -> None:
     assert set(release_jobs["publish"]["needs"]) == release_jobs.keys() - {"publish", "pypi"}
     assert "smoke" in release_jobs["image"]["needs"]
     assert release_jobs["pypi"]["needs"] == ["publish"]
+
+
+def test_assets_are_of_one_build_each(tmp_path: Path) -> None:
+    """The wheel for trainings, which three jobs make, is published once; notes are no asset."""
+    training = "dshealthd_training-1.0-py3-none-any.whl"
+    made = {
+        "package-amd64": ["dshealthd_1.0_amd64.deb", training],
+        "package-arm64": ["dshealthd_1.0_arm64.deb", training],
+        "wheels": ["dshealthd-1.0-py3-none-any.whl", training],
+        "notes": ["notes.md"],
+    }
+    for artifact, names in made.items():
+        (tmp_path / "all" / artifact).mkdir(parents=True)
+        for name in names:
+            (tmp_path / "all" / artifact / name).write_text(artifact, encoding="utf-8")
+    release_jobs = jobs(ROOT / ".github/workflows/release.yml")
+    (script,) = [
+        step["run"]
+        for step in release_jobs["publish"]["steps"]
+        if "SHA256SUMS" in step.get("run", "")
+    ]
+    subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, check=True)
+    names = {name for listed in made.values() for name in listed} - {"notes.md"} | {"SHA256SUMS"}
+    assert {file.name for file in (tmp_path / "assets").iterdir()} == names
+    assert (tmp_path / "assets" / training).read_text(encoding="utf-8") == "wheels"
 
 
 def test_the_tag_is_the_version_of_the_source() -> None:
