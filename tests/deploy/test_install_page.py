@@ -7,6 +7,7 @@ replaced by that of a node here, and `pdsh -a` by each node.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
 import shutil
@@ -52,13 +53,16 @@ def commands(heading: str) -> list[str]:
     return [line.split("  #")[0].strip() for line in lines]
 
 
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[list[Machine]]:
+SUITES = os.environ.get("DSHEALTHD_TEST_SUITES", "bookworm").split()
+
+
+@pytest.fixture(scope="module", params=SUITES)
+def nodes(request: pytest.FixtureRequest) -> Iterator[list[Machine]]:
     """Two nodes, which reach each other."""
     with contextlib.ExitStack() as stack:
         names = stack.enter_context(contextlib.contextmanager(wire.__wrapped__)())  # type: ignore[attr-defined] # the fixture's function
         yield [
-            stack.enter_context(booted(f"new-{number}", namespace=name))
+            stack.enter_context(booted(f"new-{number}", request.param, namespace=name))
             for number, name in enumerate(names, 1)
         ]
 
