@@ -210,8 +210,7 @@ def evidence(service: PlayedService) -> str:
         case = detector._history[track].investigation  # noqa: SLF001
         lines.append(f"  {track}: {cause}, {reason}")
         for entry in (*case.earlier, *case.measurements) if case else ():
-            peers = ", ".join(entry.round.peers)
-            lines.append(f"    {entry.round.epoch} {entry.round.kind} with {peers}: ")
+            lines.append(f"    {entry.round.epoch} {entry.round.kind} with {entry.round.peer}: ")
             lines[-1] += f"{entry.ratio:.2f} {'bad' if entry.bad else 'good' if entry.good else ''}"
             lines[-1] += f"{' extra' if entry.round.extra else ''}{' led' * entry.round.led}"
     return "\n".join(lines)

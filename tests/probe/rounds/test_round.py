@@ -525,7 +525,7 @@ async def test_real_workers(tmp_path: Path) -> None:
                 if not plan:
                     assert [timing.size for timing in observation.timings] == [8, 4096]
                     assert all(t.seconds > 0 and t.bus_bandwidth > 0 for t in observation.timings)
-                for one in (root, member):
-                    one.reports.clear()
+                for companion in (root, member):
+                    companion.reports.clear()
     finally:
         await worker_pool.close()
