@@ -1,6 +1,6 @@
 """Several nodes on this machine, each with a network, an agent and simulated GPUs of its own.
 
-From a shell `python -m tests.lab --nodes 8`; in a test::
+In a test::
 
     with Lab(tmp_path, nodes=8) as lab, faults.slow(lab.nodes[2], "20mbit"):
         lab.wait(lambda scrapes: …)

@@ -13,9 +13,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.lab import records
 from tests.lab.node import INTERFACE
-from tests.lab.station import NotPermitted
+from tests.lab.station import NotPermitted, start_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -142,14 +141,14 @@ def blackhole_dns(node: Node) -> Iterator[None]:
 @contextlib.contextmanager
 def pause(pid: int) -> Iterator[None]:
     """Stop a process with SIGSTOP; SIGCONT afterwards, if it is still the same one."""
-    started = records.start_time(pid)
+    started = start_time(pid)
     if started is None:
         raise ProcessLookupError(pid)
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        if records.start_time(pid) == started:
+        if start_time(pid) == started:
             os.kill(pid, signal.SIGCONT)
 
 

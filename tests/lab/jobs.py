@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from dshealthd.jobs.environment import job as job_name
 from dshealthd.jobs.environment import parse_environ
-from tests.lab import records
 from tests.lab.mishaps import DIRECTORY
+from tests.lab.station import start_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -115,9 +115,7 @@ class Job:
         What remains is killed.
         """
         ranks = {
-            pid: records.start_time(pid)
-            for launcher in self.launchers
-            for pid in children(launcher.pid)
+            pid: start_time(pid) for launcher in self.launchers for pid in children(launcher.pid)
         }
         for launcher in self.launchers:
             launcher.terminate()
@@ -128,7 +126,7 @@ class Job:
             launcher.kill()
             launcher.wait()
         for pid, started in ranks.items():  # each is a session of its own
-            if started is not None and records.start_time(pid) == started:
+            if started is not None and start_time(pid) == started:
                 os.kill(pid, signal.SIGKILL)
 
 

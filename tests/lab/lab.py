@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from tests.lab import records
 from tests.lab.node import INTERFACE, Node, profile
 from tests.lab.shaper import Shaper
 from tests.lab.station import Loopback, Namespaces, NotPermitted, Station
@@ -48,7 +47,7 @@ class Lab:
 
     def __init__(
         self,
-        directory: Path | None = None,
+        directory: Path,
         nodes: int = 8,
         *,
         gpus: int = 8,
@@ -59,7 +58,7 @@ class Lab:
         start: bool = True,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Prepare a lab in `directory` (without one, in a temporary one that goes with it).
+        """Prepare a lab in `directory`.
 
         `config` is laid over the lab's own, which runs `collectors` every `interval`; without
         `start` the agents are left to `Node.start`.
@@ -72,7 +71,7 @@ class Lab:
         self._number, self._gpus, self._config = nodes, gpus, config
         self._profile = profile(collectors, interval)
         self._namespaces, self._start, self.progress = namespaces, start, progress
-        self._given = directory
+        self.directory = directory
         self._stations: list[Station] = []
         self._shapers: dict[tuple[str, str], Shaper] = {}
         self._pool = ThreadPoolExecutor(nodes + 1, thread_name_prefix="lab")
@@ -80,9 +79,7 @@ class Lab:
 
     def __enter__(self) -> Self:
         """Start everything; what has been started is ended again when something fails."""
-        self.directory = self._given if self._given is not None else records.temporary_directory()
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.records = records.Records(self.directory, temporary=self._given is None)
         try:
             self._make_stations()
             for number, station in enumerate(self._stations[1:], start=1):
@@ -109,9 +106,8 @@ class Lab:
         self.close()
 
     def close(self) -> None:
-        """End every agent and machine, and forget them. The directory stays where it was given."""
+        """End every agent and machine, and forget them. The directory stays."""
         with contextlib.ExitStack() as stack:
-            stack.callback(self.records.close)
             stack.callback(self._pool.shutdown)
             for station in self._stations:
                 stack.callback(station.close)
@@ -168,10 +164,9 @@ class Lab:
 
     @contextlib.contextmanager
     def injected(self, what: str) -> Iterator[None]:
-        """Note a fault while it lasts."""
+        """Say when a fault begins and ends."""
         self.progress(f"fault: {what}")
-        with self.records.fault(what):
-            yield
+        yield
         self.progress(f"fault over: {what}")
 
     def shaper(self, station: Station, device: str) -> Shaper:
@@ -282,9 +277,6 @@ class Lab:
         )  # all of them, so that what one of them lacks finds none of the others half made
         for future in opening:
             future.result()
-        for machine in machines:
-            assert machine.pid is not None
-            self.records.process(f"machine {machine.name}", machine.pid)
         switch, *others = machines
         width = NETWORK.prefixlen
         links = [

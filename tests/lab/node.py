@@ -133,7 +133,6 @@ class Node:
             popen=self.station.popen,
             module=module,
         )
-        self.lab.records.process(f"agent of {self.name}", self._starting.pid)
 
     def finish(self, seconds: float = START_SECONDS) -> None:
         """Wait until the agent that `begin` started serves."""

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from tests.lab import Lab, Node, NotPermitted, faults, records
+from tests.lab import Lab, Node, NotPermitted, faults
 from tests.lab.node import merged, toml
 from tests.lab.shaper import bits_per_second
-from tests.lab.station import listen
+from tests.lab.station import listen, start_time
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -266,11 +266,9 @@ def test_nodes(tmp_path: Path) -> None:
             os.stat(f"/proc/{pid}/ns/net").st_ino
             for pid in (lab.services.pid, *(node.station.pid for node in lab.nodes))
         }
-        record = lab.records.path
         assert namespaces <= network_namespaces(tmp_path)
     assert network_of_this_machine() == before
     assert not namespaces & network_namespaces(tmp_path)
-    assert not record.exists()
 
 
 def test_names(three: tuple[Node, Node, Node]) -> None:
@@ -312,7 +310,7 @@ def test_agent_stops_starts_reloads(lab: Lab, three: tuple[Node, Node, Node]) ->
     assert two.agent.pid == pid
     two.kill()
     end = time.monotonic() + 60
-    while any(records.start_time(worker) for worker in workers):
+    while any(start_time(worker) for worker in workers):
         assert time.monotonic() < end
         time.sleep(0.02)
 
@@ -478,109 +476,67 @@ def test_clock_offset(lab: Lab, three: tuple[Node, Node, Node]) -> None:
     assert began - 1 < (found.value(stamp, collector="memory") or 0) < time.time() + 1
 
 
-def test_faults_are_recorded(lab: Lab, three: tuple[Node, Node, Node]) -> None:
-    """What is in force can be read from the lab's records while it is."""
-    one, two, _ = three
-    with faults.drop(one, two):
-        assert '"drop node-1 <-> node-2"' in lab.records.path.read_text()
-    assert "drop" not in lab.records.path.read_text()
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.lab import Lab
+
+with Lab(Path(sys.argv[1]), int(sys.argv[2]), gpus=1, progress=lambda text: print(text)) as lab:
+    print(*(node.agent.pid for node in lab.nodes), bool(lab.limits), flush=True)
+    sys.stdin.read()
+"""
 
 
 @contextlib.contextmanager
-def command(directory: Path) -> Iterator[tuple[subprocess.Popen[str], list[int], bool]]:
-    """Run `python -m tests.lab` with two nodes.
-
-    The process, the agents' pids once they serve, and whether there are namespaces.
-
-    It is killed at the end, and what it left is cleaned.
+def apart(
+    directory: Path, nodes: int, *prefix: str
+) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """Run a lab in a process of its own until its standard input ends: the process, and what it
+    has said once its agents serve, their pids and whether it has no namespaces last.
     """
-    arguments = [
-        sys.executable,
-        "-m",
-        "tests.lab",
-        "--nodes",
-        "2",
-        "--gpus",
-        "1",
-        "--directory",
-        str(directory),
-    ]
-    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        shown = []
-        for line in process.stdout:
-            shown.append(line)
-            if line.startswith("files in "):
-                break
-        agents = [int(line.split()[2]) for line in shown if line.startswith("node-")]
-        assert len(agents) == 2, shown
-        yield process, agents, any(line.startswith("services") for line in shown)
-    finally:
-        process.kill()
-        process.wait(60)
-        process.stdout.close()
-        clean(directory)
-
-
-def clean(directory: Path) -> str:
-    """Run `python -m tests.lab --clean` for one lab and return what it says."""
-    arguments = [sys.executable, "-m", "tests.lab", "--clean", "--directory", str(directory)]
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True).stdout
+    command = [*prefix, sys.executable, "-c", SCRIPT, str(directory), str(nodes)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        said = []
+        try:
+            for line in process.stdout:
+                said.append(line.rstrip())
+                if line.endswith(("True\n", "False\n")):
+                    break
+            yield process, said
+        finally:
+            process.kill()
 
 
 def ended(pids: list[int], seconds: float = 60.0) -> bool:
     """Tell whether processes end in time."""
     end = time.monotonic() + seconds
-    while any(records.start_time(pid) for pid in pids) and time.monotonic() < end:
+    while any(start_time(pid) for pid in pids) and time.monotonic() < end:
         time.sleep(0.02)
-    return not any(records.start_time(pid) for pid in pids)
-
-
-def test_killed_lab_is_cleaned(tmp_path: Path) -> None:
-    """--clean leaves a running lab alone and removes all that a killed one left, stopped processes
-    too; nothing of this machine changes.
-    """
-    before = network_of_this_machine()
-    with command(tmp_path) as (process, agents, namespaced):
-        assert f"{tmp_path}: left alone, its lab runs as process {process.pid}" in clean(tmp_path)
-        tasks = Path(f"/proc/{process.pid}/task").iterdir()
-        pids = [
-            int(pid)
-            for task in tasks
-            for pid in (task / "children").read_text(encoding="ascii").split()
-        ]
-        assert set(agents) <= set(pids)
-        namespaces = {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in pids} - {
-            os.stat("/proc/self/ns/net").st_ino
-        }
-        assert len(namespaces) == (3 if namespaced else 0)
-        assert namespaces <= network_namespaces(tmp_path)
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)  # so that nothing ends by itself
-        process.kill()
-        process.wait(60)
-        assert not ended(agents, 0.3)
-        said = clean(tmp_path)
-    assert f"{tmp_path}: agent of node-1, process {agents[0]}" in said
-    assert f"{tmp_path}: cleaned" in said
-    assert ended(pids)
-    assert not namespaces & network_namespaces(tmp_path)
-    assert network_of_this_machine() == before
-    assert clean(tmp_path) == "nothing is left of any lab\n"
+    return not any(start_time(pid) for pid in pids)
 
 
 def test_machines_end_with_their_lab(tmp_path: Path) -> None:
-    """Without any cleaning, a killed lab's machines end, and with them their agents, however little
-    these notice.
+    """A killed lab's machines end, and with them their agents, however little these notice; nothing
+    of this machine changes.
     """
-    with command(tmp_path) as (process, agents, namespaced):
-        if not namespaced:
+    before = network_of_this_machine()
+    with apart(tmp_path, 2) as (process, said):
+        *pids, limited = said[-1].split()
+        if limited == "True":
             pytest.skip("no namespaces")
+        agents = list(map(int, pids))
+        namespaces = {os.stat(f"/proc/{pid}/ns/net").st_ino for pid in agents}
+        assert len(namespaces) == 2
+        assert namespaces <= network_namespaces(tmp_path)
         os.kill(agents[0], signal.SIGSTOP)
         process.kill()
         process.wait(60)
         assert ended(agents)
+    assert not namespaces & network_namespaces(tmp_path)
+    assert network_of_this_machine() == before
 
 
 def test_failed_start_leaves_nothing(tmp_path: Path) -> None:
@@ -590,7 +546,6 @@ def test_failed_start_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="unknown key; did you mean listen_address"), wrong:
         pass
     assert network_of_this_machine() == before
-    assert not wrong.records.path.exists()
 
 
 def test_loopback(tmp_path: Path) -> None:
@@ -635,35 +590,17 @@ def test_refused_namespaces(tmp_path: Path) -> None:
     """
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("root and setpriv are needed to give up a capability")
-    arguments = [
-        "setpriv",
-        "--bounding-set=-sys_admin",
-        sys.executable,
-        "-m",
-        "tests.lab",
-        "--nodes",
-        "1",
-        "--directory",
-        str(tmp_path),
-    ]
-    process = subprocess.Popen(
-        [*arguments, "--gpus", "1", "--collectors", "memory"], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    said = ""
-    while not said.endswith("Ctrl-C ends the lab\n"):
-        line = process.stdout.readline()
-        assert line, said
-        said += line
-    process.send_signal(signal.SIGINT)
-    rest, _ = process.communicate(timeout=60)
-    assert (process.returncode, rest) == (0, "")
+    with apart(tmp_path, 1, "setpriv", "--bounding-set=-sys_admin") as (process, said):
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(60) == 0
+    text = "\n".join(said)
     assert (
         "namespaces are not permitted here (a pid namespace: Operation not permitted); run "
         "as root, or under `unshare"
-    ) in said
-    assert "\n  no faults of the network (" in said
-    assert " http://127." in said
+    ) in text
+    assert "\n  no faults of the network (" in text
+    assert said[-1].endswith("True")
 
 
 def test_configuration_is_laid_over() -> None:

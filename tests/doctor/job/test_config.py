@@ -32,7 +32,7 @@ from tests.doctor.job.asking import (
     with_config,
 )
 from tests.doctor.looks import apply
-from tests.lab.records import start_time
+from tests.lab.station import start_time
 
 if TYPE_CHECKING:
     from dshealthd.doctor.job.sources.inspection import Inspection
