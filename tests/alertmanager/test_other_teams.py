@@ -31,7 +31,7 @@ TARGET = {"exporter": "dshealthd", "job": "dshealthd", "service": "dshealthd", "
 """What a site's own alert about an agent has from its target."""
 NODE = {"cluster", "node", "severity", "job", "instance"}
 """What a site's own alert about a node may share with ours."""
-SECONDS = 20.0
+SECONDS = 120.0
 
 
 def matching(matchers: list[str], other: Mapping[str, str]) -> Labels:

@@ -24,7 +24,6 @@ from dshealthd.evidence.options import EvidenceOptions
 from dshealthd.evidence.service import BUNDLES, BYTES, INFO, LAST, Evidence
 from dshealthd.jobs.hangs.hang import UNEXPLAINED, HangClass, Standstill
 from tests.environments import wait_for_environment
-from tests.loops import in_loop
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
@@ -105,7 +104,6 @@ def training_process() -> Iterator[int]:
             process.kill()
 
 
-@in_loop
 async def test_a_hang_is_taken_once_and_not_before_it_has_lasted(tmp_path: Path) -> None:
     """A job that stands still for long enough gets one bundle, however long it goes on."""
     node = Node(tmp_path)
@@ -117,7 +115,6 @@ async def test_a_hang_is_taken_once_and_not_before_it_has_lasted(tmp_path: Path)
     await node.evidence.close()
 
 
-@in_loop
 async def test_a_hang_without_a_cause_is_taken_at_once(tmp_path: Path) -> None:
     """A wait within a step causes a bundle, though its page waits for the probes."""
     node = Node(tmp_path)
@@ -139,7 +136,6 @@ async def test_a_hang_without_a_cause_is_taken_at_once(tmp_path: Path) -> None:
     await node.evidence.close()
 
 
-@in_loop
 async def test_a_pause_between_begins_again(tmp_path: Path) -> None:
     """Two short stops are not one long one."""
     node = Node(tmp_path)
@@ -149,7 +145,6 @@ async def test_a_pause_between_begins_again(tmp_path: Path) -> None:
     await node.evidence.close()
 
 
-@in_loop
 async def test_another_hang_of_the_job_is_taken_after_a_decent_time(tmp_path: Path) -> None:
     """The next hang of the same job waits for the time between bundles; another job does not."""
     node = Node(tmp_path)
@@ -166,7 +161,6 @@ async def test_another_hang_of_the_job_is_taken_after_a_decent_time(tmp_path: Pa
     await node.evidence.close()
 
 
-@in_loop
 async def test_a_restarted_agent_takes_no_second_bundle(tmp_path: Path) -> None:
     """What lies on disk counts: the hang goes on, and the agent was restarted."""
     node = Node(tmp_path)
@@ -181,7 +175,6 @@ async def test_a_restarted_agent_takes_no_second_bundle(tmp_path: Path) -> None:
     assert successor.values(BYTES) == {}  # not known before the next collection
 
 
-@in_loop
 async def test_evidence_can_be_switched_off(tmp_path: Path) -> None:
     """Nothing is taken, and the directory is not even made."""
     node = Node(tmp_path, dataclasses.replace(OPTIONS, enabled=False))
@@ -190,7 +183,6 @@ async def test_evidence_can_be_switched_off(tmp_path: Path) -> None:
     assert not node.evidence.directory.exists()
 
 
-@in_loop
 async def test_a_bundle_is_counted_and_named(tmp_path: Path) -> None:
     """How it went, how many are kept and how large they are, and which is the newest of a job."""
     node = Node(tmp_path)
@@ -215,7 +207,6 @@ async def test_a_bundle_is_counted_and_named(tmp_path: Path) -> None:
     assert any(re.fullmatch(r"rank-0-\d+\.kernel\.txt", name) for name in names)
 
 
-@in_loop
 async def test_a_job_of_which_no_rank_is_found_gives_part_of_a_bundle(tmp_path: Path) -> None:
     """Metrics and kernel lines are kept, and the outcome says that it is not all."""
     taken = await Node(tmp_path).evidence.take(HangCase(job="slurm-404", reason="waiting"))
@@ -282,7 +273,6 @@ run("hang", hang, 60)
             time.sleep(0.02)
 
 
-@in_loop
 async def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:
     """The agent's loop is never held up by more than a moment."""
     node = Node(tmp_path, dataclasses.replace(OPTIONS, deadline=Duration(2.0)), command=HANGING)
@@ -296,7 +286,6 @@ async def test_a_loop_goes_on_while_a_collection_hangs(tmp_path: Path) -> None:
     assert worst < 1.0
 
 
-@in_loop
 async def test_a_collecting_process_that_ends_early_is_a_failure(tmp_path: Path) -> None:
     """Neither an exception nor a wait: an outcome."""
     node = Node(tmp_path, command=FAILING)
@@ -308,7 +297,6 @@ async def test_a_collecting_process_that_ends_early_is_a_failure(tmp_path: Path)
     ).outcome == "failed"
 
 
-@in_loop
 async def test_a_disk_that_is_nearly_full_is_a_refusal(tmp_path: Path) -> None:
     """It is counted, and says how much there is."""
     node = Node(tmp_path, dataclasses.replace(OPTIONS, min_free_bytes=Bytes(1 << 60)))
@@ -318,7 +306,6 @@ async def test_a_disk_that_is_nearly_full_is_a_refusal(tmp_path: Path) -> None:
     assert node.values(BUNDLES)["refused",] == 1
 
 
-@in_loop
 async def test_a_state_directory_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
     """An agent whose state could not be made goes on without evidence, and says why."""
     taken = await Node(tmp_path / "missing").evidence.take(
@@ -328,7 +315,6 @@ async def test_a_state_directory_that_is_not_there_is_a_failure(tmp_path: Path) 
     assert "No such file or directory" in taken.detail
 
 
-@in_loop
 async def test_a_disk_that_hangs_is_unknown_and_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
