@@ -118,8 +118,8 @@ def test_assets_are_of_one_build_each(tmp_path: Path) -> None:
         if "SHA256SUMS" in step.get("run", "")
     ]
     subprocess.run(["bash", "-e", "-c", script], cwd=tmp_path, check=True)
-    names = {name for listed in made.values() for name in listed} - {"notes.md"} | {"SHA256SUMS"}
-    assert {file.name for file in (tmp_path / "assets").iterdir()} == names
+    expected = {name for names in made.values() for name in names} - {"notes.md"} | {"SHA256SUMS"}
+    assert {file.name for file in (tmp_path / "assets").iterdir()} == expected
     assert (tmp_path / "assets" / training).read_text(encoding="utf-8") == "wheels"
 
 
