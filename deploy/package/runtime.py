@@ -54,7 +54,7 @@ LOADED_LATER = ("libgcc_s.so.1",)
 """What glibc opens by itself."""
 LEFT_OUT = re.compile(
     r"(__pycache__|__phello__|config-.*|curses|dbm|ensurepip|idlelib|multiprocessing|pydoc_data"
-    r"|site-packages|sqlite3|test|turtle.*|unittest|venv|xml/(dom|sax)|xmlrpc|zoneinfo|_pyrepl"
+    r"|site-packages|sqlite3|test|turtle.*|unittest|venv|xml/(dom|sax)|xmlrpc|_pyrepl"
     r"|ctypes/macholib)(/.*)?"
     # Debuggers, profilers and other tools of developers; clients of mail, news and FTP.
     r"|(antigravity|bdb|cProfile|cmd|code|codeop|doctest|fileinput|ftplib|imaplib|mailbox"
@@ -66,7 +66,7 @@ LEFT_OUT = re.compile(
     r"|asyncio/(proactor_events|windows_.*)\.py"
     r"|_py(datetime|decimal|io)\.py|sitecustomize\.py|EXTERNALLY-MANAGED"
     r"|lib-dynload/(_codecs_|_multibytecodec|_test|_ctypes_test|_xxtest|xx|_interp|_lsprof"
-    r"|_multiprocessing|_posixshmem|_zoneinfo).*"
+    r"|_multiprocessing|_posixshmem).*"
 )
 """What no agent imports. Extension modules that need a library outside PACKAGES go too."""
 SNAPSHOT = "https://snapshot.debian.org/archive"
