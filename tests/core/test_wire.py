@@ -67,6 +67,17 @@ def test_a_series_is_named_once() -> None:
     assert second["values"] == [1.0, 2.0]
 
 
+def test_series_of_ended_jobs_are_forgotten() -> None:
+    """Of thousands of short jobs neither side remembers more than the last collection's series."""
+    encoder, decoder = wire.Encoder(), wire.Decoder(METRICS)
+    for job in range(500):
+        samples = tuple(A(float(rank), f"{job}/{rank}") for rank in range(8))
+        message = sent(encoder, Result(CollectionOutcome.OK, samples))
+        decoder.unpack(message)
+    (kept,), (read,) = encoder._last.values(), decoder._last.values()
+    assert len(kept) == len(read) == 8
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [

@@ -172,13 +172,11 @@ def train(jobs: dict[str, Job], tried: dict[str, Situation], until: Callable[[],
 
 def answered_twice(agent: RunningAgent, jobs: dict[str, Job]) -> Callable[[], bool]:
     """Return what tells whether each job has answered twice, so that answers can be compared."""
-    answers: dict[str, set[float]] = {job.name: set() for job in jobs.values()}
+    names = {job.name for job in jobs.values()}
 
     def answered() -> bool:
-        series = agent.scrape().series.get(f"{PREFIX}answer_timestamp_seconds", {})
-        for key, at in series.items():
-            answers[dict(key)["training_job"]].add(at)
-        return all(len(times) > 1 for times in answers.values())
+        series = agent.scrape().series.get(f"{PREFIX}answers_without_progress", {})
+        return names <= {dict(key)["training_job"] for key in series}
 
     return answered
 
