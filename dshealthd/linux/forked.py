@@ -101,13 +101,18 @@ class _Running:
             content = _HEAD.size + name_size
             if len(self.buffer) < content + size:
                 break
-            if name_size:
-                self.left -= size
+            part = bytes(self.buffer[content : content + size])
+            try:
                 name = self.buffer[_HEAD.size : content].decode()
-                self.keep(name, bytes(self.buffer[content : content + size]))
-            else:
-                self.value, self.problem = json.loads(self.buffer[content : content + size])
-                self.answered = True
+                if not name:
+                    self.value, self.problem = json.loads(part)
+                    self.answered = True
+            except (ValueError, TypeError):
+                self.problem = "its output is malformed"
+                return False
+            if name:
+                self.left -= size
+                self.keep(name, part)
             del self.buffer[: content + size]
         return bool(data) and not self.answered
 

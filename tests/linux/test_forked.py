@@ -40,6 +40,35 @@ def raise_missing(_emit: Emit) -> None:
     raise Missing(message)
 
 
+@pytest.mark.parametrize("answer", [b"no JSON", b"5", b"[1, 2, 3]"])
+@pytest.mark.parametrize("name", [b"", b"\xff"])
+def test_malformed_output_costs_its_own_function(name: bytes, answer: bytes) -> None:
+    """What a function's process writes in place of an answer does not end the others."""
+
+    def garbage(_emit: Emit) -> None:
+        descriptor = max(int(one) for one in os.listdir("/proc/self/fd") if is_open(int(one)))
+        os.write(descriptor, len(name).to_bytes(4, "big") + len(answer).to_bytes(4, "big"))
+        os.write(descriptor, name + answer)
+        time.sleep(60)
+
+    pool = Pool()
+    pool.start("garbage", garbage, 60.0, max_bytes=100)
+    pool.start("well", lambda _emit: 1, 60.0)
+    found = {ended.name: ended for ended in pool.ended()}
+    pool.close()
+    assert found["garbage"].problem == "its output is malformed"
+    assert found["well"].value == 1
+
+
+def is_open(descriptor: int) -> bool:
+    """Return whether a descriptor is open: the one that lists the directory no longer is."""
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
 def test_answers_and_errors_come_back() -> None:
     """What is returned arrives as JSON; an exception or an end without an answer is a reason."""
     found = run(
