@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 from dshealthd.explain import command
@@ -39,3 +41,16 @@ def explained_text(folder: Path, text: str) -> Finding:
     """Explain a text as the log `job.out` in a folder."""
     (folder / "job.out").write_text(text)
     return explained_paths(folder / "job.out")
+
+
+def peak_memory(path: Path) -> int:
+    """Return the most bytes of memory that the command takes for a log, in a process of its own."""
+    code = (
+        "import re, sys; from dshealthd.explain import command\n"
+        "command.main(sys.argv[1:])\n"
+        "print(*re.findall(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read()))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, check=True, text=True
+    )
+    return int(done.stdout.split()[-1]) << 10

@@ -7,7 +7,6 @@ import lzma
 import os
 import random
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ import pytest
 
 from dshealthd.explain import command
 from dshealthd.explain.streams import Splitter
-from tests.explain.explaining import explained_paths
+from tests.explain.explaining import explained_paths, peak_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -120,18 +119,6 @@ def test_line_numbers_are_those_of_the_file(tmp_path: Path) -> None:
 
 def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     """200 MB of which every line is another one take no more than 64 MiB above an empty log."""
-    code = (
-        "import re, sys; from dshealthd.explain import command\n"
-        "command.main(sys.argv[1:])\n"
-        "print(*re.findall(r'VmHWM:\\s*(\\d+)', open('/proc/self/status').read()))\n"
-    )
-
-    def peak(path: Path) -> int:
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(path)], capture_output=True, check=True, text=True
-        )
-        return int(done.stdout.split()[-1])
-
     empty, large = tmp_path / "empty", tmp_path / "large"
     empty.write_text("step 1\n")
     block = b"".join(
@@ -140,7 +127,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     with large.open("wb") as file:
         for _ in range(40):
             file.write(block + b"one line " + b"y" * 2_000_000 + b"\n")
-    assert peak(large) - peak(empty) < 64 << 10
+    assert peak_memory(large) - peak_memory(empty) < 64 << 20
 
 
 def test_exit_statuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.status.paint import EXIT
 from tests import agents
 from tests.command_line import dshealthd
 from tests.nvml.simulator import Simulator
@@ -15,6 +14,8 @@ from tests.nvml.simulator import Simulator
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from tests.agents import RunningAgent
 
 NVML_ERROR_GPU_IS_LOST = 15
 SECONDS = 120.0
@@ -27,15 +28,11 @@ def status(port: int) -> tuple[int, dict[str, Any]]:
     return done.returncode, node
 
 
-def until(port: int, wanted: Callable[[list[str]], bool]) -> tuple[int, dict[str, Any]]:
-    """Ask until the alerts of the findings are as wanted."""
+def until(agent: RunningAgent, wanted: Callable[[list[str]], bool]) -> None:
+    """Wait until the alerts of the agent's findings are as wanted."""
     end = time.monotonic() + SECONDS
-    while True:
-        code, node = status(port)
-        assert code in EXIT.values()
-        if wanted([finding["alert"] for finding in node["findings"] or ()]):
-            return code, node
-        assert time.monotonic() < end, node["findings"]
+    while not wanted([finding["alert"] for finding in agent.status()["findings"]]):
+        assert time.monotonic() < end
         time.sleep(0.3)
 
 
@@ -46,10 +43,11 @@ def test_from_well_to_lost(tmp_path: Path) -> None:
     config = f'[path]\nsysfs = "{tmp_path}/sys"\n[collectors.gpu]\ninterval = "1s"\n'
     with agents.running(tmp_path, config, environment=gpus.environment()) as agent:
         agent.wait(lambda scrape: len(scrape.all("dshealthd_gpu_up")) == 2)
-        until(agent.port, lambda alerts: not any("Gpu" in alert for alert in alerts))
+        until(agent, lambda alerts: not any("Gpu" in alert for alert in alerts))
         before = time.time()
         gpus.fault("fail", NVML_ERROR_GPU_IS_LOST, gpu=1)
-        code, node = until(agent.port, lambda alerts: "DshealthdGpuLost" in alerts)
+        until(agent, lambda alerts: "DshealthdGpuLost" in alerts)
+        code, node = status(agent.port)
         (lost,) = (one for one in node["findings"] if one["alert"] == "DshealthdGpuLost")
         assert (code, node["verdict"], lost["part"]) == (2, "critical", "GPU 1")
         assert before - 1 <= lost["since"] <= time.time()
@@ -58,8 +56,8 @@ def test_from_well_to_lost(tmp_path: Path) -> None:
 
         (tmp_path / "dshealthd.toml").write_text("nonsense = 1\n", encoding="utf-8")
         agent.process.send_signal(signal.SIGHUP)
-        until(agent.port, lambda alerts: "DshealthdAgentTrouble" in alerts)
+        until(agent, lambda alerts: "DshealthdAgentTrouble" in alerts)
         gpus.clear_faults()
-        until(agent.port, lambda alerts: "DshealthdGpuLost" not in alerts)
+        until(agent, lambda alerts: "DshealthdGpuLost" not in alerts)
     code, node = status(agent.port)
     assert (code, node["verdict"]) == (3, "unknown")
