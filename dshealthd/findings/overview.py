@@ -5,11 +5,11 @@ from __future__ import annotations
 import operator
 import statistics
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.collectors.training import USUAL, quantile
 from dshealthd.findings.hangs import problem, silent
-from dshealthd.jobs.hangs.hang import HangClass
+from dshealthd.jobs.hangs.hang import HangClass, explain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,17 +28,33 @@ STATES = ("no heartbeats", "training", "paused", "suspended", "stalled", "failed
 """States of a job on a node, from best to worst."""
 
 
-def state_of_all(parts: Iterable[tuple[str, str]]) -> str:
-    """Return the state of a job from its state and the class of its standstill on each node: the
-    worst, unless the nodes together know better.
+class JobPart(NamedTuple):
+    """What one node shows of a job."""
+
+    state: str
+    cause: str
+    """The class of its standstill; empty if there is none."""
+    ranks: int
+    world_size: int | None
+    step: int | None
+    """The lowest of its ranks; None without heartbeats."""
+    step_highest: int | None
+
+
+def state_of_all(parts: Sequence[JobPart]) -> str:
+    """Return the state of a job from what all its nodes show of it: the worst, unless the nodes
+    together know better.
 
     Ranks that wait for one on another node look hung on theirs; ranks that are stopped on one node
-    alone hold up those on the others.
+    alone hold up those on the others; and only all nodes see that no rank is left for which those
+    wait that pause between two steps.
     """
-    known = set(parts)
+    known = {(part.state, part.cause) for part in parts}
     states = {state for state, _ in known}
     worst = max(states, key=lambda state: STATES.index(state) if state in STATES else 1)
     if worst in {"hung", "stalled"} and "suspended" in states:
+        return "hung"
+    if len(parts) > 1 and known <= _BETWEEN_STEPS and _none_at_work(parts):
         return "hung"
     if worst == "hung" and ("hung", HangClass.PROCESS) not in known:
         if "paused" in states:
@@ -47,6 +63,24 @@ def state_of_all(parts: Iterable[tuple[str, str]]) -> str:
         if "training" in states or at_work:
             return "stalled"
     return worst
+
+
+_BETWEEN_STEPS = {("stalled", HangClass.BETWEEN_STEPS), ("stalled", HangClass.COLLECTIVE)}
+
+
+def _none_at_work(parts: Sequence[JobPart]) -> bool:
+    """Return whether the ranks of a job that pause between two steps do not do so together, or all
+    wait in collectives, as `dshealthd:job:hang` has it.
+
+    Not of several runs within one allocation, which do not wait for each other.
+    """
+    ranks = sum(part.ranks for part in parts)
+    world = max((part.world_size for part in parts if part.world_size), default=None)
+    if world is not None and ranks > world:
+        return False
+    steps = {part.step for part in parts} | {part.step_highest for part in parts}
+    apart = len(steps - {None}) > 1
+    return apart or (ranks == world and all(part.cause == HangClass.COLLECTIVE for part in parts))
 
 
 def overview(series: Series, bundles: str) -> list[dict[str, Any]]:
@@ -78,6 +112,10 @@ def _job(series: Series, job: str, bundles: str) -> dict[str, Any]:
     )
     seen = [int(point.value) for point in series("job_ranks", training_job=job)]
     found = silent(series, job)
+    if found and found.cause == HangClass.COLLECTIVE and sum(seen) > len(ranks):
+        # What the ranks without heartbeats do is not known.
+        cause = HangClass.BETWEEN_STEPS
+        found = found._replace(cause=cause, says=explain(cause, named=False, whole=False))
     hang = _hang(found) if found is not None and found.is_hang else None
     stall = _stall(series, job, found) if found is not None and not hang else None
     stall = stall or (None if found else _paused(series, job))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.findings.finding import State
-from dshealthd.findings.overview import state_of_all, usual
+from dshealthd.findings.overview import JobPart, state_of_all, usual
 from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
@@ -45,16 +45,25 @@ def merged(
     Of a job that only `old` summaries show, nothing is returned that may have changed.
     """
     jobs: dict[str, dict[str, Any]] = {}
-    states: dict[str, list[tuple[str, str]]] = {}
+    parts: dict[str, list[JobPart]] = {}
     work: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for node, answer in current:
         for entry in answer["jobs"]:
             _add(jobs.setdefault(entry["job"], _empty(entry["job"], "")), node, entry)
-            states.setdefault(entry["job"], []).append((entry["state"], entry.get("cause", "")))
+            parts.setdefault(entry["job"], []).append(
+                JobPart(
+                    entry["state"],
+                    entry.get("cause", ""),
+                    entry["ranks"],
+                    entry.get("world_size"),
+                    entry.get("step"),
+                    entry.get("step_highest"),
+                )
+            )
             work.setdefault(entry["job"], []).extend((node, one) for one in entry.get("work", ()))
     for name, job in jobs.items():
         job["slowest"] = _slowest(work[name])
-        job["state"] = state_of_all(states[name])
+        job["state"] = state_of_all(parts[name])
         if job["state"] != "paused":
             job["pause"] = None
         if job["state"] != "training":

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural
 from dshealthd.findings.finding import State
-from dshealthd.findings.overview import state_of_all
+from dshealthd.findings.overview import JobPart, state_of_all
 from dshealthd.status.paint import duration, safe
 
 if TYPE_CHECKING:
@@ -41,11 +41,17 @@ def parts_of(name: str, answers: Sequence[AgentAnswer]) -> list[Part]:
 def state(parts: Sequence[Part]) -> str:
     """Return the state of a job over all nodes that were queried."""
     return state_of_all(
-        (
-            "hung" if job["hang"] else job["state"],
-            (job["hang"] or job.get("stall") or {}).get("cause", ""),
-        )
-        for _, job in parts
+        [
+            JobPart(
+                "hung" if job["hang"] else job["state"],
+                (job["hang"] or job.get("stall") or {}).get("cause", ""),
+                job["ranks_here"],
+                job["world_size"],
+                job["step"],
+                job.get("step_highest", job["step"]),
+            )
+            for _, job in parts
+        ]
     )
 
 
@@ -107,7 +113,7 @@ def _details(job: Mapping[str, Any], *, hung: bool) -> Iterator[str]:
             yield f"rank {culprit['rank']} {safe(culprit.get('says') or culprit['reason'])}"
     if stall and job["state"] != "paused":  # which the headline says
         lasts, left = duration(stall["silent_seconds"]), stall["hung_in_seconds"]
-        later = "" if left is None else f"; counts as hung in {duration(left)}"
+        later = "" if left is None or hung else f"; counts as hung in {duration(left)}"
         yield f"{safe(stall['says'])} for {lasts}{later}"
     for failure in job.get("failures", ()):  # which older agents do not report
         rank = "" if failure["rank"] is None else f" on rank {failure['rank']}"

@@ -403,3 +403,39 @@ def test_nodes_together_know_better(told: tuple[tuple[str, str], ...], state: st
         (job,) = merged(answers, ())
         assert job["state"] == state
         assert job["pause"] == ("checkpoint" if state == "paused" else None)
+
+
+@pytest.mark.parametrize(
+    ("told", "state"),
+    [
+        # As `dshealthd:job:hang`: no rank is left that could be at work between two steps.
+        ((("collective", 8, 99), ("collective", 8, 99)), "hung"),
+        ((("between_steps", 8, 99), ("collective", 8, 100)), "hung"),
+        # One may write a checkpoint; not all ranks are seen; or there are two runs, of eight each.
+        ((("collective", 8, 99), ("between_steps", 8, 99)), "stalled"),
+        ((("collective", 8, 99), ("collective", 7, 99)), "stalled"),
+        ((("collective", 8, 99), ("working", 8, 100)), "stalled"),
+        ((("collective", 16, 99), ("collective", 8, 100)), "stalled"),
+    ],
+)
+def test_a_hang_between_two_steps_is_seen_by_all_nodes_together(
+    told: tuple[tuple[str, int, int], ...], state: str
+) -> None:
+    """Where the page to the phone names a hang between two steps, the fleet does not show a pause."""
+    answers = [
+        (
+            name,
+            WELL
+            | {
+                "jobs": (
+                    PART
+                    | {"state": "stalled", "cause": cause, "ranks": ranks}
+                    | {"step": step, "step_highest": step},
+                )
+            },
+        )
+        for name, (cause, ranks, step) in zip("ab", told, strict=True)
+    ]
+    for order in (answers, answers[::-1]):
+        (job,) = merged(order, ())
+        assert job["state"] == state

@@ -16,7 +16,7 @@ from dshealthd.cli import main as cli
 from dshealthd.collectors.gpu import ACTIVITY, FAULT, UP, VISIBLE
 from dshealthd.collectors.gpu_bus import EXPECTED
 from dshealthd.collectors.gpu_processes import RANK as GPU
-from dshealthd.collectors.job_environment import WORLD_SIZE
+from dshealthd.collectors.job_environment import RANKS, WORLD_SIZE
 from dshealthd.collectors.job_hang import BOUND, CULPRIT, HANG, HOLD, OVERDUE, PHASE_SECONDS
 from dshealthd.collectors.job_logs import FAILURE
 from dshealthd.collectors.job_writes import WRITES
@@ -271,6 +271,29 @@ def test_one_headline_for_several_nodes(capsys: pytest.CaptureFixture[str]) -> N
     code, said = printed()
     assert code == 2
     assert said.startswith("run-1  hung  ")
+    for one in told.values():  # all of them wait between two steps, for nobody
+        stall = {"cause": "collective", "says": "in collectives", "silent_seconds": 120.0}
+        stall |= {"hung_in_seconds": 540.0}
+        one |= {"state": "stalled", "hang": None, "stall": stall, "step": 156, "ranks_here": 1}
+        one |= {"step_highest": 156}
+    code, said = printed()
+    assert code == 2
+    assert said.startswith("run-1  hung  ")
+    assert "n1: in collectives for 2 min\n" in said
+    told["n2"] |= {"stall": stall | {"cause": "between_steps"}}
+    code, said = printed()
+    assert code == 0
+    assert said.startswith("run-1  stalled  ")
+    assert "n1: in collectives for 2 min; counts as hung in 9 min\n" in said
+
+
+def test_what_ranks_without_heartbeats_do_is_unknown(shown: Callable[..., str]) -> None:
+    """Beside a rank that waits in a collective, one that reports nothing may be at work."""
+    waits = (WORLD_SIZE(4, "run-1", "run-1"), HANG(0, "run-1", "collective"))
+    assert "in collectives between two steps" in shown("jobs", *JOB, *waits)
+    said = shown("jobs", *JOB, *waits, RANKS(3, "run-1", "run-1"))
+    assert "in collectives" not in said
+    assert "between two steps" in said
 
 
 def test_a_node_says_what_it_does_not_see(shown: Callable[..., str]) -> None:

@@ -161,7 +161,10 @@ def explain(cause: str, *, named: bool, whole: bool) -> str:
         case HangClass.BETWEEN_STEPS:
             return "between two steps"
         case HangClass.COLLECTIVE:
-            return "in collectives between two steps: a rank on another node may be at work there"
+            return (
+                "in collectives between two steps: hung unless a rank on another node is at work, "
+                "which is not seen from this node"
+            )
         case HangClass.WORKING:
             return "no step, but its processes are at work"
         case HangClass.SUSPENDED if whole:
