@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.collector import Collector, gauge
 from dshealthd.jobs.hangs.activity import ThreadState
-from dshealthd.jobs.hangs.hang import HangClass
+from dshealthd.jobs.hangs.hang import HangClass, position
 from dshealthd.jobs.options import HangOptions
 from dshealthd.jobs.service import Jobs
 from dshealthd.jobs.shares import shared
@@ -64,7 +64,8 @@ BOUND = gauge(
 POSITION = gauge(
     "dshealthd_job_position",
     "Progress of the rank in steps: completed steps, plus 1/3 in the forward pass of the next and "
-    "2/3 in its backward pass; absent where the stage is unknown.",
+    "2/3 in its backward pass; where gradients accumulate, in its last ones, and less in those "
+    "before. Absent where the stage is unknown.",
     *_RANK,
 )
 SILENT_POSITION = gauge(
@@ -119,7 +120,6 @@ ENDED = gauge(
 MAX_RANKS = 64
 """Ranks of a node that get series, users and jobs in turn; the rest are still watched and count."""
 MAX_NAMED = 8
-STAGES = 3
 
 
 class JobHang(Collector):
@@ -199,9 +199,3 @@ def samples(job: str, rank: RankState) -> Iterator[Sample]:
         yield COLLECTIVE(rank.collective_for, job, name, rank.collective)
     if rank.stage is not StepStage.UNKNOWN:
         yield POSITION(position(rank), job, name)
-
-
-def position(rank: RankState) -> float:
-    """Return the progress of a rank in steps; whole steps where its stage is unknown."""
-    known = rank.stage is not StepStage.UNKNOWN
-    return rank.step + (rank.stage - StepStage.INPUT) / STAGES * known

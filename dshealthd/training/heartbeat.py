@@ -25,6 +25,8 @@ log = logging.getLogger("dshealthd.training")
 
 SLOW_INTERVAL = 1.0
 """Seconds between two reads of memory and communication time, which cost more to read."""
+ALIKE = 10
+"""Steps with equally many forward passes from which on the next one is expected to have as many."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -108,6 +110,12 @@ class Heartbeat:
         self._saves = 0
         self._waits = 0
         """Collectives so far in which the host has waited between two steps."""
+        self._passes = 0
+        """Forward passes of this step so far."""
+        self._usual_passes = 0
+        """Those of a usual step."""
+        self._alike = 0
+        """Steps that had as many, up to twice ALIKE; another step counts as ALIKE fewer."""
         self._thread = 0
         self._entered: Any = None
         self.parameters: Callable[[], Iterator[Any]] | None = None
@@ -137,6 +145,7 @@ class Heartbeat:
             self._last = max(now - self._ended - self._paused, 0.0)
             self._mean.add(self._last)
         self._ended, self._paused, self._pause_began = now, 0.0, None
+        self._count_passes()
         self._phase = Phase.TRAINING  # a process that makes steps trains, whatever it marked before
         self._thread = threading.get_ident()
         if self._step_timer.device is None:
@@ -166,6 +175,7 @@ class Heartbeat:
             self.parameters = self.parameters or model.parameters
             self._find_device()
         self._stage = StepStage.FORWARD
+        self._passes += 1
         self._step_timer.input_ended(now)
         if computes:
             self._step_timer.forward_began(now)
@@ -360,6 +370,29 @@ class Heartbeat:
         self._step_timer.on(parameter.device.type, torch.cuda)
         waits.follow(self, parameter.device.type)
 
+    def _count_passes(self) -> None:
+        """Learn at the end of a step how many forward passes are usual.
+
+        A single step may have fewer at the end of an epoch, or one more for a log.
+        """
+        if self._passes == self._usual_passes:
+            self._alike = min(self._alike + 1, 2 * ALIKE)
+        elif self._alike >= ALIKE:
+            self._alike -= ALIKE
+        else:
+            self._usual_passes, self._alike = self._passes, 0
+        self._passes = 0
+
+    def _forward_passes(self) -> tuple[int, int]:
+        """Return how many forward passes this step has begun, and how many are usual.
+
+        Zeros in a pipeline, whose stages are at different micro-batches by design, and in a training
+        whose steps have now more and now fewer: there the numbers of two ranks say nothing.
+        """
+        if self.pipeline_stage is not None or self._alike < ALIKE:
+            return 0, 0
+        return self._passes, self._usual_passes
+
     def _tell(self, now: float) -> None:
         loss = self._loss.take()
         if loss is not None:
@@ -393,6 +426,7 @@ class Heartbeat:
             WaitSource.DEVICE if self._step_timer.device == "cuda" else WaitSource.HOST,
             self.pipeline_stage,
             self.exchanges,
+            *self._forward_passes(),
         )
         self._page.write(encode(message), now)
 

@@ -39,13 +39,15 @@ the number of the wait, so that the next one of the same type is another.
 """
 WAIT_AT = SLOT - ROOM - WAIT.size
 """Its place in the page. A process that does not write it waits in none, as far as is known."""
+MAX_PASSES = (1 << 16) - 1
+"""The most forward passes of a step that are counted."""
 MAX_COUNT = 1 << 53
 """The largest count that a float64 holds exactly; no training job reaches it."""
 
 _HEADER = struct.Struct("<4sBxHI")
 """Magic, version, length, and the checksum of everything after the header."""
 _FIRST = "<BBxxIQQQddddddddQQQ"
-_BODY = struct.Struct(_FIRST + "ddHxxxxxx")
+_BODY = struct.Struct(_FIRST + "ddHHHxx")
 SIZE = _HEADER.size + _BODY.size
 SIZE_1 = _HEADER.size + struct.calcsize(_FIRST)
 """That of version 1, whose messages end before the waits."""
@@ -135,6 +137,10 @@ class Message(NamedTuple):
     """The stage of the pipeline that the rank computes; None without a pipeline."""
     exchanges: bool = False
     """Whether ranks exchange tokens, so that experts have more or less to do."""
+    forward_pass: int = 0
+    """Forward passes that the step has begun so far; 0 before the first, or unknown."""
+    forward_passes: int = 0
+    """Forward passes of a usual step, several where gradients accumulate; 0 if unknown."""
     collective: tuple[int, int] = (0, 0)
     """The word of a wait, which stands beside the messages (`WAIT`)."""
 
@@ -143,7 +149,8 @@ def encode(message: Message) -> bytes:
     """Return a heartbeat message as bytes; struct.error if a count is out of range."""
     (
         step, sent, phase, stage, last, mean, inputs, forward, skipped, finite, nonfinite, scale, norm,
-        memory, communication, wait, work, source, pipeline_stage, exchanges, _collective,
+        memory, communication, wait, work, source, pipeline_stage, exchanges, forward_pass, forward_passes,
+        _collective,
     ) = message  # fmt: skip
     known = 0
     if last is not None:
@@ -174,6 +181,7 @@ def encode(message: Message) -> bytes:
     body = _BODY.pack(
         phase, stage, known, step, skipped or 0, nonfinite, sent, last or 0.0, mean or 0.0, inputs or 0.0, forward or 0.0, scale or 0.0,
         norm or 0.0, communication or 0.0, allocated, reserved, peak, wait or 0.0, work or 0.0, pipeline_stage or 0,
+        min(forward_pass, MAX_PASSES), min(forward_passes, MAX_PASSES),
     )  # fmt: skip
     return _HEADER.pack(MAGIC, VERSION, SIZE, crc32(body)) + body
 
@@ -196,7 +204,7 @@ def decode(data: bytes) -> Message:
         raise ValueError(message)
     (
         phase, stage, known, step, skipped, nonfinite, sent, last, mean, inputs, forward, scale, norm,
-        communication, *memory, wait, work, pipeline_stage,
+        communication, *memory, wait, work, pipeline_stage, forward_pass, forward_passes,
     ) = _BODY.unpack_from(body.ljust(_BODY.size, b"\0"))  # fmt: skip
     if max(step, skipped, nonfinite, *memory) > MAX_COUNT:
         message = "a count exceeds 2^53"
@@ -232,6 +240,8 @@ def decode(data: bytes) -> Message:
         wait_source=WaitSource.DEVICE if known & _ON_DEVICE else WaitSource.HOST,
         pipeline_stage=pipeline_stage if known & _PIPELINE else None,
         exchanges=bool(known & _EXCHANGES),
+        forward_pass=forward_pass,
+        forward_passes=forward_passes,
     )
 
 

@@ -171,7 +171,9 @@ def test_jobs(shown: Callable[..., str]) -> None:
     assert "run-1  hung  2 ranks here, steps 1245-1246, loss finite" in said
     why = "no progress, 90 s longer than expected; cause: work between steps, or I/O, of a rank"
     assert why in said
-    assert "rank 1 has not begun its next step (data, logging, a barrier, or the like)" in said
+    assert (
+        "rank 1 has not begun its next forward pass (data, logging, a barrier, or the like)" in said
+    )
     said = shown("jobs", *JOB)
     assert "run-1  training  2 ranks here, steps 1245-1246, 12 steps/min" in said
     assert run("jobs", "127.0.0.1:1") == 3

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dshealthd.training.message import (
     MAX_COUNT,
+    MAX_PASSES,
     PAGE,
     SIZE,
     SIZE_1,
@@ -57,6 +58,8 @@ def messages(draw: st.DrawFn) -> Message:
         wait_source=draw(st.sampled_from(WaitSource)) if own else WaitSource.HOST,
         pipeline_stage=draw(st.none() | st.integers(0, (1 << 16) - 1)),
         exchanges=draw(st.booleans()),
+        forward_pass=draw(st.integers(0, MAX_PASSES)),
+        forward_passes=draw(st.integers(0, MAX_PASSES)),
     )
 
 
@@ -82,7 +85,7 @@ def test_older_senders_are_understood(message: Message) -> None:
     """A training with the first version's package tells nothing of its waits: they are unknown."""
     plain = message._replace(
         wait_seconds=None, work_seconds=None, wait_source=WaitSource.HOST, pipeline_stage=None,
-        exchanges=False,
+        exchanges=False, forward_pass=0, forward_passes=0,
     )  # fmt: skip
     assert decode(sealed(encode(plain)[12:SIZE_1])) == plain
 

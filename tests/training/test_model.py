@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.training import attach, watch
+from dshealthd.training.heartbeat import ALIKE
 from dshealthd.training.message import StepStage
 from tests.training.step_clock import average
 
@@ -89,6 +90,36 @@ def test_stages_of_micro_steps(agents_end: AgentsEnd) -> None:
         optimizer.step()
         assert stage(agents_end) == StepStage.INPUT
     assert model.stages == 3 * [StepStage.FORWARD]
+
+
+def test_forward_passes(agents_end: AgentsEnd) -> None:
+    """Under accumulation the rank tells which forward pass of how many it is in: once they are as
+    many in each step, also where a single step has more, and not where the number keeps changing.
+    """
+    model = Slow(agents_end)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def passes() -> tuple[int, int]:
+        message = agents_end.message()
+        return message.forward_pass, message.forward_passes
+
+    with attach(optimizer=optimizer, model=model, socket=agents_end.path):
+        for _ in range(ALIKE):
+            make_step(model, optimizer, micro_steps=3)
+            assert passes() == (0, 0)
+        make_step(model, optimizer, micro_steps=3)
+        assert passes() == (0, 3)
+        for number in (1, 2, 3):
+            model(torch.randn(4, 8)).square().mean().backward()
+            assert passes() == (number, 3)
+        optimizer.step()
+        for _ in range(ALIKE):
+            make_step(model, optimizer, micro_steps=3)
+        make_step(model, optimizer, micro_steps=4)
+        assert passes() == (0, 3)
+        for more in (5, 6):
+            make_step(model, optimizer, micro_steps=more)
+        assert passes() == (0, 0)
 
 
 def test_times(agents_end: AgentsEnd) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import enum
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -103,8 +103,8 @@ class Culprit(enum.StrEnum):
     PAUSED = "paused"
     """It does not return from a phase that it has marked, other than a checkpoint."""
     INPUT = "input"
-    """It has not begun the step that the others are in: it may wait for data, or be at anything else
-    that a training does between two steps.
+    """It has not begun the step that the others are in, or a forward pass of it: it may wait for
+    data, or be at anything else that a training does there.
     """
     LAGGING = "behind"
     AHEAD = "ahead"
@@ -121,7 +121,7 @@ PROBLEMS: Mapping[str, str] = MappingProxyType(
         Culprit.BLOCKED: "hangs in kernel I/O",
         Culprit.CHECKPOINT: "does not return from a checkpoint",
         Culprit.PAUSED: "is in a pause that the others are not in",
-        Culprit.INPUT: "has not begun its next step (data, logging, a barrier, or the like)",
+        Culprit.INPUT: "has not begun its next forward pass (data, logging, a barrier, or the like)",
         Culprit.LAGGING: "is behind the others",
         Culprit.AHEAD: "is ahead: it skipped a collective that the others wait in",
         Culprit.APART: "waits in another collective than the others, between two steps",
@@ -188,6 +188,8 @@ class Work(NamedTuple):
 IDLE = Work()
 
 
+STAGES = 3
+"""Stages of a step."""
 STOPPED = frozenset({ThreadState.STOPPED, ThreadState.TRACED})
 """States of a process that is stopped by a signal or a debugger."""
 
@@ -218,6 +220,10 @@ class RankState:
     phase: Phase
     stage: StepStage
     """How far it is in the next step."""
+    forward_pass: int = 0
+    """Forward passes that the next step has begun so far."""
+    forward_passes: int = 0
+    """How many a step has, several where gradients accumulate; 0 if unknown."""
     silence: float
     """Seconds since its last heartbeat."""
     bound: float
@@ -441,9 +447,20 @@ def _cause(
     return _apart(living, whole=whole)
 
 
-def position(rank: RankState) -> tuple[int, int]:
-    """Return how far a rank is: its steps, and its stage in the next one, 0 if unknown."""
-    return rank.step, rank.stage
+def position(rank: RankState) -> float:
+    """Return how far a rank is, in steps: a third of the next one is over in its last forward pass,
+    and two thirds in its last backward pass; what comes before them shares the first third.
+
+    Whole steps where its stage is unknown.
+    """
+    if rank.stage is StepStage.UNKNOWN:
+        return rank.step
+    stage = (rank.stage - StepStage.INPUT) / STAGES
+    last = rank.forward_passes
+    number = min(rank.forward_pass + (rank.stage is StepStage.INPUT), last)
+    if number < last or (last and rank.stage is StepStage.INPUT):
+        return rank.step + (max(number, 1) - 1 + stage) / last / STAGES
+    return rank.step + stage
 
 
 def _apart(
@@ -453,7 +470,9 @@ def _apart(
     furthest ahead if most are behind. No rank is named if these are not all ranks of the job.
     """
     known = all(rank.stage is not StepStage.UNKNOWN for rank in ranks)
-    places = {rank.rank: position(rank) if known else (rank.step, 0) for rank in ranks}
+    if len({rank.forward_passes for rank in ranks}) > 1:  # then their numbers say nothing
+        ranks = [replace(rank, forward_passes=0) for rank in ranks]
+    places = {rank.rank: position(rank) if known else rank.step for rank in ranks}
     counts = Counter(places.values())
     last, first = min(counts), max(counts)
     if last == first:
@@ -464,7 +483,7 @@ def _apart(
         return HangClass.DESYNC, [
             (rank, Culprit.AHEAD) for rank, place in places.items() if place == first
         ]
-    behind = [rank for rank, place in places.items() if place == last]
-    if last[1] == StepStage.INPUT:
-        return HangClass.INPUT, [(rank, Culprit.INPUT) for rank in behind]
-    return HangClass.DESYNC, [(rank, Culprit.LAGGING) for rank in behind]
+    behind = [rank for rank in ranks if places[rank.rank] == last]
+    if known and behind[0].stage is StepStage.INPUT:
+        return HangClass.INPUT, [(rank.rank, Culprit.INPUT) for rank in behind]
+    return HangClass.DESYNC, [(rank.rank, Culprit.LAGGING) for rank in behind]

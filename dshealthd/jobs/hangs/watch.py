@@ -103,6 +103,8 @@ class Watched:
             step=self.message.step,
             phase=Phase(self.message.phase),
             stage=StepStage(self.message.stage),
+            forward_pass=self.message.forward_pass,
+            forward_passes=self.message.forward_passes,
             silence=self.baseline.silence(clock),
             bound=self.baseline.bound,
             state=self.state,

@@ -18,6 +18,7 @@ from dshealthd.jobs.hangs.hang import (
     Standstill,
     Work,
     judge,
+    position,
 )
 from dshealthd.jobs.hangs.silence import FLOOR, UNKNOWN
 from dshealthd.training.message import Phase, StepStage
@@ -81,6 +82,66 @@ def test_the_rank_at_fault(rank_1: dict[str, object], reason: HangClass, culprit
     hang = found(ranks(**rank_1))
     assert (hang.reason, hang.culprits, hang.since) == (reason, ((1, culprit),), 969.0)
     assert [rank.pid for rank in hang.ranks] == [100, 101, 102]
+
+
+FOURTH = {"forward_pass": 4, "forward_passes": 4}
+
+
+@pytest.mark.parametrize(("others", "rank_1", "reason", "culprit"), [
+    # As FSDP waits for parameters in a forward pass, of which rank 1 has not begun to compute.
+    (
+        {"stage": FORWARD, "forward_pass": 2},
+        {"stage": BACKWARD, "forward_pass": 1},
+        HangClass.DESYNC, Culprit.LAGGING,
+    ),
+    # As DistributedDataParallel waits in the last backward pass alone.
+    ({}, {"stage": BACKWARD, "forward_pass": 2}, HangClass.DESYNC, Culprit.LAGGING),
+    ({}, {"stage": INPUT, "forward_pass": 2}, HangClass.INPUT, Culprit.INPUT),
+    (
+        {"stage": INPUT, "forward_pass": 2},
+        {"stage": FORWARD, "forward_pass": 2},
+        HangClass.DESYNC, Culprit.LAGGING,
+    ),
+    ({"forward_pass": 2}, {"stage": FORWARD, "forward_pass": 3}, HangClass.DESYNC, Culprit.AHEAD),
+    ({}, {"step": 51, "stage": INPUT, "forward_pass": 0}, HangClass.DESYNC, Culprit.AHEAD),
+])  # fmt: skip
+def test_accumulating_gradients(
+    others: dict[str, object], rank_1: dict[str, object], reason: HangClass, culprit: Culprit
+) -> None:
+    """In a step with several forward passes, ranks are compared by the pass they are in."""
+    states = [replace(rank, **(FOURTH | others)) for rank in ranks()]  # type: ignore[arg-type] # fields of it
+    states[1] = replace(states[1], **rank_1)  # type: ignore[arg-type] # likewise
+    hang = found(states)
+    assert (hang.reason, hang.culprits) == (reason, ((1, culprit),))
+
+
+def test_passes_that_cannot_be_compared() -> None:
+    """Where ranks have differently many forward passes in a step, the number of one says nothing."""
+    states = ranks(forward_pass=2, forward_passes=6)
+    states = [replace(rank, **FOURTH) if rank.rank != 1 else rank for rank in states]  # type: ignore[arg-type] # fields of it
+    assert (found(states).reason, found(states).culprits) == (HangClass.WAITING, ())
+
+
+@pytest.mark.parametrize("passes", [0, 1, 4])
+def test_a_rank_never_goes_back(passes: int) -> None:
+    """Stage by stage and pass by pass a rank is further, less than a step altogether, and at the
+    same place in the last pass however many there were.
+    """
+    places = [
+        position(
+            replace(
+                WAITS,
+                stage=stage,
+                forward_pass=number - (stage is INPUT),
+                forward_passes=passes,
+            )
+        )
+        for number in range(1, max(passes, 1) + 1)
+        for stage in (INPUT, FORWARD, BACKWARD)
+    ]
+    assert places == sorted(set(places))
+    assert places[0] == 50
+    assert places[-2:] == pytest.approx([50 + 1 / 3, 50 + 2 / 3])
 
 
 @pytest.mark.parametrize("same", [{}, {"stage": StepStage.UNKNOWN}])
