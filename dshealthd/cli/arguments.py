@@ -84,7 +84,9 @@ def targets(parser: ArgumentParser) -> None:
 def evidence(parser: ArgumentParser) -> None:
     """Declare the argument that selects the job."""
     parser.add_argument(
-        "--job", metavar="JOB", help="one job, as the label `job` names it (default: all jobs)"
+        "--job",
+        metavar="JOB",
+        help="one job, as the label `training_job` names it (default: all jobs)",
     )
     access(parser)
 

@@ -149,7 +149,7 @@ def open_log(name: str, closing: contextlib.ExitStack) -> IO[bytes]:
         try:
             import zstandard
         except ImportError as error:
-            message = f"{name}: is compressed with zstd: install dshealthd[explain], or use zstdcat"
+            message = f"{name}: is compressed with zstd: `zstdcat FILE | dshealthd explain -`"
             raise InputError(message) from error
         return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(buffered))
     return buffered

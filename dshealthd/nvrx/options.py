@@ -19,7 +19,7 @@ _LONGEST = 107
 class NvrxOptions(Section):
     """The node health check that NVRx's `ft_launcher` requests.
 
-    Off until `socket` is set; needs `pip install dshealthd[nvrx]`.
+    Off until `socket` is set; needs grpcio (docs/nvrx.md).
     """
 
     socket: Path | None = option(

@@ -135,9 +135,7 @@ class HealthCheckService:
     async def _serve(self) -> None:
         """Run one gRPC server until it ends, then raise ServerError."""
         if importlib.util.find_spec("grpc") is None:
-            message = (
-                'nvrx.socket is set, but grpcio is not installed: pip install "dshealthd[nvrx]"'
-            )
+            message = "nvrx.socket is set, but the agent's Python has no grpcio: see docs/nvrx.md"
             raise ServerError(message)
         try:
             with channel("nvrx: the server") as (ours, theirs):

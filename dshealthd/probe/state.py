@@ -29,4 +29,4 @@ class ProbeState(NodeState):
     summary: Callable[[], dict[str, Any]]
     """Returns what this node reports about itself; see `fleet.summary`."""
     status_page: Callable[[int], dict[str, Any]]
-    """Returns a page of this node's status document; see `fleet.status_pages`."""
+    """Returns a page of this node's status document; see `fleet.summary.StatusPages`."""

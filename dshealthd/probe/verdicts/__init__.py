@@ -4,8 +4,8 @@ Each round goes through four steps; `detector` owns the state and calls the othe
 
     measure   `detector._items`      an observation becomes measurements, one for each signal,
                                      compared with `baseline`
-    update    `signals`, `outages`   a measurement is added to the window of its signal, to its
-                                     open investigation, and to the suspicion of a pair
+    update    `signals`,             a measurement is added to the window of its signal, to its
+              `peer_history`         open investigation, and to the suspicion of a pair
     decide    `explanation`, `links` pure functions and rules find what explains the bad rounds
     plan      `planner.plan`         a pure function chooses the extra round that is needed next
 
