@@ -272,6 +272,15 @@ def test_no_package_imports_one_that_imports_it() -> None:
     assert graph["dshealthd.config"] == {"dshealthd.core"}
 
 
+def test_packages_name_their_modules() -> None:
+    """What a package's docstring quotes as a module is one of it."""
+    for file in FILES:
+        if file.name == "__init__.py":
+            for name in re.findall(r"`([a-z_]+)`", ast.get_docstring(parsed(file)) or ""):
+                place = file.parent / name
+                assert place.is_dir() or place.with_suffix(".py").exists(), (file, name)
+
+
 def tours() -> dict[str, list[str]]:
     """Return the files of each tour of CONTRIBUTING, in order, by its headline."""
     text = (SOURCE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")

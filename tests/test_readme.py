@@ -18,6 +18,7 @@ from dshealthd.cli import main as cli
 from dshealthd.cli.commands import COMMANDS, parser
 from dshealthd.config import config
 from dshealthd.core.options import Errors
+from dshealthd.symptoms import all_symptoms
 from generate import reference
 from tests import yaml_files
 
@@ -26,6 +27,8 @@ GENERATED = {"metrics.md", "runbooks.md"}
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "bench/README.md",
     *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name not in GENERATED),
     *sorted((ROOT / "deploy").glob("**/README.md")),
     *sorted((ROOT / "docs/runbooks").glob("*.md")),
@@ -36,6 +39,10 @@ METRIC = re.compile(r"\bdshealthd_[a-z][a-z0-9_]+")
 SUFFIXES = ("_bucket", "_sum", "_count")
 OTHERS = {"dshealthd_training", "dshealthd_config"}
 """A distribution and other names that are no metrics."""
+FILES = {"conf", "key", "md", "yml"}
+"""What follows a section's name where it is a file's."""
+FOREIGN = {"docs/userguide/source/env.rst", "tests/attribution/unit/fr_traces"}
+"""Paths in the repositories of NCCL and of NVRx."""
 
 
 def blocks(path: Path, *languages: str) -> list[str]:
@@ -175,6 +182,43 @@ def test_metrics(path: Path) -> None:
             continue
         base = next((name.removesuffix(end) for end in SUFFIXES if name.endswith(end)), name)
         assert {name, base} & set(known), name
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_alerts(path: Path) -> None:
+    """Each alert that a page names is one that the rules have."""
+    known = {entry.name for symptom in all_symptoms().values() for entry in symptom.entries}
+    known.add("DshealthdUnfit")  # a policy of NVSentinel's
+    assert set(re.findall(r"\bDshealthd[A-Z]\w+", path.read_text("utf-8"))) <= known
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_options(path: Path) -> None:
+    """Each option that a page names with its section is one that the configuration has."""
+    known = set()
+    for line in (ROOT / "docs/dshealthd.toml").read_text("utf-8").splitlines():
+        if head := re.fullmatch(r"\[([\w.]+)\]", line):
+            section = head[1]
+            known.add(section)
+        elif option := re.match(r"#?(\w+) =", line):
+            known.add(f"{section}.{option[1]}")
+    tops = {name.partition(".")[0] for name in known}
+    for name in re.findall(r"`([a-z]+(?:\.[a-z_]+)+)[` =]", path.read_text("utf-8")):
+        top, _, last = name.partition(".")
+        if top in tops and last not in FILES:
+            assert name in known, name
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_paths(path: Path) -> None:
+    """Each file of this repository that a page names exists, and each module that it runs."""
+    text = path.read_text("utf-8")
+    folders = "bench|deploy|docs|dshealthd|generate|grafana|systemd|tests"
+    for name in re.findall(rf"`((?:{folders})/[\w./-]+)[`: ]", text):
+        assert (ROOT / name).exists() or name in FOREIGN or "SLUG" in name, name
+    for name in re.findall(rf"python3? -m ((?:{folders})[\w.]*)", text):
+        place = ROOT / name.replace(".", "/")
+        assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), name
 
 
 def test_scrape_configuration(tmp_path: Path) -> None:
