@@ -164,7 +164,7 @@ def test_answers_of_something_else(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("http://127.0.0.1:1", "Alertmanager http://127.0.0.1:1: no answer: "),
+        ("http://127.0.0.1:1", "Alertmanager http://127.0.0.1:1 does not answer: "),
         ("127.0.0.1:9093", "not a URL"),
     ],
 )

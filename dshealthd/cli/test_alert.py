@@ -227,5 +227,5 @@ def _request(url: str, path: str, who: str, document: object = None) -> bytes:
         message = f"{who} {url}: {path} answers {error.status} {error.detail}"
         raise Stopped(message) from error
     except Unreachable as error:
-        message = f"{who} {url}: no answer: {error}"
+        message = f"{who} {error}"
         raise Stopped(message) from error

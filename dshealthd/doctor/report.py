@@ -182,7 +182,7 @@ def _headline(node: NodeReport) -> str:
     well = sum(one.outcome is State.OK for one in node.checks)
     accepted = sum(bool(reason) for one in node.checks for reason in one.reasons)
     known = f", {accepted} accepted" if accepted else ""
-    how = "" if node.source == "agent" else f"; {safe(node.source)}"
+    how = "" if node.source in {"", "agent"} else f"; {safe(node.source)}"
     return f"{well} of {plural(len(node.checks), 'check')} OK{known}{how}"
 
 

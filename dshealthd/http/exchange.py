@@ -92,7 +92,7 @@ def exchange(request: Request, seconds: float, largest: int) -> bytes:
             request.verify(connection, end)
             return _answer(request, connection, end, largest)
     except TimeoutError as error:
-        message = f"{request.url} does not answer: no answer within {seconds:g} s"
+        message = f"{request.url} does not answer within {seconds:g} s"
         raise Unreachable(message) from error
     except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: bad names
         reason = printable(str(error)) or type(error).__name__

@@ -148,7 +148,7 @@ class NodeCheck:
             self._streaks.noted = False
         except ControllerError as error:
             return CheckReport(
-                NodeCheckResult.CLEAN, f"nothing undone: Slurm does not answer: {error}"
+                NodeCheckResult.CLEAN, f"its comment is kept: Slurm does not answer: {error}"
             )
         return CheckReport(NodeCheckResult.CLEAN, "")
 

@@ -82,6 +82,14 @@ def test_text_has_the_worst_first_and_no_control_characters() -> None:
     assert "well" in "\n".join(text(report(OK), Paint(color=False), verbose=True))
 
 
+@pytest.mark.parametrize(("source", "end"), [("", ""), ("agent", ""), ("by hand", "; by hand")])
+def test_headline_says_how_a_node_was_read(source: str, end: str) -> None:
+    """The headline ends with the way in which a node was examined, if that is unusual."""
+    shown = Report((NodeReport("node-1", (), source=source),), 1000.0, 1.5)
+    headline = next(iter(text(shown, Paint(color=False), verbose=False)))
+    assert headline.endswith(f"0 of 0 checks OK{end}")
+
+
 def test_json_is_versioned_and_read_back() -> None:
     """Another node's document gives the same checks; another version is refused."""
     made = report(OK, WARNING, CRITICAL)

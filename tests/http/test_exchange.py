@@ -75,7 +75,7 @@ def test_60_a_slow_answer_ends_in_time(talk: Callable[[socket.socket, bytes], ob
         thread.start()
         thread.join(60)
         assert watch.seconds() < SECONDS + 5
-    assert problems == [f"http://127.0.0.1:{port} does not answer: no answer within 1 s"]
+    assert problems == [f"http://127.0.0.1:{port} does not answer within 1 s"]
 
 
 def test_a_stalled_handshake_ends_in_time() -> None:
@@ -85,7 +85,7 @@ def test_a_stalled_handshake_ends_in_time() -> None:
     with serving(silent) as port:
         asked = Request(host="127.0.0.1", port=port, path="/", tls=ssl.create_default_context())
         watch = Stopwatch()
-        with pytest.raises(Unreachable, match="no answer within 1 s"):
+        with pytest.raises(Unreachable, match="does not answer within 1 s"):
             exchange(asked, SECONDS, 1 << 20)
         assert watch.seconds() < SECONDS + 5
 
@@ -103,7 +103,7 @@ def test_silent_name_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     try:
         watch = Stopwatch()
-        with pytest.raises(Unreachable, match="no answer within 1 s"):
+        with pytest.raises(Unreachable, match="does not answer within 1 s"):
             exchange(request(1, "n1.example"), SECONDS, 1 << 20)
         assert watch.seconds() < SECONDS + 5
     finally:
