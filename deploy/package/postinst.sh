@@ -7,7 +7,6 @@ configure) [ -z "$2" ] && first=yes || first=no ;;
 2) first=no ;;
 *) exit 0 ;;
 esac
-rm -rf /var/cache/dshealthd # of versions that packed no bytecode
 systemd-sysusers dshealthd.conf
 systemd-tmpfiles --create dshealthd.conf || true # in a chroot or container without /run
 # Enabled where the distribution enables services by default (Debian), else as its preset says.

@@ -3,16 +3,13 @@
 set -e
 case $1 in
 purge)
-    rm -rf /var/lib/dshealthd /var/cache/dshealthd /etc/dshealthd /run/dshealthd
+    rm -rf /var/lib/dshealthd /etc/dshealthd /run/dshealthd
     rm -f /etc/systemd/system/dshealthd.service.d/unprivileged.conf
     rm -f /etc/systemd/system/dshealthd.service.d/evidence.conf
     rmdir /etc/systemd/system/dshealthd.service.d 2>/dev/null || true
     if getent passwd dshealthd >/dev/null; then
         userdel dshealthd
     fi
-    ;;
-remove | 0)
-    rm -rf /var/cache/dshealthd
     ;;
 esac
 if [ -d /run/systemd/system ]; then
