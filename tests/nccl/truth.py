@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from tests.nccl.job import Book, Job
 
 COUNTED = ("AllGather", "AllReduce", "Broadcast", "Reduce", "ReduceScatter")
-SILENT_AFTER = 10.0
-"""Seconds within which RAS may not have noticed yet that a rank is gone or back."""
 DEAD_AFTER = 55.0
 """Seconds before which RAS gives nobody up (`RAS_PEER_DEAD_TIMEOUT` is 60 s)."""
 DEAD_BY = 90.0
@@ -57,10 +55,6 @@ def differences(job: Job, status: Status, version: str) -> Iterator[str]:
     gone = [rank.number for rank in job.ranks if rank.fate is not Fate.RUNS]
     if status.version != version:
         yield f"version {status.version}, not {version}"
-    yield from _differences_in_communicators(job, status, gone)
-
-
-def _differences_in_communicators(job: Job, status: Status, gone: list[int]) -> Iterator[str]:
     world = job.books["world"]
     if status.ranks != {place(job, rank): number for number, rank in enumerate(world.members)}:
         yield f"ranks {dict(status.ranks)}"
