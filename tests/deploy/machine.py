@@ -237,6 +237,30 @@ class Machine:
 
 
 @contextlib.contextmanager
+def lan(number: int, network: str) -> Iterator[list[str]]:
+    """Give network namespaces on one bridge, by name; addresses are NETWORK.1 and up."""
+    prefix = f"dshealthd-{os.getpid()}"
+    names = [f"{prefix}-{one}" for one in range(1, number + 1)]
+
+    def ip(words: str) -> None:
+        subprocess.run(["ip", *words.split()], check=True, capture_output=True)
+
+    with contextlib.ExitStack() as stack:
+        for name in (prefix, *names):
+            ip(f"netns add {name}")
+            stack.callback(subprocess.run, ["ip", "netns", "delete", name], check=False)
+        ip(f"-n {prefix} link add lan type bridge")
+        ip(f"-n {prefix} link set lan up")
+        for one, name in enumerate(names, 1):
+            ip(f"-n {prefix} link add port{one} type veth peer eth0 netns {name}")
+            ip(f"-n {prefix} link set port{one} master lan up")
+            ip(f"-n {name} address add {network}.{one}/24 dev eth0")
+            ip(f"-n {name} link set eth0 up")
+            ip(f"-n {name} link set lo up")
+        yield names
+
+
+@contextlib.contextmanager
 def booted(
     name: str, suite: str = "bookworm", namespace: str = "", packages: tuple[str, ...] = ()
 ) -> Iterator[Machine]:

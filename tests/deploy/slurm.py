@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -64,7 +62,7 @@ InactiveLimit=0
 KillWait=5
 MinJobAge=600
 SlurmctldTimeout=30
-SlurmdTimeout={slurmd_timeout}
+SlurmdTimeout=600
 MessageTimeout=60
 PrologFlags=Alloc
 {programs}
@@ -86,12 +84,7 @@ class SlurmCluster:
     """Slurm on every node of a lab; a context manager that starts and ends it."""
 
     def __init__(
-        self,
-        lab: Lab,
-        directory: Path,
-        *,
-        programs: Mapping[str, str] | None = None,
-        slurmd_timeout: int = 600,
+        self, lab: Lab, directory: Path, programs: Mapping[str, str] | None = None
     ) -> None:
         """Prepare; `programs` are further lines of slurm.conf, such as `HealthCheckProgram`."""
         self.lab, self.directory = lab, directory
@@ -99,7 +92,6 @@ class SlurmCluster:
         # Sockets of jobs are in it, whose paths have 108 characters at most.
         self._spool = Path(tempfile.mkdtemp(prefix="slurm-"))
         self._programs = dict(programs or {})
-        self._timeout = slurmd_timeout
         self._munge: subprocess.Popen[bytes] | None = None
         self._controller: subprocess.Popen[bytes] | None = None
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
@@ -120,7 +112,6 @@ class SlurmCluster:
                 directory=self.directory,
                 spool=self._spool,
                 munge=self.directory / "munge.socket",
-                slurmd_timeout=self._timeout,
                 programs="\n".join(f"{key}={value}" for key, value in self._programs.items()),
                 nodes="\n".join(
                     f"NodeName={node.name} NodeAddr={node.address} CPUs=2 RealMemory=100"
@@ -129,16 +120,16 @@ class SlurmCluster:
             ),
             encoding="utf-8",
         )
+        files = [
+            f"--{name}-file={self.directory}/munge.{name}" for name in ("key", "pid", "log", "seed")
+        ]
         self._munge = subprocess.Popen(
             [
                 "munged",
                 "--foreground",
                 "--force",
-                f"--key-file={key}",
-                f"--socket={self.directory / 'munge.socket'}",
-                f"--pid-file={self.directory / 'munge.pid'}",
-                f"--log-file={self.directory / 'munge.log'}",
-                f"--seed-file={self.directory / 'munge.seed'}",
+                f"--socket={self.directory}/munge.socket",
+                *files,
             ],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -147,7 +138,7 @@ class SlurmCluster:
             self.wait((self.directory / "munge.socket").exists, START_SECONDS, "munge listens")
             self.start_controller()
             for node in self.lab.nodes:
-                self.start_daemon(node)
+                self._daemons[node.name] = self._popen(node.station, "slurmd", "-N", node.name)
             self.wait(
                 lambda: set(self.states().values()) == {"idle"}, START_SECONDS, "all nodes idle"
             )
@@ -177,7 +168,7 @@ class SlurmCluster:
 
     def start_controller(self) -> None:
         """Start slurmctld."""
-        self._controller = self._popen(self.lab.services, "slurmctld", "-D", "-f", str(self.conf))
+        self._controller = self._popen(self.lab.services, "slurmctld")
 
     def stop_controller(self) -> None:
         """Kill slurmctld: connections are refused."""
@@ -186,25 +177,14 @@ class SlurmCluster:
         self._controller.wait(60)
         self._controller = None
 
-    def hang_controller(self) -> None:
-        """Stop slurmctld with SIGSTOP: connections are accepted and nothing answers."""
+    def signal_controller(self, number: signal.Signals) -> None:
+        """Stop slurmctld with SIGSTOP: connections are accepted and nothing answers. Or resume it."""
         assert self._controller is not None
-        self._controller.send_signal(signal.SIGSTOP)
+        self._controller.send_signal(number)
 
-    def resume_controller(self) -> None:
-        """Let slurmctld go on."""
-        assert self._controller is not None
-        self._controller.send_signal(signal.SIGCONT)
-
-    def start_daemon(self, node: Node) -> None:
-        """Start the slurmd of a node."""
-        self._daemons[node.name] = self._popen(
-            node.station, "slurmd", "-D", "-f", str(self.conf), "-N", node.name
-        )
-
-    def _popen(self, station: Station, *command: str) -> subprocess.Popen[bytes]:
+    def _popen(self, station: Station, daemon: str, *flags: str) -> subprocess.Popen[bytes]:
         process: subprocess.Popen[bytes] = station.popen(
-            command,
+            [daemon, "-D", "-f", str(self.conf), *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -212,10 +192,9 @@ class SlurmCluster:
         )
         return process
 
-    def command(self, *command: str, station: Station | None = None) -> str:
+    def command(self, *command: str) -> str:
         """Return what a Slurm command prints; CalledProcessError shows what it complains about."""
-        where = station or self.lab.services
-        process = where.popen(
+        process = self.lab.services.popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -263,11 +242,3 @@ class SlurmCluster:
             f"== {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:])
             for log in sorted(self.directory.glob("*.log"))
         )
-
-
-def wrapper(path: Path, *command: str) -> Path:
-    """Write a program for slurm.conf that runs `dshealthd` of this environment."""
-    words = [sys.executable, "-m", "dshealthd", *command]
-    path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
-    path.chmod(0o755)
-    return path

@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests import status_documents
 from tests.deploy.slurm import CHECK_SECONDS, SlurmCluster, require
 from tests.lab.lab import Lab
@@ -166,8 +164,6 @@ def cluster(
         Lab(directory / "lab", nodes, start=False, config=configured) as lab,
         SlurmCluster(lab, directory / "slurm", programs={**programs, **lines}) as slurm,
     ):
-        if not all(node.has_network for node in lab.nodes):
-            pytest.skip("; ".join(lab.limits))
         made = Cluster(lab, slurm, directory)
         made.begin()
         yield made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import os
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.deploy.machine import LONGEST, booted
+from tests.deploy.machine import LONGEST, booted, lan
 from tests.web import certificates
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 ROOT = Path(__file__).parents[2]
 ANSIBLE = ROOT / "deploy" / "ansible"
 COMMAND = Path(sys.executable).with_name("dshealthd")
-NUMBERS = (1, 2, 3)
+ROUNDS = "dshealthd_probe_rounds_total"
 FAST = {"probe": {"period": "2s"}}
 HASH = "$2b$04$Qr8lJbjcpkx7oI.kYaEbmeyEP7COqSfkzfeF0apQ6y2wQbG5lvWy2"
 """bcrypt of `secret`, with the fewest rounds."""
@@ -71,7 +72,7 @@ class Nodes:
                 "ansible_python_interpreter": "/usr/bin/python3",
                 "dshealthd_probe_address": f"10.78.0.{number}",
             }
-            for number, machine in zip(NUMBERS, self.machines, strict=True)
+            for number, machine in enumerate(self.machines, 1)
         }
         inventory = self.directory / "inventory.json"
         inventory.write_text(json.dumps({"gpu": {"hosts": hosts}}), encoding="utf-8")
@@ -114,73 +115,35 @@ class Nodes:
         """Return how many rounds each node has had with an outcome; "other" is any but "ok"."""
         found = []
         for machine in self.machines:
-            scrape, name = machine.scrape(), "dshealthd_probe_rounds_total"
+            scrape = machine.scrape()
             if outcome == "other":
-                found.append(sum(scrape.all(name)) - sum(scrape.all(name, outcome="ok")))
+                found.append(sum(scrape.all(ROUNDS)) - sum(scrape.all(ROUNDS, outcome="ok")))
             else:
-                found.append(sum(scrape.all(name, outcome=outcome)))
+                found.append(sum(scrape.all(ROUNDS, outcome=outcome)))
         return found
 
-
-@pytest.fixture(scope="module")
-def lan() -> Iterator[list[str]]:
-    """Three network namespaces on one bridge; their names."""
-    prefix = f"dsa{os.getpid()}"
-    names = [f"{prefix}-{number}" for number in NUMBERS]
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True, capture_output=True)
-
-    with contextlib.ExitStack() as stack:
-        for name in (prefix, *names):
-            ip("netns", "add", name)
-            stack.callback(subprocess.run, ["ip", "netns", "delete", name], check=False)
-        ip("-n", prefix, "link", "add", "lan", "type", "bridge")
-        ip("-n", prefix, "link", "set", "lan", "up")
-        for number, name in zip(NUMBERS, names, strict=True):
-            ip(
-                "-n",
-                prefix,
-                "link",
-                "add",
-                f"port{number}",
-                "type",
-                "veth",
-                "peer",
-                "eth0",
-                "netns",
-                name,
-            )
-            ip("-n", prefix, "link", "set", f"port{number}", "master", "lan", "up")
-            ip("-n", name, "address", "add", f"10.78.0.{number}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
-            ip("-n", name, "link", "set", "lo", "up")
-        yield names
+    def more_rounds(self) -> None:
+        """Wait until each node has had three more good rounds."""
+        before = self.rounds("ok")
+        self.machines[0].wait(
+            lambda: min(map(operator.sub, self.rounds("ok"), before)) >= 3, "three more rounds"
+        )
 
 
 @pytest.fixture(scope="module")
-def nodes(
-    lan: list[str], package: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Nodes]:
+def nodes(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     """Three machines that know each other's names; nothing is installed yet."""
     tool("ansible-playbook")
     with contextlib.ExitStack() as stack:
         machines = [
             stack.enter_context(booted(f"gpu-{number}", namespace=name))
-            for number, name in zip(NUMBERS, lan, strict=True)
+            for number, name in enumerate(stack.enter_context(lan(3, "10.78.0")), 1)
         ]
-        names = "".join(f"10.78.0.{number} gpu-{number}\n" for number in NUMBERS)
+        names = "".join(f"10.78.0.{number} gpu-{number}\n" for number in (1, 2, 3))
         debs = tmp_path_factory.mktemp("debs")
         # What Ansible's module for apt needs on a node, and a minimal Debian lacks.
-        command = [
-            "apt-get",
-            "download",
-            "-q",
-            "python3-apt",
-            "python-apt-common",
-            "distro-info-data",
-        ]
-        subprocess.run(command, check=True, cwd=debs, capture_output=True)
+        command = "apt-get download -q python3-apt python-apt-common distro-info-data"
+        subprocess.run(command.split(), check=True, cwd=debs, capture_output=True)
         for machine in machines:
             machine.write("/etc/hosts", f"127.0.0.1 localhost\n{names}")
             for deb in debs.glob("*.deb"):
@@ -210,8 +173,7 @@ def test_install_and_once_more(nodes: Nodes) -> None:
 def test_nodes_probe_each_other_and_the_key_is_rotated(nodes: Nodes) -> None:
     """The members reach each other by what was distributed; a new key costs no round."""
     nodes.play()
-    for machine in nodes.machines:
-        machine.wait(lambda: min(nodes.rounds("ok")) >= 3, "three good rounds")
+    nodes.more_rounds()
     before = nodes.rounds("other")
     old = nodes.key.read_text(encoding="utf-8")
     nodes.play("rotate-key.yml")
@@ -220,11 +182,7 @@ def test_nodes_probe_each_other_and_the_key_is_rotated(nodes: Nodes) -> None:
     assert "rotation" not in key
     for machine in nodes.machines:
         assert machine.sh("cat /etc/dshealthd/probe.key") == key
-    good = nodes.rounds("ok")
-    nodes.machines[0].wait(
-        lambda: min(new - old for new, old in zip(nodes.rounds("ok"), good, strict=True)) >= 3,
-        "rounds with the new key",
-    )
+    nodes.more_rounds()
     assert nodes.rounds("other") == before
     assert nodes.changed() == set()
 
@@ -269,13 +227,6 @@ def test_certificates_of_the_probes(nodes: Nodes) -> None:
         for machine in nodes.machines:
             certificates.certificate(directory, machine.name, "ca", f"DNS:{machine.name}")
 
-    def more_rounds() -> None:
-        before = nodes.rounds("ok")
-        nodes.machines[0].wait(
-            lambda: min(new - old for new, old in zip(nodes.rounds("ok"), before, strict=True)) > 2,
-            "rounds with certificates",
-        )
-
     issue()
     nodes.play(**variables)
     for machine in nodes.machines:
@@ -284,7 +235,7 @@ def test_certificates_of_the_probes(nodes: Nodes) -> None:
         )
         mode = machine.sh("stat -c '%a %U' /etc/dshealthd/peer-tls.key")
         assert mode == "600 root\n"
-    more_rounds()
+    nodes.more_rounds()
     assert nodes.changed(**variables) == set()
     expiry = "dshealthd_probe_peer_certificate_expiry_timestamp_seconds"
     refused, pids = nodes.rounds("unauthorized"), [m.property("MainPID") for m in nodes.machines]
@@ -295,7 +246,7 @@ def test_certificates_of_the_probes(nodes: Nodes) -> None:
     for machine, before in zip(nodes.machines, first, strict=True):
         assert before is not None
         machine.wait(lambda m=machine, b=before: m.scrape().value(expiry) > b, "the new one")  # type: ignore[misc] # bound here
-    more_rounds()
+    nodes.more_rounds()
     assert nodes.rounds("unauthorized") == refused
     assert [machine.property("MainPID") for machine in nodes.machines] == pids
     nodes.play()

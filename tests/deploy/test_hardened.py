@@ -1,9 +1,8 @@
-"""With the shipped hardening every function works: GPUs, kernel log, jobs of users, probes."""
+"""With the shipped hardening every function works: GPUs, kernel log, jobs of users."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.jobs.hangs.silence import FIRST_STEPS
+from tests import cgroups
 from tests.deploy.machine import LONGEST, booted
 from tests.deploy.test_package import CONFIG, install, main_pid
 from tests.nvml.simulator import Simulator
@@ -43,7 +43,6 @@ min_free_bytes = 0
 """
 NVML_ERROR_GPU_IS_LOST = 15
 LIBRARY = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
-MEMORY_GROUPS = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup")
 HOG = "echo $$ >{}/cgroup.procs; exec python3 -c 'b = [bytes([1]) * (1 << 20) for _ in range(500)]'"
 
 
@@ -122,12 +121,24 @@ def test_devices(machine: Machine) -> None:
     assert "Operation not permitted" in found["disk"]
 
 
+@contextlib.contextmanager
+def faulty(
+    machine: Machine, gpus: Simulator, kind: str, value: int = 1, *, gpu: int
+) -> Iterator[None]:
+    """Have a GPU of the machine fail."""
+    gpus.fault(kind, value, gpu=gpu)
+    machine.write("/etc/nvml-scenario", gpus.scenario.read_text())
+    try:
+        yield
+    finally:
+        gpus.clear_faults()
+        machine.write("/etc/nvml-scenario", gpus.scenario.read_text())
+
+
 def test_hung_nvml_is_not_restarted(machine: Machine, gpus: Simulator) -> None:
     """A driver call that never returns costs a GPU, not the agent, whose watchdog is fed on."""
     before, restarts = main_pid(machine), machine.property("NRestarts")
-    gpus.fault("hang", gpu=3)
-    machine.write("/etc/nvml-scenario", gpus.scenario.read_text())
-    try:
+    with faulty(machine, gpus, "hang", gpu=3):
         failures = "dshealthd_worker_failures_total"
         machine.wait(
             lambda: machine.scrape().value(failures, worker="device", reason="timeout"),
@@ -137,9 +148,6 @@ def test_hung_nvml_is_not_restarted(machine: Machine, gpus: Simulator) -> None:
         assert main_pid(machine) == before
         assert machine.property("NRestarts") == restarts
         assert len(machine.scrape().all("dshealthd_gpu_temperature_celsius", sensor="core")) == 7
-    finally:
-        gpus.clear_faults()
-        machine.write("/etc/nvml-scenario", gpus.scenario.read_text())
 
 
 def test_a_finding_outlives_a_restart(machine: Machine, gpus: Simulator) -> None:
@@ -149,9 +157,7 @@ def test_a_finding_outlives_a_restart(machine: Machine, gpus: Simulator) -> None
         found = (item for item in machine.status()["findings"] if item["slug"] == "gpu-lost")
         return float(next(found, {"since": 0})["since"])
 
-    gpus.fault("fail", NVML_ERROR_GPU_IS_LOST, gpu=5)
-    machine.write("/etc/nvml-scenario", gpus.scenario.read_text())
-    try:
+    with faulty(machine, gpus, "fail", NVML_ERROR_GPU_IS_LOST, gpu=5):
         since = machine.wait(lost, "the finding")
         began = time.time()
         machine.run("systemctl", "restart", "dshealthd")
@@ -159,43 +165,21 @@ def test_a_finding_outlives_a_restart(machine: Machine, gpus: Simulator) -> None
         assert since < began
         assert machine.scrape().value("dshealthd_state_write_failures_total", file="findings") == 0
         assert "begins without a past" not in machine.log(began)
-    finally:
-        gpus.clear_faults()
-        machine.write("/etc/nvml-scenario", gpus.scenario.read_text())
 
 
 def test_kernel_log(machine: Machine) -> None:
     """A line that the kernel itself writes is counted, where dmesg_restrict refuses others."""
-    group = None
-    for place in MEMORY_GROUPS:
-        if os.path.exists(f"{place}/memory.usage_in_bytes") or "memory" in _controllers(place):
-            group = Path(place) / f"dshealthd-oom-{os.getpid()}"
-            break
-    if group is None:
-        pytest.skip("no memory cgroup here to run out of memory in")
-    limit = "memory.limit_in_bytes" if "fs/cgroup/memory" in str(group) else "memory.max"
     machine.wait(
         lambda: machine.scrape().value("dshealthd_collector_up", collector="kernel_log") == 1,
         "the kernel log",
     )
     event = "dshealthd_kernel_events_total"
     before = machine.scrape().value(event, event="oom_kill") or 0
-    group.mkdir()
-    try:
-        (group / limit).write_text(str(40 << 20))
-        done = subprocess.run(["sh", "-c", HOG.format(group)], check=False, timeout=60)
-        assert done.returncode == -9
-        machine.wait(
-            lambda: (machine.scrape().value(event, event="oom_kill") or 0) > before, "the OOM"
-        )
-    finally:
-        group.rmdir()
-
-
-def _controllers(place: str) -> str:
-    with contextlib.suppress(OSError):
-        return Path(place, "cgroup.subtree_control").read_text()
-    return ""
+    with cgroups.group("memory") as group:
+        group.limit_memory(40 << 20)
+        done = subprocess.run(["sh", "-c", HOG.format(group.directory)], check=False, timeout=60)
+    assert done.returncode == -9
+    machine.wait(lambda: (machine.scrape().value(event, event="oom_kill") or 0) > before, "the OOM")
 
 
 def steps(machine: Machine, job: str, number: int = 1) -> float:
@@ -232,9 +216,8 @@ def evidence_of_a_stop(machine: Machine, pid: int) -> tuple[str, ...]:
 
 
 def test_training_and_evidence_of_its_hang(machine: Machine) -> None:
-    """The heartbeats of a user's training arrive; its hang is recorded with its Python stacks.
-
-    The training outlives a restart of the agent, and its heartbeats come again.
+    """A training's heartbeats arrive, again after a restart of the agent, and its hang is recorded with
+    Python stacks.
     """
     pid = train(machine, 4711)
     job = "slurm-4711"
@@ -266,101 +249,3 @@ def test_curious(machine: Machine) -> None:
     finally:
         machine.sh(f"systemctl stop training.service; rm {link}; systemctl daemon-reload")
         machine.run("systemctl", "restart", "dshealthd")
-
-
-@pytest.fixture
-def wire() -> Iterator[tuple[str, str]]:
-    """Two network namespaces with a cable between them."""
-    names = tuple(f"dshealthd-{os.getpid()}-{end}" for end in "ab")
-    try:
-        for name in names:
-            subprocess.run(["ip", "netns", "add", name], check=True)
-        first, second = names
-        command = ["ip", "-n", first, "link", "add", "eth0", "type", "veth"]
-        subprocess.run([*command, "peer", "name", "eth0", "netns", second], check=True)
-        for number, name in enumerate(names, 1):
-            for words in (
-                f"address add 10.77.0.{number}/24 dev eth0",
-                "link set eth0 up",
-                "link set lo up",
-            ):
-                subprocess.run(["ip", "-n", name, *words.split()], check=True)
-        yield first, second
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], check=False)
-
-
-def good_rounds(node: Machine) -> float:
-    """Return how many rounds of a node went well."""
-    return sum(node.scrape().all("dshealthd_probe_rounds_total", outcome="ok"))
-
-
-def refused_keys(node: Machine) -> float:
-    """Return how many rounds and calls failed by their key.
-
-    A loaded machine may time out others.
-    """
-    scrape = node.scrape()
-    refused = scrape.all("dshealthd_probe_peer_requests_refused_total", reason="key")
-    return sum([*scrape.all("dshealthd_probe_rounds_total", outcome="unauthorized"), *refused])
-
-
-def more(node: Machine, count: int) -> None:
-    """Wait until a node has had so many more good rounds."""
-    before = good_rounds(node)
-    node.wait(lambda: good_rounds(node) >= before + count, f"{count} more rounds")
-
-
-def test_probes_and_a_rotation_of_the_key(package: Path, wire: tuple[str, str]) -> None:
-    """Two nodes probe each other; while the key is rotated no round fails by it.
-
-    One node has each file seconds before the other, as when files are distributed.
-    """
-    config = """
-[probe]
-period = "1s"
-[probe.members]
-nodes = ["10.77.0.1", "10.77.0.2"]
-[probe.peer]
-listen_address = "10.77.0.{}:10062"
-key_file = "/etc/dshealthd/probe.key"
-"""
-    with contextlib.ExitStack() as stack:
-        nodes = [
-            stack.enter_context(booted(f"probe-{number}", namespace=wire[number - 1]))
-            for number in (1, 2)
-        ]
-        for number, node in enumerate(nodes, 1):
-            install(node, package)
-            node.write(CONFIG, config.format(number))
-        place = "/etc/dshealthd/probe.key"
-        nodes[0].run("dshealthd", "keys", "new")
-
-        def distribute() -> None:
-            text = nodes[0].sh(f"cat {place}")
-            nodes[1].write(f"{place}.new", text, 0o600)
-            nodes[1].sh(f"mv {place}.new {place}")
-
-        distribute()
-        for node in nodes:
-            node.run("systemctl", "reload", "dshealthd")
-
-        for node in nodes:
-            more(node, 3)
-        bad = [refused_keys(node) for node in nodes]
-        first = nodes[0].sh("dshealthd keys show")
-        for _ in range(3):
-            nodes[0].run("dshealthd", "keys", "rotate")
-            for node in nodes:
-                more(node, 4)
-            distribute()
-            for node in nodes:
-                more(node, 4)
-        last = nodes[0].sh("dshealthd keys show")
-        assert len(first.splitlines()) == len(last.splitlines()) == 1
-        assert first != last
-        for node in nodes:
-            reload = "dshealthd_probe_peer_credentials_last_reload_successful"
-            assert node.scrape().value(reload) == 1
-        assert [refused_keys(node) for node in nodes] == bad

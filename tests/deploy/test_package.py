@@ -70,10 +70,7 @@ def machine(request: pytest.FixtureRequest, package: Path) -> Iterator[Machine]:
 
 @pytest.fixture(autouse=True)
 def _as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Give each test on the module's machine a service that runs on no configuration.
-
-    Whatever was done to it, the log has no traceback of a defect.
-    """
+    """Give each test a service that runs on no configuration, and find no traceback in its log after."""
     since = time.time()
     yield
     if "machine" in request.fixturenames:
@@ -205,12 +202,16 @@ def test_no_library_of_the_host(machine: Machine) -> None:
     assert {path for path in loaded if not path.startswith("/usr/lib/dshealthd/")} == set()
 
 
+def exposure(machine: Machine) -> float:
+    """Return and print how exposed systemd takes the service to be, and why."""
+    report = machine.run("systemd-analyze", "security", "--no-pager", "dshealthd", check=False)
+    print(report.stdout)
+    return float(report.stdout.rsplit("dshealthd.service: ", 1)[1].split()[0])
+
+
 def test_exposure(machine: Machine) -> None:
     """The unit is hardened as far as its functions allow, and no setting of it is misspelled."""
-    report = machine.run("systemd-analyze", "security", "--no-pager", "dshealthd", check=False)
-    level = float(report.stdout.rsplit("dshealthd.service: ", 1)[1].split()[0])
-    print(f"exposure {level}")
-    assert level <= EXPOSURE, report.stdout
+    assert exposure(machine) <= EXPOSURE
     verify = machine.run("systemd-analyze", "verify", UNIT, check=False)
     words = (verify.stdout + verify.stderr).splitlines()
     ours = [line for line in words if "dshealthd" in line and "man " not in line]
@@ -229,20 +230,13 @@ def test_cautious(machine: Machine) -> None:
         assert int(fields["CapEff"], 16) == 0
         assert fields["Uid"].split()[0] == machine.sh("id -u dshealthd").strip()
         scrape = machine.scrape()
-        assert scrape.value("dshealthd_collector_up", collector="memory") == 1
-        assert scrape.value("dshealthd_collector_up", collector="clock") == 1
-        assert scrape.value("dshealthd_collector_up", collector="training") == 1
+        for collector in ("memory", "clock", "training"):
+            assert scrape.value("dshealthd_collector_up", collector=collector) == 1
+        written = "dshealthd_state_write_last_success_timestamp_seconds"
         machine.wait(
-            lambda: machine.scrape().value(
-                "dshealthd_state_write_last_success_timestamp_seconds", file="findings"
-            ),
-            "state that the judge has written",
-            90,
+            lambda: machine.scrape().value(written, file="findings"), "the judge's state", 90
         )
-        report = machine.run("systemd-analyze", "security", "--no-pager", "dshealthd", check=False)
-        level = float(report.stdout.rsplit("dshealthd.service: ", 1)[1].split()[0])
-        print(f"exposure {level}")
-        assert level <= 3.0
+        assert exposure(machine) <= 3.0
     finally:
         machine.sh(f"rm {folder}/unprivileged.conf; systemctl daemon-reload")
 
@@ -384,9 +378,8 @@ def test_upgrade_reboot_remove_purge(suite: str, package_before: Path, package: 
         before = set(machine.sh("find / -xdev -not -path '/proc/*' -name '*dshealth*'").split())
         failed_before = failed(machine)
         install(machine, package_before)
-        before_version = package_before.name.split("_")[1]
-        scrape = machine.wait(machine.scrape)
-        assert scrape.value("dshealthd_build_info", version=before_version) == 1
+        version = package_before.name.split("_")[1]
+        assert machine.wait(machine.scrape).value("dshealthd_build_info", version=version) == 1
         machine.write(CONFIG, FAST)
         machine.write("/var/lib/dshealthd/counters", "kept")
         machine.run("systemctl", "reload", "dshealthd")

@@ -91,10 +91,7 @@ def install(machine: Machine, package: Path) -> str:
 
 
 def test_install_upgrade_remove(rpm: Path, tmp_path: Path) -> None:
-    """Installed by rpm it is enabled; an upgrade keeps configuration and state, and restarts it.
-
-    An agent that runs is not ended for a version that cannot start, and a removal ends it.
-    """
+    """As with the deb: enabled, upgraded with configuration and state, ended by a removal alone."""
     before = build(tmp_path, "--version", BEFORE, kind="rpm")
     with booted("rpm-node", packages=("rpm",)) as machine:
         install(machine, before)

@@ -145,7 +145,7 @@ def test_controller_that_does_not_answer(tmp_path: Path, how: str) -> None:
         if how == "down":
             made.slurm.stop_controller()
         else:
-            made.slurm.hang_controller()
+            made.slurm.signal_controller(signal.SIGSTOP)
         made.bad(first)
         for _ in range(3):
             check = first.station.popen(
@@ -159,6 +159,6 @@ def test_controller_that_does_not_answer(tmp_path: Path, how: str) -> None:
         if how == "down":
             made.slurm.start_controller()
         else:
-            made.slurm.resume_controller()
+            made.slurm.signal_controller(signal.SIGCONT)
         made.await_drain(first, 300)
         assert made.slurm.show(first)["Reason"] == REASON

@@ -17,10 +17,7 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(LONGEST)]
 
 
 def test_prolog_sends_the_job_elsewhere(tmp_path: Path) -> None:
-    """A job that is given a node with a lost GPU is requeued and runs on another node.
-
-    The reason is ours, not Slurm's; two jobs on bad nodes beyond the budget start all the same.
-    """
+    """A job on a node with a lost GPU is requeued elsewhere, with our reason; beyond the budget it starts."""
     with cluster(
         tmp_path, 3, hooks=("prolog", "epilog"), SchedulerParameters="nohold_on_prolog_fail"
     ) as made:
