@@ -36,10 +36,6 @@ class Group:
         """Allow so many processes and threads."""
         (self.directory / "pids.max").write_text(str(count))
 
-    def processes(self) -> int:
-        """Return how many processes and threads it has."""
-        return int((self.directory / "pids.current").read_text())
-
 
 @contextlib.contextmanager
 def group(controller: str) -> Iterator[Group]:

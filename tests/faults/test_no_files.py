@@ -117,10 +117,7 @@ def cannot_start(agent: RunningAgent, scrape: Scrape) -> bool:
 
 @pytest.mark.parametrize("call", ["socketpair", "memfd_create", "pipe2", "pidfd_open"])
 def test_25_a_worker_that_cannot_be_started(tmp_path: Path, call: str) -> None:
-    """Whichever of its descriptors is refused, its collectors say why and others stay fresh.
-
-    It starts once the node has descriptors again.
-    """
+    """Whichever descriptor is refused, its collectors say why and others stay fresh; later it starts."""
     up = {"collector": "network"}
     with running(tmp_path, WORKERS) as agent:
         agent.wait(lambda s: s.value("dshealthd_collector_up", **up) == 1)

@@ -54,10 +54,7 @@ def without_null(agent: RunningAgent) -> Iterator[None]:
 
 
 def test_49_dev_null_is_gone(tmp_path: Path) -> None:
-    """Workers say that they cannot start, and state that it is not kept; others go on, all recover.
-
-    State that cannot be read for lack of a process does not pass for state that never was.
-    """
+    """Workers say that they cannot start; state is neither kept nor taken for none; all recover."""
     if subprocess.run(["unshare", "--mount", "true"], check=False, timeout=60).returncode:
         pytest.skip("a mount namespace is not permitted here")
     dev, up = tmp_path / "dev", {"collector": "network"}

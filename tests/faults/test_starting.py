@@ -13,26 +13,26 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dshealthd.training.message import Message, encode
-from tests.agents import RunningAgent, announced_port, end, launch, running
+from tests.agents import RunningAgent, running
 from tests.jobs.heartbeats.senders import STRANGER as SENDER
 from tests.jobs.heartbeats.senders import sending
 from tests.jobs.machines import TORCH
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 STRANGER = 61_234
 """A user that runs nothing else here."""
 _RIGHTS = "+dac_override,+dac_read_search"
-BECOME_STRANGER: tuple[str, ...] = (
-    "setpriv",
-    f"--reuid={STRANGER}",
-    f"--regid={STRANGER}",
-    "--clear-groups",
+BECOME_STRANGER = (
+    *("setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups"),
+    *(f"--inh-caps={_RIGHTS}", f"--ambient-caps={_RIGHTS}"),
 )
-BECOME_STRANGER += (f"--inh-caps={_RIGHTS}", f"--ambient-caps={_RIGHTS}")
 CONFIG = """
 [collectors.network]
 interval = "200ms"
@@ -41,6 +41,15 @@ interval = "200ms"
 [collectors.memory]
 interval = "200ms"
 """
+
+
+def under(*prefix: str) -> Callable[..., subprocess.Popen[str]]:
+    """Return what starts an agent by a program that runs the rest of its arguments."""
+
+    def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen([*prefix, *command], **options)
+
+    return popen
 
 
 def leave_descriptors(agent: RunningAgent, spare: int) -> None:
@@ -53,10 +62,7 @@ def leave_descriptors(agent: RunningAgent, spare: int) -> None:
 
 
 def test_workers_that_cannot_start_are_a_reason_until_they_can(tmp_path: Path) -> None:
-    """Without descriptors for a new worker, its collectors say why; others go on.
-
-    Then it starts.
-    """
+    """Without descriptors for a new worker, its collectors say why and others go on; then it starts."""
     with running(tmp_path, CONFIG) as agent:
         agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", collector="network"))
         before = resource.prlimit(agent.pid, resource.RLIMIT_NOFILE)
@@ -128,11 +134,10 @@ def test_metrics_are_served_to_the_last_descriptor(tmp_path: Path) -> None:
 
 def test_a_hundred_connections_at_64_descriptors(tmp_path: Path) -> None:
     """Connections that stay silent use up no descriptor that is needed, and then give way."""
-    with contextlib.ExitStack() as held:
-        process = launch(tmp_path, CONFIG, popen=_with_64_descriptors)
-        held.callback(end, process)
-        log = tmp_path / "agent.log"
-        agent = RunningAgent(process, announced_port(process, log), log)
+    with (
+        running(tmp_path, CONFIG, popen=under("prlimit", "--nofile=64:64")) as agent,
+        contextlib.ExitStack() as held,
+    ):
         agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", collector="memory"))
         for number in range(100):
             connection = held.enter_context(socket.socket())
@@ -170,7 +175,9 @@ time.sleep(600)
     up = {"collector": "network"}
     name = "dshealthd_collector_last_success_timestamp_seconds"
     with contextlib.ExitStack() as stack:
-        agent = stack.enter_context(running(public_path, config, popen=_with_512_descriptors))
+        agent = stack.enter_context(
+            running(public_path, config, popen=under("prlimit", "--nofile=512:512"))
+        )
         agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", **up) == 1.0)
         for user in range(SENDER + 1, SENDER + 5):
             stack.enter_context(sending(place, TORCH, code, user=user))
@@ -187,11 +194,9 @@ time.sleep(600)
 
 
 def test_an_agent_at_its_limit_of_threads_and_processes_serves_on() -> None:
-    """No thread and no process more for its uid: scrapes, reloads, heartbeats go on, and recover.
-
-    The agent is a user of its own, as RLIMIT_NPROC does not bind root; it keeps the right to read
-    the interpreter.
-    """
+    """No thread and no process more for its uid: scrapes, reloads, heartbeats go on, and recover."""
+    # The agent is a user of its own, as RLIMIT_NPROC does not bind root; it keeps the right to read
+    # the interpreter.
     if os.geteuid():
         pytest.skip("becoming another user takes root")
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
@@ -200,10 +205,9 @@ def test_an_agent_at_its_limit_of_threads_and_processes_serves_on() -> None:
         web = base / "web.yml"
         web.write_text("{}")
         config = f'[collectors.training]\nsocket = "{base}/training.sock"\n{CONFIG}'
-        process = launch(base, config, flags=("--web.config-file", str(web)), popen=_as_stranger)
-        stack.callback(end, process)
-        log = base / "agent.log"
-        agent = RunningAgent(process, announced_port(process, log), log)
+        flags = ("--web.config-file", str(web))
+        popen = under(*BECOME_STRANGER)
+        agent = stack.enter_context(running(base, config, flags=flags, popen=popen))
         up = {"collector": "network"}
         agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", **up) == 1.0)
         _limit_processes(agent.pid, "1:")
@@ -218,43 +222,25 @@ def test_an_agent_at_its_limit_of_threads_and_processes_serves_on() -> None:
         agent.wait(
             lambda scrape: (
                 scrape.all("dshealthd_collector_failing", **up, reason="cannot_start") == [1.0]
-                and "the thread for" in log.read_text()
+                and "the thread for" in agent.log.read_text()
             ),
             60.0,
         )
-        assert process.poll() is None
+        assert agent.process.poll() is None
         _limit_processes(agent.pid, "4096:")
         agent.wait(lambda scrape: scrape.value("dshealthd_collector_up", **up) == 1.0, 70.0)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-
-
-def _with_64_descriptors(command: list[str], **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(["prlimit", "--nofile=64:64", *command], **options)
-
-
-def _with_512_descriptors(command: list[str], **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(["prlimit", "--nofile=512:512", *command], **options)
+        agent.process.send_signal(signal.SIGTERM)
+        assert agent.process.wait(60) == 0
 
 
 def test_the_soft_limit_of_descriptors_is_raised(tmp_path: Path) -> None:
     """An agent that is started with few descriptors takes as many as the hard limit leaves it."""
-
-    def popen(command: list[str], **options: Any) -> subprocess.Popen[str]:
-        return subprocess.Popen(["prlimit", "--nofile=256:2048", *command], **options)
-
-    process = launch(tmp_path, CONFIG, popen=popen)
-    try:
-        announced_port(process, tmp_path / "agent.log")
-        assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (2048, 2048)
-    finally:
-        end(process)
+    with running(tmp_path, CONFIG, popen=under("prlimit", "--nofile=256:2048")) as agent:
+        assert resource.prlimit(agent.pid, resource.RLIMIT_NOFILE) == (2048, 2048)
 
 
 def test_an_interpreter_that_cannot_be_run_is_named(tmp_path: Path) -> None:
-    """An agent whose interpreter may no longer be run says so by the worker and the file, serves all
-    the same, and does not take it for a port that it cannot have.
-    """
+    """An agent whose interpreter may no longer be run names worker and file, and serves all the same."""
     interpreter = tmp_path / "python"
     interpreter.write_text("")
     interpreter.chmod(0o600)
@@ -265,21 +251,13 @@ def test_an_interpreter_that_cannot_be_run_is_named(tmp_path: Path) -> None:
         python, _, _, *words = command  # PYTHON -m dshealthd ...
         return subprocess.Popen([python, "-c", code, str(interpreter), *words], **options)
 
-    process, log = launch(tmp_path, CONFIG, popen=popen), tmp_path / "agent.log"
-    try:
-        agent = RunningAgent(process, announced_port(process, log), log)
+    with running(tmp_path, CONFIG, popen=popen) as agent:
         agent.wait_log("worker storage cannot be started: ")
-        assert f"Permission denied: '{interpreter}'" in log.read_text()
-        assert "cannot serve on" not in log.read_text()
+        assert f"Permission denied: '{interpreter}'" in agent.log.read_text()
+        assert "cannot serve on" not in agent.log.read_text()
         up = {"collector": "network", "reason": "cannot_start"}
         agent.wait(lambda scrape: scrape.all("dshealthd_collector_failing", **up) == [1.0])
-        assert process.poll() is None
-    finally:
-        end(process)
-
-
-def _as_stranger(command: list[str], **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen([*BECOME_STRANGER, *command], **options)
+        assert agent.process.poll() is None
 
 
 def _limit_processes(pid: int, limit: str) -> None:
