@@ -11,7 +11,6 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from bench.processes import free_port
 from tests.agents import running
 from tests.command_line import dshealthd
 from tests.training.trainings import training
@@ -41,9 +40,7 @@ def test_a_rank_that_is_stopped_is_named_by_its_bundle(tmp_path: Path) -> None:
     (tmp_path / "training").mkdir()
     with (
         running(tmp_path, config) as agent,
-        training(
-            tmp_path / "training", "script_ddp.py", "100000", port=free_port(), variables=variables
-        ) as run,
+        training(tmp_path / "training", "script_ddp.py", "100000", variables=variables) as run,
     ):
         run.wait_for(30)
         agent.wait(lambda scrape: len(scrape.all("dshealthd_job_step")) == 2)
@@ -105,7 +102,7 @@ def test_evidence_by_hand_names_the_rank_that_has_not_entered(tmp_path: Path) ->
     }
     variables = {"SLURM_JOB_ID": "990017", "TORCH_FR_BUFFER_SIZE": "100", **prefixes}
     command = "evidence", "--path.state", str(state), "--web.listen-address", "127.0.0.1:1"
-    with training(tmp_path, f"{HERE}/script_hang.py", port=free_port(), variables=variables) as run:
+    with training(tmp_path, f"{HERE}/script_hang.py", variables=variables) as run:
         end = time.monotonic() + 240
         while run.text().count("hangs") < 2:
             assert time.monotonic() < end, run.text()

@@ -121,47 +121,24 @@ def test_runs_without_the_agent_installed(
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with torch and the distribution for trainings, installed as users do.
-
-    Its interpreter.
-    """
+    """The interpreter of an environment with torch and the distribution, installed as users do."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
     directory = tmp_path_factory.mktemp("environment")
-    wheel = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(directory),
-        str(PROJECT),
-    ]
-    subprocess.run(wheel, check=True, timeout=100)
-    subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", str(directory / "venv")], check=True
-    )
+    made, venv = ["-w", str(directory), str(PROJECT)], str(directory / "venv")
+    wheel = ["-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([sys.executable, *wheel, *made], check=True, timeout=100)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     python = directory / "venv/bin/python"
     (site,) = (directory / "venv/lib").glob("python*/site-packages")
     torch = importlib.util.find_spec("torch")
     assert torch is not None
     assert torch.origin is not None
     (site / "torch.pth").write_text(str(Path(torch.origin).parents[1]))
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(python),
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-index",
-    ]
-    subprocess.run([*install, *map(str, directory.glob("*.whl"))], check=True, timeout=100)
+    install = f"-m pip --python {python} install -q --no-deps --no-index".split()
+    subprocess.run(
+        [sys.executable, *install, *map(str, directory.glob("*.whl"))], check=True, timeout=100
+    )
     (directory / "script.py").write_text(SCRIPT)
     return python
 
@@ -198,10 +175,8 @@ def test_nothing_happens_unasked(
 
 def test_variable_alone(environment: Path, agents_end: AgentsEnd) -> None:
     """With the variable set, a script that knows nothing of it reports its steps."""
-    assert (
-        run(environment, agents_end, "script.py", "--lr", "1", heartbeat="1")
-        == "__main__ ['--lr', '1'] True\n"
-    )
+    printed = run(environment, agents_end, "script.py", "--lr", "1", heartbeat="1")
+    assert printed == "__main__ ['--lr', '1'] True\n"
     assert agents_end.message().step == 3
 
 
@@ -209,13 +184,9 @@ def test_variable_alone(environment: Path, agents_end: AgentsEnd) -> None:
 def test_started_by_the_package(
     environment: Path, agents_end: AgentsEnd, program: tuple[str, ...]
 ) -> None:
-    """`python -m dshealthd.training` runs a script or a module as the interpreter would, and
-    reports its steps.
-    """
-    assert (
-        run(environment, agents_end, "-m", "dshealthd.training", *program, "x")
-        == "__main__ ['x'] True\n"
-    )
+    """`python -m dshealthd.training` runs a script or module as Python would, and reports its steps."""
+    printed = run(environment, agents_end, "-m", "dshealthd.training", *program, "x")
+    assert printed == "__main__ ['x'] True\n"
     assert agents_end.message().step == 3
 
 

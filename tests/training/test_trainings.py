@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.processes import free_port
 from tests.agents import running
+from tests.training.step_clock import average
 from tests.training.trainings import training
 
 if TYPE_CHECKING:
@@ -87,19 +87,11 @@ def check_agreement(agent: RunningAgent, logged: dict[int, list[Step]]) -> None:
     assert seconds.keys() == inputs.keys() == {str(rank) for rank in logged}
     for rank, steps in logged.items():
         # The first step's duration is not known to a heartbeat.
-        least = moving_average([step.least for step in steps[1:]])
-        most = moving_average([step.most for step in steps[1:]])
+        least = average([step.least for step in steps[1:]])
+        most = average([step.most for step in steps[1:]])
         assert least - ROUNDED <= seconds[str(rank)] <= most + ROUNDED
         waited = [step.input_most for step in steps if step.input_most is not None]
-        assert 0.039 <= inputs[str(rank)] <= moving_average(waited) + ROUNDED  # 40 ms or 2 x 20 ms
-
-
-def moving_average(values: list[float]) -> float:
-    """Return what a mean over about ten steps is after these."""
-    mean = values[0]
-    for number, value in enumerate(values, 1):
-        mean += (value - mean) / min(number, 10)
-    return mean
+        assert 0.039 <= inputs[str(rank)] <= average(waited) + ROUNDED  # 40 ms or 2 x 20 ms
 
 
 def test_torchrun(tmp_path: Path) -> None:
@@ -108,9 +100,7 @@ def test_torchrun(tmp_path: Path) -> None:
     variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket), "LINGER": "600"}
     with running(tmp_path, CONFIG.format(socket=socket)) as agent:
         agent.wait(lambda _: socket.is_socket())
-        with training(
-            tmp_path, "script_ddp.py", "60", port=free_port(), variables=variables
-        ) as run:
+        with training(tmp_path, "script_ddp.py", "60", variables=variables) as run:
             run.wait_for(60)
             scrape = agent.wait(lambda scrape: reached(scrape, 60))
             check_agreement(agent, run.steps())
@@ -143,9 +133,7 @@ def test_rank_that_stops(tmp_path: Path) -> None:
     variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket), "STOP": "1:20"}
     with running(tmp_path, CONFIG.format(socket=socket)) as agent:
         agent.wait(lambda _: socket.is_socket())
-        with training(
-            tmp_path, "script_ddp.py", FOREVER, port=free_port(), variables=variables
-        ) as run:
+        with training(tmp_path, "script_ddp.py", FOREVER, variables=variables) as run:
             scrape = agent.wait(
                 lambda scrape: (
                     reached(scrape, 20) and stages(scrape) == {"0": "backward", "1": "input"}
@@ -166,7 +154,7 @@ def test_agent_that_stops_and_ends(tmp_path: Path) -> None:
     socket = tmp_path / "h.sock"
     config = CONFIG.format(socket=socket)
     variables = {"DSHEALTHD_HEARTBEAT_SOCKET": str(socket)}
-    with training(tmp_path, "script_ddp.py", FOREVER, port=free_port(), variables=variables) as run:
+    with training(tmp_path, "script_ddp.py", FOREVER, variables=variables) as run:
         run.wait_for(5)  # nobody listens yet
         with running(tmp_path, config) as agent:
             agent.wait(lambda scrape: reached(scrape, 5))
@@ -218,19 +206,13 @@ def test_deepspeed(tmp_path: Path, stage: int) -> None:
     quick = '\n[collectors.job_checkpoint]\ninterval = "1s"\nmax_jobs = 100\n'
     with running(tmp_path, CONFIG.format(socket=socket) + quick) as agent:
         agent.wait(lambda _: socket.is_socket())
-        with training(
-            tmp_path, "script_deepspeed.py", "40", config, port=free_port(), variables=variables
-        ) as run:
+        with training(tmp_path, "script_deepspeed.py", "40", config, variables=variables) as run:
             run.wait_for(40)
             scrape = agent.wait(
                 lambda scrape: reached(scrape, 40) and "missing" in checkpoint(scrape, "problems")
             )
-            assert checkpoint(scrape, "problems") == {
-                "missing": 0,
-                "empty": 0,
-                "cut_off": 0,
-                "no_directory": 0,
-            }
+            problems = ("missing", "empty", "cut_off", "no_directory")
+            assert checkpoint(scrape, "problems") == dict.fromkeys(problems, 0)
             (size,) = checkpoint(scrape, "next_bytes").values()
             files = (tmp_path / "saved/global_step11").iterdir()
             assert size == sum(file.stat().st_size for file in files)

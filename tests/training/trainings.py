@@ -12,8 +12,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import psutil
+
+from bench.processes import free_port
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -29,10 +33,7 @@ class Step(NamedTuple):
 
 
 class TrainingRun:
-    """The ranks of a training that run on one node, and their logs.
-
-    Torchrun gives each rank its own.
-    """
+    """The ranks of a training, and their logs: torchrun gives each rank its own."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
         self.process = process
@@ -51,24 +52,18 @@ class TrainingRun:
         return "".join(file.read_text() for file in sorted(self.log.parent.rglob("std*.log")))
 
     def pids(self) -> dict[int, int]:
-        """Return the process of each rank of this node, by its rank in the whole training.
-
-        Only those that run.
-        """
+        """Return the processes of the ranks that run, by rank."""
         found = {}
-        for pid in children(self.process.pid):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                match = re.search(
-                    rb"(?:^|\0)RANK=(\d+)\0", Path(f"/proc/{pid}/environ").read_bytes()
-                )
-                if match is not None:
-                    found[int(match[1])] = pid
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if (rank := child.environ().get("RANK")) is not None:
+                    found[int(rank)] = child.pid
         return found
 
-    def wait_for(self, step: int, ranks: int = 2, seconds: float = 240.0) -> None:
-        """Wait until every rank of this node has made so many steps."""
-        end = time.monotonic() + seconds
-        while len(steps := self.steps()) < ranks or min(map(len, steps.values())) < step:
+    def wait_for(self, step: int) -> None:
+        """Wait until every rank has made so many steps."""
+        end = time.monotonic() + 240.0
+        while len(steps := self.steps()) < 2 or min(map(len, steps.values())) < step:
             assert self.process.poll() in {None, 0}, self.text()
             assert time.monotonic() < end, self.text()
             time.sleep(0.1)
@@ -79,49 +74,23 @@ def training(
     directory: Path,
     script: str,
     *arguments: str,
-    port: int,
-    python: str = sys.executable,
-    ranks: int = 2,
-    variables: Mapping[str, str] | None = None,
-    nnodes: int = 1,
-    node_rank: int = 0,
-    master_addr: str = "127.0.0.1",
-    prefix: Sequence[str] = (),
+    variables: Mapping[str, str],
 ) -> Iterator[TrainingRun]:
-    """Run a script of this folder under torchrun, and end it with all its ranks.
-
-    A training over several nodes takes one call for each, with the same `nnodes`, `master_addr` and
-    `port`, a `node_rank` and a `directory` of its own, and `ranks` of that node. `prefix` puts it
-    onto the node: `("ip", "netns", "exec", "n1")`, say, or any other command that runs the rest of
-    its arguments in its own place. Ranks that have a variable `GLOO_SOCKET_IFNAME` use that
-    interface of their node.
-    """
+    """Run a script of this folder under torchrun with two ranks, and end it with both."""
     log = directory / "stdlauncher.log"
-    command = [
-        *prefix,
-        python,
-        "-m",
-        "torch.distributed.run",
-        f"--nnodes={nnodes}",
-        f"--node-rank={node_rank}",
-        f"--nproc-per-node={ranks}",
-    ]
-    command += [
-        f"--master-addr={master_addr}",
-        f"--master-port={port}",
-        "--redirects=3",
-        f"--log-dir={directory / 'ranks'}",
-    ]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--redirects=3"]
+    command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    command += [f"--log-dir={directory / 'ranks'}", str(HERE / script), *arguments]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "ignore",
-        **(variables or {}),
+        **variables,
     }
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*command, str(HERE / script), *arguments],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -133,20 +102,8 @@ def training(
         yield TrainingRun(process, log)
     finally:
         # The launcher first, so that it restarts none. Each rank is a session of its own.
-        for group in (process.pid, *(children(process.pid) if process.poll() is None else ())):
+        ranks = psutil.Process(process.pid).children() if process.poll() is None else []
+        for group in (process.pid, *(rank.pid for rank in ranks)):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
         process.wait()
-
-
-def children(pid: int) -> list[int]:
-    """Return the processes that a process has started; none if it has ended."""
-    try:
-        return [
-            int(child)
-            for child in Path(f"/proc/{pid}/task/{pid}/children")
-            .read_text(encoding="ascii")
-            .split()
-        ]
-    except FileNotFoundError:
-        return []
