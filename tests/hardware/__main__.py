@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd import __version__
 from dshealthd.core.options import ConfigError
+from dshealthd.probe.cli.local import interpreter
 from dshealthd.probe.members.local_membership import hostname
 from tests.hardware import checks, collectives
 from tests.hardware.item import Item, State, not_run
@@ -35,9 +36,9 @@ UNKNOWN = (
     "Whether this node has an NVIDIA GPU is unknown, as the PCI bus or NVML cannot be read. Nothing "
     "was run, and this says nothing of any hardware."
 )
-LOOKS, PAUSE = 2, 2.0
-"""How often GPUs are looked at until they are idle, and the seconds between: the agent's own round,
-or the one before, may just have ended.
+PAUSE = 2.0
+"""Seconds after which busy GPUs are looked at again: the agent's own round, or the one before, may
+just have ended.
 """
 SYSTEM = Path("/etc/dshealthd/dshealthd.toml")
 """Where packages put the agent's configuration."""
@@ -69,7 +70,7 @@ def main() -> int:
 
 def _items(options: argparse.Namespace, node: Node, file: Path | None) -> Iterator[Item]:
     """Yield the items, each as it is done with: first what only reads."""
-    python = checks.python_of(node, options.python)
+    python = options.python or interpreter(node.loaded)
     yield checks.gpus_by_name(checks.here, "here")
     yield checks.torch(checks.here, "here", python)
     yield checks.devices(node)
@@ -102,9 +103,7 @@ def _items(options: argparse.Namespace, node: Node, file: Path | None) -> Iterat
 def _busy(file: Path | None) -> str:
     """Return why no collective may run now, once GPUs had some seconds to become idle."""
     reason = objection(look(file))
-    for _ in range(LOOKS - 1):
-        if not reason:
-            break
+    if reason:
         time.sleep(PAUSE)
         reason = objection(look(file))
     return reason
@@ -113,11 +112,8 @@ def _busy(file: Path | None) -> str:
 def _announce(gpus: int, peer: str) -> None:
     """Say what is going to use the GPUs."""
     where = f"all {gpus} idle GPUs of this node"
-    where += (
-        f", then over this node and {peer}, by their agents, where these are idle too"
-        if peer
-        else ""
-    )
+    if peer:
+        where += f", then over this node and {peer}, by their agents, where these are idle too"
     print(
         f"--- Next: all-reduces of up to 64 MiB and matrix products on {where}. They keep GPUs busy "
         "for some seconds; to import torch may take a minute. Ctrl-C ends them; --read-only leaves "
@@ -130,13 +126,11 @@ def _block(options: argparse.Namespace, node: Node, items: list[Item]) -> str:
     """Return what is pasted into the documentation; it names no host."""
     day = time.strftime("%Y-%m-%d", time.gmtime())
     peer = " PEER=…" if options.peer else ""
+    system = f"Linux {platform.release()}, driver {node.driver or 'unknown'}"
     lines = [
         f"### {day}: {items[0].text if items[0].state is State.EXPECTED else f'{len(node.up)} GPUs'}",
         "",
-        (
-            f"`make test-hardware{peer}`, dshealthd {__version__}, Linux {platform.release()}, "
-            f"driver {node.driver or 'unknown'}."
-        ),
+        f"`make test-hardware{peer}`, dshealthd {__version__}, {system}.",
         "",
         "| | item | result | found, or why not |",
         "|---|---|---|---|",
@@ -150,32 +144,19 @@ def _block(options: argparse.Namespace, node: Node, items: list[Item]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
+    form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        prog="make test-hardware",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        "make test-hardware", description=__doc__, formatter_class=form
     )
-    parser.add_argument(
-        "--peer", default="", metavar="HOST", help="second node, over SSH and by its agent"
-    )
-    parser.add_argument(
-        "--python", metavar="PATH", help="interpreter that has torch, on both nodes"
-    )
-    parser.add_argument(
-        "--config.file",
-        dest="file",
-        type=Path,
-        metavar="FILE",
-        help=f"configuration of the agents (default: {SYSTEM}, where there is one)",
-    )
-    parser.add_argument("--read-only", action="store_true", help="run no collective")
-    parser.add_argument("--ssh", default="ssh", metavar="PROGRAM", help="SSH client (%(default)s)")
-    parser.add_argument(
-        "--remote-command",
-        default="dshealthd",
-        metavar="PROGRAM",
-        help="dshealthd on the peer (%(default)s)",
-    )
+    add = parser.add_argument
+    add("--peer", default="", metavar="HOST", help="second node, over SSH and by its agent")
+    add("--python", metavar="PATH", help="interpreter that has torch, on both nodes")
+    where = f"configuration of the agents (default: {SYSTEM}, where there is one)"
+    add("--config.file", dest="file", type=Path, metavar="FILE", help=where)
+    add("--read-only", action="store_true", help="run no collective")
+    add("--ssh", default="ssh", metavar="PROGRAM", help="SSH client (%(default)s)")
+    peers = "dshealthd on the peer (%(default)s)"
+    add("--remote-command", default="dshealthd", metavar="PROGRAM", help=peers)
     return parser
 
 

@@ -12,7 +12,6 @@ from dshealthd.collectors import infiniband, nvlink
 from dshealthd.doctor.hosts import command as over_ssh
 from dshealthd.http.client import Access, local
 from dshealthd.http.exchange import Unreachable
-from dshealthd.probe.cli.local import interpreter
 from tests.agents import Scrape
 from tests.hardware import programs
 from tests.hardware.item import Item, not_run, ran
@@ -114,10 +113,8 @@ def links(node: Node) -> Item:
 
 def adapters(node: Node) -> Item:
     """Compare the InfiniBand ports with ibstat."""
-    title, command = (
-        "InfiniBand ports are up",
-        "dshealthd metrics | grep infiniband_port_up; ibstat -l",
-    )
+    title = "InfiniBand ports are up"
+    command = "dshealthd metrics | grep infiniband_port_up; ibstat -l"
     ports = {one.labels[:2]: one.value == 1 for one in node.samples(infiniband.UP)}
     answer = programs.run(("ibstat", "-l"))
     if not ports and answer.failure:
@@ -141,9 +138,8 @@ def doctor(file: Path | None, nodes: Sequence[str], remote: Sequence[str]) -> It
     answer = programs.run([sys.executable, "-m", "dshealthd", *words], DOCTOR)
     try:
         document = json.loads(answer.output)
-        unheard = [
-            f"{one['node']}: {one['problem']}" for one in document["nodes"] if one["problem"]
-        ]
+        nodes_asked = document["nodes"]
+        unheard = [f"{one['node']}: {one['problem']}" for one in nodes_asked if one["problem"]]
         found = _findings(document)
     except (ValueError, KeyError, TypeError):
         return not_run(title, command, answer.failure or "it printed no report")
@@ -179,25 +175,17 @@ def running_job(node: Node) -> Item:
     ]
     asked = [state for state in states if state != "elsewhere"]
     if not asked:
-        return not_run(
-            title, command, "the agent sees no training here whose rank 0 is on this node"
-        )
+        return not_run(title, command, "the agent sees no training whose rank 0 is on this node")
     idle = scrape.all("dshealthd_job_nccl_answers_without_progress")
     wrong = "" if set(asked) == {"answered"} and not any(idle) else "not each job answers and moves"
     shown = ", ".join(map(str, map(int, idle))) or "not known yet"
-    return ran(
-        title, command, f"ras_state {', '.join(asked)}; answers_without_progress {shown}", wrong
-    )
+    text = f"ras_state {', '.join(asked)}; answers_without_progress {shown}"
+    return ran(title, command, text, wrong)
 
 
 def configured(file: Path | None) -> list[str]:
     """Return the flag that names the configuration."""
     return [] if file is None else ["--config.file", str(file)]
-
-
-def python_of(node: Node, chosen: str | None) -> str:
-    """Return the interpreter that has torch."""
-    return chosen or interpreter(node.loaded)
 
 
 BY_HAND = (

@@ -137,9 +137,8 @@ def test_bus_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_idle_gpus(tmp_path: Path) -> None:
-    """GPUs that are as they should be: 0, and what could not run says why.
-
-    The probe is announced and tried, as all are idle; its interpreter has no torch.
+    """GPUs that are as they should be: 0, and what could not run says why. The probe is announced and
+    tried; its interpreter has no torch.
     """
     node = Node(tmp_path, 4)
     node.smi(4)
