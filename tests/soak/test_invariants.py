@@ -88,10 +88,7 @@ def test_gpu_is_not_well(line: str, instead: str) -> None:
 
 
 def test_gpus_were_read_before_the_fault_was_over() -> None:
-    """What the collection that was under way then met may bring a GPU down afterwards.
-
-    A soak took a GPU whose calls had taken seconds for down without a fault, in the next one.
-    """
+    """What the collection that was under way then met may bring a GPU down afterwards."""
     end = time.time()
     for read, quiet in ((end - 5, False), (end + 1, False), (end + 3, True)):
         assert is_quiet(Scrape(text(read=read), 0.0), end) is quiet
@@ -123,10 +120,7 @@ class ScriptedNode:
 
 
 def test_moment_after_a_driver_fault() -> None:
-    """Series are counted when all collectors are up again, not as soon as the GPUs are.
-
-    A soak of 69 minutes failed by a reference of 668 series, where 1,543 to 1,657 are usual.
-    """
+    """Series are counted when all collectors are up again, not as soon as the GPUs are."""
     partly = text(down=SLOW_COLLECTORS)
     node = ScriptedNode(ScriptedAgent([partly, text()]))
     record = Record()
@@ -197,10 +191,7 @@ def test_memory_grown_too_much_over_hours() -> None:
 
 
 def test_healthy_node_is_quiet(tmp_path: Path) -> None:
-    """A node without a fault comes to moments that can be compared.
-
-    A soak of two hours had none, as a collector that is off as shipped was waited for.
-    """
+    """A node without a fault comes to moments that can be compared: what is off is not waited for."""
     record = Record()
     with node(tmp_path) as made:
         until_well(made, record)
