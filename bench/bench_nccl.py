@@ -241,9 +241,6 @@ def run(trials: Sequence[Trial], at_once: int, minutes: float) -> None:
             progress=lambda what: print(what, file=sys.stderr, flush=True),
         ) as lab,
     ):
-        if lab.lab.limits:
-            print("; ".join(lab.lab.limits))
-            return
         for node in lab.lab.nodes:
             (node.directory / "dev/nvidiactl").touch()
         lab.until_watched()

@@ -2,7 +2,7 @@
 
 In a test::
 
-    with Lab(tmp_path, nodes=8) as lab, faults.slow(lab.nodes[2], "20mbit"):
+    with Lab(tmp_path, nodes=8) as lab, faults.slow(lab.nodes[2], 20):
         lab.wait(lambda scrapes: …)
 """
 

@@ -127,7 +127,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "slow-node": Fault(
         title="a node whose network is slow",
-        inject=lambda _, node: faults.slow(node, "10mbit"),
+        inject=lambda _, node: faults.slow(node, 10),
         symptom="straggler",
         receiver=TICKET,
         probes=True,

@@ -24,7 +24,6 @@ from tests.lab.catalogue import FAULTS, WITHOUT_PROBES
 from tests.lab.forward import forwarded
 from tests.lab.paging import Paging
 from tests.lab.station import NotPermitted
-from tests.lab.tour import FAREWELL, STOPS, WELCOME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,8 +37,6 @@ PAGE_SECONDS, OVER_SECONDS = 180.0, 300.0
 SLACK = "slack"
 PERIOD = 2.0
 """Seconds from one round of the probes to the next."""
-PAUSE = 15.0
-"""Seconds to look around at a stop of the tour where no terminal can be asked."""
 
 
 def say(text: str) -> None:
@@ -114,10 +111,7 @@ class Demo:
         return self._came.wait(seconds)
 
     def play(self, name: str, *, attended: bool) -> bool:
-        """Inject a fault, show its page, undo it, show that it is over.
-
-        Tell whether both came in time.
-        """
+        """Show a fault, its page and its end; return whether both came in time."""
         fault, node = FAULTS[name], random.choice(breakable(self.paging.lab.nodes))
         kind = fault.receiver.upper()
         with fault.inject(self.paging, node):
@@ -148,36 +142,10 @@ class Demo:
             else:
                 print(f"{answer!r} is none of these: type a number from 1 to {len(names)}, or q")
 
-    def tour(self) -> bool:
-        """Tell a story: one fault after the other, with what to look at; tell whether all came."""
-        narrate(WELCOME)
-        pause("Enter begins the tour ")
-        for number, stop in enumerate(STOPS, start=1):
-            narrate(f"{number} of {len(STOPS)}. {stop.before}")
-            if not self.play(stop.fault, attended=sys.stdin.isatty()):
-                return False
-            narrate(stop.after)
-            pause("Enter goes on ")
-        narrate(FAREWELL)
-        return True
-
 
 def breakable(nodes: Sequence[Node]) -> Sequence[Node]:
     """Return the nodes that may break: not the first, which serves the fleet page, unless alone."""
     return nodes[1:] or nodes
-
-
-def narrate(text: str) -> None:
-    """Print a paragraph of the tour."""
-    print(f"\n{textwrap.indent(text, '  ▌ ')}\n", flush=True)
-
-
-def pause(prompt: str) -> None:
-    """Wait for a person, or for a moment where there is none."""
-    if sys.stdin.isatty():
-        input(prompt)
-    else:
-        time.sleep(PAUSE)
 
 
 def addresses(demo: Demo, stack: contextlib.ExitStack) -> None:
@@ -227,11 +195,6 @@ def main() -> int:
         metavar="NAME",
         help=f"inject one, show its page and its end: {', '.join(WITHOUT_PROBES)}",
     )
-    parser.add_argument(
-        "--tour",
-        action="store_true",
-        help="tell a story of five minutes, one fault after the other",
-    )
     parser.add_argument("--nodes", type=int, default=3, help="how many nodes (%(default)s)")
     parser.add_argument("--gpus", type=int, default=8, help="simulated GPUs of each (%(default)s)")
     options = parser.parse_args()
@@ -244,16 +207,11 @@ def main() -> int:
         except NotPermitted as error:
             say(f"not permitted here, nothing is shown: {error}")
             return 1
-        if demo.paging.lab.limits:
-            say("the demonstration needs them; nothing is shown")
-            return 1
         addresses(demo, stack)
         say("waiting for Prometheus' first round of all rules, half a minute at most")
         demo.paging.until_watched()
         if options.fault is not None:
             return 0 if demo.play(options.fault, attended=False) else 1
-        if options.tour:
-            return 0 if demo.tour() else 1
         demo.menu()
     return 0
 

@@ -1,8 +1,8 @@
 """Faults of the lab, each a context manager: in force inside it, undone when it is left.
 
 Those of the network act on the way between the nodes, in the switch, where no node can see them; a
-packet that is dropped is lost without a word to its sender. `Lab.limits` says where they cannot be
-had; they raise NotPermitted then.
+packet that is dropped is lost without a word to its sender. Without namespaces they raise
+NotPermitted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from pathlib import Path
+from glob import glob
 from typing import TYPE_CHECKING
 
 from tests.lab.node import INTERFACE
@@ -22,47 +22,38 @@ if TYPE_CHECKING:
     from tests.lab.lab import Lab
     from tests.lab.node import Node
 
-_FAKETIME = "faketime/libfaketimeMT.so.1"
-
 
 @contextlib.contextmanager
-def slow(node: Node, rate: str) -> Iterator[None]:
-    """Limit a node to a rate such as "20mbit", in each direction."""
+def slow(node: Node, mbit: int) -> Iterator[None]:
+    """Limit a node to so many Mbit/s, in each direction."""
     with (
-        node.lab.injected(f"slow {node.name} {rate}"),
-        node.lab.shaper(node.station, INTERFACE).limit(rate),
-        node.lab.shaper(node.lab.services, node.name).limit(rate),
+        node.lab.injected(f"slow {node.name} {mbit} Mbit/s"),
+        node.lab.shaper(node.station, INTERFACE).limit(mbit),
+        node.lab.shaper(node.lab.services, node.name).limit(mbit),
     ):
         yield
 
 
 @contextlib.contextmanager
-def slow_pair(a: Node, b: Node, rate: str) -> Iterator[None]:
-    """Limit what two nodes send each other, in each direction.
+def slow_pair(a: Node, b: Node, mbit: int) -> Iterator[None]:
+    """Limit what two nodes send each other to so many Mbit/s, in each direction.
 
     Their ways to others stay as they are.
     """
     with (
-        a.lab.injected(f"slow pair {a.name} {b.name} {rate}"),
-        a.lab.shaper(a.station, INTERFACE).limit(rate, b.address),
-        a.lab.shaper(b.station, INTERFACE).limit(rate, a.address),
+        a.lab.injected(f"slow pair {a.name} {b.name} {mbit} Mbit/s"),
+        a.lab.shaper(a.station, INTERFACE).limit(mbit, b.address),
+        a.lab.shaper(b.station, INTERFACE).limit(mbit, a.address),
     ):
         yield
 
 
 @contextlib.contextmanager
 def drop(a: Node, b: Node, *, both_ways: bool = True) -> Iterator[None]:
-    """Lose what `a` sends to `b`, and the other way."""
+    """Lose what `a` sends to `b`, and with `both_ways` the other way."""
     ways = [(a, b), (b, a)] if both_ways else [(a, b)]
     rules = [f"ip saddr {source.address} ip daddr {target.address} drop" for source, target in ways]
-    with _in_the_switch(a.lab, f"drop {a.name} {'<' * both_ways}-> {b.name}", "forward", rules):
-        yield
-
-
-@contextlib.contextmanager
-def drop_one_way(a: Node, b: Node) -> Iterator[None]:
-    """Lose what `a` sends to `b`; what `b` sends arrives."""
-    with drop(a, b, both_ways=False):
+    with _in_the_switch(a.lab, f"drop {a.name} {'<' * both_ways}-> {b.name}", rules):
         yield
 
 
@@ -73,7 +64,7 @@ def drop_all(node: Node) -> Iterator[None]:
     Its link stays up, and `services` reaches it.
     """
     rules = [f"ip saddr {node.address} drop", f"ip daddr {node.address} drop"]
-    with _in_the_switch(node.lab, f"drop all of {node.name}", "forward", rules):
+    with _in_the_switch(node.lab, f"drop all of {node.name}", rules):
         yield
 
 
@@ -91,14 +82,11 @@ def unplug(node: Node) -> Iterator[None]:
 @contextlib.contextmanager
 def loss(node: Node, ratio: float) -> Iterator[None]:
     """Lose this share of the packets between a node and the others, in each direction, at random."""
-    if not 0 < ratio <= 1:
-        message = f"a share of packets is above 0 and at most 1, not {ratio}"
-        raise ValueError(message)
     rules = [
         f"ip {end} {node.address} numgen random mod 10000 < {round(10000 * ratio)} drop"
         for end in ("saddr", "daddr")
     ]
-    with _in_the_switch(node.lab, f"lose {ratio:.0%} of {node.name}", "forward", rules):
+    with _in_the_switch(node.lab, f"lose {ratio:.0%} of {node.name}", rules):
         yield
 
 
@@ -158,9 +146,8 @@ def clock_offset(node: Node, seconds: float) -> Iterator[None]:
 
     Restart it again afterwards.
     """
-    library = _faketime()
     environment = {
-        "LD_PRELOAD": str(library),
+        "LD_PRELOAD": _faketime(),
         "FAKETIME": f"{seconds:+g}",
         "DONT_FAKE_MONOTONIC": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
@@ -175,16 +162,14 @@ def clock_offset(node: Node, seconds: float) -> Iterator[None]:
             node.start()
 
 
-def _faketime() -> Path:
-    for folder in ("/usr/lib", "/usr/lib64", "/usr/local/lib"):
-        for library in (Path(folder) / _FAKETIME, *Path(folder).glob(f"*/{_FAKETIME}")):
-            if library.exists():
-                return library
+def _faketime() -> str:
+    for library in glob("/usr/lib/*/faketime/libfaketimeMT.so.1"):
+        return library
     message = "libfaketime is not installed"
     raise NotPermitted(message)
 
 
 @contextlib.contextmanager
-def _in_the_switch(lab: Lab, what: str, hook: str, rules: Sequence[str]) -> Iterator[None]:
-    with lab.injected(what), lab.rules(lab.services, "bridge", {hook: rules}):
+def _in_the_switch(lab: Lab, what: str, rules: Sequence[str]) -> Iterator[None]:
+    with lab.injected(what), lab.rules(lab.services, "bridge", {"forward": rules}):
         yield

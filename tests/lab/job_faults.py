@@ -86,11 +86,6 @@ def mishap(name: str, rank: int) -> Callable[[Job], AbstractContextManager[None]
     return lambda job: job.mishap(name, rank)
 
 
-def stopped(rank: int) -> Callable[[Job], AbstractContextManager[None]]:
-    """Return what stops a rank with SIGSTOP."""
-    return lambda job: faults.pause(job.pids()[rank])
-
-
 @contextlib.contextmanager
 def out_of_memory(job: Job, rank: int) -> Iterator[None]:
     """Have a rank use up the memory of a cgroup that it alone is in, until the kernel kills it."""
@@ -99,9 +94,8 @@ def out_of_memory(job: Job, rank: int) -> Iterator[None]:
     group.mkdir()
     try:
         (group / "memory.limit_in_bytes").write_text(str(ROOM), encoding="ascii")
-        (group / "cgroup.procs").write_text(
-            str(pid), encoding="ascii"
-        )  # what it has by now stays charged to where it was
+        # What it has by now stays charged to where it was.
+        (group / "cgroup.procs").write_text(str(pid), encoding="ascii")
         with job.mishap("memory-leaks", rank):
             yield
     finally:
@@ -109,11 +103,6 @@ def out_of_memory(job: Job, rank: int) -> Iterator[None]:
         while (group / "cgroup.procs").read_text(encoding="ascii") and time.monotonic() < end:
             time.sleep(0.1)
         group.rmdir()
-
-
-def dropped(job: Job) -> AbstractContextManager[None]:
-    """Lose all that the nodes of a job send each other."""
-    return faults.drop(*job.nodes)
 
 
 @contextlib.contextmanager
@@ -124,18 +113,9 @@ def orphan(directory: Path, nodes: Sequence[Node], port: int) -> Iterator[Job]:
     """
     directory.mkdir()
     node = nodes[0]
-    place = {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "4",
-        "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": node.member,
-        "MASTER_PORT": str(port),
-    }
-    variables = [f"{name}={value}" for name, value in place.items()]
-    rank = shlex.join(
-        ["env", *variables, sys.executable, str(jobs.HERE / "script_ddp.py"), "10", str(directory)]
-    )
+    place = [f"{name}={value}" for name, value in jobs.place(0, 4, node.member, port).items()]
+    script = [sys.executable, str(jobs.HERE / "script_ddp.py"), "10", str(directory)]
+    rank = shlex.join(["env", *place, *script])
     with (directory / "std-rank-0.log").open("wb") as log:
         launcher = node.station.popen(
             ["sh", "-c", f"{rank} & wait"],
@@ -175,7 +155,7 @@ FAULTS: dict[str, JobFault] = {
         symptom="training-hang",
         rank=3,
         labels={"class": "process", "reason": "stopped"},
-        inject=stopped(3),
+        inject=lambda job: faults.pause(job.pids()[3]),
     ),
     "collective-skipped": JobFault(
         title="a rank that skips a collective",
@@ -206,7 +186,7 @@ FAULTS: dict[str, JobFault] = {
         title="the network dropped between the nodes",
         symptom="training-hang",
         labels={"class": "network"},
-        inject=dropped,
+        inject=lambda job: faults.drop(*job.nodes),
         follows=_link,
         over=240.0,
     ),

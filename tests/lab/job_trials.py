@@ -85,21 +85,20 @@ def wrong_interface(
     directory: Path, nodes: Sequence[Node], port: int
 ) -> AbstractContextManager[Job]:
     """Start a training that is told to use an interface that its second node does not have."""
-    variables = {nodes[1].name: {"NCCL_SOCKET_IFNAME": "ens1f0"}}
-    return jobs.torchrun(directory, nodes, "script_ddp.py", FOREVER, port=port, variables=variables)
+    added = {nodes[1].name: {"NCCL_SOCKET_IFNAME": "ens1f0"}}
+    return jobs.torchrun(directory, nodes, "script_ddp.py", FOREVER, port=port, added=added)
 
 
 def rank_twice(directory: Path, nodes: Sequence[Node], port: int) -> AbstractContextManager[Job]:
     """Start a training whose last rank has the number of the one before."""
-    return jobs.by_hand(
-        directory, nodes, "script_ddp.py", FOREVER, port=port, variables={3: {"RANK": "2"}}
-    )
+    changed = {3: {"RANK": "2"}}
+    return jobs.by_hand(directory, nodes, "script_ddp.py", FOREVER, port=port, changed=changed)
 
 
 def wrong_size(directory: Path, nodes: Sequence[Node], port: int) -> AbstractContextManager[Job]:
     """Start a training whose second node counts twice as many ranks."""
-    variables = {2: {"WORLD_SIZE": "8"}, 3: {"WORLD_SIZE": "8"}}
-    return jobs.by_hand(directory, nodes, "script_ddp.py", FOREVER, port=port, variables=variables)
+    changed = {rank: {"WORLD_SIZE": "8"} for rank in (2, 3)}
+    return jobs.by_hand(directory, nodes, "script_ddp.py", FOREVER, port=port, changed=changed)
 
 
 @dataclass(frozen=True)

@@ -74,9 +74,8 @@ class Job:
             len(steps := self.steps()) < RANKS * len(self.nodes)
             or min(map(len, steps.values())) < step
         ):
-            assert all(launcher.poll() in {None, 0} for launcher in self.launchers), self.text()[
-                -5000:
-            ]
+            running = all(launcher.poll() in {None, 0} for launcher in self.launchers)
+            assert running, self.text()[-5000:]
             assert time.monotonic() < end, self.text()[-5000:]
             time.sleep(0.2)
 
@@ -85,14 +84,14 @@ class Job:
         found: dict[int, int] = {}
         for launcher in self.launchers:
             for pid in (launcher.pid, *children(launcher.pid)):
-                if (rank := variable(pid, "RANK")) is not None:
+                if (rank := variables(pid).get("RANK")) is not None:
                     found[int(rank)] = pid
         return found
 
     def name(self) -> str:
         """Return the name that the agents are to give it, by the environment of one of its ranks."""
         pid = next(iter(self.pids().values()))
-        return job_name(parse_environ(Path(f"/proc/{pid}/environ").read_bytes()), machine="")
+        return job_name(variables(pid), machine="")
 
     def node_of(self, rank: int) -> Node:
         """Return the node that a rank is on."""
@@ -133,30 +132,18 @@ class Job:
 def children(pid: int) -> list[int]:
     """Return the pids of the children of a process; none if it is gone."""
     try:
-        return [
-            int(child)
-            for child in Path(f"/proc/{pid}/task/{pid}/children")
-            .read_text(encoding="ascii")
-            .split()
-        ]
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
     except (FileNotFoundError, ProcessLookupError):
         return []
+    return list(map(int, text.split()))
 
 
-def variable(pid: int, name: str) -> str | None:
-    """Return what a process was started with; None if it is gone or was not."""
+def variables(pid: int) -> dict[str, str]:
+    """Return what the agent reads of a rank's environment; nothing if the process is gone."""
     try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return parse_environ(Path(f"/proc/{pid}/environ").read_bytes())
     except (FileNotFoundError, ProcessLookupError):
-        return None
-    return next(
-        (
-            entry.decode().partition("=")[2]
-            for entry in entries
-            if entry.startswith(f"{name}=".encode())
-        ),
-        None,
-    )
+        return {}
 
 
 def environment(node: Node, directory: Path) -> dict[str, str]:
@@ -178,49 +165,28 @@ def torchrun(
     script: str,
     *arguments: str,
     port: int = 29500,
-    variables: Mapping[str, Mapping[str, str]] | None = None,
+    added: Mapping[str, Mapping[str, str]] | None = None,
     limits: Sequence[str] = (),
 ) -> Iterator[Job]:
     """Run a script of this folder under torchrun on these nodes, of which the first is the master,
     and end it.
 
-    The script gets `directory` as its second argument, for checkpoints. `variables` are added to
-    the environment by the name of a node; `limits` is a command, such as `prlimit --nofile=256`,
+    The script gets `directory` as its second argument, for checkpoints. What is `added` to the
+    environment is by the name of a node; `limits` is a command, such as `prlimit --nofile=256`,
     that the launchers run under.
     """
     directory.mkdir()
+    first, *rest = arguments
     launchers = []
     for number, node in enumerate(nodes):
-        command = [
-            *limits,
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            f"--nnodes={len(nodes)}",
-            f"--node-rank={number}",
-        ]
-        command += [
-            f"--nproc-per-node={RANKS}",
-            f"--master-addr={nodes[0].member}",
-            f"--master-port={port}",
-        ]
-        command += ["--redirects=3", f"--log-dir={directory / node.name}"]
-        added = (variables or {}).get(node.name, {})
-        first, *rest = arguments
-        launchers.append(
-            _start(
-                node,
-                [*command, str(HERE / script), first, str(directory), *rest],
-                directory,
-                f"launcher-{node.name}",
-                added,
-            )
-        )
-    job = Job(directory, nodes, launchers)
-    try:
+        command = [*limits, sys.executable, "-m", "torch.distributed.run", "--redirects=3"]
+        command += [f"--nnodes={len(nodes)}", f"--node-rank={number}", f"--nproc-per-node={RANKS}"]
+        command += [f"--master-addr={nodes[0].member}", f"--master-port={port}"]
+        command += [f"--log-dir={directory / node.name}", str(HERE / script), first, str(directory)]
+        own = (added or {}).get(node.name, {})
+        launchers.append(_start(node, [*command, *rest], directory, f"launcher-{node.name}", own))
+    with _ended(Job(directory, nodes, launchers)) as job:
         yield job
-    finally:
-        job.end()
 
 
 @contextlib.contextmanager
@@ -229,32 +195,41 @@ def by_hand(
     nodes: Sequence[Node],
     script: str,
     *arguments: str,
-    port: int = 29500,
-    variables: Mapping[int, Mapping[str, str]] | None = None,
+    port: int,
+    changed: Mapping[int, Mapping[str, str]],
 ) -> Iterator[Job]:
     """Run a script as `torchrun` does, without a launcher.
 
-    With RANK and its like set for each rank. `variables` change them, by rank.
+    With RANK and its like set for each rank, and `changed` by rank.
     """
     directory.mkdir()
+    first, *rest = arguments
     launchers = []
     for rank in range(RANKS * len(nodes)):
-        place = {
-            "RANK": rank,
-            "LOCAL_RANK": rank % RANKS,
-            "WORLD_SIZE": RANKS * len(nodes),
-            "LOCAL_WORLD_SIZE": RANKS,
-            "MASTER_PORT": port,
-        }
         own = {
-            **{name: str(value) for name, value in place.items()},
-            "MASTER_ADDR": nodes[0].member,
-            **(variables or {}).get(rank, {}),
+            **place(rank, RANKS * len(nodes), nodes[0].member, port),
+            **changed.get(rank, {}),
         }
-        first, *rest = arguments
         command = [sys.executable, str(HERE / script), first, str(directory), *rest]
         launchers.append(_start(nodes[rank // RANKS], command, directory, f"rank-{rank}", own))
-    job = Job(directory, nodes, launchers)
+    with _ended(Job(directory, nodes, launchers)) as job:
+        yield job
+
+
+def place(rank: int, world_size: int, master: str, port: int) -> dict[str, str]:
+    """Return the variables by which a rank without a launcher knows its place."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % RANKS),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(RANKS),
+        "MASTER_ADDR": master,
+        "MASTER_PORT": str(port),
+    }
+
+
+@contextlib.contextmanager
+def _ended(job: Job) -> Iterator[Job]:
     try:
         yield job
     finally:

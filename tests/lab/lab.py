@@ -17,6 +17,7 @@ from tests.lab.station import Loopback, Namespaces, NotPermitted, Station
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
     from types import TracebackType
     from typing import Self
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_NODES = 200
 COLLECTORS = ("gpu", "gpu_bus", "memory", "network", "tcp")
 BRIDGE = "lan"
 NETWORK = ipaddress.IPv4Network("10.61.0.0/16")
@@ -37,8 +37,7 @@ class Lab:
     """A switch, and nodes with agents; a context manager that starts and ends them.
 
     `services` is the machine with the switch, for what is not a node (Prometheus, a receiver of
-    alerts); it reaches every node, and every node it. `limits` says what cannot be done where
-    namespaces are not permitted; it is empty otherwise.
+    alerts); it reaches every node, and every node it.
     """
 
     services: Station
@@ -61,13 +60,11 @@ class Lab:
         """Prepare a lab in `directory`.
 
         `config` is laid over the lab's own, which runs `collectors` every `interval`; without
-        `start` the agents are left to `Node.start`.
+        `start` the agents are left to `Node.start`. Without `namespaces` the nodes are addresses of
+        127.0.0.0/8: members are addresses, as names cannot be given, no fault of the network is
+        possible, and every agent sees this machine's processes, interfaces and memory.
         """
-        if not 1 <= nodes <= MAX_NODES:
-            message = f"a lab has 1 to {MAX_NODES} nodes, not {nodes}"
-            raise ValueError(message)
         self.nodes: list[Node] = []
-        self.limits: tuple[str, ...] = ()
         self._number, self._gpus, self._config = nodes, gpus, config
         self._profile = profile(collectors, interval)
         self._namespaces, self._start, self.progress = namespaces, start, progress
@@ -78,7 +75,10 @@ class Lab:
         self._rules = 0
 
     def __enter__(self) -> Self:
-        """Start everything; what has been started is ended again when something fails."""
+        """Start everything; what has been started is ended again when something fails.
+
+        NotPermitted where namespaces are not.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         try:
             self._make_stations()
@@ -114,14 +114,6 @@ class Lab:
             self._each(Node.stop)
         self.nodes, self._stations = [], []
 
-    def node(self, name: str) -> Node:
-        """Return the node of a name."""
-        return next(node for node in self.nodes if node.name == name)
-
-    def scrape(self, name: str) -> Scrape:
-        """Return /metrics of a node."""
-        return self.node(name).scrape()
-
     def scrapes(self, seconds: float | None = None) -> dict[str, Scrape]:
         """Return /metrics of every node that answers in time, by name."""
         limit = self.scrape_seconds if seconds is None else seconds
@@ -151,16 +143,10 @@ class Lab:
             if predicate(found):
                 return found
             if time.monotonic() > finish:
-                logs = "\n".join(
-                    f"{node.name}: {line}" for node in self.nodes for line in _tail(node)
-                )
-                message = f"not within {seconds:g} s; {len(found)} of {len(self.nodes)} nodes answer\n{logs}"
-                raise AssertionError(message)
+                logs = [f"{node.name}: {line}" for node in self.nodes for line in node.log_tail()]
+                answer = f"{len(found)} of {len(self.nodes)} nodes answer"
+                raise AssertionError("\n".join([f"not within {seconds:g} s; {answer}", *logs]))
             time.sleep(0.1)
-
-    def worker_pids(self, node: Node) -> list[int]:
-        """Return the pids of the children of a node's agent, as this machine counts them."""
-        return node.agent.workers()
 
     @contextlib.contextmanager
     def injected(self, what: str) -> Iterator[None]:
@@ -183,14 +169,13 @@ class Lab:
         """
         self._rules += 1
         table = f"{family} fault_{self._rules}"
-        text = [f"table {table} {{"]
-        for hook, rules in chains.items():
-            text += [
-                f"chain {hook} {{ type filter hook {hook} priority 0; policy accept;",
-                *rules,
-                "}",
-            ]
-        station.tool("nft", "-f", "-", text="\n".join([*text, "}\n"]))
+        text = "".join(
+            f"chain {hook} {{ type filter hook {hook} priority 0; policy accept;\n"
+            + "".join(f"{rule}\n" for rule in rules)
+            + "}\n"
+            for hook, rules in chains.items()
+        )
+        station.tool("nft", "-f", "-", text=f"table {table} {{\n{text}}}\n")
         try:
             yield
         finally:
@@ -201,82 +186,54 @@ class Lab:
 
         The first of the errors is raised after all have ended.
         """
-        futures = [self._pool.submit(function, node) for node in self.nodes]
+        return self._await_all([self._pool.submit(function, node) for node in self.nodes])
+
+    @staticmethod
+    def _await_all(futures: Sequence[Future[T]]) -> list[T]:
         wait(futures)
         return [future.result() for future in futures]
 
     def _make_stations(self) -> None:
+        started = time.monotonic()
         if self._namespaces:
-            started = time.monotonic()
-            try:
-                self._make_network()
-            except NotPermitted as error:
-                for station in self._stations:
-                    station.close()
-                self._stations = []
-                self._fall_back(
-                    f"namespaces are not permitted here ({error}); run as root, or under "
-                    "`unshare --user --map-root-user`"
-                )
-            else:
-                self.progress(
-                    f"network: {self._number} machines and a switch in {time.monotonic() - started:.1f} "
-                    "s"
-                )
+            self._make_network()
         else:
-            self._fall_back("namespaces are not asked for")
+            # Others for every lab of this machine.
+            block = ipaddress.IPv4Address("127.64.0.0") + (os.getpid() % (1 << 13)) * 256
+            self._stations += [
+                Loopback(name, str(block + number + 1), self._folder(name))
+                for number, name in enumerate(self._names())
+            ]
         self.services = self._stations[0]
-
-    def _fall_back(self, reason: str) -> None:
-        """Use addresses of the loopback network, others for every lab of this machine."""
-        self.limits = (
-            "no faults of the network (rate, loss, drop, reset, DNS)",
-            "members are addresses, as names cannot be given",
-            "every agent sees this machine's processes, interfaces and memory",
-        )
-        self.progress(f"network: 127.0.0.0/8, as {reason}. Not possible then:")
-        for limit in self.limits:
-            self.progress(f"  {limit}")
-        block = ipaddress.IPv4Address("127.64.0.0") + (os.getpid() % (1 << 13)) * 256
-        self._stations = [
-            Loopback(name, str(block + number + 1), self._folder(name))
-            for number, name in enumerate(self._names())
-        ]
+        passed = time.monotonic() - started
+        self.progress(f"network: {self._number} machines and a switch in {passed:.1f} s")
 
     def _make_network(self) -> None:
         for tool in ("ip", "tc", "nft"):
             if shutil.which(tool) is None:
                 message = f"{tool} is not installed"
                 raise NotPermitted(message)
-        addresses = [
-            SERVICES,
-            *(NETWORK.network_address + number + 1 for number in range(self._number)),
-        ]
-        aliases = ["", *(f" {ALL_NODES}" for _ in range(self._number))]
-        known = [
-            f"{address} {name}{alias}"
-            for address, name, alias in zip(addresses, self._names(), aliases, strict=True)
-        ]
-        for address, name in zip(addresses, self._names(), strict=True):
+        addresses = [SERVICES, *(NETWORK[number + 1] for number in range(self._number))]
+        names = self._names()
+        known = "".join(
+            f"{address} {name}{'' if address == SERVICES else f' {ALL_NODES}'}\n"
+            for address, name in zip(addresses, names, strict=True)
+        )
+        texts = {
+            "hosts": f"127.0.0.1 localhost\n::1 localhost\n{known}",
+            "resolv.conf": f"nameserver {SERVICES}\n",
+            "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+        }
+        machines: list[Namespaces] = []
+        for address, name in zip(addresses, names, strict=True):
             folder = self._folder(name)
-            (folder / "hosts").write_text(
-                "\n".join(["127.0.0.1 localhost", "::1 localhost", *known, ""]), encoding="ascii"
-            )
-            (folder / "resolv.conf").write_text(f"nameserver {SERVICES}\n", encoding="ascii")
-            (folder / "nsswitch.conf").write_text(
-                "passwd: files\ngroup: files\nhosts: files dns\n", encoding="ascii"
-            )
-            files = {
-                f"/etc/{file}": folder / file for file in ("hosts", "resolv.conf", "nsswitch.conf")
-            }
-            self._stations.append(Namespaces(name, str(address), folder, files))
-        machines = [station for station in self._stations if isinstance(station, Namespaces)]
-        opening = [self._pool.submit(machine.open) for machine in machines]
-        wait(
-            opening
-        )  # all of them, so that what one of them lacks finds none of the others half made
-        for future in opening:
-            future.result()
+            for file, text in texts.items():
+                (folder / file).write_text(text, encoding="ascii")
+            files = {f"/etc/{file}": folder / file for file in texts}
+            machines.append(Namespaces(name, str(address), folder, files))
+        self._stations += machines
+        # All of them, so that what one of them lacks finds none of the others half made.
+        self._await_all([self._pool.submit(machine.open) for machine in machines])
         switch, *others = machines
         width = NETWORK.prefixlen
         links = [
@@ -285,28 +242,25 @@ class Lab:
             f"addr add {switch.address}/{width} dev {BRIDGE}",
         ]
         with contextlib.ExitStack() as stack:
-            namespaces = [
-                os.open(str(machine.netns), os.O_RDONLY | os.O_CLOEXEC) for machine in others
-            ]
-            for machine, namespace in zip(others, namespaces, strict=True):
+            namespaces = []
+            for machine in others:
+                namespace = os.open(f"/proc/{machine.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
                 stack.callback(os.close, namespace)
-                links.append(
-                    f"link add {machine.name} type veth peer name {INTERFACE} netns "
-                    f"/proc/self/fd/{namespace}"
-                )
-                links.append(f"link set {machine.name} master {BRIDGE} up")
+                namespaces.append(namespace)
+                peer = f"peer name {INTERFACE} netns /proc/self/fd/{namespace}"
+                links += [
+                    f"link add {machine.name} type veth {peer}",
+                    f"link set {machine.name} master {BRIDGE} up",
+                ]
             switch.tool("ip", "-batch", "-", text="\n".join(links), descriptors=namespaces)
-        limit = Path(
-            "/proc/sys/net/ipv4/icmp_ratelimit"
-        )  # so that every query is told at once that there is no name server
+        # So that every query is told at once that there is no name server.
+        limit = Path("/proc/sys/net/ipv4/icmp_ratelimit")
         switch.inside(lambda: limit.write_text("0", encoding="ascii"))
         for machine in others:
-            machine.tool(
-                "ip",
-                "-batch",
-                "-",
-                text=f"addr add {machine.address}/{width} dev {INTERFACE}\nlink set {INTERFACE} up",
+            commands = (
+                f"addr add {machine.address}/{width} dev {INTERFACE}\nlink set {INTERFACE} up"
             )
+            machine.tool("ip", "-batch", "-", text=commands)
 
     def _names(self) -> list[str]:
         return ["services", *(f"node-{number + 1}" for number in range(self._number))]
@@ -327,11 +281,5 @@ class Lab:
             node.begin()
         for number, node in enumerate(self.nodes, start=1):
             node.finish()
-            self.progress(
-                f"agents: {number} of {len(self.nodes)} serve after {time.monotonic() - started:.1f} "
-                "s"
-            )
-
-
-def _tail(node: Node, lines: int = 10) -> list[str]:
-    return node.log.read_text(encoding="utf-8").splitlines()[-lines:] if node.log.exists() else []
+            passed = time.monotonic() - started
+            self.progress(f"agents: {number} of {len(self.nodes)} serve after {passed:.1f} s")

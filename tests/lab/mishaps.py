@@ -26,10 +26,10 @@ LEFT_FREE = 0.97
 class Mishaps:
     """Those of one rank; none where the environment names no directory."""
 
-    def __init__(self, rank: int) -> None:
-        """Look into the directory that the environment names."""
+    def __init__(self) -> None:
+        """Take rank and directory from the environment."""
         self._directory = os.environ.get(DIRECTORY, "")
-        self._rank = rank
+        self._rank = os.environ["RANK"]
         self._files: list[IO[bytes]] = []
         self._memory: list[bytearray] = []
 
@@ -46,11 +46,8 @@ class Mishaps:
             time.sleep(PAUSE)
         if not self.happens("files-leak"):
             self._files.clear()
-        while (
-            self.happens("files-leak")
-            and len(os.listdir("/proc/self/fd"))
-            < LEFT_FREE * resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        ):
+        most = LEFT_FREE * resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        while self.happens("files-leak") and len(os.listdir("/proc/self/fd")) < most:
             self._files.append(open("/dev/null", "rb"))  # noqa: SIM115 - it leaks
         if self.happens("memory-leaks"):
             self._memory.append(bytearray(b"\1") * CHUNK)

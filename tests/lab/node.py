@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import tomllib
+from glob import glob
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.config import registry
@@ -31,16 +32,13 @@ START_SECONDS = 120.0
 
 def profile(collectors: Iterable[str], interval: str) -> dict[str, Any]:
     """Return a configuration that samples only with these collectors, at this interval."""
-    kept = set(collectors)
-    if wrong := kept - set(registry.all_collectors()):
-        message = f"there is no collector {', '.join(sorted(wrong))}"
-        raise ValueError(message)
-    off = {name: {"enabled": False} for name in registry.all_collectors()}
-    on = {name: {"enabled": True, "interval": interval} for name in kept}
-    return merged(
-        {"collectors": off},
-        {"collectors": {**on, "network": {**on.get("network", {}), "include": [INTERFACE]}}},
-    )
+    sections: dict[str, dict[str, Any]] = {
+        name: {"enabled": False} for name in registry.all_collectors()
+    }
+    for name in collectors:
+        sections[name] |= {"enabled": True, "interval": interval}
+    sections["network"]["include"] = [INTERFACE]
+    return {"collectors": sections}
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -62,12 +60,8 @@ def toml(table: Mapping[str, Any], path: tuple[str, ...] = ()) -> str:
     ]
     if lines and path:
         lines.insert(0, f"\n[{'.'.join(map(json.dumps, path))}]")
-    return "\n".join(
-        [
-            *lines,
-            *(toml(value, (*path, key)) for key, value in table.items() if isinstance(value, dict)),
-        ]
-    )
+    lines += [toml(value, (*path, key)) for key, value in table.items() if isinstance(value, dict)]
+    return "\n".join(lines)
 
 
 class Node:
@@ -85,8 +79,8 @@ class Node:
         """Lay out the node's files; nothing runs yet. `number` counts from 1."""
         self.number, self.station, self.lab, self._profile = number, station, lab, profile
         self.name, self.address, self.directory = station.name, station.address, station.directory
-        self.has_network = isinstance(station, Namespaces)
-        self.member = self.name if self.has_network else self.address
+        has_network = isinstance(station, Namespaces)
+        self.member = self.name if has_network else self.address
         self.hostfile = self.directory / "hostfile"
         self.hosts = self.directory / "hosts"
         self.log = self.directory / "agent.log"
@@ -98,14 +92,9 @@ class Node:
         _lay_over_sysfs(self.sysfs)
         self.gpus.pci_sysfs(self.sysfs)
         self._text = ""
-        self._port = PORT if self.has_network else 0
+        self._port = PORT if has_network else 0
         self._agent: RunningAgent | None = None
         self._starting: subprocess.Popen[str] | None = None
-
-    @property
-    def netns(self) -> str | None:
-        """Return the path of the node's network namespace; None without namespaces."""
-        return self.station.netns
 
     @property
     def agent(self) -> RunningAgent:
@@ -164,16 +153,11 @@ class Node:
     def config(self, text: str) -> None:
         """Lay a configuration over the lab's, table by table; a running agent reloads."""
         self._text = text
-        content = self._configuration()
         new = self.config_file.with_suffix(".new")
-        new.write_text(content, encoding="utf-8")
+        new.write_text(self._configuration(), encoding="utf-8")
         new.replace(self.config_file)
         if self.runs:
             self.agent.process.send_signal(signal.SIGHUP)
-
-    def reload(self) -> None:
-        """Have the agent read its configuration, and what that names, again."""
-        self.agent.process.send_signal(signal.SIGHUP)
 
     def get(self, path: str, timeout: float = 60.0) -> str:
         """Return an answer of the agent, asked from the node itself, so that no fault of the
@@ -188,6 +172,10 @@ class Node:
     def status(self) -> Any:
         """Ask the agent for /api/v1/status."""
         return self.agent.status()
+
+    def log_tail(self) -> list[str]:
+        """Return the last lines of the agent's log."""
+        return self.log.read_text(encoding="utf-8").splitlines()[-15:] if self.log.exists() else []
 
     def connect(self, address: tuple[str, int], timeout: float = 60.0) -> socket.socket:
         """Return a TCP connection from this node."""
@@ -205,11 +193,7 @@ def _lay_over_sysfs(root: Path) -> None:
         ("/sys", root, {"bus", "class", "devices"}),
         ("/sys/bus", root / "bus", {"pci"}),
         ("/sys/class", root / "class", {"infiniband"}),
-        (
-            "/sys/devices",
-            root / "devices",
-            {name for name in os.listdir("/sys/devices") if name.startswith("pci")},
-        ),
+        ("/sys/devices", root / "devices", set(map(os.path.basename, glob("/sys/devices/pci*")))),
     ):
         mine.mkdir(parents=True, exist_ok=True)
         for name in os.listdir(real):

@@ -61,26 +61,20 @@ def settings(node: Node, *, as_shipped: bool = False) -> dict[str, Any]:
             "training": {"socket": str(jobs.socket(node))},
         },
     }
+    kinds = registry.all_collectors()
     if as_shipped:
-        defaults = {name: encode(registry.all_collectors()[name].Options()) for name in COLLECTORS}
-        return merged(
-            {
-                "collectors": {
-                    name: {"interval": options["interval"]} for name, options in defaults.items()
-                }
+        pace = {
+            name: {"interval": encode(kinds[name].Options())["interval"]} for name in COLLECTORS
+        }
+    else:
+        pace = {
+            **{
+                name: {"deadline": HANGS} for name, kind in kinds.items() if kind.worker == "device"
             },
-            places,
-        )
-    quick: dict[str, Any] = {
-        name: {"deadline": HANGS}
-        for name, kind in registry.all_collectors().items()
-        if kind.worker == "device"
-    }
-    quick |= {
-        "filesystem": {"write_interval": "1s", "deadline": HANGS},
-        "open_files": {"full_interval": "1s"},
-    }
-    return merged({"collectors": quick}, places)
+            "filesystem": {"write_interval": "1s", "deadline": HANGS},
+            "open_files": {"full_interval": "1s"},
+        }
+    return merged({"collectors": pace}, places)
 
 
 class Paging:
@@ -145,8 +139,7 @@ class Paging:
                 progress=self._progress,
             )
             self.lab = stack.enter_context(lab)
-            if not lab.limits:
-                self._start(stack)
+            self._start(stack)
             self._stack = stack.pop_all()
         return self
 
@@ -168,18 +161,8 @@ class Paging:
             if self._training:
                 stack.enter_context(training(node, number))
             node.begin(module="tests.lab.brief_agent")
-        assert (
-            dshealthd(
-                [
-                    "targets",
-                    "--hostfile",
-                    str(lab.directory / "hostfile"),
-                    "--output",
-                    str(self.targets),
-                ]
-            )
-            == 0
-        )
+        hostfile = str(lab.directory / "hostfile")
+        assert dshealthd(["targets", "--hostfile", hostfile, "--output", str(self.targets)]) == 0
         self.receiver = stack.enter_context(Receiver(lab.services, self._show))
         self._progress(f"receiver of pages: {self.receiver.url}")
         self.alertmanager = stack.enter_context(

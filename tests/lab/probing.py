@@ -5,7 +5,7 @@ Their configuration, their saboteur, and what their agents say of each other.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
 import time
 from collections import Counter
@@ -100,13 +100,10 @@ def settings(
 
 def secret(node: Node, key: str) -> Path:
     """Write a node's shared key, in place of one that it has, and return where."""
-    file = node.directory / "key"
     new = node.directory / "key.new"
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as stream:
-        stream.write(f"{key}\n")
-    new.replace(file)
-    return file
+    new.touch(0o600)
+    new.write_text(f"{key}\n", encoding="ascii")
+    return new.replace(node.directory / "key")
 
 
 def interpreter(node: Node) -> Path:
@@ -139,23 +136,19 @@ class Probing(Lab):
         full: bool = True,
         policy: str = "always",
         collectors: Sequence[str] = ("memory",),
-        start: bool = True,
         confirmations: int = 60,
     ) -> None:
         """`period` in seconds; with `full` rounds run collectives with gloo, otherwise they are
         echoes between agents.
         """
         self.period = period
-        super().__init__(
-            directory,
-            nodes,
-            gpus=1,
-            config=lambda node: toml(
+
+        def config(node: Node) -> str:
+            return toml(
                 settings(node, period=period, full=full, gpus=policy, confirmations=confirmations)
-            ),
-            collectors=collectors,
-            start=start,
-        )
+            )
+
+        super().__init__(directory, nodes, gpus=1, config=config, collectors=collectors)
 
     @property
     def epoch(self) -> int:
@@ -190,27 +183,17 @@ class Probing(Lab):
 
     def told(self, scrapes: Mapping[str, Scrape] | None = None) -> str:
         """Return what the agents say of probes, and the ends of their logs."""
-        lines = []
-        for name, scrape in (scrapes or self.scrapes()).items():
-            lines += [
-                f"{name}: {line}" for line in scrape.text.splitlines() if line.startswith(_SHOWN)
-            ]
+        lines = [
+            f"{name}: {line}"
+            for name, scrape in (scrapes or self.scrapes()).items()
+            for line in scrape.text.splitlines()
+            if line.startswith(_SHOWN)
+        ]
         for node in self.nodes:
-            lines += [f"{node.name} round: {_line(entry)}" for entry in _last_rounds(node)]
-            if node.log.exists():
-                lines += [
-                    f"{node.name} log: {line}"
-                    for line in node.log.read_text(encoding="utf-8").splitlines()[-15:]
-                ]
+            with contextlib.suppress(OSError, ValueError):  # it may not answer
+                lines += [f"{node.name} round: {_line(entry)}" for entry in history(node)[-40:]]
+            lines += [f"{node.name} log: {line}" for line in node.log_tail()]
         return "\n".join(lines)
-
-
-def _last_rounds(node: Node) -> list[dict[str, Any]]:
-    """Return what an agent says of its last rounds; nothing where it does not answer."""
-    try:
-        return history(node)[-40:]
-    except (OSError, ValueError):
-        return []
 
 
 def _line(entry: dict[str, Any]) -> str:
@@ -258,15 +241,6 @@ def rounds(scrape: Scrape, **labels: str) -> float:
     return sum(scrape.all(ROUNDS, **labels))
 
 
-def namespaced(lab: Probing) -> Probing:
-    """Skip a test of what only namespaces give."""
-    if lab.limits:
-        import pytest  # not needed by the demonstration
-
-        pytest.skip("; ".join(lab.limits))
-    return lab
-
-
 def begun(lab: Probing, least: int = 3) -> Probing:
     """Wait until every node has had some good rounds."""
     lab.await_(
@@ -303,11 +277,6 @@ def echoes_are_known(lab: Lab) -> Callable[[Mapping[str, Scrape]], bool]:
         return all(counts[node.name] >= KNOWN for node in lab.nodes)
 
     return known
-
-
-def until_echoes_are_known(lab: Probing) -> None:
-    """Wait until every node knows how long its echoes usually take."""
-    lab.await_(echoes_are_known(lab), 40 * KNOWN, f"{KNOWN} rounds led and timed by every node")
 
 
 def until_both_lead(lab: Probing, one: Node, two: Node) -> None:

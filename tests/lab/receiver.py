@@ -8,6 +8,7 @@ import contextlib
 import http.server
 import itertools
 import json
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tests.lab.station import listen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import TracebackType
     from typing import Self
 
@@ -164,6 +165,29 @@ class Receiver:
                 ):
                     return bool(condition())
         return True
+
+
+def judged(what: str, told: Sequence[tuple[float, Alert]], begin: float, over: float) -> Alert:
+    """Return the first alert that told of a fault, which lasted from `begin` until `over`.
+
+    AssertionError unless it is the only one, has a first step and a runbook, and ends after the
+    fault. `told` has when each came; all times are of the monotonic clock.
+    """
+    firing = [(when, alert) for when, alert in told if alert.status == FIRING]
+    assert firing, f"{what}: nothing came"
+    first, alert = firing[0]
+    description = alert.annotations["description"]
+    print(f"{what}: {alert.receiver} after {first - begin:.1f} s: {description}")
+    assert len({alert.fingerprint for _, alert in firing}) == 1, [str(alert) for _, alert in firing]
+    assert "First step: " in description
+    page, _, anchor = alert.annotations["runbook_url"].rpartition("#")
+    assert re.fullmatch(rf"http://[^/:]+:\d+/runbooks/{alert.labels['symptom']}", page)
+    assert anchor == alert.labels["alertname"].lower()
+    ends = [when for when, alert in told if alert.status == RESOLVED]
+    assert ends, f"{what} was never said to be over"
+    assert ends[0] > over
+    print(f"{what}: over after {ends[0] - over:.1f} s")
+    return alert
 
 
 def _server(receiver: Receiver) -> http.server.ThreadingHTTPServer:

@@ -7,13 +7,13 @@ checkpoints, which it does not mark. Mishaps are those of `tests.lab.mishaps`.
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 
 from dshealthd.training import attach
 from tests.lab.mishaps import Mishaps
+from tests.lab.model import Network, batches
 
 steps, checkpoints, *flags = sys.argv[1:]
 fp16 = "--fp16" in flags
@@ -22,37 +22,12 @@ rank = dist.get_rank()
 metrics = dist.new_group(backend="gloo")
 torch.manual_seed(rank)
 torch.set_num_threads(1)
-mishaps = Mishaps(rank)
-
-
-class Network(torch.nn.Module):
-    """A small network, and as long a wait as an accelerator would take for a large one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = torch.nn.Sequential(
-            torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)
-        )
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        """Compute."""
-        mishaps.compute(0.03)
-        prediction: torch.Tensor = self.layers(batch)
-        return prediction
-
-
-def batches() -> Iterator[torch.Tensor]:
-    """Read what there is to learn from."""
-    while True:
-        time.sleep(0.01)  # reads and decodes
-        yield mishaps.read(torch.randn(16, 64))
-
-
-model = torch.nn.parallel.DistributedDataParallel(Network())
+mishaps = Mishaps()
+model = torch.nn.parallel.DistributedDataParallel(Network(mishaps))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scaler = torch.amp.GradScaler("cpu", enabled=fp16)
 heartbeat = attach(optimizer=optimizer, model=model, scaler=scaler if fp16 else None)
-loader = batches()
+loader = batches(mishaps)
 last = time.perf_counter()
 for step in range(1, int(steps) + 1):
     batch = next(loader)

@@ -1,6 +1,4 @@
-"""A DeepSpeed training as a user writes it.
-
-Script_deepspeed.py STEPS CHECKPOINTS CONFIG, the last as JSON.
+"""A DeepSpeed training as a user writes it: script_deepspeed.py STEPS CHECKPOINTS CONFIG (JSON).
 
 It evaluates and writes checkpoints by the engine's own methods, and pauses for reasons that it does
 not mark. Mishaps are those of `tests.lab.mishaps`.
@@ -9,7 +7,6 @@ not mark. Mishaps are those of `tests.lab.mishaps`.
 import json
 import sys
 import time
-from collections.abc import Iterator
 
 import deepspeed  # type: ignore[import-untyped]
 import torch
@@ -17,45 +14,21 @@ import torch.distributed as dist
 
 from dshealthd.training import attach
 from tests.lab.mishaps import Mishaps
+from tests.lab.model import Network, batches
 
 steps, checkpoints, config = sys.argv[1:]
 torch.set_num_threads(1)
-
-
-class Network(torch.nn.Module):
-    """A small network, and as long a wait as an accelerator would take for a large one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = torch.nn.Sequential(
-            torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)
-        )
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        """Compute."""
-        mishaps.compute(0.03)
-        prediction: torch.Tensor = self.layers(batch)
-        return prediction
-
-
-def batches() -> Iterator[torch.Tensor]:
-    """Read what there is to learn from."""
-    while True:
-        time.sleep(0.01)  # reads and decodes
-        yield mishaps.read(torch.randn(16, 64))
-
-
 # else it compiles an operator for collectives on the CPU at its first start
 deepspeed.ops.__compatible_ops__ = {}
-network = Network()
+mishaps = Mishaps()
+network = Network(mishaps)
 optimizer = torch.optim.AdamW(network.parameters(), lr=1e-3)
 engine, *_ = deepspeed.initialize(model=network, optimizer=optimizer, config=json.loads(config))
 attach(engine)
 rank = dist.get_rank()
 metrics = dist.new_group(backend="gloo")
 torch.manual_seed(rank)
-mishaps = Mishaps(rank)
-loader = batches()
+loader = batches(mishaps)
 last = time.perf_counter()
 for step in range(1, int(steps) + 1):
     batch = next(loader)

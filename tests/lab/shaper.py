@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,18 +10,7 @@ if TYPE_CHECKING:
 
     from tests.lab.station import Station
 
-_UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
-_ROOT = "1:"
 _EVERYTHING = 0xFFF
-
-
-def bits_per_second(rate: str) -> int:
-    """Return what a rate such as "20mbit" says; ValueError when it says nothing."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
-    if match is None:
-        message = f'"{rate}" is not a rate such as "512kbit", "20mbit" or "1gbit"'
-        raise ValueError(message)
-    return int(float(match[1]) * _UNITS[match[2]])
 
 
 class Shaper:
@@ -37,9 +25,8 @@ class Shaper:
         self._classes: set[int] = set()
 
     @contextlib.contextmanager
-    def limit(self, rate: str, destination: str = "") -> Iterator[None]:
-        """Limit what goes to an address, or with "" all that no such limit takes."""
-        bits = bits_per_second(rate)
+    def limit(self, mbit: int, destination: str = "") -> Iterator[None]:
+        """Limit what goes to an address, or with "" all that no such limit takes, to so many Mbit/s."""
         number = (
             next(n for n in range(1, _EVERYTHING) if n not in self._classes)
             if destination
@@ -49,65 +36,29 @@ class Shaper:
             message = f"{self._device} of {self._station.name} is limited already"
             raise ValueError(message)
         if not self._classes:
-            self._tc("qdisc", "add", "root", "handle", _ROOT, "htb", "default", "0")
+            self._tc("qdisc", "add", "root handle 1: htb default 0")
         self._classes.add(number)
         try:
-            self._add(number, bits, destination)
+            self._add(number, mbit, destination)
             yield
         finally:
             self._classes.discard(number)
             if self._classes:
-                self._tc("filter", "del", "parent", _ROOT, "prio", str(number))
-                self._tc("class", "del", "classid", f"{_ROOT}{number:x}")
+                self._tc("filter", "del", f"parent 1: prio {number}")
+                self._tc("class", "del", f"classid 1:{number:x}")
             else:
                 self._tc("qdisc", "del", "root")
 
-    def _add(self, number: int, bits: int, destination: str) -> None:
+    def _add(self, number: int, mbit: int, destination: str) -> None:
         """Add class, bucket and filter; the filters' priorities put addresses before everything."""
-        classid = f"{_ROOT}{number:x}"
-        burst = max(32 * 1024, bits // 8 // 100)
-        match = ["ip", "dst", f"{destination}/32"] if destination else ["u32", "0", "0"]
-        self._tc(
-            "class",
-            "add",
-            "parent",
-            _ROOT,
-            "classid",
-            classid,
-            "htb",
-            "rate",
-            "10gbit",
-            "quantum",
-            "65536",
-        )
-        self._tc(
-            "qdisc",
-            "add",
-            "parent",
-            classid,
-            "tbf",
-            "rate",
-            f"{bits}bit",
-            "burst",
-            str(burst),
-            "limit",
-            str(4 * burst),
-        )
-        self._tc(
-            "filter",
-            "add",
-            "parent",
-            _ROOT,
-            "protocol",
-            "ip",
-            "prio",
-            str(number),
-            "u32",
-            "match",
-            *match,
-            "flowid",
-            classid,
-        )
+        classid = f"1:{number:x}"
+        burst = max(32 * 1024, mbit * 10**6 // 8 // 100)
+        bucket = f"rate {mbit}mbit burst {burst} limit {4 * burst}"
+        match = f"ip dst {destination}/32" if destination else "u32 0 0"
+        self._tc("class", "add", f"parent 1: classid {classid} htb rate 10gbit quantum 65536")
+        self._tc("qdisc", "add", f"parent {classid} tbf {bucket}")
+        flow = f"u32 match {match} flowid {classid}"
+        self._tc("filter", "add", f"parent 1: protocol ip prio {number} {flow}")
 
-    def _tc(self, kind: str, action: str, *rest: str) -> None:
-        self._station.tool("tc", kind, action, "dev", self._device, *rest)
+    def _tc(self, kind: str, action: str, rest: str) -> None:
+        self._station.tool("tc", kind, action, "dev", self._device, *rest.split())

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -35,8 +36,11 @@ _HOLDER = Path(__file__).with_name("holder.py")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class NotPermitted(Exception):
-    """This machine, or the user, does not allow what was asked for; the text says what and why."""
+class NotPermitted(unittest.SkipTest):
+    """This machine, or the user, does not allow what was asked for; the text says what and why.
+
+    A test that meets it is skipped.
+    """
 
 
 class Station(Protocol):
@@ -49,10 +53,6 @@ class Station(Protocol):
     @property
     def pid(self) -> int | None:
         """Return the pid of the process that holds the namespaces; None without namespaces."""
-
-    @property
-    def netns(self) -> str | None:
-        """Return the path of its network namespace; None without namespaces."""
 
     def inside(self, function: Callable[[], T]) -> T:
         """Call a function on the machine: what it opens and starts belongs to the machine.
@@ -93,11 +93,6 @@ class Namespaces:
         """Return the pid of the holder, which is process 1 inside."""
         return self._holder.pid if self._holder is not None else None
 
-    @property
-    def netns(self) -> str | None:
-        """Return the path of its network namespace."""
-        return f"/proc/{self.pid}/ns/net"
-
     def open(self) -> None:
         """Make the machine and have the thread enter it.
 
@@ -109,12 +104,8 @@ class Namespaces:
         if _libc.unshare(_CLONE_FS | _CLONE_NEWPID) != 0:
             message = f"a pid namespace: {os.strerror(ctypes.get_errno())}"
             raise NotPermitted(message)
-        plan = json.dumps(
-            {
-                "hostname": self.name,
-                "files": {target: str(source) for target, source in self._files.items()},
-            }
-        )
+        files = {target: str(source) for target, source in self._files.items()}
+        plan = json.dumps({"hostname": self.name, "files": files})
         holder = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_HOLDER), plan],
             stdin=subprocess.PIPE,
@@ -124,19 +115,13 @@ class Namespaces:
         self._holder = holder
         assert holder.stdout is not None
         ready, _, _ = select.select([holder.stdout], [], [], _READY_SECONDS)
-        said = (
-            holder.stdout.readline().decode().strip()
-            if ready
-            else f"no answer within {_READY_SECONDS:g} s"
-        )
+        said = holder.stdout.readline().decode().strip() if ready else "no answer"
         if said != "ready":
             raise NotPermitted(said)
-        namespaces = [
-            os.open(f"/proc/{holder.pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
-            for kind in _ENTERED
-        ]
+        namespaces = [os.open(f"/proc/{holder.pid}/ns/{kind}", os.O_RDONLY) for kind in _ENTERED]
         for namespace in namespaces:
-            _setns(namespace)
+            if _libc.setns(namespace, 0) != 0:
+                raise OSError(ctypes.get_errno(), f"setns: {os.strerror(ctypes.get_errno())}")
             os.close(namespace)
 
     def inside(self, function: Callable[[], T]) -> T:
@@ -183,10 +168,8 @@ class Namespaces:
             self._holder.kill()
             end = time.monotonic() + _END_SECONDS
             try:
-                for process in (
-                    *self._children,
-                    self._holder,
-                ):  # the first process ends when all others have been reaped
+                # The first process ends when all others have been reaped.
+                for process in (*self._children, self._holder):
                     process.wait(max(0.1, end - time.monotonic()))
             finally:
                 for pipe in (self._holder.stdin, self._holder.stdout):
@@ -198,7 +181,6 @@ class Loopback:
     """A station that is no more than an address of 127.0.0.0/8."""
 
     pid = None
-    netns = None
 
     def __init__(self, name: str, address: str, directory: Path) -> None:
         """Prepare."""
@@ -252,16 +234,6 @@ def connect(station: Station, address: tuple[str, int], timeout: float = 60.0) -
     return made
 
 
-def listen(station: Station, port: int = 0) -> socket.socket:
+def listen(station: Station) -> socket.socket:
     """Return a TCP socket that listens on a machine's address."""
-
-    def make() -> socket.socket:
-        return socket.create_server((station.address, port))
-
-    return station.inside(make)
-
-
-def _setns(namespace: int) -> None:
-    if _libc.setns(namespace, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"setns: {os.strerror(error)}")
+    return station.inside(lambda: socket.create_server((station.address, 0)))

@@ -17,7 +17,6 @@ from tests.lab.probing import (
     Probing,
     begun,
     named,
-    namespaced,
     rounds,
     suspects,
 )
@@ -37,7 +36,7 @@ pytestmark = pytest.mark.lab
 def light(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probing]:
     """Four nodes without torch: their rounds are echoes between the agents."""
     with Probing(tmp_path_factory.mktemp("light"), 4, full=False) as lab:
-        yield begun(namespaced(lab))
+        yield begun(lab)
 
 
 def test_agent_dead(light: Probing) -> None:
@@ -68,10 +67,7 @@ def test_other_key(light: Probing) -> None:
 
 
 def test_other_members(light: Probing) -> None:
-    """A node with another list of members accuses nobody and is accused by nobody.
-
-    All see with whom they disagree, and why.
-    """
+    """A node with another list of members accuses nobody, nor is it; all see with whom they disagree."""
     one, two, *others = light.nodes
     with other_members(two):
         found = light.await_(
@@ -93,10 +89,7 @@ def test_other_members(light: Probing) -> None:
     "seconds", [288, -288, 10 * 365 * 86400], ids=["ahead", "behind", "ten_years"]
 )
 def test_clock_off(light: Probing, seconds: float) -> None:
-    """A node whose clock is off is told by name and reason.
-
-    The others' rounds go on, nobody is accused, durations are right.
-    """
+    """A node whose clock is off is told by name and reason, and nobody is accused; others' rounds go on."""
     one, two, *others = light.nodes
     with faults.clock_offset(two, seconds):
         light.await_(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab.probe_faults import sabotage
-from tests.lab.probing import Probing, begun, named, namespaced, rounds, suspects
+from tests.lab.probing import Probing, begun, named, rounds, suspects
 from tests.symptoms.chain import played
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probing]:
     the same one time and again.
     """
     with Probing(tmp_path_factory.mktemp("full"), 4, period=3.5) as lab:
-        yield begun(namespaced(lab))
+        yield begun(lab)
 
 
 def test_smoke(full: Probing) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.probe.members.schedule import Timetable
-from tests.lab.probing import Probing, begun, history, namespaced, suspects
+from tests.lab.probing import Probing, begun, history, suspects
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,12 +25,11 @@ Eight nodes on two cores are slowed by chance; more of them leave no time for th
 
 @pytest.mark.timeout(420)
 def test_eight_nodes(tmp_path: Path) -> None:
-    """In 60 epochs of 8 healthy nodes every pair of the schedule meets and nobody is accused.
-
-    Of the half that survives all are paired.
+    """In 60 epochs of 8 healthy nodes every pair of the schedule meets and nobody is accused; then all
+    of the half that survives are paired.
     """
     with Probing(tmp_path, 8, period=3.0, confirmations=EXTRA) as lab:
-        begun(namespaced(lab))
+        begun(lab)
         names = [node.name for node in lab.nodes]
         begin, met, seen = (
             lab.epoch + 1,

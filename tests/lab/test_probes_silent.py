@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab import faults
-from tests.lab.probing import ROUNDS, SKIPS, Probing, begun, history, named, namespaced
+from tests.lab.probing import ROUNDS, SKIPS, Probing, begun, history, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.lab  # see test_probes.py
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probing]:
     """The same with longer epochs, for faults in which a call takes two seconds to be given up."""
     with Probing(tmp_path_factory.mktemp("calm"), 4, period=3.0, full=False) as lab:
-        yield begun(namespaced(lab), 1)
+        yield begun(lab, 1)
 
 
 def test_node_dead(calm: Probing) -> None:
@@ -35,10 +35,7 @@ def test_node_dead(calm: Probing) -> None:
 
 
 def test_dead_link(calm: Probing) -> None:
-    """Two nodes that do not reach each other while others reach both.
-
-    The link is named by both, and no node.
-    """
+    """Of two nodes that reach all others but not each other, both name the link, and no node."""
     one, two, *_ = calm.nodes
     named(calm, faults.drop(one, two), (one, two), {"unreachable"}, by=(one, two), epochs=25)
 
@@ -46,9 +43,8 @@ def test_dead_link(calm: Probing) -> None:
 def test_link_dead_one_way(calm: Probing) -> None:
     """The same where only one direction is cut."""
     one, two, *_ = calm.nodes
-    named(
-        calm, faults.drop_one_way(one, two), (one, two), {"unreachable"}, by=(one, two), epochs=30
-    )
+    cut = faults.drop(one, two, both_ways=False)
+    named(calm, cut, (one, two), {"unreachable"}, by=(one, two), epochs=30)
 
 
 def test_agent_stopped(calm: Probing) -> None:
@@ -79,7 +75,7 @@ def test_loss(calm: Probing) -> None:
 def test_busy_gpus(tmp_path: Path) -> None:
     """Where GPUs are busy rounds are light ones, which is said, and these still name a dead link."""
     with Probing(tmp_path, 4, policy="idle", collectors=("gpu_bus", "gpu_processes")) as lab:
-        for node in namespaced(lab).nodes:
+        for node in lab.nodes:
             node.gpus.set(None, "processes", "4242:1073741824")
         lab.await_(
             lambda s: (
@@ -104,7 +100,7 @@ def test_both_start_at_once(tmp_path: Path, ahead: float) -> None:
     the other: on a machine that is too busy to answer an echo a round may fail, and is tried again.
     """
     with Probing(tmp_path, 2, period=3.0, full=False) as lab:
-        nodes = namespaced(lab).nodes
+        nodes = lab.nodes
         with faults.clock_offset(nodes[1], ahead):
             begun(lab, 1)
             begin = lab.epoch + 1

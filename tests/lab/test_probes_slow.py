@@ -14,7 +14,7 @@ import pytest
 
 from dshealthd.probe.verdicts.signals import HARD
 from tests.lab import faults
-from tests.lab.probing import CLEAR, KNOWN, Probing, begun, named, namespaced, suspects
+from tests.lab.probing import CLEAR, KNOWN, Probing, begun, named, suspects
 from tests.symptoms.chain import played
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from tests.agents import Scrape
 
 SCORE = "dshealthd_probe_score_ratio"
-RATE = "10mbit"
-"""With it 64 KiB take 56 ms. Without, gloo takes 0.7 ms or waits for a scheduler's tick of 4 ms: as
+RATE = 10
+"""Mbit/s. With it 64 KiB take 56 ms. Without, gloo takes 0.7 ms or waits for a scheduler's tick of 4 ms: as
 chance has it either is usual, and only what takes ten times as long counts as slow here.
 """
 WELL = 1.15
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(200)]  # see test_probes.py
 def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probing]:
     """Four nodes that know what is usual for their collectives."""
     with Probing(tmp_path_factory.mktemp("slow"), 4, period=4.0) as lab:
-        yield begun(namespaced(lab), KNOWN)
+        yield begun(lab, KNOWN)
 
 
 def test_slow_node(full: Probing) -> None:
@@ -73,7 +73,7 @@ def test_slow_fabric(full: Probing, tmp_path: Path) -> None:
     )
     with contextlib.ExitStack() as stack:
         for node in full.nodes:
-            stack.enter_context(faults.slow(node, "15mbit"))
+            stack.enter_context(faults.slow(node, 15))
         ill = full.await_(
             lambda s: len(s) == len(full.nodes) and SLOW < usual(s) < HARD,
             60,

@@ -12,12 +12,12 @@ import pytest
 
 from tests.lab import faults
 from tests.lab.probing import (
+    KNOWN,
     Probing,
     begun,
+    echoes_are_known,
     named,
-    namespaced,
     until_both_lead,
-    until_echoes_are_known,
 )
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 UNTIL_KNOWN = 900
 """Seconds that a test may last which waits until echoes are known: few are timed beside other work."""
-SLOW = "3mbit"
-"""At which the payload of an echo takes a fifth of a second.
+SLOW = 3
+"""Mbit/s, at which the payload of an echo takes a fifth of a second.
 
 Beside other work it takes 20 ms or more without a fault, which must be several times less.
 """
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(UNTIL_KNOWN)]  # see test_pro
 def light(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probing]:
     """Four nodes without torch that know how long their echoes usually take."""
     with Probing(tmp_path_factory.mktemp("light"), 4, full=False, period=2.0) as lab:
-        until_echoes_are_known(begun(namespaced(lab)))
+        begun(lab).await_(echoes_are_known(lab), 40 * KNOWN, "rounds led and timed by every node")
         yield lab
 
 

@@ -7,8 +7,8 @@ import urllib.error
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from tests.lab.node import merged, toml
-from tests.lab.probing import Probing, namespaced, settings
+from tests.lab.node import toml
+from tests.lab.probing import Probing, settings
 from tests.lab.servers import prometheus
 from tests.symptoms.chain import played
 
@@ -49,10 +49,7 @@ def known(server: Server) -> dict[str, str]:
 
 
 def told(node: Node) -> list[str]:
-    """Return the lines of the targets that an agent tells.
-
-    None while it does not know its members yet.
-    """
+    """Return the lines of the targets that an agent lists: none until it knows its members."""
     try:
         answer = node.get("/api/v1/targets")
     except urllib.error.HTTPError as error:
@@ -63,18 +60,14 @@ def told(node: Node) -> list[str]:
 
 
 def test_prometheus_follows_the_members(tmp_path: Path) -> None:
-    """Every member is scraped with its name and leaf; one that leaves is dropped.
-
-    A broken list or a dead agent changes nothing; the list is a ticket.
+    """Every member is scraped with name and leaf until it leaves; a broken list, which is a ticket, or a
+    dead agent changes nothing.
     """
     with Probing(tmp_path / "lab", 2, full=False) as lab:
-        namespaced(lab)
         one, two = lab.nodes
         for node in (one, two):
             (node.directory / "topology.conf").write_text(TOPOLOGY, encoding="ascii")
-            node.config(
-                toml(merged(settings(node, period=lab.period, full=False, leaves=True), {}))
-            )
+            node.config(toml(settings(node, period=lab.period, full=False, leaves=True)))
 
         lab.wait(lambda _: len(lines := told(one)) == 2 and "leaf-a" in lines[0])
         url = f"http://{one.name}:{one.agent.port}/api/v1/targets"
