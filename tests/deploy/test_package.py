@@ -302,9 +302,6 @@ def test_never_gives_up(machine: Machine) -> None:
     [
         pytest.param("[web]\nlisten_address = ':100", "", "is not TOML", id="half-written config"),
         pytest.param(
-            "[web]\nlisten_adress = ':1'\n", "", "web.listen_adress: unknown key", id="bad key"
-        ),
-        pytest.param(
             "[web]\nlisten_address = '127.0.0.1:10099'\n",
             'systemd-run --quiet --unit=taken --collect python3 -c "import socket,time; '
             "s=socket.socket(); s.bind(('127.0.0.1',10099)); s.listen(); time.sleep(900)\"; "
@@ -325,13 +322,6 @@ def test_never_gives_up(machine: Machine) -> None:
             "printf 'tls_server_config:\\n  cert_file: [' >/etc/dshealthd/web.yml",
             "/etc/dshealthd/web.yml: is not YAML",
             id="half-written web config",
-        ),
-        pytest.param(
-            "[web]\nconfig_file = '/etc/dshealthd/web.yml'\n",
-            "printf 'tls_server_config: {cert_file: a.crt, key_file: a.key}' "
-            ">/etc/dshealthd/web.yml",
-            "/etc/dshealthd/web.yml: tls_server_config.cert_file: ",
-            id="no certificate",
         ),
         pytest.param(
             "[probe.members]\nhostfile = '/etc/dshealthd/hostfile'\n[probe.peer]\n"
@@ -365,9 +355,7 @@ def test_bad_input_is_named(machine: Machine, config: str, prepare: str, expecte
         if "no GPUs" not in expected:
             assert any(expected in line for line in machine.log(since).splitlines())
     finally:
-        machine.sh(
-            "systemctl stop taken 2>/dev/null; rm -f /etc/dshealthd/probe.key /etc/dshealthd/web.yml"
-        )
+        machine.sh("systemctl stop taken 2>/dev/null; cd /etc/dshealthd; rm -f probe.key web.yml")
         machine.sh("systemctl stop dshealthd; umount -q /var/lib/dshealthd; true")
 
 

@@ -206,10 +206,7 @@ def by_hand(
     first, *rest = arguments
     launchers = []
     for rank in range(RANKS * len(nodes)):
-        own = {
-            **place(rank, RANKS * len(nodes), nodes[0].member, port),
-            **changed.get(rank, {}),
-        }
+        own = {**place(rank, RANKS * len(nodes), nodes[0].member, port), **changed.get(rank, {})}
         command = [sys.executable, str(HERE / script), first, str(directory), *rest]
         launchers.append(_start(nodes[rank // RANKS], command, directory, f"rank-{rank}", own))
     with _ended(Job(directory, nodes, launchers)) as job:

@@ -18,7 +18,6 @@ from tests.lab.station import Loopback, Namespaces, NotPermitted, Station
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
-    from types import TracebackType
     from typing import Self
 
     from tests.agents import Scrape
@@ -96,12 +95,7 @@ class Lab:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End everything."""
         self.close()
 

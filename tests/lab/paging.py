@@ -23,7 +23,6 @@ from tests.lab.servers import Server, alertmanager, prometheus, routes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-    from types import TracebackType
     from typing import Any, Self
 
     from tests.kernel_log import KernelLog
@@ -143,12 +142,7 @@ class Paging:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End everything."""
         self._stack.close()
 

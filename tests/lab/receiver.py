@@ -19,7 +19,6 @@ from tests.lab.station import listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import TracebackType
     from typing import Self
 
     from tests.lab.station import Station
@@ -98,12 +97,7 @@ class Receiver:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End."""
         self._server.shutdown()
         self._server.server_close()

@@ -49,13 +49,8 @@ class Server:
         self, name: str, process: subprocess.Popen[Any], station: Station, port: int, log: Path
     ) -> None:
         """`name` is the command's; it serves on `port` of the station."""
-        self.name, self.process, self.station, self.port, self.log = (
-            name,
-            process,
-            station,
-            port,
-            log,
-        )
+        self.name, self.process, self.log = name, process, log
+        self.station, self.port = station, port
 
     @property
     def url(self) -> str:

@@ -9,6 +9,7 @@ thread.
 
 from __future__ import annotations
 
+import abc
 import ctypes
 import json
 import os
@@ -20,7 +21,7 @@ import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,17 +44,20 @@ class NotPermitted(unittest.SkipTest):
     """
 
 
-class Station(Protocol):
+class Station(abc.ABC):
     """One machine of the lab."""
 
-    name: str
-    address: str
-    directory: Path
+    def __init__(self, name: str, address: str, directory: Path) -> None:
+        """Prepare."""
+        self.name, self.address, self.directory = name, address, directory
+        self._children: list[subprocess.Popen[Any]] = []
 
     @property
     def pid(self) -> int | None:
         """Return the pid of the process that holds the namespaces; None without namespaces."""
+        return None
 
+    @abc.abstractmethod
     def inside(self, function: Callable[[], T]) -> T:
         """Call a function on the machine: what it opens and starts belongs to the machine.
 
@@ -65,7 +69,11 @@ class Station(Protocol):
 
         Options are those of `subprocess.Popen`.
         """
+        process = self.inside(lambda: subprocess.Popen(command, start_new_session=True, **options))
+        self._children = [*(child for child in self._children if child.poll() is None), process]
+        return process
 
+    @abc.abstractmethod
     def tool(self, *command: str, text: str = "", descriptors: Sequence[int] = ()) -> str:
         """Run a tool, which inherits the descriptors, on the machine and return what it prints.
 
@@ -73,20 +81,20 @@ class Station(Protocol):
         machine not the lab's to change.
         """
 
+    @abc.abstractmethod
     def close(self) -> None:
         """End whatever runs on the machine, and the machine."""
 
 
-class Namespaces:
+class Namespaces(Station):
     """A station with its own network, processes, mounts, host name and IPC."""
 
     def __init__(self, name: str, address: str, directory: Path, files: Mapping[str, Path]) -> None:
         """Prepare; `files` are to be seen in the place of others, by absolute path."""
-        self.name, self.address, self.directory = name, address, directory
+        super().__init__(name, address, directory)
         self._files = files
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"lab {name}")
         self._holder: subprocess.Popen[bytes] | None = None
-        self._children: list[subprocess.Popen[Any]] = []
 
     @property
     def pid(self) -> int | None:
@@ -127,12 +135,6 @@ class Namespaces:
     def inside(self, function: Callable[[], T]) -> T:
         """Call a function in the machine's thread."""
         return self._thread.submit(function).result()
-
-    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a process in all of the machine's namespaces."""
-        process = self.inside(lambda: subprocess.Popen(command, start_new_session=True, **options))
-        self._children = [*(child for child in self._children if child.poll() is None), process]
-        return process
 
     def tool(self, *command: str, text: str = "", descriptors: Sequence[int] = ()) -> str:
         """Run a tool on the machine; it inherits the descriptors."""
@@ -177,29 +179,16 @@ class Namespaces:
                     pipe.close()
 
 
-class Loopback:
+class Loopback(Station):
     """A station that is no more than an address of 127.0.0.0/8."""
-
-    pid = None
-
-    def __init__(self, name: str, address: str, directory: Path) -> None:
-        """Prepare."""
-        self.name, self.address, self.directory = name, address, directory
-        self._children: list[subprocess.Popen[Any]] = []
 
     def inside(self, function: Callable[[], T]) -> T:
         """Call a function."""
         return function()
 
-    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-        """Start a process."""
-        process = subprocess.Popen(command, start_new_session=True, **options)
-        self._children = [*(child for child in self._children if child.poll() is None), process]
-        return process
-
     def tool(self, *command: str, text: str = "", descriptors: Sequence[int] = ()) -> str:  # noqa: ARG002 - the interface's
         """Refuse: the tools change a network, and this one is not the lab's."""
-        message = f"{command[0]} on {self.name}: without network namespaces, the network is not the lab's to change"
+        message = f"{command[0]} on {self.name}: without network namespaces, it is not the lab's"
         raise NotPermitted(message)
 
     def close(self) -> None:

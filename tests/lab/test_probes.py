@@ -10,16 +10,7 @@ import pytest
 
 from tests.lab import faults
 from tests.lab.probe_faults import killed, other_key, other_members
-from tests.lab.probing import (
-    CLEAR,
-    DISAGREES,
-    PORT,
-    Probing,
-    begun,
-    named,
-    rounds,
-    suspects,
-)
+from tests.lab.probing import CLEAR, DISAGREES, PORT, Probing, begun, named, rounds, suspects
 from tests.symptoms.chain import played
 
 if TYPE_CHECKING:

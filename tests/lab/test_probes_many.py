@@ -31,11 +31,8 @@ def test_eight_nodes(tmp_path: Path) -> None:
     with Probing(tmp_path, 8, period=3.0, confirmations=EXTRA) as lab:
         begun(lab)
         names = [node.name for node in lab.nodes]
-        begin, met, seen = (
-            lab.epoch + 1,
-            Counter[tuple[int, tuple[str, ...]]](),
-            dict[tuple[str, float], dict[str, Any]](),
-        )
+        begin, met = lab.epoch + 1, Counter[tuple[int, tuple[str, ...]]]()
+        seen = dict[tuple[str, float], dict[str, Any]]()
         end = begin + 60
         while lab.epoch < end + 1:
             lab.until_epoch(lab.epoch + 4)
@@ -44,11 +41,8 @@ def test_eight_nodes(tmp_path: Path) -> None:
             entries = [(node.name, entry) for node in lab.nodes for entry in history(node)]
             seen |= {(name, entry["time"]): entry for name, entry in entries}
             for _, entry in entries:
-                if (
-                    entry["outcome"] == "ok"
-                    and entry["kind"] == "pair"
-                    and entry["epoch"] is not None
-                ):
+                good = entry["outcome"] == "ok" and entry["kind"] == "pair"
+                if good and entry["epoch"] is not None:
                     met[entry["epoch"], tuple(sorted(entry["members"]))] += 1
         promised = {
             (epoch, group)

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.lab import faults
-from tests.lab.probing import (
-    KNOWN,
-    Probing,
-    begun,
-    echoes_are_known,
-    named,
-    until_both_lead,
-)
+from tests.lab.probing import KNOWN, Probing, begun, echoes_are_known, named, until_both_lead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

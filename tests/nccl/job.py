@@ -172,12 +172,7 @@ class Job:
             Rank(
                 number,
                 folder,
-                {
-                    **shared,
-                    "RANK": str(number),
-                    "LOCAL_RANK": str(number % GPUS),
-                    **own[number],
-                },
+                {**shared, "RANK": str(number), "LOCAL_RANK": str(number % GPUS), **own[number]},
                 stations[number].popen if stations else subprocess.Popen,
             )
             for number in range(size)

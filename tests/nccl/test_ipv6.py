@@ -65,12 +65,7 @@ def grown(job: Job) -> int:
     ],
 )
 def test_memory(
-    version: str,
-    family: str,
-    cost: int,
-    state: str,
-    make_job: Callable[..., Job],
-    tmp_path: Path,
+    version: str, family: str, cost: int, state: str, make_job: Callable[..., Job], tmp_path: Path
 ) -> None:
     """The peak of who answers grows by what the address reads as; dshealthd does not ask there."""
     with network_namespace():

@@ -1,7 +1,4 @@
-"""Queries end no process of a genuine job, and every answer is true, field by field.
-
-Releases that are not known to be safe are sent nothing, which is seen on the system calls.
-"""
+"""Queries end no process of a genuine job, and every answer is true, field by field."""
 
 from __future__ import annotations
 

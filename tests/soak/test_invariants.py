@@ -11,13 +11,7 @@ import pytest
 
 from tests.agents import Scrape
 from tests.soak.__main__ import until_well
-from tests.soak.invariants import (
-    DEVICE_COLLECTORS,
-    MAX_SERIES_GROWTH,
-    Quiet,
-    Record,
-    is_quiet,
-)
+from tests.soak.invariants import DEVICE_COLLECTORS, MAX_SERIES_GROWTH, Quiet, Record, is_quiet
 from tests.soak.node import GPUS, node
 
 if TYPE_CHECKING:

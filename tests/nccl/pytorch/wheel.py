@@ -44,10 +44,7 @@ class Wheel:
 
     def environment(self) -> dict[str, str]:
         """Return the variables with which a Python of this version imports it."""
-        return {
-            "PYTHONPATH": str(self.folder),
-            "LD_LIBRARY_PATH": f"{self.cuda}:{self.nccl}",
-        }
+        return {"PYTHONPATH": str(self.folder), "LD_LIBRARY_PATH": f"{self.cuda}:{self.nccl}"}
 
 
 def version() -> str:
