@@ -26,10 +26,8 @@ from tests.lab.paging import Paging
 from tests.lab.station import NotPermitted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Any
 
-    from tests.lab.node import Node
     from tests.lab.receiver import Notification
     from tests.lab.servers import Server
 
@@ -112,7 +110,9 @@ class Demo:
 
     def play(self, name: str, *, attended: bool) -> bool:
         """Show a fault, its page and its end; return whether both came in time."""
-        fault, node = FAULTS[name], random.choice(breakable(self.paging.lab.nodes))
+        nodes = self.paging.lab.nodes
+        # The first one stays, unless it is alone: it serves the fleet page, which shows the fault.
+        fault, node = FAULTS[name], random.choice(nodes[1:] or nodes)
         kind = fault.receiver.upper()
         with fault.inject(self.paging, node):
             if not self.wait(kind, PAGE_SECONDS):
@@ -141,11 +141,6 @@ class Demo:
                 self.play(names[int(answer) - 1], attended=True)
             else:
                 print(f"{answer!r} is none of these: type a number from 1 to {len(names)}, or q")
-
-
-def breakable(nodes: Sequence[Node]) -> Sequence[Node]:
-    """Return the nodes that may break: not the first, which serves the fleet page, unless alone."""
-    return nodes[1:] or nodes
 
 
 def addresses(demo: Demo, stack: contextlib.ExitStack) -> None:

@@ -37,7 +37,6 @@ ROOM = 64 << 20
 class JobFault:
     """One fault, and what is to be told of it."""
 
-    title: str
     symptom: str
     rank: int | None = None
     """The rank at fault, where the page names one; its node is the one at fault."""
@@ -151,14 +150,12 @@ def _link(alert: Alert) -> bool:
 
 FAULTS: dict[str, JobFault] = {
     "stopped": JobFault(
-        title="SIGSTOP of one rank",
         symptom="training-hang",
         rank=3,
         labels={"class": "process", "reason": "stopped"},
         inject=lambda job: faults.pause(job.pids()[3]),
     ),
     "collective-skipped": JobFault(
-        title="a rank that skips a collective",
         symptom="training-hang",
         rank=2,
         labels={"class": "desync", "reason": "ahead"},
@@ -166,14 +163,12 @@ FAULTS: dict[str, JobFault] = {
         ends=True,
     ),
     "input-stalls": JobFault(
-        title="a rank whose input stalls",
         symptom="training-hang",
         rank=1,
         labels={"class": "input", "reason": "input"},
         inject=mishap("input-stalls", 1),
     ),
     "slow": JobFault(
-        title="one rank 20 % slower in compute",
         symptom="straggler",
         receiver=TICKET,
         rank=2,
@@ -183,7 +178,6 @@ FAULTS: dict[str, JobFault] = {
         over=300.0,
     ),
     "network": JobFault(
-        title="the network dropped between the nodes",
         symptom="training-hang",
         labels={"class": "network"},
         inject=lambda job: faults.drop(*job.nodes),
@@ -191,7 +185,6 @@ FAULTS: dict[str, JobFault] = {
         over=240.0,
     ),
     "not-a-number": JobFault(
-        title="a loss that is NaN",
         symptom="loss-nan",
         receiver=OWNER,
         rank=1,
@@ -200,14 +193,12 @@ FAULTS: dict[str, JobFault] = {
         ends=True,
     ),
     "overflow": JobFault(
-        title="the collapse of the fp16 loss scale",
         symptom="loss-scale-collapse",
         receiver=OWNER,
         inject=mishap("overflow", 0),
         ends=True,
     ),
     "out-of-memory": JobFault(
-        title="one rank out of memory",
         symptom="child-failed",
         receiver=OWNER,
         rank=3,
@@ -218,7 +209,6 @@ FAULTS: dict[str, JobFault] = {
         follows=_oom_kill,
     ),
     "rank-twice": JobFault(
-        title="a RANK that is used twice",
         symptom="rendezvous-env-mismatch",
         receiver=OWNER,
         labels={"alertname": "DshealthdRankAssignment"},
@@ -227,7 +217,6 @@ FAULTS: dict[str, JobFault] = {
         ends=True,
     ),
     "world-size": JobFault(
-        title="a wrong WORLD_SIZE on one node",
         symptom="rendezvous-env-mismatch",
         receiver=OWNER,
         labels={"alertname": "DshealthdRankAssignment"},
@@ -236,7 +225,6 @@ FAULTS: dict[str, JobFault] = {
         ends=True,
     ),
     "interface": JobFault(
-        title="NCCL_SOCKET_IFNAME naming nothing",
         symptom="nccl-environment",
         receiver=OWNER,
         node=1,
@@ -244,14 +232,12 @@ FAULTS: dict[str, JobFault] = {
         ends=True,
     ),
     "port-held": JobFault(
-        title="a port held by an orphan",
         symptom="address-in-use",
         receiver=TICKET,
         node=0,
         ends=True,
     ),
     "open-files": JobFault(
-        title="open files near the limit",
         symptom="open-files",
         receiver=TICKET,
         node=0,

@@ -191,19 +191,9 @@ class Probing(Lab):
         ]
         for node in self.nodes:
             with contextlib.suppress(OSError, ValueError):  # it may not answer
-                lines += [f"{node.name} round: {_line(entry)}" for entry in history(node)[-40:]]
+                lines += [f"{node.name} round: {entry}" for entry in history(node)[-40:]]
             lines += [f"{node.name} log: {line}" for line in node.log_tail()]
         return "\n".join(lines)
-
-
-def _line(entry: dict[str, Any]) -> str:
-    """Return a round of the status document in one line."""
-    times = " ".join(f"{timing['size']}: {timing['seconds']:.4f}" for timing in entry["timings"])
-    led = "led" if entry["led"] else "not led"
-    return (
-        f"{entry['time']:.1f} epoch {entry['epoch']} {entry['kind']} {led} of "
-        f"{' '.join(entry['members'])}: {entry['outcome']} {times}"
-    )
 
 
 def history(node: Node) -> list[dict[str, Any]]:

@@ -166,10 +166,8 @@ def prometheus(
         elif itself:
             job["static_configs"] = [{"targets": [f"{station.address}:{port}"]}]
             job["scrape_interval"] = ITSELF
-    if pace is not None:
-        _urgent_every(folder, pace)
     file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    _end_soon(folder / "alerts.yml")
+    _hurry_rules(folder, pace)
     flags = [f"--config.file={file}", f"--storage.tsdb.path={folder / 'data'}", "--log.level=warn"]
     # An alert that fires before Alertmanager is known is sent again only after this, a minute by
     # default.
@@ -186,24 +184,19 @@ def routes(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         waiting += route.get("routes", ())
 
 
-def _urgent_every(folder: Path, pace: str) -> None:
-    """Have the urgent groups evaluated at another interval."""
+def _hurry_rules(folder: Path, pace: str | None) -> None:
+    """Have alerts go on firing for seconds after their cause is gone, not for minutes, and the urgent
+    groups evaluated at a pace of their own, if one is given.
+    """
     for name in RULES:
         content = yaml_files.load(folder / name)
         for group in content["groups"]:
-            if group["interval"] == URGENT:
+            if pace is not None and group["interval"] == URGENT:
                 group["interval"] = pace
+            for rule in group["rules"]:
+                if "keep_firing_for" in rule:
+                    rule["keep_firing_for"] = KEEP_FIRING
         (folder / name).write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-
-
-def _end_soon(file: Path) -> None:
-    """Have alerts go on firing for seconds after their cause is gone, not for minutes."""
-    content = yaml_files.load(file)
-    for group in content["groups"]:
-        for rule in group["rules"]:
-            if "keep_firing_for" in rule:
-                rule["keep_firing_for"] = KEEP_FIRING
-    file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
 
 def _free_port(station: Station) -> int:

@@ -14,14 +14,12 @@ import subprocess
 import sys
 import threading
 import time
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 from tests.lab import Lab, Node, NotPermitted, faults
-from tests.lab.node import merged, toml
 from tests.lab.station import listen, start_time
 from tests.stopwatch import Stopwatch
 
@@ -504,26 +502,3 @@ def test_loopback(tmp_path: Path) -> None:
         assert one.agent.port == port
         pids = [node.agent.pid for node in lab.nodes]
     assert ended(pids)
-
-
-def test_configuration_is_laid_over() -> None:
-    """A node's own configuration wins key by key over the lab's, and what is written is what was
-    meant.
-    """
-    below = {
-        "collectors": {"gpu": {"enabled": False}, "memory": {"interval": "1s"}},
-        "web": {"max_connections": 4},
-    }
-    above = tomllib.loads(
-        '[collectors.gpu]\nenabled = true\n[collectors.filesystem]\npaths = ["/", "/a \\"b\\""]\n'
-    )
-    both = {
-        "collectors": {
-            "gpu": {"enabled": True},
-            "memory": {"interval": "1s"},
-            "filesystem": {"paths": ["/", '/a "b"']},
-        },
-        "web": {"max_connections": 4},
-    }
-    assert merged(below, above) == both
-    assert tomllib.loads(toml(both)) == both

@@ -1,7 +1,4 @@
-"""A DeepSpeed engine: what is called through, and what is read of it.
-
-The real one is in `test_deepspeed.py`.
-"""
+"""A DeepSpeed engine: what is called through, and what is read of it; a real one trains elsewhere."""
 
 from __future__ import annotations
 
@@ -88,12 +85,8 @@ def test_steps_of_an_engine(agents_end: AgentsEnd) -> None:
             assert agents_end.message().step == step
             assert agents_end.message().sent > before
     last = agents_end.message()
-    assert (last.skipped, last.loss_scale, last.gradient_norm, last.loss_finite) == (
-        3,
-        65536.0,
-        0.5,
-        True,
-    )
+    assert (last.skipped, last.loss_scale) == (3, 65536.0)
+    assert (last.gradient_norm, last.loss_finite) == (0.5, True)
     assert last.last_seconds is not None
     assert last.last_seconds >= 0.024
     assert not {"step", "backward", "train", "eval", "save_checkpoint"} & vars(engine).keys()

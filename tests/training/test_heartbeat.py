@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dshealthd.training import attach
+from dshealthd.training import attach, page
 from dshealthd.training.heartbeat import Heartbeat
 from dshealthd.training.message import PAGE, Phase
-from dshealthd.training.page import RETRY
 from dshealthd.training.step_timer import AVERAGED
 from tests.stopwatch import Stopwatch
 from tests.training.agents_end import AgentsEnd
@@ -25,6 +24,15 @@ from tests.training.step_clock import average
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+SOON = 0.2
+"""Seconds until a heartbeat tries to connect again here, where one waits a second as shipped."""
+
+
+@pytest.fixture(autouse=True)
+def _tries_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "RETRY", SOON)
 
 
 def spaced(heartbeat: Heartbeat, steps: int, seconds: float = 0.015) -> list[tuple[float, float]]:
@@ -69,7 +77,7 @@ def test_a_missing_agent_is_said_once(
     heartbeat = Heartbeat(socket=path)
     with caplog.at_level(logging.WARNING):
         heartbeat.step()
-        time.sleep(RETRY)
+        time.sleep(SOON)
         heartbeat.step()
     expected = f"no agent listens at {path}: heartbeats are lost until one does"
     assert caplog.messages == [expected] * lines
@@ -82,13 +90,8 @@ def test_unknown_is_not_told(agents_end: AgentsEnd) -> None:
     heartbeat = Heartbeat(socket=agents_end.path)
     spaced(heartbeat, 2)
     message = agents_end.message()
-    assert (
-        message.loss_finite
-        is message.loss_scale
-        is message.skipped
-        is message.gradient_norm
-        is None
-    )
+    assert message.loss_finite is message.loss_scale is message.skipped is None
+    assert message.gradient_norm is None
     assert message.memory is None
     assert message.communication_seconds is message.input_seconds is message.forward_seconds is None
     assert message.stage == 0
@@ -180,13 +183,13 @@ def test_loss(agents_end: AgentsEnd, loss: float, finite: bool) -> None:  # noqa
 
 
 def test_no_agent(tmp_path: Path) -> None:
-    """Without an agent nothing is raised, and no more than one connection a second is tried."""
+    """Without an agent nothing is raised, and no more than one connection is tried per interval."""
     heartbeat = Heartbeat(socket=str(tmp_path / "nobody.sock"))
     ((tried, _), *_) = spaced(heartbeat, 3)
     end = AgentsEnd(tmp_path / "nobody.sock")
     ((_, again),) = spaced(heartbeat, 1)
-    assert end.messages() == [] or again - tried >= RETRY
-    time.sleep(RETRY)
+    assert end.messages() == [] or again - tried >= SOON
+    time.sleep(SOON)
     heartbeat.step()
     assert end.message().step == 5
     end.close()
@@ -199,19 +202,17 @@ def test_agent_that_comes_and_goes(agents_end: AgentsEnd, tmp_path: Path) -> Non
     assert agents_end.message().step == 1
     agents_end.close()
     os.unlink(agents_end.path)
-    time.sleep(RETRY)
+    time.sleep(SOON)
     spaced(heartbeat, 2)
     successor = AgentsEnd(tmp_path / "heartbeat.sock")
-    time.sleep(RETRY)
+    time.sleep(SOON)
     spaced(heartbeat, 1)
     assert successor.message().step == 4
     successor.close()
 
 
 def test_agent_that_is_hung(agents_end: AgentsEnd) -> None:
-    """What an agent that looks at nothing for long finds then is the present, and nobody waited for
-    it.
-    """
+    """What an agent that looks at nothing for long finds is the present, and nobody waited for it."""
     heartbeat = Heartbeat(socket=agents_end.path)
     watch = Stopwatch()
     for _ in range(2000):

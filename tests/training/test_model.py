@@ -144,9 +144,7 @@ def test_times(agents_end: AgentsEnd) -> None:
 
 
 def test_pause_is_no_input(agents_end: AgentsEnd) -> None:
-    """An evaluation between two steps is no wait for input, and its forward passes are not the
-    training's.
-    """
+    """An evaluation between two steps is no wait for input, nor are its forward passes training's."""
     model = Slow(agents_end, 0.001)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     began = time.perf_counter()

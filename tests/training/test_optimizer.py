@@ -100,9 +100,7 @@ def test_loss_and_norm(agents_end: AgentsEnd, trial: Trial) -> None:
 
 
 def test_scaler(agents_end: AgentsEnd, trial: Trial) -> None:
-    """With a scaler, steps that it skips are told as steps that were skipped, and the scale that
-    falls; its methods are given back.
-    """
+    """Steps that a scaler skips, and its scale, are told; its methods are given back."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
     found = []
     with attach(optimizer=trial.optimizer, scaler=scaler, socket=agents_end.path):
@@ -120,11 +118,8 @@ def test_scaler(agents_end: AgentsEnd, trial: Trial) -> None:
 
 def test_scaler_that_is_off(agents_end: AgentsEnd, trial: Trial) -> None:
     """A scaler that is not enabled skips nothing, and the optimizer's own steps are told."""
-    with attach(
-        optimizer=trial.optimizer,
-        scaler=torch.amp.GradScaler("cpu", enabled=False),
-        socket=agents_end.path,
-    ):
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    with attach(optimizer=trial.optimizer, scaler=scaler, socket=agents_end.path):
         trial.step()
     message = agents_end.message()
     assert (message.step, message.skipped, message.loss_scale) == (1, None, None)
@@ -164,12 +159,8 @@ def test_optimizer_that_deepspeed_steps(
     place["step"](trial.optimizer)
     place["step"](trial.optimizer)
     assert agents_end.messages() == []
-    assert [record.message for record in caplog.records] == [
-        (
-            "no heartbeat: DeepSpeed steps this optimizer, and its engine was not found; call "
-            "dshealthd.training.attach(engine)"
-        )
-    ]
+    (message,) = caplog.messages
+    assert message.endswith("its engine was not found; call dshealthd.training.attach(engine)")
     assert not unchanged.closed
 
 

@@ -56,10 +56,8 @@ def test_stands_alone(file: Path) -> None:
 
 def test_version() -> None:
     """The distribution for trainings has the version of dshealthd."""
-    assert (
-        tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["version"]
-        == dshealthd.__version__
-    )
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == dshealthd.__version__
 
 
 def test_readme() -> None:
@@ -80,27 +78,20 @@ def test_readme() -> None:
 def interpreters() -> list[str]:
     """Return what older and newer interpreters this machine has."""
     found = [shutil.which(f"python3.{minor}") for minor in range(OLDEST[1], 15)]
-    works = [
-        path
-        for path in found
-        if path
-        and subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0
-    ]
-    return works or [sys.executable]
+
+    def works(path: str) -> bool:
+        return subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode == 0
+
+    return list(filter(works, filter(None, found))) or [sys.executable]
 
 
 @pytest.mark.parametrize("interpreter", interpreters())
 def test_runs_without_the_agent_installed(
     interpreter: str, agents_end: AgentsEnd, tmp_path: Path
 ) -> None:
-    """A copy of the package alone sends heartbeats under every interpreter that is here, without
-    torch too.
-    """
-    shutil.copytree(
-        PACKAGE,
-        tmp_path / "site" / "dshealthd" / "training",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
+    """A copy of the package alone sends heartbeats under every interpreter here, without torch too."""
+    site = tmp_path / "site" / "dshealthd" / "training"
+    shutil.copytree(PACKAGE, site, ignore=shutil.ignore_patterns("__pycache__"))
     code = "from dshealthd.training.heartbeat import Heartbeat; h = Heartbeat(step=4); h.loss(1.0); h.step(); print(h.closed)"
     environment = {
         "PYTHONPATH": str(tmp_path / "site"),

@@ -1,6 +1,4 @@
-"""Times of input and forward passes on a CUDA device, which are asked for when it has come to them;
-a fake device plays it.
-"""
+"""Times of input and forward passes on a CUDA device, read when it has come to them; a fake one."""
 
 from __future__ import annotations
 
@@ -10,9 +8,7 @@ from dshealthd.training.step_timer import LATE, SPANS, Average, StepTimer, Trimm
 
 
 class Device:
-    """What of `torch.cuda` is used: a device that comes to an event when it is told to, at a time
-    that it is told.
-    """
+    """What of `torch.cuda` is used: a device that comes to events when, and at times that, it is told."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -196,9 +192,7 @@ def make_waiting_step(step_timer: StepTimer) -> None:
 
 
 def test_own_work_on_a_device(device: Device, step_timer: StepTimer) -> None:
-    """Waits are between the events around them, own work is the rest of the time between the ends
-    of two steps, and the first step, which has no beginning, has neither.
-    """
+    """Waits are between the events around them, own work is the rest; the first step has neither."""
     for step in range(4):
         make_waiting_step(step_timer)
         device.comes_to(step * 100.0 + 20.0, step * 100.0 + 50.0, step * 100.0 + 100.0)

@@ -141,9 +141,7 @@ def test_collectives_between_two_steps(
 
 
 def test_backward_of_distributed_data_parallel(agents_end: AgentsEnd) -> None:
-    """The reducer waits at the end of the pass, in C++: that is seen, and computing gradients is own
-    work.
-    """
+    """The reducer's wait at the end of the pass, in C++, is seen; computing gradients is own work."""
 
     class Reducing(torch.autograd.Function):  # type: ignore[misc,name-defined] # torch is imported where it is installed
         """The identity, whose gradient takes a while."""
