@@ -91,9 +91,7 @@ class SlurmCluster:
         # Sockets of jobs are in it, whose paths have 108 characters at most.
         self._spool = Path(tempfile.mkdtemp(prefix="slurm-"))
         self._programs = dict(programs or {})
-        self._munge: subprocess.Popen[bytes] | None = None
-        self._controller: subprocess.Popen[bytes] | None = None
-        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
         """Start munge, the controller and the nodes, and wait until every node is idle."""
@@ -122,7 +120,7 @@ class SlurmCluster:
         files = [
             f"--{name}-file={self.directory}/munge.{name}" for name in ("key", "pid", "log", "seed")
         ]
-        self._munge = subprocess.Popen(
+        self._processes["munge"] = subprocess.Popen(
             [
                 "munged",
                 "--foreground",
@@ -137,7 +135,7 @@ class SlurmCluster:
             self.wait((self.directory / "munge.socket").exists, START_SECONDS, "munge listens")
             self.start_controller()
             for node in self.lab.nodes:
-                self._daemons[node.name] = self._popen(node.station, "slurmd", "-N", node.name)
+                self._start(node.station, "slurmd", "-N", node.name)
             self.wait(
                 lambda: set(self.states().values()) == {"idle"}, START_SECONDS, "all nodes idle"
             )
@@ -152,54 +150,46 @@ class SlurmCluster:
 
     def close(self) -> None:
         """End every daemon, the controller last but for munge."""
-        for process in (*self._daemons.values(), self._controller, self._munge):
-            if process is not None:
-                process.send_signal(signal.SIGCONT)
-                process.kill()
-                process.wait(60)
-        self._daemons, self._controller, self._munge = {}, None, None
+        for process in reversed(self._processes.values()):
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait(60)
+        self._processes.clear()
         shutil.rmtree(self._spool, ignore_errors=True)
 
     def start_controller(self) -> None:
         """Start slurmctld."""
-        self._controller = self._popen(self.lab.services, "slurmctld")
+        self._start(self.lab.services, "slurmctld")
 
     def stop_controller(self) -> None:
         """Kill slurmctld: connections are refused."""
-        assert self._controller is not None
-        self._controller.kill()
-        self._controller.wait(60)
-        self._controller = None
+        controller = self._processes.pop(self.lab.services.name)
+        controller.kill()
+        controller.wait(60)
 
     def signal_controller(self, number: signal.Signals) -> None:
         """Stop slurmctld with SIGSTOP: connections are accepted and nothing answers. Or resume it."""
-        assert self._controller is not None
-        self._controller.send_signal(number)
+        self._processes[self.lab.services.name].send_signal(number)
 
-    def _popen(self, station: Station, daemon: str, *flags: str) -> subprocess.Popen[bytes]:
-        process: subprocess.Popen[bytes] = station.popen(
+    def _start(self, station: Station, daemon: str, *flags: str) -> None:
+        self._processes[station.name] = station.popen(
             [daemon, "-D", "-f", str(self.conf), *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8"},
         )
-        return process
 
     def command(self, *command: str) -> str:
         """Return what a Slurm command prints; CalledProcessError shows what it complains about."""
-        process = self.lab.services.popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={"PATH": os.environ["PATH"], "SLURM_CONF": str(self.conf)},
-        )
-        out, err = process.communicate(timeout=60)
-        if process.returncode != 0:
-            raise subprocess.CalledProcessError(process.returncode, command, out, err)
-        return str(out)
+        environment = {"PATH": os.environ["PATH"], "SLURM_CONF": str(self.conf)}
+
+        def run() -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                command, capture_output=True, text=True, check=True, env=environment, timeout=60
+            )
+
+        return self.lab.services.inside(run).stdout
 
     def states(self) -> dict[str, str]:
         """Return the state of every node as sinfo writes it; empty without an answer.

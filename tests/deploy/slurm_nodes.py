@@ -37,16 +37,13 @@ class Cluster:
         """Start a healthy agent on every node."""
         for node in self.lab.nodes:
             self.well(node)
+            command = [sys.executable, "-I", "-S", str(STUB), node.address, str(PORT)]
             self.agents[node.name] = node.station.popen(
-                [
-                    *(sys.executable, "-I", "-S", str(STUB), node.address, str(PORT)),
-                    str(self._document(node)),
-                ],
+                [*command, str(self._document(node))],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-
         for node in self.lab.nodes:
             self.slurm.wait(lambda node=node: listens(node), 300, "the agents")  # type: ignore[misc] # bound here
 
@@ -171,8 +168,7 @@ def cluster(
 
 def job_state(made: Cluster, job: str) -> str:
     """Return the state of a job."""
-    output = made.slurm.command("scontrol", "show", "job", job)
-    return output.partition("JobState=")[2].split()[0]
+    return made.slurm.command("scontrol", "show", "job", job).partition("JobState=")[2].split()[0]
 
 
 def job_node(made: Cluster, job: str) -> str:

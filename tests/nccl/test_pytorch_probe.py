@@ -128,11 +128,11 @@ def job(*plans: str, **changes: object) -> WorkerJob:
     return WorkerJob(**{**fields, **changes})  # type: ignore[arg-type] # fields by name
 
 
-async def play(
-    pool: WorkerPool, job: WorkerJob, note: Callable[[int, Stage], None] = lambda *_: None
-) -> list[RankResult]:
-    """Run a round."""
-    return await pool.run(job, LocalStore(), note)
+async def goes_well(pool: WorkerPool, ranks: int, **changes: object) -> list[RankResult]:
+    """Run a round that goes well on all ranks, and return its results."""
+    results = await pool.run(job(*[""] * ranks, **changes), LocalStore(), lambda *_: None)
+    assert [result.outcome for result in results] == [Outcome.OK] * ranks, results
+    return results
 
 
 def test_rounds(node: Node) -> None:
@@ -140,8 +140,7 @@ def test_rounds(node: Node) -> None:
 
     async def scene(pool: WorkerPool) -> None:
         for ranks in (2, 4, 2):
-            results = await play(pool, job(*[""] * ranks))
-            assert [result.outcome for result in results] == [Outcome.OK] * ranks, results
+            results = await goes_well(pool, ranks)
             assert {timing.op for result in results for timing in result.timings} == {"all_reduce"}
             assert all(result.entered == result.left > 0 for result in results)
 
@@ -150,61 +149,40 @@ def test_rounds(node: Node) -> None:
 
 def test_rails(node: Node) -> None:
     """The ranks of two rails meet in a communicator of their own each."""
-
-    async def scene(pool: WorkerPool) -> None:
-        specs = tuple(
-            RankSpec(
-                rank=rank,
-                device=f"cuda:{rank}",
-                group=f"rail{rank % 2}",
-                group_rank=rank // 2,
-                group_size=2,
-            )
-            for rank in range(4)
+    specs = tuple(
+        RankSpec(
+            rank=rank,
+            device=f"cuda:{rank}",
+            group=f"rail{rank % 2}",
+            group_rank=rank // 2,
+            group_size=2,
         )
-        results = await play(pool, job(*[""] * 4, rank_specs=specs))
-        assert [result.outcome for result in results] == [Outcome.OK] * 4, results
-
-    node.rounds(scene)
+        for rank in range(4)
+    )
+    node.rounds(lambda pool: goes_well(pool, 4, rank_specs=specs))
 
 
 @pytest.mark.parametrize(
     ("plan", "reason"), [("stop", "stopped"), ("kill", "killed"), ("hang", "deadline")]
 )
-def test_peer_is_lost(plan: str, reason: str, node: Node) -> None:
-    """A rank that is lost between collectives is told from who waits for it; then a round goes
-    well.
+@pytest.mark.parametrize("stage", ["init", "sizes"])
+def test_peer_is_lost(stage: str, plan: str, reason: str, node: Node) -> None:
+    """A rank that is lost, in NCCL's own rendezvous or between collectives, is told from who waits for
+    it, which is ended at its deadline; then a round goes well.
     """
+    deadlines = SHORT if stage == "sizes" else {**LONG, Stage.INIT: 15.0}
+
+    def note(rank: int, at: Stage) -> None:
+        if stage == "sizes" and (rank, at) == (1, Stage.SIZES):
+            node.gpus(training.HOLD)
 
     async def scene(pool: WorkerPool) -> None:
-        def note(rank: int, stage: Stage) -> None:
-            if (rank, stage) == (1, Stage.SIZES):
-                node.gpus(training.HOLD)
-
-        lost = job("", f"stage:sizes:{plan}", deadlines=SHORT)
-        results = await play(pool, lost, note)
+        lost = job("", f"stage:{stage}:{plan}", deadlines=deadlines)
+        results = await pool.run(lost, LocalStore(), note)
         assert results[1].reason == reason, results
         assert results[0].outcome in {Outcome.HUNG, Outcome.INCONCLUSIVE}, results
         node.gpus(training.FREE)
-        results = await play(pool, job("", ""))
-        assert [result.outcome for result in results] == [Outcome.OK] * 2, results
-
-    node.rounds(scene)
-
-
-@pytest.mark.parametrize(
-    ("plan", "reason"), [("stop", "stopped"), ("kill", "killed"), ("hang", "deadline")]
-)
-def test_peer_never_joins(plan: str, reason: str, node: Node) -> None:
-    """Who waits in NCCL's own rendezvous for a rank that is not there is ended at its deadline."""
-
-    async def scene(pool: WorkerPool) -> None:
-        lost = job("", f"stage:init:{plan}", deadlines={**LONG, Stage.INIT: 15.0})
-        results = await play(pool, lost)
-        assert results[1].reason == reason, results
-        assert results[0].outcome in {Outcome.HUNG, Outcome.INCONCLUSIVE}, results
-        results = await play(pool, job("", ""))
-        assert [result.outcome for result in results] == [Outcome.OK] * 2, results
+        await goes_well(pool, 2)
 
     node.rounds(scene)
 
@@ -217,7 +195,7 @@ def test_driver_hangs(node: Node) -> None:
             if stage is Stage.SIZES:
                 node.gpus(training.HOLD)
 
-        results = await play(pool, job("", "", deadlines=SHORT), note)
+        results = await pool.run(job("", "", deadlines=SHORT), LocalStore(), note)
         assert {result.outcome for result in results} <= {Outcome.HUNG, Outcome.INCONCLUSIVE}
         assert Outcome.HUNG in {result.outcome for result in results}, results
         assert {result.stage for result in results} <= {Stage.SIZES, Stage.VERIFY}

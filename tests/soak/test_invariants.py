@@ -49,36 +49,28 @@ def text(
     return "\n".join(lines)
 
 
+UP, POWER = 'dshealthd_gpu_up{gpu="3"} 1', 'dshealthd_gpu_power_watts{gpu="3"} 70'
+STUCK = 'dshealthd_worker_stuck{worker="device"} '
+TROUBLES = {
+    **{f"{name} is down": text(down=(name,)) for name in (*SLOW_COLLECTORS, "memory")},
+    **{f"{name} was not read yet": text(unread=(name,)) for name in SLOW_COLLECTORS},
+    "a GPU is down": text().replace(UP, f"{UP[:-1]}0"),
+    "a GPU is unknown": text().replace(UP, ""),
+    "a GPU has no samples": text().replace(POWER, ""),
+    "a worker is stuck": text().replace(f"{STUCK}0", f"{STUCK}1"),
+}
+
+
 def test_all_up() -> None:
     """A moment at which all GPUs and collectors are up is one to compare."""
+    assert all(line in text() for line in (UP, POWER, f"{STUCK}0"))
     assert is_quiet(Scrape(text(), 0.0))
 
 
-@pytest.mark.parametrize("collector", [*SLOW_COLLECTORS, "memory"])
-def test_collector_is_down(collector: str) -> None:
-    """A collector that is down, of GPUs or of others, leaves its series out."""
-    assert not is_quiet(Scrape(text(down=(collector,)), 0.0))
-
-
-@pytest.mark.parametrize("collector", SLOW_COLLECTORS)
-def test_collector_is_not_read_yet(collector: str) -> None:
-    """So does one of GPUs that has not been read since the start."""
-    assert not is_quiet(Scrape(text(unread=(collector,)), 0.0))
-
-
-@pytest.mark.parametrize(
-    ("line", "instead"),
-    [
-        ('dshealthd_gpu_up{gpu="3"} 1', 'dshealthd_gpu_up{gpu="3"} 0'),
-        ('dshealthd_gpu_up{gpu="3"} 1', ""),
-        ('dshealthd_gpu_power_watts{gpu="3"} 70', ""),
-        ('dshealthd_worker_stuck{worker="device"} 0', 'dshealthd_worker_stuck{worker="device"} 1'),
-    ],
-)
-def test_gpu_is_not_well(line: str, instead: str) -> None:
-    """A GPU that is down, unknown or without samples, or a stuck worker, is a fault that lasts."""
-    assert line in text()
-    assert not is_quiet(Scrape(text().replace(line, instead), 0.0))
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_trouble(trouble: str) -> None:
+    """What leaves series out, or is a fault that lasts, makes a moment none to compare."""
+    assert not is_quiet(Scrape(TROUBLES[trouble], 0.0))
 
 
 def test_gpus_were_read_before_the_fault_was_over() -> None:

@@ -49,19 +49,13 @@ class Wheel:
 
 def version() -> str:
     """Return the version of the wheel that is there. Raises NoWheel."""
-    folder = os.environ.get(FOLDER)
-    if not folder:
-        message = f"{FOLDER} is not set: no folder with PyTorch's CUDA wheel"
-        raise NoWheel(message)
-    if not (Path(folder) / "torch/lib/libtorch_cuda.so").is_file():
-        message = f"{FOLDER}={folder} holds no CUDA wheel of PyTorch (torch/lib/libtorch_cuda.so)"
-        raise NoWheel(message)
-    if not (
-        Path(folder) / f"torch/_C.{sys.implementation.cache_tag}-x86_64-linux-gnu.so"
-    ).is_file():
-        message = f"the wheel in {FOLDER}={folder} is not one of {sys.implementation.cache_tag}"
-        raise NoWheel(message)
-    text = (Path(folder) / "torch/version.py").read_text()
+    folder = Path(os.environ.get(FOLDER) or "/nowhere")
+    tag = sys.implementation.cache_tag
+    for needed in ("lib/libtorch_cuda.so", f"_C.{tag}-x86_64-linux-gnu.so"):
+        if not (folder / "torch" / needed).is_file():
+            message = f"{FOLDER} names no folder with PyTorch's CUDA wheel for {tag}: no {needed}"
+            raise NoWheel(message)
+    text = (folder / "torch/version.py").read_text()
     return str(re.findall(r"^__version__ = '([\d.]+)", text, re.MULTILINE)[0])
 
 
