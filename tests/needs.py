@@ -29,7 +29,6 @@ PACKAGES = {
     "ss": "iproute2",
     "sshd": "openssh-server",
     "strace": "strace",
-    "stress-ng": "stress-ng",
     "tc": "iproute2",
     "unshare": "util-linux",
 }

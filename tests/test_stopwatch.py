@@ -7,10 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 def spin(seconds: float) -> None:
@@ -20,54 +24,45 @@ def spin(seconds: float) -> None:
         pass
 
 
-def test_a_pause_counts() -> None:
-    """Time that a thread sleeps is its own."""
+@pytest.mark.parametrize("pass_time", [time.sleep, spin])
+def test_own_time_counts(pass_time: Callable[[float], None]) -> None:
+    """Time for which a thread sleeps, or computes, is its own."""
     watch = Stopwatch()
-    time.sleep(0.2)
+    pass_time(0.2)
     assert watch.seconds() > 0.15
 
 
-def test_work_counts() -> None:
-    """Time that a thread computes is its own."""
-    watch = Stopwatch()
-    spin(0.2)
-    assert watch.seconds() > 0.15
+@contextlib.contextmanager
+def a_busy_cpu() -> Iterator[None]:
+    """Have this process, and what it starts, share one CPU with three that compute."""
+    if not os.path.exists("/proc/self/schedstat"):
+        pytest.skip("no schedstat")
+    before = os.sched_getaffinity(0)
+    code = "import time\nprint(flush=True)\nend = time.monotonic() + 30\n"
+    command = [sys.executable, "-c", f"{code}while time.monotonic() < end: pass"]
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.sched_setaffinity, 0, before)
+        os.sched_setaffinity(0, {min(before)})
+        for _ in range(3):
+            busy = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
+            stack.callback(busy.kill)
+            assert busy.stdout is not None
+            busy.stdout.readline()  # it is at work
+        yield
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="no schedstat")
 def test_other_work_does_not_count() -> None:
     """A thread that shares its CPU with another is slower by the clock, not by the stopwatch."""
-    before = os.sched_getaffinity(0)
-    code = (
-        "import time\nprint(flush=True)\n"
-        "end = time.monotonic() + 30\nwhile time.monotonic() < end: pass"
-    )
-    os.sched_setaffinity(0, {min(before)})
-    try:
-        busy = [
-            subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(3)
-        ]
-        try:
-            for process in busy:
-                assert process.stdout is not None
-                process.stdout.readline()  # it is at work
-            watch, started = Stopwatch(), time.monotonic()
-            spin(0.3)
-            passed, counted = time.monotonic() - started, watch.seconds()
-        finally:
-            for process in busy:
-                process.kill()
-                process.communicate()
-    finally:
-        os.sched_setaffinity(0, before)
+    with a_busy_cpu():
+        watch, started = Stopwatch(), time.monotonic()
+        spin(0.3)
+        passed, counted = time.monotonic() - started, watch.seconds()
     assert passed > 0.6
     assert counted < 0.75 * passed
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/schedstat"), reason="no schedstat")
 def test_another_thread_that_has_no_cpu_does_not_count() -> None:
     """A process that is waited for is slower by the clock, and so is each of its threads."""
-    before = os.sched_getaffinity(0)
     code = (
         "import sys, threading, time\n"
         "def spin():\n"
@@ -77,22 +72,11 @@ def test_another_thread_that_has_no_cpu_does_not_count() -> None:
         "    sys.stdin.readline()\n"  # what it waited for is known while it lives
         "threading.Thread(target=spin).start()\n"
     )
-    busy_code = "import time\nend = time.monotonic() + 30\nwhile time.monotonic() < end: pass"
-    with contextlib.ExitStack() as stack:
-        stack.callback(os.sched_setaffinity, 0, before)
-        os.sched_setaffinity(0, {min(before)})
-        for _ in range(3):
-            busy = stack.enter_context(subprocess.Popen([sys.executable, "-c", busy_code]))
-            stack.callback(busy.kill)
-        watched = stack.enter_context(
-            subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                bufsize=1,
-            )
-        )
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 1}
+    with (
+        a_busy_cpu(),
+        subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as watched,
+    ):
         assert watched.stdin is not None
         assert watched.stdout is not None
         watch, started = Stopwatch(watched.pid), time.monotonic()
