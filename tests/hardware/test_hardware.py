@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dshealthd import __version__
 from dshealthd.config import registry
+from dshealthd.doctor import node as doctor
 from tests.hardware.checks import TORCH
 from tests.hardware.collectives import judge
 from tests.hardware.item import State, ran
@@ -22,17 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = Path(__file__).parents[2]
-READ = {
-    "gpu",
-    "gpu_bus",
-    "gpu_processes",
-    "ecc",
-    "nvlink",
-    "nvlink_domain",
-    "pcie",
-    "mig",
-    "infiniband",
-}
+READ = {"gpu", "gpu_bus", "gpu_processes", "ecc", "nvlink", "nvlink_domain"}
+READ |= {"pcie", "mig", "infiniband"}
 """Collectors that run: of simulated hardware alone, so that nothing here depends on this machine."""
 
 
@@ -44,22 +37,19 @@ class Node:
         self.directory, self.programs = directory, directory / "bin"
         for name in ("sys/bus/pci/devices", "dev", "proc/1", "bin"):
             (directory / name).mkdir(parents=True)
-        self.environment = dict(os.environ)
+        self.simulator = Simulator(directory / "simulator", gpus=gpus or 1)
+        self.environment = os.environ | self.simulator.environment()
         if gpus:
-            self.simulator = Simulator(directory / "simulator", gpus=gpus)
             self.simulator.pci_sysfs(directory / "sys")
-            self.environment |= self.simulator.environment()
             (directory / "dev/nvidiactl").touch()
             self.simulator.set(None, "utilization_gpu", 0)
         else:
-            # A library that is not there, whatever this machine has.
-            self.simulator = Simulator(directory / "simulator", gpus=1)
-            self.simulator.hide_library()
-            self.environment |= self.simulator.environment()
+            self.simulator.hide_library()  # whatever library this machine has
         lines = ["[path]"]
         lines += [f'{name}fs = "{directory / name}"' for name in ("sys", "proc")]
         lines += [f'dev = "{directory / "dev"}"', f'state = "{directory / "state"}"']
-        lines += ["[doctor]", f"skip = {_checks_but('gpus', 'gpu-metrics')}"]
+        skipped = {check.name for check in doctor.CHECKS} - {"gpus", "gpu-metrics"}
+        lines += ["[doctor]", f"skip = {sorted(skipped)}"]
         lines += ["[web]", 'listen_address = "127.0.0.1:1"']  # no agent ever answers there
         for name in sorted(registry.all_collectors()):
             # A machine under load is slow to start a worker; that is no GPU that hangs.
@@ -70,9 +60,8 @@ class Node:
         self.program("nvidia-smi", "exit 9")
         self.program("ibstat", "exit 9")
         # Without its site-packages, and so without torch; notes that it was started.
-        self.program(
-            "python", f'echo "$2" >>{directory / "started"}; exec {sys.executable} -S -s "$@"'
-        )
+        note = f'echo "$2" >>{directory / "started"}'
+        self.program("python", f'{note}; exec {sys.executable} -S -s "$@"')
 
     def program(self, name: str, script: str) -> None:
         """Put a program in the PATH before this machine's own."""
@@ -101,12 +90,6 @@ class Node:
             text=True,
             timeout=240,
         )
-
-
-def _checks_but(*kept: str) -> list[str]:
-    from dshealthd.doctor import node
-
-    return [check.name for check in node.CHECKS if check.name not in kept]
 
 
 def rows(output: str) -> Mapping[str, tuple[str, str]]:
@@ -145,30 +128,22 @@ def test_idle_gpus(tmp_path: Path) -> None:
     done = node.check()
     found = rows(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert found["GPUs and driver, here"] == (
-        "ran, as expected",
-        "4 x NVIDIA H100 80GB HBM3, 570.1",
-    )
-    assert found["every GPU is there and up"] == (
-        "ran, as expected",
-        "NVML 4, PCI bus 4, nvidia-smi -L: 4",
-    )
+    as_expected = {
+        "GPUs and driver, here": "4 x NVIDIA H100 80GB HBM3, 570.1",
+        "every GPU is there and up": "NVML 4, PCI bus 4, nvidia-smi -L: 4",
+        "the doctor finds nothing": "nothing",
+    }
+    assert {name: found[name] for name in as_expected} == {
+        name: ("ran, as expected", text) for name, text in as_expected.items()
+    }
     assert found["NVML answers all calls"][0] == "ran, as expected"
-    assert found["the doctor finds nothing"] == ("ran, as expected", "nothing")
-    assert found["torch, CUDA, NCCL, here"][0] == "could not run"
-    assert found["InfiniBand ports are up"][0] == "could not run"
+    for name in ("torch, CUDA, NCCL, here", "InfiniBand ports are up", "a stopped rank is named"):
+        assert found[name][0] == "could not run"
     assert "--- Next: all-reduces" in done.stdout
     result, why = found["a collective within the node"]
     assert (result, why[:8]) == ("could not run", "no_torch")
     assert found["a collective between the nodes"] == ("could not run", "no --peer was named")
-    assert found["a stopped rank is named"][0] == "could not run"
-    assert f"dshealthd {_version()}" in done.stdout
-
-
-def _version() -> str:
-    from dshealthd import __version__
-
-    return __version__
+    assert f"dshealthd {__version__}" in done.stdout
 
 
 @pytest.mark.parametrize("what", ["process", "utilization", "training"])
@@ -236,10 +211,8 @@ def test_peer(tmp_path: Path) -> None:
     node.program("ssh", 'echo "$*" >>"$0.asked"; echo "no route to node-b" >&2; exit 255')
     done = node.check("--read-only", "--peer", "node-b", "--ssh", str(node.programs / "ssh"))
     block = done.stdout.partition("For docs/hardware.md")[2]
-    assert rows(block)["GPUs and driver, peer"] == (
-        "could not run",
-        "exit status 255: no route to peer",
-    )
+    gpus = rows(block)["GPUs and driver, peer"]
+    assert gpus == ("could not run", "exit status 255: no route to peer")
     result, why = rows(block)["the doctor finds nothing, on both nodes"]
     assert (result, "not reachable over SSH" in why) == ("could not run", True)
     assert done.returncode == 0, done.stdout
