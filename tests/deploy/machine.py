@@ -114,10 +114,6 @@ class Machine:
                 stderr=console,
                 env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
             )
-        self.wait_booted()
-
-    def wait_booted(self) -> None:
-        """Wait until nothing is left to start."""
         end = time.monotonic() + BOOT_SECONDS
         while time.monotonic() < end:
             if self._init():
@@ -125,8 +121,8 @@ class Machine:
                 if done.stdout.strip() in {"running", "degraded"}:
                     return
             time.sleep(0.2)
-        console = (self._work / "console").read_text(errors="replace")
-        pytest.fail(f"{self.name} has not booted within {BOOT_SECONDS:g} s:\n{console}")
+        said = (self._work / "console").read_text(errors="replace")
+        pytest.fail(f"{self.name} has not booted within {BOOT_SECONDS:g} s:\n{said}")
 
     def reboot(self) -> None:
         """Reboot it by its own command, upon which nspawn asks to be started again."""

@@ -32,20 +32,18 @@ class Store:
     """Images and containers of this test alone."""
 
     def __init__(self, directory: Path) -> None:
-        place = [f"--root={directory}/store", f"--runroot={directory}/run", "--storage-driver=vfs"]
-        self._buildah = ["buildah", *place]
-        self._podman = ["podman", *place, "--cgroup-manager=cgroupfs", "--runtime=runc"]
+        self._place = [f"--root={directory}/store", f"--runroot={directory}/run"]
 
     def buildah(self, *words: str) -> str:
         """Run buildah and return what it prints."""
-        return self._run([*self._buildah, *words])
+        return self._run("buildah", *words)
 
     def podman(self, *words: str) -> str:
         """Run podman and return what it prints."""
-        return self._run([*self._podman, *words])
+        return self._run("podman", "--cgroup-manager=cgroupfs", "--runtime=runc", *words)
 
-    @staticmethod
-    def _run(command: list[str]) -> str:
+    def _run(self, tool: str, *words: str) -> str:
+        command = [tool, *self._place, "--storage-driver=vfs", *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout.strip()

@@ -1,7 +1,4 @@
-"""The Debian package on a booted machine.
-
-Install, watch, reload, upgrade, reboot, remove, purge.
-"""
+"""The Debian package on a booted machine: install, watch, reload, upgrade, reboot, remove, purge."""
 
 from __future__ import annotations
 

@@ -31,23 +31,20 @@ RAS_PORT = 28028
 GPUS = 8
 
 
-def loopback() -> dict[str, str]:
-    """Return what NCCL needs to take loopback and shared memory, with small buffers as no data
-    moves.
-    """
-    return {
-        "NCCL_SOCKET_IFNAME": "=lo",
-        "NCCL_NET": "Socket",
-        "NCCL_IB_DISABLE": "1",
-        "NCCL_P2P_DISABLE": "1",
-        "NCCL_CUMEM_ENABLE": "0",
-        "NCCL_CUMEM_HOST_ENABLE": "0",
-        "NCCL_NVLS_ENABLE": "0",
-        "NCCL_MIN_NCHANNELS": "1",
-        "NCCL_MAX_NCHANNELS": "1",
-        "NCCL_BUFFSIZE": "65536",
-        "NCCL_WORK_FIFO_BYTES": "65536",
-    }
+LOOPBACK = {
+    "NCCL_SOCKET_IFNAME": "=lo",
+    "NCCL_NET": "Socket",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_CUMEM_ENABLE": "0",
+    "NCCL_CUMEM_HOST_ENABLE": "0",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_MIN_NCHANNELS": "1",
+    "NCCL_MAX_NCHANNELS": "1",
+    "NCCL_BUFFSIZE": "65536",
+    "NCCL_WORK_FIFO_BYTES": "65536",
+}
+"""What NCCL needs to take loopback and shared memory, with small buffers as no data moves."""
 
 
 class Fate(enum.Enum):
@@ -155,7 +152,7 @@ class Job:
             "NCCLSIM_LIB": str(lib),
             "NCCLSIM_CONTROL": str(control),
             "NCCLSIM_GPUS": str(GPUS),
-            **loopback(),
+            **LOOPBACK,
             "NCCL_RAS_ADDR": f"{self.address}:{RAS_PORT}",
             # Standard output is the rank's own.
             "NCCL_DEBUG": "WARN",
@@ -216,9 +213,9 @@ class Job:
             if not operation.startswith(("Send", "Recv")) and len(book.members) > 1:
                 book.launched[rank][operation] += times
 
-    def hold(self, *, on: bool = True) -> None:
-        """Have kernels that are launched not end, or let all of them end."""
-        self._control[0] = int(on)
+    def hold(self) -> None:
+        """Have kernels that are launched not end."""
+        self._control[0] = 1
 
     def destroy(self, name: str, rank: int) -> None:
         """Have one rank destroy a communicator."""

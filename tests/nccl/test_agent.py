@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -70,18 +70,16 @@ def exchange(job: Job) -> None:
 GONE = {"3": {"unresponsive", "dead"}}
 
 
-def situations() -> dict[str, Situation]:
-    """Return what is tried."""
-    return {
-        "well": Situation(None, goes_on=True),
-        "skipped": Situation(skip, behind={"2": 3}),
-        "ahead": Situation(run_ahead, behind={"1": 3, "2": 3, "3": 3}),
-        "stopped": Situation(lambda job: job.stop(3), troubles=GONE),
-        "killed": Situation(lambda job: job.kill(3), troubles=GONE),
-        "exited": Situation(lambda job: job.leave(3), troubles=GONE),
-        "destroyed": Situation(lambda job: job.destroy("pair/0", 1), goes_on=True),
-        "send/receive": Situation(None, step=exchange, goes_on=True),
-    }
+SITUATIONS = {
+    "well": Situation(None, goes_on=True),
+    "skipped": Situation(skip, behind={"2": 3}),
+    "ahead": Situation(run_ahead, behind={"1": 3, "2": 3, "3": 3}),
+    "stopped": Situation(lambda job: job.stop(3), troubles=GONE),
+    "killed": Situation(lambda job: job.kill(3), troubles=GONE),
+    "exited": Situation(lambda job: job.leave(3), troubles=GONE),
+    "destroyed": Situation(lambda job: job.destroy("pair/0", 1), goes_on=True),
+    "send/receive": Situation(None, step=exchange, goes_on=True),
+}
 
 
 @dataclass
@@ -97,28 +95,26 @@ class Seen:
     def look(self, agent: RunningAgent, job: Job, seconds: float) -> None:
         """Take one scrape."""
         series = agent.scrape().series
-        for key, value in series.get(f"{PREFIX}rank_operations_behind", {}).items():
-            labels = dict(key)
-            if labels["training_job"] == job.name:
-                self.behind.setdefault((labels["rank"], int(value)), seconds)
-                self.gpus.add((labels["rank"], labels["gpu"]))
-        for key in series.get(f"{PREFIX}rank_trouble_info", {}):
-            labels = dict(key)
-            if labels["training_job"] == job.name:
-                self.troubles.setdefault((labels["rank"], labels["trouble"]), seconds)
-                self.gpus.add((labels["rank"], labels["gpu"]))
-        for key, value in series.get(f"{PREFIX}answers_without_progress", {}).items():
-            if dict(key)["training_job"] == job.name:
-                self.idle = max(self.idle, value)
-        for key in series.get(f"{PREFIX}ras_state", {}):
-            if dict(key)["training_job"] == job.name:
-                self.states.add(dict(key)["state"])
+
+        def of(name: str) -> Iterator[tuple[dict[str, str], float]]:
+            for key, value in series.get(f"{PREFIX}{name}", {}).items():
+                if (labels := dict(key))["training_job"] == job.name:
+                    yield labels, value
+
+        for labels, value in of("rank_operations_behind"):
+            self.behind.setdefault((labels["rank"], int(value)), seconds)
+            self.gpus.add((labels["rank"], labels["gpu"]))
+        for labels, _ in of("rank_trouble_info"):
+            self.troubles.setdefault((labels["rank"], labels["trouble"]), seconds)
+            self.gpus.add((labels["rank"], labels["gpu"]))
+        self.idle = max([self.idle, *(value for _, value in of("answers_without_progress"))])
+        self.states |= {labels["state"] for labels, _ in of("ras_state")}
 
 
 @pytest.mark.parametrize("version", ["2.28.9", "2.30.7"])
 def test_agent(version: str, make_job: Callable[..., Job], tmp_path: Path) -> None:
     """Every culprit is named by rank and GPU, and nobody else is."""
-    tried = situations()
+    tried = SITUATIONS
     jobs: dict[str, Job] = {}
     for name in tried:
         jobs[name] = job = make_job(version, SIZE)
@@ -146,7 +142,7 @@ def test_agent(version: str, make_job: Callable[..., Job], tmp_path: Path) -> No
     for name, situation in tried.items():
         found = seen[name]
         print(f"{version} {name}: {told(found)}")
-        if {key for key, _ in found.behind.items()} != set(situation.behind.items()):
+        if set(found.behind) != set(situation.behind.items()):
             problems.append(f"{name}: behind {found.behind}")
         right = {(rank, what) for rank, all in situation.troubles.items() for what in all}
         if set(found.troubles) != right:

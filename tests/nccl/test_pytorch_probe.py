@@ -20,7 +20,7 @@ from dshealthd.probe.observation import Outcome, Stage
 from dshealthd.probe.workers.job import RankResult, RankSpec, WorkerJob
 from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
-from tests.nccl.job import loopback
+from tests.nccl.job import LOOPBACK
 from tests.nccl.pytorch import training
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Node:
         self.environment = {
             "LD_LIBRARY_PATH": wheel.environment()["LD_LIBRARY_PATH"],
             "NCCLSIM_CONTROL": str(self.control),
-            **{name: value for name, value in loopback().items() if name != "NCCL_SOCKET_IFNAME"},
+            **{name: value for name, value in LOOPBACK.items() if name != "NCCL_SOCKET_IFNAME"},
         }
 
     def gpus(self, state: int) -> None:

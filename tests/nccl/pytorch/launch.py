@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from bench.processes import free_port
-from tests.nccl.job import loopback
+from tests.nccl.job import LOOPBACK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,7 +54,7 @@ class Training:
             **wheel.environment(),
             # What the wheel needs of other packages, for an interpreter that is not theirs.
             "PYTHONPATH": f"{wheel.folder}:{sysconfig.get_path('purelib')}",
-            **loopback(),
+            **LOOPBACK,
             "NCCL_RAS_ENABLE": "0",
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
