@@ -1,6 +1,5 @@
 """`doctor` on eight simulated H100: with an agent, without one, with NVML hung, with a dead path, and
-over eight hosts of which two are dead, through the agents of eight and with a collective, beside
-`ds_report` and `torch.utils.collect_env`.
+over eight hosts, all alive or two of them dead, beside `ds_report` and `torch.utils.collect_env`.
 
 Whole commands, their interpreter's start included; seconds. The hosts are this machine, reached
 through a program that stands for ssh: the two dead ones never answer.
@@ -9,18 +8,14 @@ through a program that stands for ssh: the two dead ones never answer.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 from tests import frozen
 from tests.agents import running
@@ -87,43 +82,9 @@ def stand_in_for_ssh(base: Path) -> Path:
     return client
 
 
-def interpreter() -> str:
-    """Return the interpreter beside which torch is installed: a probe's runs without .pth files."""
-    prefix = torch.__file__.partition("/lib/python")[0]
-    return f"{prefix}/bin/python"
-
-
-@contextlib.contextmanager
-def cluster(base: Path, count: int) -> Iterator[list[str]]:
-    """Run agents with probes on addresses of the loopback; give the doctor's arguments for them."""
-    names = [f"127.0.2.{number + 1}" for number in range(count)]
-    with socket.socket() as spare:
-        spare.bind(("", 0))
-        port = spare.getsockname()[1]
-    with contextlib.ExitStack() as stack:
-        agents = []
-        for name in names:
-            directory = base / name
-            directory.mkdir()
-            (directory / "key").write_text("k" * 64)
-            (directory / "key").chmod(0o600)
-            text = (
-                f'[probe]\npython = "{interpreter()}"\nperiod = "1h"\n'
-                f'[probe.members]\nnodes = {json.dumps(names)}\nname = "{name}"\n'
-                f'[probe.peer]\nlisten_address = "{name}:{port}"\nkey_file = "{directory}/key"\n'
-            )
-            agents.append(stack.enter_context(running(directory, text)))
-        for agent in agents:
-            agent.wait(lambda scrape: scrape.value("dshealthd_probe_up"), 120)
-        yield [
-            *("--config.file", str(base / names[0] / "dshealthd.toml")),
-            *("--web.listen-address", f"127.0.0.1:{agents[0].port}", "--hosts", ",".join(names)),
-        ]
-
-
 def main() -> None:
     """Print the table, or the rows that are named on the command line."""
-    wanted = sys.argv[1:] or ["agent", "alone", "hung", "path", "hosts", "agents", "others"]
+    wanted = sys.argv[1:] or ["agent", "alone", "hung", "path", "hosts", "others"]
     print("| what | turns | p50 | p95 | CPU |\n| --- | --- | --- | --- | --- |", flush=True)
     with tempfile.TemporaryDirectory() as directory:
         base = Path(directory)
@@ -151,18 +112,14 @@ def main() -> None:
             print(row("doctor, without an agent, a dead path", dead), flush=True)
         if "hosts" in wanted:
             client = stand_in_for_ssh(base)
-            hosts = [
-                *(*doctor, "--hosts", "node[1-6],dead[1-2]", "--host-timeout", str(HOST_TIMEOUT)),
-                *("--ssh", str(client), "--remote-command", str(base / "dshealthd")),
-            ]
-            fleet = timed(hosts, SLOW_TURNS, environment)
-            text = f"doctor, 8 hosts over SSH, 2 of them dead, deadline {HOST_TIMEOUT} s"
-            print(row(text, fleet), flush=True)
-        if "agents" in wanted:
-            with cluster(base, 8) as arguments:
-                command = [sys.executable, "-m", "dshealthd", "doctor", *arguments]
-                told = timed(command, SLOW_TURNS, {})
-                print(row("doctor, 8 hosts by their agents", told), flush=True)
+            two_dead = f", 2 of them dead, deadline {HOST_TIMEOUT} s"
+            for names, text in (("node[1-8]", ""), ("node[1-6],dead[1-2]", two_dead)):
+                hosts = [
+                    *(*doctor, "--hosts", names, "--host-timeout", str(HOST_TIMEOUT)),
+                    *("--ssh", str(client), "--remote-command", str(base / "dshealthd")),
+                ]
+                fleet = timed(hosts, SLOW_TURNS, environment)
+                print(row(f"doctor, 8 hosts over SSH{text}", fleet), flush=True)
         if "others" in wanted:
             report = [str(Path(sys.executable).with_name("ds_report"))]
             print(row("ds_report", timed(report, SLOW_TURNS, environment)), flush=True)

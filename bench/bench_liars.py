@@ -132,7 +132,6 @@ class Cluster:
                 monotonic=time.monotonic,
                 wall=time.time,
                 summary=dict,
-                status_page=lambda _offset: {},
             )
             liar = Liar(service, name, strategy, victims) if number < liars else None
             if liar is not None:

@@ -53,7 +53,6 @@ def service(directory: Path, members: tuple[str, ...], name: str, period: float)
         monotonic=time.monotonic,
         wall=time.time,
         summary=dict,
-        status_page=lambda _offset: {},
     )
 
 

@@ -83,7 +83,6 @@ class Agent:
             self._snapshot,
             lambda: self._judge.verdict,
             lambda: overview(self._series(), ""),
-            self._packed_status,
             time.monotonic,
             time.time,
         )
@@ -280,9 +279,6 @@ class Agent:
         return series_of(
             self._snapshot, self._samples_to_judge(), self._config.section(FindingsOptions).limits
         )
-
-    def _packed_status(self) -> bytes:
-        return self._server.packed_status()
 
     def _targets(self, port: int) -> bytes:
         """Return the targets that Prometheus should scrape.

@@ -32,17 +32,15 @@ class Probes:
         snapshot: Snapshot,
         verdict: Callable[[], Verdict],
         jobs: Callable[[], Iterable[Mapping[str, Any]]],
-        packed_status: Callable[[], bytes],
         monotonic: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
         """Prepare; `apply` starts.
 
-        `verdict`, `jobs` and `packed_status` (the gzip-compressed status document) return this
-        node's current state for requests of other members.
+        `verdict` and `jobs` return this node's current state for requests of other members.
         """
         self._snapshot = snapshot
-        self._verdict, self._jobs, self._packed_status = verdict, jobs, packed_status
+        self._verdict, self._jobs = verdict, jobs
         self._monotonic = monotonic
         self._wall = wall
         self._running: ProbeService | None = None
@@ -66,7 +64,7 @@ class Probes:
             return
         await self.close()
         if config.section(ProbeOptions).wanted:
-            from dshealthd.fleet.summary import StatusPages, SummaryCache
+            from dshealthd.fleet.summary import SummaryCache
             from dshealthd.fleet.view import fleet_of
             from dshealthd.probe.service import ProbeService
 
@@ -79,7 +77,6 @@ class Probes:
                 monotonic=self._monotonic,
                 wall=self._wall,
                 summary=summary,
-                status_page=StatusPages(self._packed_status, self._monotonic),
             )
             self._fleet = fleet_of(self._running, summary)
             self._running.start()

@@ -17,14 +17,14 @@ from dshealthd.doctor import node
 from dshealthd.doctor import report as callers
 from dshealthd.doctor.choice import chosen, of_the_job
 from dshealthd.doctor.examination import Progress, examine, mark_accepted
-from dshealthd.doctor.hosts import HostsError, names
+from dshealthd.doctor.hosts import HostsError, ask, names
 from dshealthd.doctor.job.arguments import add_arguments as add_job_arguments
 from dshealthd.doctor.node_context import NodeContext, facts
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.path_check import path_check
 from dshealthd.doctor.report import NodeReport, Report, text
-from dshealthd.doctor.several_nodes import Request, examine_all
-from dshealthd.doctor.snapshot_check import SnapshotCheck, is_answered
+from dshealthd.doctor.several_nodes import compare
+from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.doctor.status_document import collect, status_document
 from dshealthd.findings.finding import State
 from dshealthd.http.client import Access
@@ -95,7 +95,7 @@ def parser() -> Parser:
         action="store_false",
         help="read the sources directly even if an agent runs",
     )
-    across = added.add_argument_group("several nodes, through their agents or over SSH")
+    across = added.add_argument_group("several nodes, over SSH")
     across.add_argument(
         "--hosts",
         metavar="NODES",
@@ -139,8 +139,8 @@ def main(words: Sequence[str]) -> int:
             print(f"{check.name:24} {check.slug:24} {check.title}")
         return 0
     try:
-        examined = _across if options.hosts else _here
-        report = examined(options, loaded, checks)
+        several = options.hosts and (options.paths or _of_nodes(checks))
+        report = _across(options, checks) if several else _here(options, loaded, checks)
     except (HostsError, OSError) as error:
         print(f"dshealthd doctor: {error}", file=sys.stderr)
         return UNKNOWN
@@ -168,11 +168,7 @@ def _here(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[An
         look = functools.partial(collect, loaded)
     waiting = [check for check in checks if isinstance(check, SnapshotCheck)]
     plain = of_the_job(options, checks)
-    plain += [
-        (check, base)
-        for check in checks
-        if check in node.CHECKS and not isinstance(check, SnapshotCheck)
-    ]
+    plain += [(check, base) for check in _of_nodes(checks) if not isinstance(check, SnapshotCheck)]
     plain += [(path_check(os.path.abspath(path)), base) for path in options.paths]
     progress = Progress("checks")
     try:
@@ -215,38 +211,37 @@ def _training_environments(options: argparse.Namespace, loaded: Config) -> tuple
     return tuple(dict.fromkeys(os.path.abspath(one) for one in found))
 
 
-def _across(options: argparse.Namespace, loaded: Config, checks: Sequence[Check[Any]]) -> Report:
-    """Examine several nodes and compare them; a job is checked from this node."""
+def _across(options: argparse.Namespace, checks: Sequence[Check[Any]]) -> Report:
+    """Examine several nodes over SSH and compare them; a job is checked from this node."""
     wall, started = time.time(), time.monotonic()
-    of_nodes = [check for check in checks if check in node.CHECKS]
-    named = options.only and not all(map(is_answered, of_nodes))
-    request = Request(
-        hosts=names(options.hosts),
-        checks=of_nodes,
-        ssh=options.ssh,
-        remote=[options.remote_command, "doctor", "--json", "--across", *_passed_on(options)],
-        host_timeout=options.host_timeout,
-        agents=options.agent and not (options.paths or options.python or named),
-    )
-    options.across = True
+    hosts = names(options.hosts)
+    remote = [options.remote_command, "doctor", "--json", "--across"]
+    remote += _passed_on(options, checks)
     progress = Progress("nodes")
     try:
-        here = functools.partial(_here, options, loaded, of_nodes)
-        reports, across = examine_all(request, loaded, here, progress)
+        reports = ask(hosts, [options.ssh], remote, options.host_timeout, progress)
     finally:
         progress.close()
+    across = compare(reports)
     if plain := of_the_job(options, checks):
         across += examine(plain, (), dict, dict, lambda *_: None)[0]
     return Report(tuple(reports), wall, time.monotonic() - started, tuple(across))
 
 
-def _passed_on(options: argparse.Namespace) -> list[str]:
+def _of_nodes(checks: Sequence[Check[Any]]) -> list[Check[Any]]:
+    return [check for check in checks if check in node.CHECKS]
+
+
+def _passed_on(options: argparse.Namespace, checks: Sequence[Check[Any]]) -> list[str]:
     passed = []
     if options.config_file is not None:
         passed += ["--config.file", str(options.config_file)]
-    for name in ("only", "skip"):
-        if value := getattr(options, name):
-            passed += [f"--{name}", value]
+    if options.only:  # without the checks of the job, which is checked from here
+        names = [check.name for check in _of_nodes(checks)]
+        names += [f"path {os.path.abspath(path)}" for path in options.paths]
+        passed += ["--only", ",".join(names)]
+    if options.skip:
+        passed += ["--skip", options.skip]
     for path in options.paths:
         passed += ["--path", os.path.abspath(path)]
     for python in filter(None, options.python):

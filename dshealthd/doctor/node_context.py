@@ -31,8 +31,6 @@ class NodeContext:
     """
     several: bool = False
     """Whether jobs of this node run across nodes: other nodes must then reach it by its name."""
-    elsewhere: bool = False
-    """Whether the document is another node's: nothing may then be read on this one."""
     python: tuple[str, ...] = ()
     """Interpreters or prefixes of training environments."""
 
@@ -85,9 +83,7 @@ _VERSIONS = ("driver", "cuda", "nvml")
 def facts(context: NodeContext) -> dict[str, str]:
     """Return the known facts of this node."""
     series = context.series
-    found = {}
-    if not context.elsewhere:
-        found = {"kernel": os.uname().release, "architecture": os.uname().machine}
+    found = {"kernel": os.uname().release, "architecture": os.uname().machine}
     for point in series("gpu_driver_info"):
         found |= {f"gpu {name}": point.labels.get(name, "unknown") for name in _VERSIONS}
     if (visible := series.value("gpus_visible")) is not None:

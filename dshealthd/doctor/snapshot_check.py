@@ -28,13 +28,6 @@ class SnapshotCheck(Check[NodeContext]):
     """Collectors whose sources it needs: if one cannot be read, the result is unknown."""
     alerts: str | tuple[str, ...] = ""
     """Prefixes of its alerts' names, for a symptom with several checks."""
-    reads_host: bool = False
-    """Whether it also reads something that only a process on the node can read."""
-
-
-def is_answered(check: Check[Any]) -> bool:
-    """Return whether a node's agent can answer a check in full."""
-    return isinstance(check, SnapshotCheck) and not check.reads_host
 
 
 def nothing(_context: NodeContext) -> Iterator[Result]:
@@ -50,16 +43,12 @@ def snapshot_check(
     summary: str | Callable[[NodeContext], str],
     problems: Callable[[NodeContext], Iterable[Result]] = nothing,
     alerts: str | tuple[str, ...] = "",
-    *,
-    reads_host: bool = False,
 ) -> SnapshotCheck:
     """Return the check of one symptom.
 
     `summary` is or returns the text of the ok result; `problems` yields results that findings do not
     cover.
-    `alerts` has the prefixes of this check's alerts, for a symptom with several checks. `reads_host`
-    says that `summary` or `problems` reads more than the status document: for another node's document,
-    such a check yields problems but never an ok result.
+    `alerts` has the prefixes of this check's alerts, for a symptom with several checks.
     """
 
     def run(context: NodeContext) -> Iterator[Result]:
@@ -67,19 +56,14 @@ def snapshot_check(
             yield _without_agent(context)
             return
         found = [_result(finding) for finding in _findings(context, slug, alerts)]
-        if not (reads_host and context.elsewhere):
-            found += problems(context)
+        found += problems(context)
         yield from found
         yield from _unread(context, collectors, found)
-        if reads_host and context.elsewhere:
-            return
         if not found and (text := _readable(context, collectors)):
             says = summary if isinstance(summary, str) else summary(context)
             yield ok(says if text == "ok" else text)
 
-    return SnapshotCheck(
-        slug, name, title, run, collectors=collectors, alerts=alerts, reads_host=reads_host
-    )
+    return SnapshotCheck(slug, name, title, run, collectors=collectors, alerts=alerts)
 
 
 def _without_agent(context: NodeContext) -> Result:

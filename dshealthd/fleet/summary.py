@@ -1,6 +1,4 @@
-"""What a node sends of itself to other members: a summary (its verdict, worst findings and jobs),
-and pages of its status document, each of which fits into a message.
-"""
+"""What a node sends of itself to other members: its verdict, its worst findings and its jobs."""
 
 from __future__ import annotations
 
@@ -8,14 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
 from dshealthd.findings.finding import State
-from dshealthd.probe.peers.messages import (
-    MAX_DOCUMENT,
-    MAX_FINDINGS,
-    MAX_JOBS,
-    MAX_PAYLOAD,
-    summary_text,
-)
-from dshealthd.probe.peers.protocol import Refusal, Rejection
+from dshealthd.probe.peers.messages import MAX_FINDINGS, MAX_JOBS, summary_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -98,34 +89,3 @@ def _job(job: Mapping[str, Any]) -> dict[str, Any]:
         and all((one[name] or 0.0) <= MAX_SECONDS for name in ("work_seconds", "wait_seconds"))
     ]
     return told
-
-
-PAGE_KEPT = 5.0
-"""Seconds for which a document is cached: collectors do not run more often."""
-
-
-class StatusPages:
-    """Serves the packed status document, one page per call."""
-
-    def __init__(self, packed: Callable[[], bytes], monotonic: Callable[[], float]) -> None:
-        """`packed` renders the current document, compressed with gzip."""
-        self._packed, self._monotonic = packed, monotonic
-        self._document = b""
-        self._made = -PAGE_KEPT
-        self._stamp = 0
-
-    def __call__(self, offset: int) -> dict[str, Any]:
-        """Return the page from the byte `offset` on, as the answer of the peer API's `document`.
-
-        Each document has a different stamp. Raises Refusal if the document is too large.
-        """
-        now = self._monotonic()
-        if now - self._made >= PAGE_KEPT:
-            self._document, self._made, self._stamp = self._packed(), now, self._stamp + 1
-        if len(self._document) > MAX_DOCUMENT:
-            raise Refusal(Rejection.TOO_LARGE)
-        return {
-            "stamp": self._stamp,
-            "size": len(self._document),
-            "data": self._document[offset : offset + MAX_PAYLOAD],
-        }

@@ -43,7 +43,6 @@ class PeerRequests:
             "invite": self._invited,
             "absent": self._state.absences.answer,
             "summary": self._summarize,
-            "document": self._document,
             "lead": self._asked,
         }
 
@@ -84,6 +83,3 @@ class PeerRequests:
 
     async def _summarize(self, _sender: str, _body: dict[str, Any]) -> dict[str, Any]:
         return self._state.summary()
-
-    async def _document(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        return self._state.status_page(body["offset"])

@@ -87,15 +87,14 @@ class ProbeService:
         monotonic: Callable[[], float],
         wall: Callable[[], float],
         summary: Callable[[], dict[str, Any]],
-        status_page: Callable[[int], dict[str, Any]],
         hostname: Callable[[], str] = hostname,
         waited: Callable[[], float | None] = starvation.waited,
     ) -> None:
         """Prepare; `start` is the first to read or open anything.
 
         `state` is the directory for files that outlive the agent. `summary` returns what this node
-        reports about itself to other members, `status_page` a page of its status document. `waited`
-        returns the seconds that the agent has waited for a CPU.
+        reports about itself to other members, `waited` the seconds that the agent has waited for a
+        CPU.
         """
         self.options = options
         self._host = host
@@ -119,7 +118,6 @@ class ProbeService:
             again=asyncio.Event(),
             save=self._save,
             summary=summary,
-            status_page=status_page,
             monotonic=monotonic,
             wall=wall,
             waited=waited,

@@ -28,5 +28,3 @@ class ProbeState(NodeState):
     save: Callable[[Baselines], Coroutine[Any, Any, None]]
     summary: Callable[[], dict[str, Any]]
     """Returns what this node reports about itself; see `fleet.summary`."""
-    status_page: Callable[[int], dict[str, Any]]
-    """Returns a page of this node's status document; see `fleet.summary.StatusPages`."""

@@ -66,6 +66,22 @@ def test_dead_and_hung_nodes_cost_one_deadline(
     assert "1 of 3 nodes answered" in across["results"][0]["text"]
 
 
+def test_a_job_is_checked_here_and_its_nodes_there(
+    ssh: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With `--only`, the nodes are asked for their own checks alone; without such, not at all."""
+    job = ("doctor", "--json", "--job", "--launch", "torchrun --nproc-per-node=1 train.py")
+    hosts = ("--hosts", GOOD, "--ssh", str(ssh), "--host-timeout", "100")
+    hosts += ("--remote-command", str(ssh.parent / "dshealthd"))
+    cli.main([*job, *hosts, "--only", "launcher,kernel-settings"])
+    document = json.loads(capsys.readouterr().out)
+    assert [one["check"] for one in document["nodes"][0]["checks"]] == ["kernel-settings"]
+    assert [one["check"] for one in document["across"]] == ["same-on-all-nodes", "launcher"]
+    assert cli.main([*job, "--hosts", DEAD, "--only", "launcher"]) == 0
+    (here,) = json.loads(capsys.readouterr().out)["nodes"]
+    assert [one["check"] for one in here["checks"]] == ["launcher"]
+
+
 def test_what_a_node_sends_is_not_trusted(ssh: Path) -> None:
     """A node that sends something else is unknown with the reason, and harms nothing."""
     for remote, word in (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from dshealthd.core.host import Host
 from dshealthd.core.options import Duration
 from dshealthd.core.result import CollectionOutcome, Result, not_available
 from dshealthd.core.snapshot import Snapshot
-from dshealthd.fleet.summary import StatusPages
 from dshealthd.probe.options import MembershipOptions, PeerOptions, PolicyOptions, ProbeOptions
 from tests.probe.company import give_time
 from tests.probe.peering import KEY, PATIENT, secret
@@ -91,8 +89,6 @@ class Agent:
             "findings": [],
             "jobs": [],
         }
-        self.document = b"{}"
-        """Its status document."""
         self.service = PlayedService(
             options,
             host=Host(),
@@ -101,7 +97,6 @@ class Agent:
             monotonic=time.monotonic,
             wall=self.wall,
             summary=lambda: dict(self.summary),
-            status_page=StatusPages(lambda: gzip.compress(self.document), time.monotonic),
             waited=lambda: 0.0,  # so that every echo is timed, however busy the machine
         )
 

@@ -89,7 +89,6 @@ PORTS = snapshot_check(
     ("tcp", "tcp_limits", "rendezvous"),
     _ports,
     _ports_problems,
-    reads_host=True,
 )
 
 

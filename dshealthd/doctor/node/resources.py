@@ -96,7 +96,6 @@ HOST_MEMORY = snapshot_check(
     ("memory", "pressure"),
     _host_memory,
     _host_memory_problems,
-    reads_host=True,
 )
 
 

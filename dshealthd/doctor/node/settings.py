@@ -164,7 +164,6 @@ PROCESS_LIMITS = snapshot_check(
     _summary,
     _problems,
     alerts="none of the alerts",
-    reads_host=True,
 )
 
 

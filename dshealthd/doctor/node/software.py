@@ -160,7 +160,6 @@ VERSIONS = snapshot_check(
     _summary,
     _problems,
     alerts="none of the alerts",
-    reads_host=True,
 )
 
 
@@ -245,7 +244,6 @@ CUDA_DEVICES: SnapshotCheck = dataclasses.replace(
         _cuda_summary,
         _cuda_problems,
         alerts="none of the alerts",
-        reads_host=True,
     ),
     deadline=DEADLINE,
 )

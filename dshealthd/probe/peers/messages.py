@@ -23,8 +23,6 @@ MAX_KEY, MAX_VALUE = 256, 45000
 """Characters of a key and bytes of a value of the rendezvous store."""
 MAX_PAYLOAD = 48000
 """Bytes of an echo's payload: with base64 and the other fields it fits the largest body."""
-MAX_DOCUMENT = 4 << 20
-"""Bytes of a packed status document; one of 2 MiB, with many ranks, packs into 150 KiB."""
 MAX_FINDINGS, MAX_JOBS, MAX_SUMMARY_TEXT = 4, 16, 128
 """Most findings and jobs in a node's summary, and characters of each of its texts."""
 MAX_WAIT = 20.0
@@ -209,12 +207,6 @@ METHODS: Mapping[str, Method] = {
         Record(
             {"clock": CLOCK, "payload": Data(MAX_PAYLOAD)},
             {"digest": Text(12), "scores": SCORES, "waited": WAITED},
-        ),
-    ),
-    "document": Method(  # a chunk of a node's packed status document, from an offset on
-        Record({"offset": Integer(0, MAX_DOCUMENT)}),
-        Record(
-            {"stamp": Integer(), "size": Integer(0, MAX_DOCUMENT), "data": Data(MAX_PAYLOAD)},
         ),
     ),
     "summary": Method(  # a node's state, for the fleet page

@@ -18,6 +18,7 @@ from dshealthd.probe.peers.messages import MAX_PAYLOAD
 from dshealthd.probe.peers.protocol import (
     ANSWER,
     MAX_BODY,
+    PREFIX,
     Refusal,
     RequestClaim,
     parse_answer,
@@ -391,10 +392,11 @@ async def test_malformed_message(key: Path, body: bytes) -> None:
         ("POST", "/metrics"),
         ("POST", f"{ECHO}/../status"),
         ("POST", f"{ECHO}?a"),
+        ("POST", f"{PREFIX}document"),
     ],
 )
 async def test_unknown_methods_and_paths(key: Path, method: str, path: str) -> None:
-    """Only the methods that are served have a path."""
+    """Only the methods that are served have a path; members of older releases call `document`."""
     async with listening(keyed(key)) as node, connected(node) as raw:
         head, text = await raw.ask(
             request(signed(await raw.nonce(), BODY, path=path), BODY, path, method)
