@@ -32,6 +32,8 @@ class Result:
     """Where the limit comes from."""
     component: str = ""
     """The part concerned, such as `gpu 3` or `ds_config.json: train_batch_size`."""
+    accepted: str = ""
+    """Why it does not count, if the administrator accepts it."""
 
     def __post_init__(self) -> None:
         """Escape control characters; a command with some would act on the terminal, so drop it."""
@@ -95,5 +97,5 @@ def worst(outcomes: Iterable[State]) -> State:
 
 def decode(document: Mapping[str, Any]) -> Result:
     """Return the result in a document; KeyError, TypeError, ValueError if it holds none."""
-    fields = {field.name: str(document[field.name]) for field in dataclasses.fields(Result)}
+    fields = {field.name: str(document[field.name] or "") for field in dataclasses.fields(Result)}
     return Result(**(fields | {"outcome": State(document["outcome"])}))  # type: ignore[arg-type] # all but outcome are text

@@ -35,22 +35,11 @@ class Examined:
     title: str
     results: tuple[Result, ...]
     seconds: float
-    accepted: tuple[str, ...] = ()
-    """Why each result is accepted; an empty string for one that counts."""
 
     @property
     def outcome(self) -> State:
         """The worst outcome among the results that count."""
-        return worst(
-            result.outcome
-            for result, reason in zip(self.results, self.reasons, strict=True)
-            if not reason
-        )
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Why each result is accepted; an empty string for one that counts."""
-        return self.accepted or ("",) * len(self.results)
+        return worst(result.outcome for result in self.results if not result.accepted)
 
 
 def examine(
@@ -123,25 +112,25 @@ def mark_accepted(
     examined: Iterable[Examined], accepted: Sequence[Accepted], today: dt.date
 ) -> list[Examined]:
     """Return the examined checks, with the results marked that the administrator accepts."""
+    entries = [entry for entry in accepted if today <= entry.until]
+
+    def mark(check: str, result: Result) -> Result:
+        for entry in entries:
+            if entry.check == check and entry.component in {"", result.component}:
+                why = f"accepted until {entry.until}: {entry.reason}"
+                return dataclasses.replace(result, accepted=why)
+        return result
+
     return [
         dataclasses.replace(
-            one, accepted=tuple(_reason(one, result, accepted, today) for result in one.results)
+            one,
+            results=tuple(
+                result if result.outcome is State.OK else mark(one.name, result)
+                for result in one.results
+            ),
         )
         for one in examined
     ]
-
-
-def _reason(one: Examined, result: Result, accepted: Sequence[Accepted], today: dt.date) -> str:
-    if result.outcome is State.OK:
-        return ""
-    for entry in accepted:
-        if (
-            entry.check == one.name
-            and entry.component in {"", result.component}
-            and today <= entry.until
-        ):
-            return f"accepted until {entry.until}: {entry.reason}"
-    return ""
 
 
 _WIPE = "\r\x1b[K"

@@ -92,17 +92,15 @@ def _node(node: NodeReport) -> dict[str, Any]:
 
 
 def _check(one: Examined) -> dict[str, Any]:
-    results = [
-        asdict(result) | {"accepted": reason or None}
-        for result, reason in zip(one.results, one.reasons, strict=True)
-    ]
     return {
         "check": one.name,
         "slug": one.slug,
         "title": one.title,
         "outcome": one.outcome.value,
         "seconds": round(one.seconds, 3),
-        "results": results,
+        "results": [
+            asdict(result) | {"accepted": result.accepted or None} for result in one.results
+        ],
     }
 
 
@@ -134,19 +132,17 @@ def _parse_check(document: Mapping[str, Any]) -> Examined:
         str(document["title"]),
         tuple(decode(one) for one in document["results"]),
         seconds,
-        tuple(str(one["accepted"] or "") for one in document["results"]),
     )
 
 
-def found(checks: Sequence[Examined]) -> list[tuple[Examined, Result, str]]:
+def found(checks: Sequence[Examined]) -> list[tuple[Examined, Result]]:
     """Return the results that are not ok, the worst first, accepted ones last."""
     entries = [
-        (one, result, reason)
-        for one in checks
-        for result, reason in zip(one.results, one.reasons, strict=True)
-        if result.outcome is not State.OK
+        (one, result) for one in checks for result in one.results if result.outcome is not State.OK
     ]
-    return sorted(entries, key=lambda entry: (bool(entry[2]), -ORDER.index(entry[1].outcome)))
+    return sorted(
+        entries, key=lambda entry: (bool(entry[1].accepted), -ORDER.index(entry[1].outcome))
+    )
 
 
 def text(report: Report, paint: Paint, *, verbose: bool) -> Iterator[str]:
@@ -180,22 +176,22 @@ def _headline(node: NodeReport) -> str:
     if node.problem:
         return safe(node.problem)
     well = sum(one.outcome is State.OK for one in node.checks)
-    accepted = sum(bool(reason) for one in node.checks for reason in one.reasons)
+    accepted = sum(bool(result.accepted) for one in node.checks for result in one.results)
     known = f", {accepted} accepted" if accepted else ""
     how = "" if node.source in {"", "agent"} else f"; {safe(node.source)}"
     return f"{well} of {plural(len(node.checks), 'check')} OK{known}{how}"
 
 
-def _lines(one: Examined, result: Result, accepted: str, paint: Paint) -> Iterator[str]:
+def _lines(one: Examined, result: Result, paint: Paint) -> Iterator[str]:
     state = result.outcome
-    word = paint(State.OK, "ACCEPTED") if accepted else paint(state, state.upper().ljust(8))
+    word = paint(State.OK, "ACCEPTED") if result.accepted else paint(state, state.upper().ljust(8))
     yield f"  {word}  {safe(one.name)}: {result.text}"
     if result.limit:
         value = f"{result.value} against " if result.value else ""
         source = f" ({result.source})" if result.source else ""
         yield f"            Limit: {value}{result.limit}{source}"
-    if accepted:
-        yield f"            {safe(accepted)}"
+    if result.accepted:
+        yield f"            {safe(result.accepted)}"
     elif result.remedy:
         yield f"            Remedy: {result.remedy}"
     yield f"            Runbook: dshealthd doctor --runbook {safe(one.slug)}"
@@ -214,8 +210,8 @@ def summary(report: Report, least: State, most: int) -> str:
     for node in report.nodes:
         parts += [
             " ".join(filter(None, (safe(one.slug), result.component.replace(" ", "="))))
-            for one, result, accepted in found((*node.checks, *report.across))
-            if result.outcome in wanted and not accepted
+            for one, result in found((*node.checks, *report.across))
+            if result.outcome in wanted and not result.accepted
         ]
     line = ", ".join(dict.fromkeys(parts)) or "ok"
     return line if len(line) <= most else f"{line[: most - 3]}..."

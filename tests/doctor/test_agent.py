@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
 
 import bcrypt
-import pytest
 
 from dshealthd.doctor.node.agent import AGENT, MAINTENANCE
 from dshealthd.doctor.status_document import status_document
@@ -137,41 +136,15 @@ def test_an_agent_with_a_password(tmp_path: Path) -> None:
         end(process)
 
 
-IMPOSTOR = """
-import os, socket, sys, time
-if len(sys.argv) > 2: os.setuid(65534)  # here, as this user may not be able to start Python
-server = socket.create_server(("127.0.0.1", 0))
-print(server.getsockname()[1], flush=True)
-while True:
-    connection, _ = server.accept()
-    connection.recv(4096)
-    connection.sendall(sys.argv[1].encode())
-    time.sleep(3600)
-"""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="takes root to be another user")
-@pytest.mark.parametrize(
-    ("answer", "user", "word"),
-    [
-        ("HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n{}", ["x"], "not trusted"),
-        ("", [], "no answer within 1.5 s"),
-    ],
-    ids=["another user", "hung"],
-)
-def test_agents_that_are_none(answer: str, user: list[str], word: str) -> None:
-    """Another user's answer on the agent's port is not believed, nor a hung one waited for."""
-    with subprocess.Popen(
-        [sys.executable, "-c", IMPOSTOR, answer, *user], stdout=subprocess.PIPE, text=True
-    ) as server:
-        try:
-            assert server.stdout
-            port = int(server.stdout.readline())
-            web = dataclasses.replace(look().config.web, listen_address=f"127.0.0.1:{port}")
-            config = dataclasses.replace(look().config, web=web)
-            document = status_document(config, Access())
-        finally:
-            server.kill()
+def test_an_agent_that_hangs() -> None:
+    """An agent that does not answer is not waited for: the sources are read without it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        config = look().config
+        config = dataclasses.replace(
+            config, web=dataclasses.replace(config.web, listen_address=address)
+        )
+        document = status_document(config, Access())
     assert document["source"].startswith("collected without an agent: ")
-    assert word in document["source"]
+    assert "no answer within 1.5 s" in document["source"]
     assert document["findings"] == []

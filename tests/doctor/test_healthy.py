@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from bench.processes import free_port
-from dshealthd.linux import imex
 from tests.doctor.machine import OF_THIS_MACHINE, Answer
 
 if TYPE_CHECKING:
@@ -91,33 +85,6 @@ def test_machines_with_gpus(
     answer = machine.examine()
     assert (answer.found, answer.status) == ({}, 0)
     assert f"{gpus} GPUs in NVML, {gpus} on the PCI bus" in answer.results("gpus")[0]["text"]
-
-
-def test_gb200_with_imex(make_machine: Callable[..., Machine], tmp_path: Path) -> None:
-    """A fabric of several nodes whose IMEX runs: the daemon is a real process of that name."""
-    machine = make_machine(4, "b200")
-    gb200_without_imex(machine)
-    root = tmp_path / "root"
-    nodes = root / imex.NODES.lstrip("/")
-    nodes.parent.mkdir(parents=True)
-    (root / "dev/shm").mkdir(parents=True)
-    nodes.write_text("10.0.0.1\n10.0.0.2\n")
-    daemon = tmp_path / imex.DAEMON
-    shutil.copy("/bin/sleep", daemon)
-    with subprocess.Popen([daemon, "300"]) as process:
-        try:
-            end = time.monotonic() + 60
-            while Path(f"/proc/{process.pid}/comm").read_text().strip() != imex.DAEMON:
-                assert time.monotonic() < end
-                time.sleep(0.02)
-            with socket.create_server(("127.0.0.1", free_port())) as server:
-                settings = f"SERVER_PORT={server.getsockname()[1]}\n"
-                (nodes.parent / "config.cfg").write_text(settings)
-                answer = machine.examine("--path.rootfs", str(root))
-        finally:
-            process.kill()
-    assert answer.found == {}
-    assert "runs for 2 nodes" in answer.results("imex")[0]["text"]
 
 
 def test_login_node_of_slurm(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import re
 import resource
+import shutil
 import subprocess
 import sys
 import time
@@ -26,6 +28,7 @@ from dshealthd.jobs.installation import parse_operators
 from dshealthd.linux import forked
 from tests import frozen
 from tests.doctor.looks import look, outcomes, results
+from tests.doctor.machine import FIXTURES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -181,31 +184,50 @@ def test_kernel_settings(tmp_path: Path) -> None:
     assert "kernel.pid_max" not in found
 
 
-def test_swap(tmp_path: Path) -> None:
-    """Swap in use is a warning; a meminfo without the swap's size is an error and not 0."""
-    context = look(host=Host(procfs=tmp_path))
-    (tmp_path / "meminfo").write_text("MemTotal: 1 kB\nSwapTotal: 4 kB\nSwapFree:\t1 kB\n")
-    (found,) = resources._host_memory_problems(context)
-    assert (found.value, "swapoff" in found.remedy) == ("75%", False)
-    (tmp_path / "meminfo").write_text("MemTotal: 1 kB\n")
+def look_at_memory(directory: Path, *, requests: int = 0, **lines: int) -> NodeContext:
+    """Return a look at a host with other lines of meminfo, and asynchronous requests in use."""
+    proc = directory / "proc"
+    for name in ("kernel", "memory", "pressure"):
+        shutil.copytree(FIXTURES / name / "proc", proc, dirs_exist_ok=True)
+    text = (proc / "meminfo").read_text()
+    for name, value in lines.items():
+        text = re.sub(rf"(?m)^({name}:\s+)\d+", rf"\g<1>{value}", text)
+    (proc / "meminfo").write_text(text)
+    (proc / "sys/fs/aio-nr").write_text(f"{requests}\n")
+    return look("memory", "pressure", "kernel", host=Host(procfs=proc))
+
+
+def test_memory_that_runs_out(tmp_path: Path) -> None:
+    """Little memory and a full swap are found; a meminfo without the swap's size is an error."""
+    context = look_at_memory(tmp_path, MemAvailable=100_000, SwapFree=1_000_000)
+    found = {one.component: one for one in results(resources.HOST_MEMORY, context)}
+    assert (found["swap"].value, "swapoff" in found["swap"].remedy) == ("88%", False)
+    assert {one.limit for one in found.values()} == {"50%", "0.05"}
+    assert outcomes(resources.HOST_MEMORY, look_at_memory(tmp_path)) == ["ok"]
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 1 kB\n")
     with pytest.raises(ValueError, match="no SwapTotal and SwapFree in meminfo"):
-        list(resources._host_memory_problems(context))
+        results(resources.HOST_MEMORY, context)
 
 
-def test_huge_pages(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("free", "claimed", "found"), [(400_000, 0, True), (400_000, 390_000, False)]
+)
+def test_huge_pages(tmp_path: Path, free: int, claimed: int, *, found: bool) -> None:
     """Memory set aside that nothing uses is a warning; what a program has or has claimed is not."""
-    context = look(host=Host(procfs=tmp_path))
-    text = (
-        "MemTotal: 2097152000 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\nHugePages_Total: 400000\n"
-        "HugePages_Free: {}\nHugePages_Rsvd: {}\nHugepagesize: 2048 kB\n"
-    )
-    (tmp_path / "meminfo").write_text(text.format(400000, 0))
-    (found,) = resources._host_memory_problems(context)
-    assert (found.component, found.value) == ("huge pages", "39%")
-    assert found.remedy.startswith("sudo sysctl -w vm.nr_hugepages=0")
-    for free, claimed in ((0, 0), (400000, 390000)):
-        (tmp_path / "meminfo").write_text(text.format(free, claimed))
-        assert list(resources._host_memory_problems(context)) == []
+    context = look_at_memory(tmp_path, HugePages_Free=free, HugePages_Rsvd=claimed)
+    (result,) = results(resources.HOST_MEMORY, context)
+    assert result.outcome.value == ("warning" if found else "ok")
+    if found:
+        assert (result.component, result.value) == ("huge pages", "39%")
+        assert result.remedy.startswith("sudo sysctl -w vm.nr_hugepages=0")
+
+
+def test_asynchronous_requests_that_run_out(tmp_path: Path) -> None:
+    """Requests near their limit are found, and not far below it."""
+    for requests, remedies in ((1_040_000, 1), (1000, 0)):
+        found = results(resources.OPEN_FILES, look_at_memory(tmp_path, requests=requests))
+        found = [one for one in found if one.limit]
+        assert ["fs.aio-max-nr" in one.remedy for one in found] == remedies * [True]
 
 
 def judged_log(dev: Path, lines: Iterable[tuple[int, int, str]]) -> list[Result]:
@@ -311,27 +333,6 @@ def test_path_that_is_full(gigabytes: int, left: float, outcome: str) -> None:
     limits = look().config.section(FindingsOptions).limits
     (found,) = path_checks._judge("/checkpoints", status, 0.1, limits)
     assert found.outcome.value == outcome, found.text
-
-
-@pytest.mark.parametrize(
-    ("content", "outcome", "word"),
-    [
-        ("1", "ok", "enforcing"),
-        ("0", "ok", "permissive"),
-        (None, "ok", "disabled"),
-        ("?", "unknown", "does not know"),
-    ],
-)
-def test_selinux(tmp_path: Path, content: str | None, outcome: str, word: str) -> None:
-    """What SELinux does is said and is no fault; what cannot be read or understood is unknown."""
-    place = tmp_path / "fs/selinux"
-    host = Host(sysfs=tmp_path)
-    assert outcomes(settings.SELINUX, look(host=host)) == ["unknown"]  # no /sys/fs at all
-    place.mkdir(parents=True)
-    if content is not None:
-        (place / "enforce").write_text(content)
-    (found,) = results(settings.SELINUX, look(host=host))
-    assert (found.outcome.value, word in found.text) == (outcome, True)
 
 
 def test_deepspeed_operators(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Trainings that run on this node: ranks, devices and variables of real processes; the versions of
-their environment; and what processes use up.
+"""Trainings that run on this node: ranks, devices and variables of real processes, the versions of
+their environment, and the files that they open.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.doctor.node import resources, running_jobs, software
-from tests.doctor.looks import look, outcomes, results
+from tests.doctor.looks import look, results
 from tests.doctor.test_snapshot_checks import seen
 from tests.doctor.test_software import installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from dshealthd.doctor.check import Check, Result
     from dshealthd.doctor.node_context import NodeContext
@@ -124,21 +124,6 @@ def test_problems_that_are_no_findings(
     assert found.remedy
 
 
-@pytest.mark.parametrize("variable", ["NCCL_SHM_DISABLE", "NCCL_P2P_DISABLE", "NCCL_IB_DISABLE"])
-def test_transports_that_a_job_would_not_use(variable: str) -> None:
-    """A job of one rank needs no transport, whatever the node has: as for the alert, that is ok."""
-    run = JOB, "run"
-    scene = (
-        ("job_ranks", 1, *run),
-        ("job_world_size", 1, *run),
-        ("nvlinks_up", 18, "0", "GPU-a"),
-        ("infiniband_port_up", 1, "mlx5_0", "1"),
-        ("job_environment_problems", 1, *run, "0", variable, "disabled"),
-    )
-    context = seen(running_jobs.JOB_NCCL_SETTINGS, scene)
-    assert outcomes(running_jobs.JOB_NCCL_SETTINGS, context) == ["ok"]
-
-
 def test_nccl_release_with_a_defect(tmp_path: Path) -> None:
     """An environment with NCCL 2.29.2 is found; with the next release it is not."""
 
@@ -191,58 +176,3 @@ def test_process_at_its_limit_of_open_files() -> None:
                 assert time.monotonic() < end
         finally:
             process.kill()
-
-
-def overlaid(directory: Path, files: dict[str, str]) -> Path:
-    """Return a /proc in which some files are others'."""
-    shown = {Path(name).parts for name in files}
-
-    def fill(at: Path, real: Path, below: tuple[str, ...]) -> None:
-        at.mkdir()
-        replaced = {parts[len(below)] for parts in shown if parts[: len(below)] == below}
-        for name in os.listdir(real):
-            if name not in replaced and not name.isdecimal():
-                (at / name).symlink_to(real / name)
-        for name in replaced:
-            if (*below, name) in shown:
-                (at / name).write_text(files["/".join((*below, name))])
-            else:
-                fill(at / name, real / name, (*below, name))
-
-    fill(directory, Path("/proc"), ())
-    return directory
-
-
-def test_memory_and_asynchronous_requests_that_run_out(tmp_path: Path) -> None:
-    """Little memory, a full swap and requests near their limit are found."""
-    meminfo = "".join(
-        {"MemAvailable": "MemAvailable: 100000 kB\n", "SwapTotal": "", "SwapFree": ""}.get(
-            line.partition(":")[0], line
-        )
-        for line in Path("/proc/meminfo").read_text().splitlines(keepends=True)
-    )
-    files = {
-        "meminfo": f"{meminfo}SwapTotal: 1000 kB\nSwapFree: 100 kB\n",
-        "sys/fs/aio-nr": "65000\n",
-        "sys/fs/aio-max-nr": "65536\n",
-    }
-    host = Host(procfs=overlaid(tmp_path / "proc", files))
-    context = look("memory", "pressure", "kernel", host=host)
-    memory = {one.component: one for one in results(resources.HOST_MEMORY, context)}
-    assert memory["swap"].value == "90%"
-    assert {one.limit for one in memory.values()} == {"50%", "0.05"}
-    (requests,) = [one for one in results(resources.OPEN_FILES, context) if one.value]
-    assert "fs.aio-max-nr" in requests.remedy
-    total = next(
-        int(line.split()[1]) for line in meminfo.splitlines() if line.startswith("MemTotal:")
-    )
-    mended = meminfo.replace("MemAvailable: 100000 kB", f"MemAvailable: {total * 9 // 10} kB")
-    files = {
-        "meminfo": f"{mended}SwapTotal: 1000 kB\nSwapFree: 1000 kB\n",
-        "sys/fs/aio-nr": "65000\n",
-        "sys/fs/aio-max-nr": "1048576\n",  # the remedy
-    }
-    host = Host(procfs=overlaid(tmp_path / "mended", files))
-    context = look("memory", "kernel", host=host)
-    assert not [one for one in results(resources.HOST_MEMORY, context) if one.limit]
-    assert not [one for one in results(resources.OPEN_FILES, context) if one.limit]

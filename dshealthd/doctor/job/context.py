@@ -29,11 +29,11 @@ from dshealthd.doctor.job.sources.rendezvous import Rendezvous, rendezvous
 from dshealthd.doctor.job.sources.slurm_script import SlurmScript
 from dshealthd.doctor.job.sources.source import (
     Source,
-    kept,
     read_all,
     read_environment,
     read_text,
-    taken_to_all_nodes,
+    training_variables,
+    variables_in_deepspeed_env,
 )
 from dshealthd.jobs import checkpoint_files
 from dshealthd.jobs.checkpoint_files import Checkpoint
@@ -68,7 +68,7 @@ class JobContext:
     script: Source[SlurmScript] | None = None
     environment: Source[Mapping[str, str]] | None = None
     """Variables that were given, else those of this shell."""
-    taken_to_all_nodes: Source[list[str]] | None = None
+    in_deepspeed_env: Source[list[str]] | None = None
     """Names of variables in `.deepspeed_env`; None if no launcher is given."""
     checkpoint: Source[Checkpoint] | None = None
     gpus: Source[int] | None = None
@@ -230,7 +230,7 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
     hostfile = args.hostfile or _named_hostfile(JobContext(command=command, script=script))
     readers = {}
     if command is not None or script is not None:
-        readers["taken to all nodes"] = taken_to_all_nodes
+        readers["deepspeed_env"] = variables_in_deepspeed_env
     if hostfile:
         readers["hostfile"] = partial(read_text, hostfile, MAX_HOSTFILE)
     if args.checkpoint:
@@ -247,8 +247,8 @@ def context(args: argparse.Namespace, host: Host | None = None) -> JobContext:
         script=script,
         environment=_mapped(found["environment"], args.environment, dict)
         if args.environment
-        else Source("environment of this shell", kept(os.environ)),
-        taken_to_all_nodes=found.get("taken to all nodes"),
+        else Source("environment of this shell", training_variables(os.environ)),
+        in_deepspeed_env=found.get("deepspeed_env"),
         checkpoint=_mapped(found.get("checkpoint"), args.checkpoint, checkpoint_files.from_json),
         gpus=_mapped(found["gpus"], "NVML", int),
         python=args.python[0] if args.python else "",

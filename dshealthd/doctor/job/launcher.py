@@ -158,7 +158,7 @@ def _left_behind(context: JobContext) -> Iterator[Result]:
     """Yield variables that `deepspeed` does not pass on to the other nodes."""
     if context.deepspeed is None or not context.by_ssh or (context.layout.nodes or 1) < 2:  # noqa: PLR2004 - nodes
         return
-    taken = context.taken_to_all_nodes
+    taken = context.in_deepspeed_env
     exported = (taken.value if taken else None) or ()  # an unreadable one counts as empty
     names = sorted(
         name for name in context.variables if name.startswith(_LEFT_BEHIND) and name not in exported

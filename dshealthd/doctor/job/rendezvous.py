@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read
@@ -102,9 +103,6 @@ ADDRESS = check_of(
 
 PRIVILEGED = 1024
 
-MAX_HOSTS = 64
-"""Maximum number of nodes to check."""
-
 MAX_SOCKETS = 16 << 20
 """Maximum bytes of `/proc/net/tcp`: about 100,000 sockets."""
 
@@ -121,46 +119,29 @@ def _port(context: JobContext, written: str) -> Iterator[Result]:
             component="MASTER_PORT",
         )
         return
-    for place, tables, opens in _tables(context):
-        try:
-            if tables is not None:
-                yield _judged(port, place, tables, opens=opens)
-                continue
-        except ValueError:
-            pass  # cut off, or another system's
-        if opens:
-            yield unknown(f"whether port {port} is free on {place} is unknown")
+    node, tables = _sockets_of_first_node(context)
+    result = None
+    if tables is not None:
+        with contextlib.suppress(ValueError):  # cut off, or another system's
+            result = _judged(port, node, tables)
+    yield result or unknown(f"whether port {port} is free on {node} is unknown")
     if (result := _range(context, port)) is not None:
         yield result
 
 
-def _tables(context: JobContext) -> Iterator[tuple[str, str | None, bool]]:
-    """Yield each node, its sockets, and whether it opens the master port.
-
-    The sockets are None if they cannot be read.
-    """
+def _sockets_of_first_node(context: JobContext) -> tuple[str, str | None]:
+    """Return the node that opens the master port, and its sockets; None if they cannot be read."""
     hosts = [name for name, _ in context.layout.hosts]
     address = context.rendezvous.address or (hosts[0] if hosts else "")
-    own = {*local_addresses(context.host), "127.0.0.1", "::1"}
-    places = list(dict.fromkeys(filter(None, (address, *hosts))))[:MAX_HOSTS]
-    resolved = rendezvous.resolve(places)
-    here = [name for name in places if not own.isdisjoint(resolved[name].addresses)]
-    if not address or address in here or resolved[address].is_loopback:
-        yield "this node", _own_tables(context), True
-    elif address not in hosts:
-        yield address, None, True
-    if not context.by_ssh:
-        return
-    taken = {one for name in here for one in resolved[name].addresses}
-    others = [
-        name
-        for name in hosts[:MAX_HOSTS]
-        if name not in here and taken.isdisjoint(resolved[name].addresses)
-    ]
-    answers = remote.query(others, context.ssh, context.ssh_options)
-    for name in others:
-        answer = answers[name]
-        yield name, None if answer.problem else answer.sockets, name == address
+    if not address:
+        return "this node", _own_tables(context)
+    resolved = rendezvous.resolve([address])[address]
+    if resolved.is_loopback or {*local_addresses(context.host)} & {*resolved.addresses}:
+        return "this node", _own_tables(context)
+    if address not in hosts or not context.by_ssh:
+        return address, None
+    answer = remote.query([address], context.ssh, context.ssh_options)[address]
+    return address, None if answer.problem else answer.sockets
 
 
 def _own_tables(context: JobContext) -> str | None:
@@ -176,14 +157,12 @@ def _own_tables(context: JobContext) -> str | None:
         return None
 
 
-def _judged(port: int, place: str, tables: str, *, opens: bool) -> Result:
+def _judged(port: int, node: str, tables: str) -> Result:
     states = {found.state for found in parse_tcp(tables) if found.port == port}
-    there = "" if place == "this node" else f"ssh {place} "
+    there = "" if node == "this node" else f"ssh {node} "
     if TcpState.LISTEN in states:
-        return Result(
-            State.CRITICAL if opens else State.WARNING,
-            f"port {port} is taken on {place}: something listens on it"
-            f"{'' if opens else ', so this node cannot be the first'}",
+        return critical(
+            f"port {port} is taken on {node}: something listens on it",
             remedy=f"{there}ss -Hltnp 'sport = :{port}'",
             value=str(port),
             limit="a port without a listener",
@@ -192,13 +171,12 @@ def _judged(port: int, place: str, tables: str, *, opens: bool) -> Result:
     if states:
         kind = "in TIME_WAIT" if states == {TcpState.TIME_WAIT} else "in use"
         return warning(
-            f"port {port} has connections {kind} on {place}, from an earlier run or another"
-            " program",
+            f"port {port} has connections {kind} on {node}, from an earlier run or another program",
             remedy="dshealthd free-port",
             value=str(port),
             component="MASTER_PORT",
         )
-    return ok(f"port {port} is free on {place} now")
+    return ok(f"port {port} is free on {node} now")
 
 
 def _range(context: JobContext, port: int) -> Result | None:

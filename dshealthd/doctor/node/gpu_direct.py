@@ -16,7 +16,7 @@ from dshealthd.linux.imex import daemon
 from dshealthd.linux.pci import NVIDIA, bus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from dshealthd.core.host import Host
     from dshealthd.doctor.node_context import NodeContext
@@ -92,15 +92,10 @@ def _adapters(host: Host) -> list[str]:
         return []
 
 
-def _not_applicable(host: Host) -> str:
-    """Return why paths between GPUs and adapters do not matter on this node; "" if they do."""
+def _not_judged(host: Host) -> str:
+    """Return why PCI switches and IOMMU of this machine are not judged; "" if they are."""
     if not _gpus(host) or not _adapters(host):
         return "no GPUs with RDMA adapters"
-    return ""
-
-
-def _not_bare_metal(host: Host) -> str:
-    """Return why this machine's own PCI switches and IOMMU are not judged; "" if they are."""
     flags = [line for line in read(host.proc("cpuinfo")).splitlines() if line.startswith("flags")]
     if not flags:
         return "not an x86 machine"
@@ -121,8 +116,8 @@ def _bridges(host: Host) -> list[str]:
 
 def _acs(context: NodeContext) -> Iterator[Result]:
     host = context.host
-    if reason := _not_applicable(host) or _not_bare_metal(host):
-        yield ok(f"not applicable: {reason}")
+    if why := _not_judged(host):
+        yield ok(f"not applicable: {why}")
         return
     redirecting, unread = [], 0
     for place in _bridges(host):
@@ -157,8 +152,8 @@ def _acs(context: NodeContext) -> Iterator[Result]:
 
 def _iommu(context: NodeContext) -> Iterator[Result]:
     host = context.host
-    if reason := _not_applicable(host) or _not_bare_metal(host):
-        yield ok(f"not applicable: {reason}")
+    if why := _not_judged(host):
+        yield ok(f"not applicable: {why}")
         return
     kinds: dict[str, list[str]] = {}
     for address in _gpus(host):
@@ -184,11 +179,8 @@ def _iommu(context: NodeContext) -> Iterator[Result]:
 
 def _peer_memory(context: NodeContext) -> Iterator[Result]:
     host = context.host
-    if reason := _not_applicable(host):
-        yield ok(f"not applicable: {reason}")
-        return
-    if not any(name.startswith("mlx5_") for name in _adapters(host)):
-        yield ok("not applicable: no adapter of NVIDIA")
+    if not _gpus(host) or not any(name.startswith("mlx5_") for name in _adapters(host)):
+        yield ok("not applicable: no GPUs with RDMA adapters of NVIDIA")
         return
     try:
         version = read(host.proc("driver/nvidia/version"))
@@ -216,98 +208,97 @@ def _peer_memory(context: NodeContext) -> Iterator[Result]:
     )
 
 
-def _pci_switches(host: Host) -> int:
-    """Return the number of NVSwitches on the PCI bus: those of boards before Blackwell's."""
-    base, found = host.sys("bus/pci/devices"), 0
-    for address in os.listdir(base) if os.path.isdir(base) else ():
-        place = f"{base}/{address}"
-        found += (
-            read(f"{place}/class").startswith(_SWITCH_CLASS)
-            and read(f"{place}/vendor").strip() == NVIDIA
-        )
-    return found
+def _is_switch(device: str) -> bool:
+    """Return whether a device is an NVSwitch of a board before Blackwell's."""
+    is_bridge = read(f"{device}/class").startswith(_SWITCH_CLASS)
+    return is_bridge and read(f"{device}/vendor").strip() == NVIDIA
 
 
-def _managed_adapters(host: Host) -> list[str]:
-    """Return the adapters through which NVSwitches of a Blackwell board are managed. OSError."""
-    return [
-        name
-        for name in _adapters(host)
-        if name.startswith("mlx5_") and _is_managed(host.sys(f"class/infiniband/{name}/device/vpd"))
-    ]
-
-
-def _is_managed(vital_data: str) -> bool:
+def _manages_switches(adapter: str) -> bool:
+    """Return whether NVSwitches of a Blackwell board are managed through an adapter. OSError."""
     try:
-        return _SWITCH_MANAGEMENT in read_bytes(vital_data, CONFIG_SIZE)
+        return _SWITCH_MANAGEMENT in read_bytes(f"{adapter}/vpd", CONFIG_SIZE)
     except FileNotFoundError:  # a virtual function has none
         return False
 
 
-def _fabric_manager(context: NodeContext) -> Iterator[Result]:
-    host = context.host
-    switches, daemons = _pci_switches(host), [FABRIC_MANAGER]
-    what = plural(switches, "NVSwitch", "NVSwitches")
-    if not switches:
-        try:
-            adapters = _managed_adapters(host)
-        except OSError as error:
-            is_known = any(context.series("gpu_info"))
-            if any(context.series("gpu_fabric_state")) if is_known else _gpus(host):
-                yield unknown(
-                    "whether NVSwitches are managed through this node's adapters cannot be read: "
-                    f"{error.strerror}",
-                    remedy="sudo dshealthd doctor --only fabric-manager",
-                    component="Fabric Manager",
-                )
-                return
-            adapters = []
-        if not adapters:
-            yield ok("not applicable: no NVSwitch is managed by this node")
-            return
-        what, daemons = f"NVSwitches behind {', '.join(adapters)}", [SUBNET_MANAGER, *daemons]
-        if not os.path.isdir(host.sys("class/infiniband_mad")):
-            yield critical(
-                f"ib_umad is not loaded, but the node has {what}, which are managed through it: "
-                "Fabric Manager cannot start, and new CUDA programs fail with "
-                "cudaErrorSystemNotReady",
-                remedy="sudo modprobe ib_umad; sudo systemctl restart nvidia-fabricmanager"
-                "  # while no job runs",
-                value="not loaded",
-                limit="loaded",
-                source=FABRIC_GUIDE,
-                component="Fabric Manager",
-            )
-            return
-    unseen = unknown(
-        f"the node has {what}, but whether Fabric Manager runs cannot be seen from here (a"
-        " container, or /proc hides processes)",
-        remedy="systemctl status nvidia-fabricmanager  # on the node itself",
-        component="Fabric Manager",
-    )
+def _managed_switches(host: Host) -> tuple[str, tuple[str, ...]]:
+    """Return the NVSwitches that this node manages, and the daemons for it; empty if none. OSError."""
+    base = host.sys("bus/pci/devices")
+    devices = os.listdir(base) if os.path.isdir(base) else ()
+    if count := sum(_is_switch(f"{base}/{address}") for address in devices):
+        return plural(count, "NVSwitch", "NVSwitches"), (FABRIC_MANAGER,)
+    adapters = [
+        name
+        for name in _adapters(host)
+        if name.startswith("mlx5_")
+        and _manages_switches(host.sys(f"class/infiniband/{name}/device"))
+    ]
+    if not adapters:
+        return "", ()
+    return f"NVSwitches behind {', '.join(adapters)}", (SUBNET_MANAGER, FABRIC_MANAGER)
+
+
+def _not_running(host: Host, daemons: Iterable[str]) -> list[str] | None:
+    """Return which of the daemons do not run; None if that cannot be seen from here."""
     namespace = host.proc("self/ns/pid")
     if os.path.lexists(namespace) and os.readlink(namespace) != _INITIAL_NAMESPACE:
-        yield unseen
-        return
+        return None
     try:
-        missing = [name for name in daemons if daemon(host, name=name) is None]
+        return [name for name in daemons if daemon(host, name=name) is None]
     except OSError:
-        yield unseen
-        return
-    if not missing:
-        yield ok(f"Fabric Manager runs for {what}")
-        return
-    yield critical(
-        f"Fabric Manager is not at work ({', '.join(missing)}), but the node has {what}: new CUDA"
-        " programs fail with cudaErrorSystemNotReady or lose NVLink. NVML"
-        " still shows the state from when it ran",
-        remedy="journalctl -u nvidia-fabricmanager -n 50; sudo systemctl restart"
-        " nvidia-fabricmanager  # while no job runs",
-        value="not running",
-        limit="running",
-        source=FABRIC_GUIDE,
-        component="Fabric Manager",
-    )
+        return None
+
+
+def _fabric_manager(context: NodeContext) -> Iterator[Result]:
+    host, component = context.host, "Fabric Manager"
+    switches, daemons = "", ()
+    try:
+        switches, daemons = _managed_switches(host)
+    except OSError as error:
+        is_known = any(context.series("gpu_info"))
+        if any(context.series("gpu_fabric_state")) if is_known else _gpus(host):
+            yield unknown(
+                "whether NVSwitches are managed through this node's adapters cannot be read: "
+                f"{error.strerror}",
+                remedy="sudo dshealthd doctor --only fabric-manager",
+                component=component,
+            )
+            return
+    if not switches:
+        yield ok("not applicable: no NVSwitch is managed by this node")
+    elif SUBNET_MANAGER in daemons and not os.path.isdir(host.sys("class/infiniband_mad")):
+        yield critical(
+            f"ib_umad is not loaded, but the node has {switches}, which are managed through it: "
+            "Fabric Manager cannot start, and new CUDA programs fail with cudaErrorSystemNotReady",
+            remedy="sudo modprobe ib_umad; sudo systemctl restart nvidia-fabricmanager"
+            "  # while no job runs",
+            value="not loaded",
+            limit="loaded",
+            source=FABRIC_GUIDE,
+            component=component,
+        )
+    elif (missing := _not_running(host, daemons)) is None:
+        yield unknown(
+            f"the node has {switches}, but whether Fabric Manager runs cannot be seen from here (a"
+            " container, or /proc hides processes)",
+            remedy="systemctl status nvidia-fabricmanager  # on the node itself",
+            component=component,
+        )
+    elif missing:
+        yield critical(
+            f"Fabric Manager is not at work ({', '.join(missing)}), but the node has {switches}: new"
+            " CUDA programs fail with cudaErrorSystemNotReady or lose NVLink. NVML still shows the"
+            " state from when it ran",
+            remedy="journalctl -u nvidia-fabricmanager -n 50; sudo systemctl restart"
+            " nvidia-fabricmanager  # while no job runs",
+            value="not running",
+            limit="running",
+            source=FABRIC_GUIDE,
+            component=component,
+        )
+    else:
+        yield ok(f"Fabric Manager runs for {switches}")
 
 
 ACS: Check[NodeContext] = Check(

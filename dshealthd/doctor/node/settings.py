@@ -1,4 +1,4 @@
-"""Settings of the kernel and limits of processes that break training jobs; SELinux' mode."""
+"""Settings of the kernel and limits of processes that break training jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dshealthd.core.text import plural
 from dshealthd.doctor.check import Check, Result, ok, unknown, warning
 from dshealthd.doctor.options import DoctorOptions
 from dshealthd.doctor.snapshot_check import snapshot_check
-from dshealthd.linux import security
 from dshealthd.linux.process import ProcessLimits, parse_limits
 
 if TYPE_CHECKING:
@@ -164,30 +163,4 @@ PROCESS_LIMITS = snapshot_check(
     _summary,
     _problems,
     alerts="none of the alerts",
-)
-
-
-_SAID = {
-    "enforcing": "SELinux is enforcing: `ausearch -m avc -ts recent` shows what it denies to a job",
-    "permissive": "SELinux is permissive: it logs but denies nothing",
-    "disabled": "SELinux is disabled, or this kernel does not have it",
-}
-
-
-def _selinux_mode(context: NodeContext) -> Iterator[Result]:
-    try:
-        found = security.mode(context.host)
-    except OSError as error:
-        why = f"the SELinux mode cannot be read: {error.strerror}"
-        yield unknown(why, remedy="getenforce", component="selinux")
-        return
-    if found not in _SAID:
-        why = "the kernel reports an SELinux mode that this version does not know"
-        yield unknown(why, remedy="getenforce", component="selinux")
-        return
-    yield ok(_SAID[found], value=found, component="selinux")
-
-
-SELINUX: Check[NodeContext] = Check(
-    "loopback-refused", "selinux", "The SELinux mode is known", _selinux_mode
 )

@@ -34,8 +34,6 @@ PubkeyAuthentication yes
 PermitRootLogin yes
 """
 CLIENT = """
-Host {stranger}
-    UserKnownHostsFile /dev/null
 Host {without_key}
     IdentityFile {directory}/other
 Host * !{without_key}
@@ -47,8 +45,8 @@ Host *
     GlobalKnownHostsFile /dev/null
     StrictHostKeyChecking yes
 """
-WITHOUT_KEY, STRANGER = "127.0.0.11", "127.0.0.12"
-"""Hosts to which the client has no key, and whose own key it does not know."""
+WITHOUT_KEY = "127.0.0.11"
+"""A host to which the client has no key."""
 
 
 @contextlib.contextmanager
@@ -71,10 +69,10 @@ def sshd(directory: Path, port: int | None = None) -> Iterator[Path]:
         )
     )
     config = CONFIG.format(port=port, directory=directory, authorized="authorized")
-    config += f"ListenAddress {WITHOUT_KEY}\nListenAddress {STRANGER}\n"
+    config += f"ListenAddress {WITHOUT_KEY}\n"
     (directory / "sshd_config").write_text(config)
     (directory / "ssh_config").write_text(
-        CLIENT.format(port=port, directory=directory, without_key=WITHOUT_KEY, stranger=STRANGER)
+        CLIENT.format(port=port, directory=directory, without_key=WITHOUT_KEY)
     )
     client = directory / "ssh"
     client.write_text(f'#!/bin/sh\nexec ssh -F {directory}/ssh_config "$@"\n')

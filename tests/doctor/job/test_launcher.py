@@ -167,7 +167,7 @@ def test_ranks(command: str, ranks: int | None, nodes: int | None) -> None:
 SCRIPT = """#!/bin/bash
 #SBATCH --job-name=train
 #SBATCH -N 4
-#SBATCH --ntasks-per-node={tasks} --gres=gpu:h100:{gpus}
+#SBATCH --ntasks-per-node=1 --gres=gpu:h100:{gpus}
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_PORT=29500 NCCL_DEBUG="INFO"
 if [ -n "$X" ]; then echo "don't"; fi
@@ -182,7 +182,7 @@ b"
 def script(tmp_path: Path, **values: object) -> str:
     """Write a batch script and return its name."""
     file = tmp_path / "job.sh"
-    usual = {"tasks": 1, "gpus": 8, "nodes": "$SLURM_NNODES", "late": ""}
+    usual = {"gpus": 8, "nodes": "$SLURM_NNODES", "late": ""}
     file.write_text(SCRIPT.format(**{**usual, **values}))
     return str(file)
 
@@ -201,7 +201,6 @@ def test_good_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "outcome", "words"),
     [
-        ({"tasks": 8}, CRITICAL, "srun starts torchrun 8 times on each node"),
         ({"nodes": 2}, CRITICAL, "waits for 2 nodes, but Slurm gives the job 4"),
         (
             {"late": "#SBATCH --exclusive"},
@@ -214,14 +213,7 @@ def test_script_faults(
     tmp_path: Path, values: dict[str, object], outcome: State, words: str
 ) -> None:
     """A script whose parts contradict each other is found, and passes once they agree."""
-    faulty = {"tasks": 1, **values}
-    text = script(tmp_path, **faulty)
-    if values == {"tasks": 8}:  # as srun takes it from the batch script
-        with open(text, encoding="utf-8") as file:
-            content = file.read()
-        with open(text, "w", encoding="utf-8") as file:
-            file.write(content.replace("srun torchrun", "srun --ntasks-per-node=8 torchrun"))
-    found = results("launcher", asked("--slurm-script", text))
+    found = results("launcher", asked("--slurm-script", script(tmp_path, **values)))
     assert [(result.outcome, words in result.text) for result in found] == [(outcome, True)]
     assert found[0].remedy
     assert outcomes("launcher", asked("--slurm-script", script(tmp_path))) == [OK]
@@ -290,7 +282,9 @@ def test_single_node_batch_script(tmp_path: Path) -> None:
     assert outcomes("launcher", asked("--slurm-script", str(file))) == [OK]
 
 
-@pytest.mark.parametrize("head", ["--nodes=2 --ntasks=4", "--ntasks=4", "-N2 -n4"])
+@pytest.mark.parametrize(
+    "head", ["--nodes=2 --ntasks=4", "--ntasks=4", "-N2 -n4", "-N2 --ntasks-per-node=2"]
+)
 def test_more_tasks_than_nodes(tmp_path: Path, head: str) -> None:
     """Torchrun that srun starts twice on each node is found, however the tasks are requested."""
     file = tmp_path / "job.sh"

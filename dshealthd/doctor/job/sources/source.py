@@ -110,10 +110,10 @@ def read_environment(path: str) -> dict[str, str]:
         if not equals or not name.isidentifier():
             message = f"{path}: {json.dumps(name[:60])} is not NAME=VALUE"
             raise ValueError(message)
-    return kept({name: value.strip("\"'") for name, _, value in pairs})
+    return training_variables({name: value.strip("\"'") for name, _, value in pairs})
 
 
-def taken_to_all_nodes() -> list[str]:
+def variables_in_deepspeed_env() -> list[str]:
     """Return the variables that `deepspeed` passes on to every node, from `.deepspeed_env`.
 
     It reads that file in the home and in this directory (launcher/runner.py,
@@ -131,7 +131,7 @@ def taken_to_all_nodes() -> list[str]:
     return sorted(names)
 
 
-def kept(variables: Mapping[str, str]) -> dict[str, str]:
+def training_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that matter to training; the rest may hold secrets."""
     return {
         name: value
