@@ -197,40 +197,25 @@ def _lines(one: Examined, result: Result, paint: Paint) -> Iterator[str]:
     yield f"            Runbook: dshealthd doctor --runbook {safe(one.slug)}"
 
 
-NPD_LINE = 80
-"""Maximum characters of a message that node-problem-detector keeps."""
 TERMINATION = 4096
 """Maximum bytes of a container's termination message."""
 
 
-def summary(report: Report, least: State, most: int) -> str:
-    """Return one line with the slugs and parts of results at least this bad; `ok` if none is."""
-    wanted = (State.CRITICAL,) if least is State.CRITICAL else tuple(State)[1:]
+def kubernetes(report: Report) -> int:
+    """Print a line with slugs and parts of what is wrong; return 1 for a critical result, else 0.
+
+    For an init container or a readiness probe, which other results shall not fail.
+    """
     parts = [f"{safe(node.node)} unreachable" for node in report.nodes if node.problem]
     for node in report.nodes:
         parts += [
             " ".join(filter(None, (safe(one.slug), result.component.replace(" ", "="))))
             for one, result in found((*node.checks, *report.across))
-            if result.outcome in wanted and not result.accepted
+            if not result.accepted
         ]
     line = ", ".join(dict.fromkeys(parts)) or "ok"
-    return line if len(line) <= most else f"{line[: most - 3]}..."
-
-
-def kubernetes(report: Report) -> int:
-    """Fail a Kubernetes init container or readiness probe on a critical result."""
-    print(summary(report, State.WARNING, TERMINATION))
+    print(line if len(line) <= TERMINATION else f"{line[: TERMINATION - 3]}...")
     return int(report.outcome is State.CRITICAL)
 
 
-def node_problem_detector(report: Report) -> int:
-    """Print one line of 80 characters; return 0 for no problem, 1 for a problem, 2 for unknown."""
-    print(summary(report, State.CRITICAL, NPD_LINE))
-    codes = {State.CRITICAL: 1, State.UNKNOWN: 2}
-    return codes.get(report.outcome, 0)
-
-
-CALLERS: Mapping[str, Callable[[Report], int]] = {
-    "kubernetes": kubernetes,
-    "npd": node_problem_detector,
-}
+CALLERS: Mapping[str, Callable[[Report], int]] = {"kubernetes": kubernetes}

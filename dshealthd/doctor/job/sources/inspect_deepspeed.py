@@ -2,7 +2,7 @@
 
 It reads a request as JSON from standard input and writes one JSON document to standard output.
 `inspection` runs it in a process that is killed when it hangs. It needs nothing of dshealthd, runs
-on Python 3.8 and later, and touches no GPU.
+on Python 3.8 and later with DeepSpeed 0.15 and later, and touches no GPU.
 
 The configuration goes through DeepSpeed's own `DeepSpeedConfig`, in dictionaries that record which
 keys are looked up: a key that is never looked up has no effect.
@@ -17,7 +17,6 @@ if __name__ == "__main__" and sys.path[0].endswith("job_sources"):
 
 import contextlib
 import copy
-import importlib
 import inspect
 import json
 import logging
@@ -34,8 +33,8 @@ CPU_SECONDS = 120
 MAX_ERRORS = 20
 _OPAQUE = ("optimizer.params", "scheduler.params")
 """Blocks passed to a class that a user may choose, so any key may be right."""
-_EXTRA = ("extra_forbidden", "value_error.extra")
-"""Error types in pydantic 2 and 1 for a key that a block does not have."""
+_EXTRA = "extra_forbidden"
+"""pydantic's type of error for a key that a block does not have."""
 _LOOKED_UP = re.compile(
     r"""["'](\w+)["'] (?:not )?in (?:self\.)?config\b(?!\[)|\bconfig(?:\.get\(|\[)["'](\w+)["']"""
 )
@@ -169,12 +168,8 @@ def models(base: Any) -> dict[str, list[str]]:
     """Return the keys of DeepSpeed's blocks, with aliases, by the name of their class."""
     found: dict[str, list[str]] = {}
     for model in base.__subclasses__():
-        names: set[str] = set()
-        # `__fields__` up to DeepSpeed 0.14, which uses pydantic 1
-        fields = getattr(model, "model_fields", None) or model.__fields__
-        for name, field in fields.items():
-            names.update(filter(None, (name, field.alias)))
-        found[model.__name__] = sorted(names)
+        pairs = ((name, field.alias) for name, field in model.model_fields.items())
+        found[model.__name__] = sorted({name for pair in pairs for name in pair if name})
         found.update(models(model))
     return found
 
@@ -231,25 +226,13 @@ def complaints(error: Any, document: dict[str, Any], looks: Looks) -> list[dict[
             path = [looks.block, *path]
         found.append(
             {
-                "kind": "unknown" if one["type"] in _EXTRA else "value",
+                "kind": "unknown" if one["type"] == _EXTRA else "value",
                 "path": ".".join(path),
                 "text": one["msg"],
-                "model": getattr(error, "title", None) or error.model.__name__,
+                "model": error.title,
             }
         )
     return found
-
-
-def validation_errors() -> tuple[type[Exception], ...]:
-    """Return the ValidationError of pydantic 2, and of the pydantic 1 inside it."""
-    import pydantic
-
-    found: list[type[Exception]] = [pydantic.ValidationError]
-    try:
-        from pydantic import v1
-    except ImportError:  # pydantic 1 itself
-        return tuple(found)
-    return (*found, v1.ValidationError)
 
 
 def first_line(error: BaseException) -> str:
@@ -341,6 +324,7 @@ def world(ranks: int | None) -> Iterator[None]:
 def validate(deepspeed: Any, document: dict[str, Any]) -> dict[str, Any]:
     """Give a configuration to DeepSpeed, deleting the keys it refuses until it accepts the rest."""
     import deepspeed.runtime.config as module  # type: ignore[import-untyped]
+    import pydantic
     from deepspeed.runtime.config_utils import DeepSpeedConfigModel  # type: ignore[import-untyped]
 
     class Inspected(module.DeepSpeedConfig):  # type: ignore[misc]
@@ -361,7 +345,7 @@ def validate(deepspeed: Any, document: dict[str, Any]) -> dict[str, Any]:
     while len(errors) < MAX_ERRORS:
         try:
             config = Inspected(Block(document, "", looks))
-        except validation_errors() as error:
+        except pydantic.ValidationError as error:
             found = complaints(error, document, looks)
             errors += found
             gone = [remove(document, one["path"].split(".")) for one in found]
@@ -413,22 +397,10 @@ def from_hjson(text: str) -> Any:
     return json.loads(json.dumps(hjson.loads(text, object_pairs_hook=hook)))
 
 
-def imported() -> Any:
-    """Import DeepSpeed with the CPU as its accelerator, if it supports that. ImportError."""
-    try:
-        return importlib.import_module("deepspeed")
-    except ValueError:
-        # Early releases need Intel's extension for the CPU. Use CUDA then, without a GPU here.
-        os.environ.pop("DS_ACCELERATOR", None)
-        for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
-            del sys.modules[name]
-        return importlib.import_module("deepspeed")
-
-
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Answer a request to inspect DeepSpeed."""
     try:
-        deepspeed = imported()
+        import deepspeed
     except ImportError as error:
         return {"problem": f"DeepSpeed cannot be imported: {first_line(error)}"}
     except Exception as error:  # noqa: BLE001 - an installation may be broken in any way

@@ -11,7 +11,7 @@ import os
 import pwd
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,9 @@ class Inspection:
     """The configuration parsed as Hjson, if it is not JSON."""
     syntax: str = ""
     """Why it is not Hjson either."""
-    errors: tuple[Mapping[str, Any], ...] = ()
+    errors: Sequence[Mapping[str, Any]] = ()
     """Each with `kind`, `path` and `text`."""
-    unread: tuple[str, ...] | None = None
+    unread: Sequence[str] | None = None
     """Keys without effect; None if unknown."""
     looked_up: Mapping[str, list[str]] = field(default_factory=dict)
     """Keys that DeepSpeed looks up, by block; those of the top level under the empty path."""
@@ -47,7 +47,7 @@ class Inspection:
     """Keys of the blocks that DeepSpeed validates, by class."""
     settings: Mapping[str, Any] | None = None
     """The settings as DeepSpeed understood them; None if it refuses the configuration."""
-    warnings: tuple[str, ...] = ()
+    warnings: Sequence[str] = ()
 
 
 def inspect(python: str, request: Mapping[str, Any], program: Path = PROGRAM) -> dict[str, Any]:
@@ -106,12 +106,8 @@ def inspect(python: str, request: Mapping[str, Any], program: Path = PROGRAM) ->
 
 def from_json(document: Mapping[str, Any]) -> Inspection:
     """Return the inspection in a JSON document; missing keys keep their defaults."""
-    known: dict[str, Any] = {}
-    for name in Inspection.__dataclass_fields__:
-        if document.get(name) is not None:
-            value = document[name]
-            known[name] = tuple(value) if isinstance(value, list) and name != "document" else value
-    return Inspection(**known)
+    names = Inspection.__dataclass_fields__.keys() & document.keys()
+    return Inspection(**{name: document[name] for name in names if document[name] is not None})
 
 
 def _variables() -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from dshealthd.doctor.job.sources import shell
 from dshealthd.jobs.environment import natural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _WRAPPERS = frozenset(
@@ -117,9 +117,9 @@ class LauncherCommand:
     """`deepspeed`, `torchrun` or `srun`; `python` only inside an srun."""
     options: Mapping[str, str]
     """Options by long name; a flag has an empty value."""
-    arguments: tuple[str, ...]
+    arguments: Sequence[str]
     """The script and its arguments."""
-    unknown: tuple[str, ...] = ()
+    unknown: Sequence[str] = ()
     """Options that the launcher does not have."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables set in front of the command."""
@@ -317,11 +317,4 @@ def from_json(document: dict[str, Any] | None) -> LauncherCommand | None:
     """Return the launcher command whose fields a JSON document has."""
     if document is None:
         return None
-    return LauncherCommand(
-        **document
-        | {
-            "arguments": tuple(document["arguments"]),
-            "unknown": tuple(document["unknown"]),
-            "inner": from_json(document["inner"]),
-        }
-    )
+    return LauncherCommand(**document | {"inner": from_json(document["inner"])})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +30,11 @@ class SlurmScript:
 
     directives: Mapping[str, str]
     """Options in its `#SBATCH` lines, by long name."""
-    ignored: tuple[int, ...]
+    ignored: Sequence[int]
     """Lines with `#SBATCH` after the first command, which Slurm ignores."""
     exports: Mapping[str, str]
     """Variables set before the launcher, if their values are known without a shell."""
-    unknown: tuple[str, ...]
+    unknown: Sequence[str]
     """Variables set before the launcher whose values only a shell can compute."""
     command: LauncherCommand | None
     problem: str = ""
@@ -146,11 +146,5 @@ def _slurm_variables(directives: Mapping[str, str]) -> dict[str, str]:
 
 def from_json(document: dict[str, Any]) -> SlurmScript:
     """Return the Slurm script whose fields a JSON document has."""
-    return SlurmScript(
-        **document
-        | {
-            "ignored": tuple(document["ignored"]),
-            "unknown": tuple(document["unknown"]),
-            "command": launcher_command.from_json(document["command"]),
-        }
-    )
+    command = launcher_command.from_json(document["command"])
+    return SlurmScript(**document | {"command": command})
