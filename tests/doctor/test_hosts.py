@@ -71,9 +71,9 @@ def test_a_job_is_checked_here_and_its_nodes_there(
 ) -> None:
     """With `--only`, the nodes are asked for their own checks alone; without such, not at all."""
     job = ("doctor", "--json", "--job", "--launch", "torchrun --nproc-per-node=1 train.py")
-    hosts = ("--hosts", GOOD, "--ssh", str(ssh), "--host-timeout", "100")
-    hosts += ("--remote-command", str(ssh.parent / "dshealthd"))
-    cli.main([*job, *hosts, "--only", "launcher,kernel-settings"])
+    remote = ("--ssh", str(ssh), "--remote-command", str(ssh.parent / "dshealthd"))
+    hosts = ("--hosts", GOOD, "--host-timeout", "100")
+    cli.main([*job, *hosts, *remote, "--only", "launcher,kernel-settings"])
     document = json.loads(capsys.readouterr().out)
     assert [one["check"] for one in document["nodes"][0]["checks"]] == ["kernel-settings"]
     assert [one["check"] for one in document["across"]] == ["same-on-all-nodes", "launcher"]

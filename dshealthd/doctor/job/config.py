@@ -63,12 +63,6 @@ def _form(context: JobContext, name: str, parsed: deepspeed_config.Parsed) -> It
             source="deepspeed/runtime/config_utils.py, dict_raise_error_on_duplicate_keys",
             component=name,
         )
-    for word in dict.fromkeys(parsed["constants"]):
-        yield critical(
-            f"{name} has the number {word}, which neither JSON nor Hjson allows",
-            remedy=paste("grep", "-nw", "-e", word.removeprefix("-"), "--", name),
-            component=name,
-        )
 
 
 FILE = check_of(

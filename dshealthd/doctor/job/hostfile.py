@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.text import plural
 from dshealthd.doctor import hosts as remote
-from dshealthd.doctor.check import Result, check_of, critical, ok, unknown, warning
+from dshealthd.doctor.check import Result, check_of, critical, ok, unknown
 from dshealthd.doctor.job.sources import rendezvous
 from dshealthd.doctor.job.sources.layout import FilterError
 from dshealthd.doctor.job.sources.remedies import paste, unreadable
@@ -42,16 +42,6 @@ def _lines(context: JobContext, hostfile: Source[str]) -> Iterator[Result]:
                 component=name,
             )
         return
-    found = False
-    for member in members:
-        if not member.slots:
-            found = True
-            yield warning(
-                f"{name}: {member.name} has slots=0 and gets no ranks",
-                remedy=paste("grep", "-nw", "-e", member.name, "--", name),
-                source=SOURCE,
-                component=f"{name}: {member.name}",
-            )
     try:
         layout = context.filtered_layout()
     except FilterError as error:
@@ -62,13 +52,12 @@ def _lines(context: JobContext, hostfile: Source[str]) -> Iterator[Result]:
             component=name,
         )
         return
-    if not found:
-        slots = sum(member.slots or 0 for member in members)
-        yield ok(
-            f"{name}: {plural(len(members), 'host')} with {plural(slots, 'slot')}, "
-            f"{plural(layout.ranks or slots, 'rank')}",
-            source=SOURCE,
-        )
+    slots = sum(member.slots or 0 for member in members)
+    yield ok(
+        f"{name}: {plural(len(members), 'host')} with {plural(slots, 'slot')}, "
+        f"{plural(layout.ranks or slots, 'rank')}",
+        source=SOURCE,
+    )
 
 
 def _show_line(number: str, name: str) -> str:

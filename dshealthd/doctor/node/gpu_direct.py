@@ -252,7 +252,8 @@ def _not_running(host: Host, daemons: Iterable[str]) -> list[str] | None:
 
 def _fabric_manager(context: NodeContext) -> Iterator[Result]:
     host, component = context.host, "Fabric Manager"
-    switches, daemons = "", ()
+    switches = ""
+    daemons: tuple[str, ...] = ()
     try:
         switches, daemons = _managed_switches(host)
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.memory import parse_meminfo
@@ -42,16 +41,11 @@ DISK_SPACE = snapshot_check(
 SWAP_USED = 0.5
 """Share of swap in use above which it is a warning: idle pages alone rarely fill half of it."""
 
-HUGE_PAGES_UNUSED = 0.1
-"""Share of memory in unused huge pages above which it is a warning: they are missed elsewhere."""
-
-_HUGE_PAGES = re.compile(r"^(HugePages_Free|HugePages_Rsvd|Hugepagesize):\s+(\d+)", re.MULTILINE)
 _GIB = 1 << 30
 
 
 def _host_memory_problems(context: NodeContext) -> Iterator[Result]:
-    meminfo = read(context.host.proc("meminfo"))
-    fields = parse_meminfo(meminfo)
+    fields = parse_meminfo(read(context.host.proc("meminfo")))
     if missing := [name for name in ("SwapTotal", "SwapFree") if name not in fields]:
         message = f"no {' and '.join(missing)} in meminfo"
         raise ValueError(message)
@@ -66,20 +60,6 @@ def _host_memory_problems(context: NodeContext) -> Iterator[Result]:
             limit=f"{SWAP_USED:.0%}",
             source="dshealthd's own: idle pages alone rarely fill half of the swap",
             component="swap",
-        )
-    counts = dict(_HUGE_PAGES.findall(meminfo))
-    unused = int(counts.get("HugePages_Free", 0)) - int(counts.get("HugePages_Rsvd", 0))
-    huge = unused * int(counts.get("Hugepagesize", 0)) * 1024
-    if huge > HUGE_PAGES_UNUSED * fields.get("MemTotal", huge):
-        yield warning(
-            f"{huge / _GIB:.1f} of {fields['MemTotal'] / _GIB:.1f} GiB of memory are set aside as "
-            "huge pages that nothing uses: offloaded optimizer states and data loaders cannot have"
-            " them",
-            remedy="sudo sysctl -w vm.nr_hugepages=0  # frees those that are not in use",
-            value=f"{huge / fields['MemTotal']:.0%}",
-            limit=f"{HUGE_PAGES_UNUSED:.0%}",
-            source="Documentation/admin-guide/mm/hugetlbpage.rst: reserved pages serve nothing else",
-            component="huge pages",
         )
 
 

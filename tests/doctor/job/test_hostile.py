@@ -52,8 +52,8 @@ HOSTILE: dict[str, tuple[Callable[[Path], object] | str | bytes, str]] = {
     "deep objects": ('{"a":' * 10_000 + "1" + "}" * 10_000, DEEP),
     "deep lists": ("[" * 10_000 + "]" * 10_000, DEEP),
     "deep without an end": ('{"a":' * 10_000, DEEP),
-    "NaN": ('{"gradient_clipping": NaN}', "the number NaN"),
-    "infinite": ('{"gradient_clipping": -Infinity}', "the number -Infinity"),
+    "NaN": ('{"gradient_clipping": NaN}', "NaN is no number in JSON"),
+    "infinite": ('{"gradient_clipping": -Infinity}', "-Infinity is no number in JSON"),
     "duplicate": ('{"bf16": {"a": true}, "bf16": {"a": false}}', "has key 'bf16' twice"),
     "duplicate inside": ('{"bf16": {"a": true, "a": false}}', "has key 'a' twice"),
     "Latin-1": ('{\n"a": "ä"}'.encode("latin-1"), ":2: byte 0xe4 is not UTF-8"),
@@ -69,7 +69,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object] | str | bytes, str]] = {
     "process": (lambda file: file.symlink_to("/proc/self/environ"), IRREGULAR),
 }
 """The content of a configuration, or how to make it, and words of the result."""
-UNDECIDED = ("long number", "cut off")
+UNDECIDED = ("NaN", "infinite", "long number", "cut off")
 """What only DeepSpeed could read."""
 
 

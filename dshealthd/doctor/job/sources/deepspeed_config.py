@@ -14,21 +14,19 @@ MAX_BYTES = 1 << 18
 MAX_DEPTH = 64
 """Maximum nesting of brackets; DeepSpeed's own blocks nest six deep."""
 MAX_SHOWN = 20
-"""Maximum number of duplicate keys and of constants to list."""
+"""Maximum number of duplicate keys to list."""
 
 Parsed = dict[str, Any]
-"""`text` if it is not JSON, `document` if it is, `duplicates`, `constants` and `syntax`."""
+"""`text` if it is not JSON, `document` if it is, `duplicates` and `syntax`."""
 
 
 def parse(text: str, name: str) -> Parsed:
     """Return a DeepSpeed configuration and what is wrong with its syntax.
 
-    `constants` are `NaN`, `Infinity` and `-Infinity`, which JSON does not allow. `syntax` says why
-    it is not JSON. ValueError if it nests deeper than MAX_DEPTH.
+    `syntax` says why it is not JSON. ValueError if it nests deeper than MAX_DEPTH.
     """
     _check_depth(text, name)
     duplicates: list[str] = []
-    constants: list[str] = []
 
     def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -40,10 +38,9 @@ def parse(text: str, name: str) -> Parsed:
                 seen.add(key)
         return found
 
-    def constant(word: str) -> str:
-        if len(constants) < MAX_SHOWN:
-            constants.append(word)
-        return word  # in Hjson, a word without quotes is a string
+    def constant(word: str) -> None:
+        message = f"{word} is no number in JSON"  # in Hjson it is a string
+        raise ValueError(message)
 
     document, syntax = None, ""
     try:
@@ -52,14 +49,13 @@ def parse(text: str, name: str) -> Parsed:
         )
     except json.JSONDecodeError as error:
         syntax = f"line {error.lineno} column {error.colno}: {error.msg}"
-        duplicates, constants = [], []
-    except ValueError as error:  # an integer of more digits than Python converts
+        duplicates = []
+    except ValueError as error:  # such as an integer of more digits than Python converts
         syntax = str(error)
     return {
         "text": text if document is None else "",
         "document": document,
         "duplicates": duplicates,
-        "constants": constants,
         "syntax": syntax,
     }
 
