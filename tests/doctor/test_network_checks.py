@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import os
 import shutil
 import socket
 import subprocess
-import sys
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,13 +20,13 @@ from tests.netns import leave_time_wait, listener, network_namespace, ss
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from dshealthd.doctor.check import Result
     from tests.doctor.machine import Machine
     from tests.doctor.test_snapshot_checks import Scene
 
 PORT = 29501
-SET_NAME, SET_CHILD_SUBREAPER = 15, 36
 
 
 @pytest.fixture
@@ -73,47 +68,6 @@ def test_rendezvous_ports_inside_the_ephemeral_range() -> None:
     assert "29500-29600 are inside the ephemeral range 20000-60999" in found.text
     apply(found)
     assert outcomes(rendezvous.PORTS, look(*sources)) == ["ok"]
-
-
-@pytest.mark.usefixtures("_namespace")
-def test_orphan_on_a_rendezvous_port(tmp_path: Path) -> None:
-    """A listener whose parent has ended is found; one that is somebody's child is not."""
-    file = tmp_path / "dshealthd.toml"
-    file.write_text('[findings.limits]\norphan_listener_seconds = "1s"')
-    config = load(file)
-    with listener("127.0.0.1", PORT):
-        assert outcomes(rendezvous.LISTENERS, look("rendezvous", config=config)) == ["ok"]
-    serve = f"import socket,time; s=socket.create_server(('127.0.0.1',{PORT})); time.sleep(600)"
-    launcher = (
-        "import subprocess,sys; "
-        f"print(subprocess.Popen([sys.executable, '-c', {serve!r}], stdout=subprocess.DEVNULL).pid)"
-    )
-    name = Path("/proc/self/comm").read_text().strip()
-    prctl = ctypes.CDLL(None).prctl
-    prctl(SET_CHILD_SUBREAPER, 1)
-    prctl(SET_NAME, b"systemd")
-    done = subprocess.run(
-        [sys.executable, "-c", launcher], stdout=subprocess.PIPE, text=True, check=True, timeout=60
-    )
-    orphan = int(done.stdout)
-    try:
-        end = time.monotonic() + 60
-        while (
-            found := results(rendezvous.LISTENERS, look("rendezvous", config=config))[0]
-        ).outcome.value == "ok":
-            assert time.monotonic() < end
-            time.sleep(0.1)
-        assert (rendezvous.LISTENERS.slug, found.outcome.value) == ("address-in-use", "warning")
-        assert "ss -tanp" in found.remedy
-    finally:
-        prctl(SET_CHILD_SUBREAPER, 0)
-        prctl(SET_NAME, name.encode())
-        os.kill(orphan, 9)
-        os.waitpid(orphan, 0)
-    end = time.monotonic() + 60
-    while outcomes(rendezvous.LISTENERS, look("rendezvous", config=config)) != ["ok"]:
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 def test_loopback_that_is_down() -> None:

@@ -1,5 +1,5 @@
-"""Trainings that run on this node: ranks, devices and variables of real processes, the versions of
-their environment, and the files that they open.
+"""Trainings that run on this node: ranks, devices and variables of real processes, and the
+versions of their environment.
 """
 
 from __future__ import annotations
@@ -10,13 +10,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.doctor.node import resources, running_jobs, software
+from dshealthd.doctor.node import running_jobs, software
 from tests.doctor.looks import look, results
 from tests.doctor.test_snapshot_checks import seen
 from tests.doctor.test_software import installed
@@ -144,35 +143,3 @@ def test_nccl_release_with_a_defect(tmp_path: Path) -> None:
         found = [one for one in results(software.NCCL_RELEASES, seen) if str(prefix) in one.text]
         assert [one.outcome.value for one in found] == ([outcome] if outcome else [])
         assert all("pip install" in one.remedy for one in found)
-
-
-def test_process_at_its_limit_of_open_files() -> None:
-    """A process that has nearly as many files open as it may is found until it closes them."""
-    script = (
-        "import resource, sys, time; resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))\n"
-        "held = [open('/dev/null') for _ in range(115)]; print(flush=True)\n"
-        "sys.stdin.readline(); held.clear(); print(flush=True); time.sleep(600)"
-    )
-
-    # Of a job, which tells it from what other tests have do the same at the same time.
-    with subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=RANK,
-    ) as process:
-        assert process.stdin
-        assert process.stdout
-        try:
-            process.stdout.readline()
-            (found,) = of_the_job(resources.OPEN_FILES, look("open_files"))
-            assert (resources.OPEN_FILES.slug, found.outcome.value) == ("open-files", "warning")
-            assert found.remedy
-            print(file=process.stdin, flush=True)
-            process.stdout.readline()
-            end = time.monotonic() + 60
-            while of_the_job(resources.OPEN_FILES, look("open_files")):
-                assert time.monotonic() < end
-        finally:
-            process.kill()

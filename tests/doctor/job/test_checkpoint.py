@@ -105,7 +105,6 @@ def _empty(directory: Path) -> None:
 
 
 FAULTS: dict[str, tuple[int, Callable[[Path], object], str]] = {
-    "latest": (1, lambda directory: (directory / "latest").unlink(), "has no file `latest`"),
     "tag": (
         1,
         lambda directory: (directory / "latest").write_text("global_step9"),
@@ -120,6 +119,11 @@ FAULTS: dict[str, tuple[int, Callable[[Path], object], str]] = {
         1,
         _delete("zero_pp_rank_0_mp_rank_00_optim_states.pt"),
         "1 of 2 optim_states files are missing: data-parallel ranks 0",
+    ),
+    "last optimizer": (  # leaves a whole checkpoint of fewer ranks: not the job's
+        1,
+        _delete(OPTIMIZER),
+        "was saved by 1 data-parallel rank, but the job has 2 (--ranks)",
     ),
     "parameters": (
         3,
@@ -149,16 +153,6 @@ def test_damaged(stage: Callable[[int], Path], fault: str) -> None:
     assert str(directory) in texts(found)
 
 
-def test_last_rank_is_missing(stage: Callable[[int], Path]) -> None:
-    """A file that is missing at the end leaves a whole checkpoint of fewer ranks: not the job's."""
-    directory = stage(1)
-    (directory / TAG / OPTIMIZER).unlink()
-    (result,) = results("checkpoint", job(directory, stage=1))
-    assert result.outcome is CRITICAL
-    assert "was saved by 1 data-parallel rank, but the job has 2 (--ranks)" in result.text
-    assert "ds_to_universal" in result.remedy
-
-
 @pytest.mark.parametrize(("saved_with", "configured"), [(1, 3), (3, 2), (3, 0)])
 def test_stages(stage: Callable[[int], Path], saved_with: int, configured: int) -> None:
     """ZeRO 3 and the others do not load each other's."""
@@ -172,6 +166,8 @@ def test_remedy_of_latest(stage: Callable[[int], Path]) -> None:
     directory = stage(1)
     (directory / "latest").unlink()
     (result,) = results("checkpoint", job(directory, stage=1))
+    assert result.outcome is CRITICAL
+    assert f"{directory} has no file `latest`" in result.text
     subprocess.run(result.remedy, shell=True, check=True)
     assert outcomes("checkpoint", job(directory, stage=1)) == [OK]
 
