@@ -6,7 +6,6 @@ import dataclasses
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -136,15 +135,27 @@ def test_an_agent_with_a_password(tmp_path: Path) -> None:
         end(process)
 
 
+HUNG = """
+import socket, time
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+connection = server.accept()
+time.sleep(600)
+"""
+
+
 def test_an_agent_that_hangs() -> None:
     """An agent that does not answer is not waited for: the sources are read without it."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-        config = look().config
-        config = dataclasses.replace(
-            config, web=dataclasses.replace(config.web, listen_address=address)
-        )
-        document = status_document(config, Access())
+    command = [sys.executable, "-c", HUNG]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
+        try:
+            assert agent.stdout
+            address = f"127.0.0.1:{int(agent.stdout.readline())}"
+            web = dataclasses.replace(look().config.web, listen_address=address)
+            config = dataclasses.replace(look().config, web=web)
+            document = status_document(config, Access())
+        finally:
+            agent.kill()
     assert document["source"].startswith("collected without an agent: ")
     assert "no answer within 1.5 s" in document["source"]
     assert document["findings"] == []

@@ -116,12 +116,12 @@ def test_blackwell_needs_kernels_of_its_own(tmp_path: Path, name: str, outcome: 
 )
 def test_index_of_the_remedy(driver: str, index: str) -> None:
     """The remedy names an index of wheels that exists and that the driver serves."""
-    ((_, remedy),) = software.judge(frozenset({("cuda", "14.0")}), driver, gpus=True)
+    ((_, remedy, _),) = software.judge(frozenset({("cuda", "14.0")}), driver, gpus=True)
     assert f"https://download.pytorch.org/whl/{index} " in remedy
 
 
 def test_driver_too_old_for_any_torch() -> None:
     """Where no index is left, no package is named that does not exist."""
-    ((_, remedy),) = software.judge(frozenset({("cuda", "12.8")}), "10.2", gpus=True)
+    ((_, remedy, _),) = software.judge(frozenset({("cuda", "12.8")}), "10.2", gpus=True)
     assert "a newer driver" in remedy
     assert "pip" not in remedy

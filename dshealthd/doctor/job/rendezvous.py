@@ -145,16 +145,12 @@ def _sockets_of_first_node(context: JobContext) -> tuple[str, str | None]:
 
 
 def _own_tables(context: JobContext) -> str | None:
-    try:
+    with contextlib.suppress(OSError):
         text = read(context.host.proc("net/tcp"), MAX_SOCKETS)
-    except OSError:
-        return None
-    try:
-        return text + read(context.host.proc("net/tcp6"), MAX_SOCKETS)
-    except FileNotFoundError:  # a kernel without IPv6
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            text += read(context.host.proc("net/tcp6"), MAX_SOCKETS)
         return text
-    except OSError:
-        return None
+    return None
 
 
 def _judged(port: int, node: str, tables: str) -> Result:

@@ -42,11 +42,6 @@ def prefix(python: str) -> str:
     return os.path.dirname(head) if tail.startswith("python") else python.rstrip("/") or "/"
 
 
-def _major(version: str) -> int | None:
-    head = version.partition(".")[0]
-    return int(head) if head.isdecimal() else None
-
-
 def _numbers(version: str) -> tuple[int, ...]:
     """Return the numbers of a version up to the first part that is none."""
     parts = itertools.takewhile(str.isdecimal, version.split("."))
@@ -65,37 +60,42 @@ def _for_driver(driver_cuda: str) -> str:
     return f"pip install --force-reinstall torch --index-url {index}  # or install a newer driver"
 
 
-def judge(versions: Versions, driver_cuda: str | None, *, gpus: bool) -> Iterator[tuple[str, str]]:
-    """Yield each mismatch in a training environment's software, with a remedy.
+def judge(
+    versions: Versions, driver_cuda: str | None, *, gpus: bool, blackwell: bool = False
+) -> Iterator[tuple[str, str, str]]:
+    """Yield each mismatch in a training environment's software, with a remedy and a source.
 
-    `driver_cuda` is the newest CUDA that the driver supports; None without a driver.
+    `driver_cuda` is the newest CUDA that the driver supports; None without a driver. `blackwell`
+    says that the GPUs are of that generation, for which old software has no kernels.
     """
-    found = _by_name(versions)
+    found: dict[str, set[str]] = {}
+    for name, version in versions:
+        found.setdefault(name, set()).add(version)
     for name in sorted(ONCE & found.keys()):
         if len(found[name]) > 1:
             yield (
                 f"{name} is installed {len(found[name])} times: {', '.join(sorted(found[name]))}",
                 f"pip uninstall -y {name}; pip install {name}",
+                COMPATIBILITY,
             )
     cuda = min(found.get("cuda", ()), default=None)
     if cuda is None and "torch" in found and gpus:
         version = ", ".join(sorted(found["torch"]))
-        yield f"torch {version} is built without CUDA", "pip install --force-reinstall torch"
+        remedy = "pip install --force-reinstall torch"
+        yield f"torch {version} is built without CUDA", remedy, COMPATIBILITY
     if cuda is not None and driver_cuda is not None:
-        wanted, served = _major(cuda), _major(driver_cuda)
-        if wanted is not None and served is not None and wanted > served:
+        wanted, served = _numbers(cuda)[:1], _numbers(driver_cuda)[:1]
+        if wanted and served and wanted > served:
             yield (
                 f"torch is built for CUDA {cuda}, but the driver supports only {driver_cuda}",
                 _for_driver(driver_cuda),
+                COMPATIBILITY,
             )
     for nccl in sorted(found.get("nccl", ())):
         for text in known_defects(nccl, found.get("torch", set())):
-            yield f"NCCL {nccl} {text}", "pip install --upgrade torch"
-
-
-def judge_for_blackwell(versions: Versions, driver_cuda: str) -> Iterator[tuple[str, str, str]]:
-    """Yield what has no kernels for Blackwell's GPUs, with a remedy and a source."""
-    found = _by_name(versions)
+            yield f"NCCL {nccl} {text}", "pip install --upgrade torch", COMPATIBILITY
+    if not blackwell or driver_cuda is None:
+        return
     for name, (first, source) in FIRST_FOR_BLACKWELL.items():
         for version in sorted(found.get(name, ())):
             numbers = _numbers(version)
@@ -106,13 +106,6 @@ def judge_for_blackwell(versions: Versions, driver_cuda: str) -> Iterator[tuple[
                     _for_driver(driver_cuda) if name == "cuda" else "pip install --upgrade torch",
                     source,
                 )
-
-
-def _by_name(versions: Versions) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for name, version in versions:
-        found.setdefault(name, set()).add(version)
-    return found
 
 
 def _environments(context: NodeContext) -> list[str]:
@@ -134,13 +127,9 @@ def _problems(context: NodeContext) -> Iterator[Result]:
             yield unknown(f"{place}: {error.strerror or error}", component=place)
             continue
         pip = f"{paste(f'{place}/bin/python')} -m pip "
-        problems = [
-            (*problem, COMPATIBILITY)
-            for problem in judge(versions, driver_cuda, gpus=context.has_gpus)
-        ]
-        if is_blackwell and driver_cuda is not None:
-            problems += judge_for_blackwell(versions, driver_cuda)
-        for text, given, source in problems:
+        for text, given, source in judge(
+            versions, driver_cuda, gpus=context.has_gpus, blackwell=is_blackwell
+        ):
             remedy = given.replace("pip ", pip)
             yield warning(f"{place}: {text}", remedy, source=source, component=place)
 
@@ -306,8 +295,8 @@ def _operator(context: NodeContext, place: str, offload: str) -> Result | None:
 def _run(context: NodeContext) -> Iterator[Result]:
     offload = _offload(context)
     yield _library(offload)
-    for place in dict.fromkeys(prefix(python) for python in context.python):
-        if (found := _operator(context, os.path.abspath(place), offload)) is not None:
+    for place in _environments(context):
+        if (found := _operator(context, place, offload)) is not None:
             yield found
 
 
