@@ -28,10 +28,11 @@ from dshealthd.doctor.job import checks as job
 from dshealthd.doctor.snapshot_check import SnapshotCheck
 from dshealthd.evidence import service as evidence
 from dshealthd.findings import service as findings
+from dshealthd.findings import stalls
+from dshealthd.http import connection_limiter
 from dshealthd.nvrx import service as nvrx
 from dshealthd.probe import hung_jobs, service
 from dshealthd.probe import metrics as tally
-from dshealthd.probe.members import absences
 from dshealthd.probe.members import local_membership as roll
 from dshealthd.probe.peers import client as peer_client
 from dshealthd.probe.peers import credentials
@@ -51,11 +52,21 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 _GENERATED = "<!-- Generated from dshealthd/symptoms/{}.md by `./dev generate`; do not edit. -->"
-AGENT = (snapshot, supervisor, telemetry, node_figures, logs, state_writer, server, findings)
+AGENT = (
+    snapshot,
+    supervisor,
+    telemetry,
+    node_figures,
+    logs,
+    state_writer,
+    connection_limiter,
+    server,
+    findings,
+    stalls,
+)
 PROBES = (
     service,
     roll,
-    absences,
     tally,
     confirmation,
     hung_jobs,
@@ -74,9 +85,7 @@ def all_metrics() -> dict[str, Metric]:
         for name, metric in registry.metrics(kind).items()
     }
     return found | {
-        metric.name: metric
-        for module in (*AGENT, *PROBES, nvrx, evidence)
-        for metric in module.METRICS
+        metric.name: metric for metric in registry.declared(*AGENT, *PROBES, nvrx, evidence)
     }
 
 
@@ -111,16 +120,16 @@ def metrics_md() -> str:
         parts.append(f"\n## `{name}`\n\n{_summary(kind)} Read in {where}.\n\n")
         parts += _table(registry.metrics(kind).values())
     parts.append("\n## The agent itself\n\nCollectors, workers, web server and process.\n\n")
-    parts += _table(metric for module in AGENT for metric in module.METRICS)
+    parts += _table(registry.declared(*AGENT))
     parts.append(
         "\n## Probes\n\nRounds with other nodes, the peer API and the worker processes. Only "
         "where probes are configured.\n\n"
     )
-    parts += _table(metric for module in PROBES for metric in module.METRICS)
+    parts += _table(registry.declared(*PROBES))
     parts.append("\n## Health check for NVRx\n\nOnly where `nvrx.socket` is configured.\n\n")
-    parts += _table(nvrx.METRICS)
+    parts += _table(registry.declared(nvrx))
     parts.append("\n## Evidence of hangs\n\nBundles below `evidence` in `path.state`.\n\n")
-    parts += _table(evidence.METRICS)
+    parts += _table(registry.declared(evidence))
     return "".join(parts)
 
 

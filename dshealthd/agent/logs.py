@@ -57,7 +57,6 @@ DROPPED = counter(
     "dshealthd_log_lines_dropped_total",
     "Log lines dropped because standard error accepted none: a full pipe, or a hung target.",
 )
-METRICS = (DROPPED,)
 
 WAITING = 1000
 """Most lines that wait for standard error, about 200 KiB; more are dropped."""

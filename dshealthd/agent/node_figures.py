@@ -39,7 +39,6 @@ CLOCK = gauge(
     "Lowest SM clock of the node's GPUs that compute, but for those that their default power limit "
     "holds down, which is usual.",
 )
-METRICS = (CLASS, UP, UTILIZATION, POWER, TEMPERATURE, CLOCK)
 
 NONE = "none"
 """The class of a node without GPUs."""

@@ -70,7 +70,6 @@ QUARANTINED = gauge(
     "Parts (GPUs, paths) that are skipped because a worker hung or crashed at them.",
     "worker",
 )
-METRICS = (UP, STARTS, REPLACED, STUCK, QUARANTINED)
 
 COMMAND = child.python("dshealthd.collection.worker")
 PATIENCE = 3.0

@@ -15,7 +15,8 @@ from dshealthd.core.collector import Collector, Metric
 from dshealthd.core.options import Section
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from types import ModuleType
 
 SOURCE = Path(dshealthd.__file__).parent
 COLLECTORS = "dshealthd.collectors"
@@ -37,7 +38,13 @@ def load(name: str) -> type[Collector]:
 def metrics(collector: type[Collector]) -> Mapping[str, Metric]:
     """Return a collector's `Metric` constants by metric name."""
     module = importlib.import_module(collector.__module__)
-    return {value.name: value for value in vars(module).values() if isinstance(value, Metric)}
+    return {metric.name: metric for metric in declared(module)}
+
+
+def declared(*modules: ModuleType) -> Iterator[Metric]:
+    """Yield the `Metric` constants of modules, in the order in which they are declared."""
+    for module in modules:
+        yield from (value for value in vars(module).values() if isinstance(value, Metric))
 
 
 @functools.cache

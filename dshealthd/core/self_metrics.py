@@ -38,7 +38,6 @@ RESIDENT = gauge(
 FILES = gauge("process_open_fds", "Open file descriptors of the agent itself.")
 FILES_LIMIT = gauge("process_max_fds", "Soft limit of open file descriptors of the agent itself.")
 START = gauge("process_start_time_seconds", "Unix time at which the agent started.")
-METRICS = (BUILD, RELOAD_OK, RELOAD_TIME, CPU, RESIDENT, FILES, FILES_LIMIT, START)
 
 _PAGE = resource.getpagesize()
 

@@ -49,7 +49,6 @@ ERRORS = counter(
     "collector",
     "reason",
 )
-METRICS = (AVAILABLE, UP, FAILING, DURATION, LAST_SUCCESS, ERRORS)
 
 
 @dataclass(slots=True)

@@ -32,7 +32,6 @@ HUNG = gauge(
     "Age of the write in progress; 0 if there is none. It grows while the disk hangs.",
     "file",
 )
-METRICS = (FAILED, LAST, HUNG)
 
 _POLL = 0.01
 """Seconds between two checks for completion; a write takes about 20 ms."""

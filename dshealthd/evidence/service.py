@@ -53,7 +53,6 @@ INFO = gauge(
     "training_job",
     "bundle",
 )
-METRICS = (BUNDLES, LAST, BYTES, INFO)
 OUTCOMES = ("complete", "partial", "killed", "refused", "failed")
 
 COMMAND = child.python("dshealthd.evidence")

@@ -58,7 +58,6 @@ JUDGED = gauge(
 LEFT_OUT = gauge(
     "dshealthd_findings_left_out", "Findings beyond those exported, which are the worst ones."
 )
-METRICS = (FINDING, VALUE, JUDGED, LEFT_OUT, *stalls.EXPORTED)
 
 DELAY = 0.3
 """Seconds from a result that changed to the judgement: collectors that are due together end

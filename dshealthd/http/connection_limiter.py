@@ -39,7 +39,6 @@ REFUSED = counter(
     "its place.",
     "reason",
 )
-METRICS = (OPEN, LIMIT, REFUSED)
 
 RESERVE = 4
 """Descriptors reserved for connections when no others are left.

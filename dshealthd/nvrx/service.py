@@ -43,7 +43,6 @@ FINDINGS = gauge(
     "Findings in the last verdict, by check; 0 without a finding. Absent before the first verdict.",
     "check",
 )
-METRICS = (UP, VERDICTS, FINDINGS)
 
 START_DEADLINE = 20.0
 """Seconds the server may take to listen."""

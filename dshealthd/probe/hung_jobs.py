@@ -30,7 +30,6 @@ ROUNDS = counter(
     "dshealthd_probe_hang_rounds_total",
     "Immediate light rounds with the other nodes of a hung job; at most 4 a minute.",
 )
-METRICS = (ROUNDS,)
 
 PARTNERS = 4
 """Maximum nodes that this node meets for one hang."""

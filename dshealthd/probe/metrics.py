@@ -98,21 +98,6 @@ LAST = gauge(
     "Unix time of the end of the last round.",
     "kind",
 )
-METRICS = (
-    ROUNDS,
-    SKIPS,
-    STARVED_ROUNDS,
-    UNTIMED_ROUNDS,
-    DURATION,
-    BANDWIDTH,
-    OPERATION,
-    ROUND_TRIP,
-    CLOCK_OFFSET,
-    DISAGREES,
-    SUSPECT,
-    CHECKSUM,
-    LAST,
-)
 
 BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 LAST_ROUNDS = 20

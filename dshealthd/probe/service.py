@@ -60,7 +60,6 @@ SCORE = gauge(
     "This node's own score: median ratio of its timings to their baselines over its recent "
     "peers; 1 is usual.",
 )
-METRICS = (UP, GPU_SECONDS, SCORE)
 
 RETRY = 5.0
 """Seconds between attempts to start."""
@@ -171,7 +170,6 @@ class ProbeService:
         yield from self._state.metrics.samples(
             running.detector.suspects() if running is not None else ()
         )
-        yield from self._state.absences.samples()
         yield from self._state.hung_jobs.samples()
         yield GPU_SECONDS(self._state.policy.used)
         if running is not None:

@@ -28,7 +28,6 @@ from dshealthd.core.address import listen_address
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.exposition import CONTENT_TYPE, Tier
 from dshealthd.findings.catalogue import RUNBOOKS
-from dshealthd.http import connection_limiter as limits
 from dshealthd.http.connection import Connection, connection_of, plain
 from dshealthd.http.connection_limiter import ConnectionLimiter, client_of
 from dshealthd.http.listener import Listener
@@ -65,7 +64,6 @@ CONFIG_FAILURES = counter(
     "dshealthd_web_config_reload_failures_total",
     "Changes to web.config_file or its certificates that were invalid.",
 )
-METRICS = (*limits.METRICS, REQUESTS, CONFIG_OK, CONFIG_FAILURES)
 
 MISDIRECTED = "this node has another name; add the one in the address bar to web.hostnames"
 TIERS = f"the only parameter is tier, once: {' or '.join(Tier)}"

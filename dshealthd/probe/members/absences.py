@@ -12,14 +12,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.collectors import maintenance
-from dshealthd.core.collector import gauge
 from dshealthd.probe.observation import Outcome
 from dshealthd.probe.peers.protocol import PeerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
-    from dshealthd.core.collector import Sample
     from dshealthd.core.snapshot import Snapshot
     from dshealthd.probe.peers.client import PeerClient
 
@@ -37,11 +35,6 @@ TRIES = 3
 """Attempts to notify a member that does not answer."""
 LONGEST = 31 * 86400.0
 """Maximum seconds for which an announcement counts."""
-ABSENT = gauge(
-    "dshealthd_probe_members_in_maintenance",
-    "Members that have announced their maintenance to this agent; rounds leave them out.",
-)
-METRICS = (ABSENT,)
 
 
 class Absences:
@@ -90,10 +83,6 @@ class Absences:
         for known in (self._ends, self._acknowledged):
             for name in known.keys() - kept:
                 del known[name]
-
-    def samples(self) -> Iterator[Sample]:
-        """Yield the number of absent members."""
-        yield ABSENT(float(sum(map(self.absent, list(self._ends)))))
 
     async def keep_announcing(self, peers: PeerClient, others: Callable[[], Iterable[str]]) -> None:
         """Announce this node's maintenance and its end to the other members, until cancelled."""

@@ -51,14 +51,10 @@ def own_name(
         return found[0]
     if found:
         several = ", ".join(map(quote, sorted(found)[:3]))
-        raise MembershipError(
-            [
-                (
-                    f"name: this node matches more than one member ({several}); set name to "
-                    "the right one"
-                )
-            ]
+        message = (
+            f"name: this node matches more than one member ({several}); set name to the right one"
         )
+        raise MembershipError([message])
     message = f"name: host {quote(hostname)} matches none of the {len(names)} members by name or address; set name to the right one"
     raise MembershipError([message])
 
@@ -136,7 +132,6 @@ OK = gauge(
     "dshealthd_members_last_reload_successful",
     "1 if the member list was usable when last read; 0 while the previous list is kept.",
 )
-METRICS = (MEMBERS, HASH, OK)
 
 DEADLINE = 10.0
 """Timeout in seconds for reading the files or for DNS."""

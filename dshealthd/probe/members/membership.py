@@ -87,14 +87,8 @@ def load(
     and may wait for DNS: do not call it in an event loop.
     """
     if len(options.sources) != 1:
-        raise MembershipError(
-            [
-                (
-                    f"members: set {'only one' if options.sources else 'one'} of hostfile, nodes, "
-                    "dns, slurm"
-                )
-            ]
-        )
+        count = "only one" if options.sources else "one"
+        raise MembershipError([f"members: set {count} of hostfile, nodes, dns, slurm"])
     errors: list[str] = []
     members: tuple[Member, ...] = ()
     switches: tuple[topology.Switch, ...] = ()

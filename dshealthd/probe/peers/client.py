@@ -60,7 +60,6 @@ OPENED = counter(
     "dshealthd_probe_peer_client_connections_opened_total",
     "Connections made to other nodes' agents.",
 )
-METRICS = (CALLS, OPEN, OPENED)
 
 MAX_PER_PEER = 4
 """Concurrent calls to one peer, each on its own connection; further ones wait."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core import background
 from dshealthd.core.child import StartError
-from dshealthd.core.collector import counter, gauge
+from dshealthd.core.collector import gauge
 from dshealthd.core.host import signatures
 
 if TYPE_CHECKING:
@@ -241,15 +241,10 @@ RELOAD_OK = gauge(
     "1 if the key and certificate files were last read successfully; at 0 the previous credentials "
     "stay in force.",
 )
-RELOAD_FAILURES = counter(
-    "dshealthd_probe_peer_credentials_reload_failures_total",
-    "Changes of the key or certificate files that could not be used.",
-)
 EXPIRY = gauge(
     "dshealthd_probe_peer_certificate_expiry_timestamp_seconds",
     "When this node's own certificate for the peer API expires; only if it has one.",
 )
-METRICS = (RELOAD_OK, RELOAD_FAILURES, EXPIRY)
 
 THREAD = "peer credentials"
 CHECK_INTERVAL = 1.0
@@ -281,7 +276,6 @@ class Credentials:
         self._check: asyncio.Task[None] | None = None
         self._overdue: asyncio.Task[None] | None = None
         self._ok = True
-        self._failures = 0
 
     async def current(self) -> Secrets:
         """Return the credentials in force, after a look at the files, unless they hang."""
@@ -297,7 +291,6 @@ class Credentials:
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics of reloads and of the node's own certificate."""
         yield RELOAD_OK(float(self._ok))
-        yield RELOAD_FAILURES(float(self._failures))
         if self.secrets.own is not None and self.secrets.own.trusted:
             yield EXPIRY(self.secrets.own.ends)
 
@@ -323,7 +316,6 @@ class Credentials:
                 )
             except CredentialError as error:
                 self._ok = False
-                self._failures += 1
                 log.error(
                     "peer API: new credentials rejected, the previous ones stay in force:\n%s",
                     error,

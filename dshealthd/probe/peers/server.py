@@ -74,7 +74,6 @@ REFUSED = counter(
     "over a limit.",
     "reason",
 )
-METRICS = (OPEN, CLOSED, REQUESTS, REFUSED)
 
 HANDLER_TIMEOUT = 25.0
 """Seconds that a handler may take; a little less than the connection allows."""

@@ -24,7 +24,6 @@ CONFIRMATIONS = counter(
     "queue was full.",
     "result",
 )
-METRICS = (CONFIRMATIONS,)
 
 MAX_PENDING = 8
 """Maximum queued rounds; each takes some 1.5 s, so any further one would run into the next slot."""

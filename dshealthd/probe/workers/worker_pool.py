@@ -49,17 +49,11 @@ PARENT_STARTS = counter(
     "dshealthd_probe_parent_starts_total",
     "Starts of the probe workers' fork server; each imports torch.",
 )
-PARENT_FAILURES = counter(
-    "dshealthd_probe_parent_failures_total",
-    "Failures of the probe workers' fork server, at start-up or while running.",
-    "reason",
-)
 STUCK = gauge(
     "dshealthd_probe_workers_stuck",
     "Probe workers hung in the kernel that cannot be killed.",
     "device",
 )
-METRICS = (PARENT_UP, PARENT_STARTS, PARENT_FAILURES, STUCK)
 
 KILL_DEADLINE = 2.0
 """Seconds after SIGKILL until a worker counts as unkillable; a CUDA context takes long."""
@@ -95,7 +89,6 @@ class WorkerPool:
         self._idle: asyncio.TimerHandle | None = None
         self._stuck: dict[str, ForkedWorker] = {}
         self._starts = 0
-        self._failures: dict[str, int] = {}
         self._trouble: tuple[ForkServerError, int, float] | None = None
 
     async def run(
@@ -177,8 +170,6 @@ class WorkerPool:
         """Yield the worker pool's own metrics."""
         yield PARENT_UP(float(self._parent is not None and self._parent.usable))
         yield PARENT_STARTS(float(self._starts))
-        for reason, count in self._failures.items():
-            yield PARENT_FAILURES(float(count), reason)
         for device, worker in self._stuck.items():
             yield STUCK(float(not worker.ended.is_set()), device)
 
@@ -201,7 +192,7 @@ class WorkerPool:
             except ForkServerError as error:
                 failures = self._trouble[1] + 1 if self._trouble is not None else 1
                 self._trouble = (error, failures, self._monotonic() + self._backoff.after(failures))
-                self._count(error)
+                log.warning("probe: %s", error)
                 raise
             finally:
                 if parent is not None and not parent.about:
@@ -221,10 +212,6 @@ class WorkerPool:
             return ForkServer(self._python, self._program, self._environment)
         except StartError as error:
             raise ForkServerError(PARENT, str(error)) from error
-
-    def _count(self, error: ForkServerError) -> None:
-        self._failures[error.reason] = self._failures.get(error.reason, 0) + 1
-        log.warning("probe: %s", error)
 
     def _retire(self) -> None:
         self._idle = None
@@ -264,7 +251,7 @@ class WorkerPool:
                 )
             except ForkServerError as error:
                 if not round_.hurried:
-                    self._count(error)
+                    log.warning("probe: %s", error)
                 round_.hurry()
                 after = run_queue(parent.pid)
                 if lag.starved or (before and after and after.since(before).starved):
