@@ -57,8 +57,6 @@ counts for as long again. So one wrong value does not count forever, and a part 
 `creep_ratio` in a month.
 """
 _FORMAT = 3
-_OUTDATED = frozenset({1, 2})
-"""Formats of earlier releases, whose times are not comparable anyway."""
 _MOST_BYTES = 1 << 24
 _FIELDS = 11
 
@@ -85,10 +83,6 @@ class Reading(NamedTuple):
 
 class BaselineError(Exception):
     """An unusable file; it has been moved to `*.bad`."""
-
-
-class _OutdatedError(Exception):
-    """A file of an earlier format, whose values must not be used."""
 
 
 @dataclass(slots=True, eq=False)
@@ -258,9 +252,9 @@ class Baselines:
         return head + b"\n" + body + b"\n"
 
     def load(self, path: Path) -> bool:
-        """Load the baselines of an earlier run; return False if none are usable. There may be none,
-        or they are of other software or an outdated format. Raises BaselineError if the file is
-        corrupt, having moved it to `*.bad`, and OSError if it cannot be read. Call it in a thread.
+        """Load the baselines of an earlier run; return False if there are none of this software.
+        Raises BaselineError if the file is corrupt, having moved it to `*.bad`, and OSError if it
+        cannot be read. Call it in a thread.
         """
         try:
             return self.restore(state_file.read_in_child(str(path), _MOST_BYTES).decode())
@@ -273,13 +267,10 @@ class Baselines:
             raise BaselineError(message) from error
 
     def restore(self, document: str) -> bool:
-        """Restore what `document` returned; return False if that is of other software or in an
-        outdated format. Raises ValueError or RecursionError if it is corrupt.
+        """Restore what `document` returned; return False if that is of other software. Raises
+        ValueError or RecursionError if it is corrupt.
         """
-        try:
-            stamp, classes = _parse(document)
-        except _OutdatedError:
-            return False
+        stamp, classes = _parse(document)
         if stamp != self._stamp:
             return False
         for series, known in classes.items():
@@ -303,8 +294,6 @@ def _parse(content: str) -> tuple[str, dict[TimingClass, _Class]]:
     head, _, body = content.partition("\n")
     body = body.removesuffix("\n")
     header = json.loads(head)
-    if isinstance(header, dict) and header.get("format") in _OUTDATED:
-        raise _OutdatedError
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         message = f"not a baseline file of format {_FORMAT}"
         raise ValueError(message)
