@@ -264,9 +264,6 @@ class Liar:
         if self._strategy == "honest":
             return body
         if method == "invite" and self._strategy != "silence":
-            third = len(body["members"]) > 2 and peer not in self._victims
-            if third and self._meant(body["members"]) and self._turn % 2:
-                return None
             return {**body, "scores": self._scores()}
         if method not in {"result", "conclusion"}:
             return body
@@ -287,8 +284,7 @@ class Liar:
             return told
         outcome, stage, reason = SAID[self._way]
         if method == "conclusion":
-            late = tuple(sorted(self._victims & set(active.plan.members)))
-            told |= {"outcome": outcome, "stage": stage, "late": late, "reason": reason}
+            told |= {"outcome": outcome, "stage": stage, "reason": reason}
         spoilt = {"outcome": outcome, "reason": reason, "entered": AHEAD, "left": AHEAD}
         told["ranks"] = [{**rank, **spoilt} for rank in body["ranks"]]
         return told

@@ -156,7 +156,7 @@ def probe(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kind",
-        choices=["local", "pair", "rail", "group", "light"],
+        choices=["local", "pair", "rail", "light"],
         help="kind of round (default: local, or pair with a hostfile)",
     )
     parser.add_argument(

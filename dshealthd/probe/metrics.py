@@ -170,19 +170,14 @@ class RoundMetrics:
             )
             if observation.kind is Kind.LIGHT and size == 0 and report.led:
                 self._trips.append(timing.seconds)
-        for peer, offset in report.offsets.items():
-            _put_bounded(self._offsets, peer, offset, LATEST)
-        for peer in observation.members:
-            if (
-                peer != me
-                and observation.outcome is Outcome.DECLINED
-                and observation.reason in DISAGREEMENTS
-            ):
-                if peer in observation.late or peer == observation.members[0]:
-                    _put_bounded(self._disagreeing, peer, observation.reason, MAX_DISAGREEING)
-            elif observation.outcome is Outcome.OK:
-                self._disagreeing.pop(peer, None)
-        self.rounds.append(_entry(report))
+        peer = next((name for name in observation.members if name != me), "")
+        if report.offset is not None:
+            _put_bounded(self._offsets, peer, report.offset, LATEST)
+        if observation.outcome is Outcome.DECLINED and observation.reason in DISAGREEMENTS:
+            _put_bounded(self._disagreeing, peer, observation.reason, MAX_DISAGREEING)
+        elif observation.outcome is Outcome.OK:
+            self._disagreeing.pop(peer, None)
+        self.rounds.append(_entry(report, peer))
 
     def take_checksums(self, results: Iterable[RankResult]) -> None:
         """Replace the checksum metrics by those of a round among this node's GPUs."""
@@ -235,7 +230,7 @@ def _put_bounded(store: OrderedDict[Any, Any], key: object, value: object, most:
         store.popitem(last=False)
 
 
-def _entry(report: RoundReport) -> dict[str, Any]:
+def _entry(report: RoundReport, peer: str) -> dict[str, Any]:
     seen = report.observation
     return {
         "time": round(seen.at, 3),
@@ -250,5 +245,5 @@ def _entry(report: RoundReport) -> dict[str, Any]:
         "late": list(seen.late),
         "seconds": round(report.seconds, 4),
         "timings": timing_fields(seen.timings),
-        "clock_offset_seconds": {name: round(offset, 6) for name, offset in report.offsets.items()},
+        "clock_offset_seconds": {} if report.offset is None else {peer: round(report.offset, 6)},
     }

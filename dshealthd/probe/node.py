@@ -24,6 +24,8 @@ NO_PYTHON = "no_python"
 WARMING_UP = "warming_up"
 NO_CUDA = "no_cuda"
 """The node has GPUs, but its environment's torch is built without CUDA."""
+GPUS_DIFFER = "gpus_differ"
+"""The node has fewer GPUs than the round needs."""
 LIMITED = "rate_limited"
 PREPARATION = 60.0
 """Timeout in seconds for importing torch from a cold disk."""
@@ -64,10 +66,6 @@ class ThisNode:
         """Return the current epoch number by this node's clock."""
         return epoch_at(self._state.wall(), self._state.options.period)
 
-    def gpus(self) -> int:
-        """Return the number of GPUs that this node has for a round."""
-        return self._state.gpus.count()
-
     def scores(self) -> Scores:
         """Return the scores that this node's detector reports to peers."""
         return self._detector.scores()
@@ -77,9 +75,12 @@ class ThisNode:
         Counts an on-demand plan against the limit per minute.
         """
         on_demand = plan.epoch == ON_DEMAND
-        reason = self.obstacle(scheduled=not on_demand, asked=True)
-        if reason or not on_demand:
+        if reason := self.obstacle(scheduled=not on_demand, asked=True):
             return reason
+        if plan.ranks > max(1, self._state.gpus.count()):
+            return GPUS_DIFFER
+        if not on_demand:
+            return ""
         now = self._state.monotonic()
         while self._extra and now - self._extra[0] > 60.0:  # noqa: PLR2004 - a minute
             self._extra.popleft()

@@ -15,12 +15,12 @@ class Kind(enum.StrEnum):
     """The GPUs of one node among themselves; no other node takes part."""
     PAIR = "pair"
     """Two nodes, all their GPUs or one rank each."""
-    GROUP = "group"
-    """More than two nodes."""
     RAIL = "rail"
     """GPU k with GPU k of another node, each through the adapter nearest to it."""
     LIGHT = "light"
     """An echo between the agents of two nodes; no GPU is touched."""
+    GROUP = "group"
+    """More than two nodes: agents of earlier versions ask for it, and are refused."""
 
 
 class Stage(enum.StrEnum):
@@ -117,13 +117,13 @@ class Observation:
     backend: str
     """`nccl`, `gloo`, or `agent` for a light round."""
     members: tuple[str, ...]
-    """Names of the nodes that should have taken part, root first."""
+    """Names of the nodes that should have taken part, root first; one in a local round."""
     outcome: Outcome
     stage: Stage
     timings: tuple[Timing, ...] = ()
     late: tuple[str, ...] = ()
-    """Members that lagged behind the others when the round ended. They are the ones that the
-    outcome implicates, if any.
+    """The member that lagged behind the other when the round ended, whom the outcome implicates;
+    empty if neither or both did.
     """
     reason: str = ""
     """Slug of a decline or error, from a bounded set; never free text."""
@@ -165,7 +165,7 @@ REASONS = frozenset({
     OTHER, "already_testing", "answer_not_signed", "bad_answer", "busy", "busy_cpu", "busy_gpu",
     "certificate", "certificate_expired", "certificate_not_yet_valid", "certificate_untrusted",
     "clock_differs", "closed", "closed_after_handshake", "connect_timeout",
-    "connection_lost", "deadline", "disputed", "draining", "duty", "ended_early", "error", "exited",
+    "connection_lost", "deadline", "draining", "duty", "ended_early", "error", "exited",
     "gpu_unknown", "gpus_differ", "implausible", "key", "killed", "maintenance", "malformed",
     "members_differ", "name_server", "name_timeout", "name_unknown", "no_address", "no_answer",
     "no_credentials", "no_cuda", "no_python", "no_route", "no_torch", "not_a_member",

@@ -123,13 +123,8 @@ class PeerOptions:
                 yield "listen_address", str(error)
             else:
                 if host is None:
-                    yield (
-                        "listen_address",
-                        (
-                            f'"{self.listen_address}" names no host; the listener never takes '
-                            "all addresses by default"
-                        ),
-                    )
+                    problem = "names no host; the listener never takes all addresses by default"
+                    yield "listen_address", f'"{self.listen_address}" {problem}'
             if self.key_file is None and not self.tls:
                 yield (
                     "listen_address",

@@ -58,17 +58,14 @@ class PeerRequests:
 
     async def _asked(self, _sender: str, body: dict[str, Any]) -> dict[str, Any]:
         members, kind = body["members"], body["kind"]
-        if members[0] != self._me or len(set(members)) != len(members) or kind is Kind.LOCAL:
+        if kind is Kind.GROUP or len(members) > PAIR:
+            raise Refusal(Decline.VERSION)
+        if members[0] != self._me or members[1] == self._me or kind is Kind.LOCAL:
             raise Refusal(Decline.MALFORMED)
         if not set(members) <= set(self._state.local_membership.membership.names):
             raise Refusal(Decline.MEMBERS)
         steps = tuple((step["size"], step["repetitions"]) for step in body["steps"])
-        report = await self._lead(
-            ON_DEMAND,
-            members,
-            Kind.GROUP if len(members) > PAIR and kind is Kind.PAIR else kind,
-            steps,
-        )
+        report = await self._lead(ON_DEMAND, members, kind, steps)
         if report is None:
             raise Refusal(Decline.TESTING)
         found = report.observation

@@ -407,7 +407,7 @@ class SlotRunner:
                 work, LocalStore(), lambda _rank, _stage: None
             )
             self._state.metrics.take_checksums(results)
-            findings = combine(plan, self._me, {self._me: MemberResult(tuple(results))}, {})
+            findings = combine(plan, self._me, {self._me: MemberResult(tuple(results))})
         observation = findings.observation(plan, self.node.scores(), self._state.wall())
         self._ended(RoundReport(observation, plan, self._state.monotonic() - begin, led=True))
 

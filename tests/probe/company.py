@@ -43,13 +43,13 @@ Deadlines = tuple[tuple[ModuleType, tuple[str, ...]], ...]
 ANSWERS: Deadlines = (
     (credentials, ("CHECK_PATIENCE",)),
     (leader, ("INVITATION", "PRESENCE", "CONCLUSION")),
-    (member, ("HANDING_IN", "PRESENCE", "LIGHT_ROUND")),
+    (member, ("HANDING_IN", "LIGHT_ROUND")),
     (light, ("DEADLINE",)),
     (starvation, ("LAG",)),
 )
 """How long an agent waits for another one that is there, and may be slow as this machine is."""
-SHARES: Deadlines = ((leader, ("SHARE",)), (member, ("STRAGGLERS",)))
-"""How long an agent waits for what another one's workers gave."""
+SHARE: Deadlines = ((leader, ("SHARE",)),)
+"""How long a root waits for what the member's workers gave."""
 NAMES = tuple(f"127.0.0.{number}" for number in range(11, 19))
 
 
@@ -131,10 +131,6 @@ class FakeNode:
         """Return the epoch, with ten seconds each."""
         return EPOCH + int(self.clock_off // 10)
 
-    def gpus(self) -> int:
-        """Return how many GPUs it has."""
-        return 0
-
     def objection(self, _plan: RoundPlan) -> str:
         """Return why the GPUs are not to be used."""
         return self.reason
@@ -184,22 +180,16 @@ class Companion:
         (report,) = self.reports
         return report.observation
 
-    def plan(
-        self,
-        *others: str,
-        epoch: int = EPOCH,
-        steps: tuple[tuple[int, int], ...] = ((8, 3), (4096, 3)),
-    ) -> RoundPlan:
+    def plan(self, other: str, epoch: int = EPOCH) -> RoundPlan:
         """Return a round that this node leads."""
-        kind = Kind.PAIR if len(others) == 1 else Kind.GROUP
         return RoundPlan(
             round=new_round(),
             epoch=epoch,
-            kind=kind,
+            kind=Kind.PAIR,
             backend=Backend.GLOO,
-            members=(self.name, *others),
+            members=(self.name, other),
             digest=self.node.membership().digest,
-            steps=steps,
+            steps=((8, 3), (4096, 3)),
         )
 
     async def open(self) -> None:
@@ -241,14 +231,14 @@ async def company(
 
     With `mutual_tls` each has a certificate of one authority instead of the shared key.
     `waited` gives for how many seconds a node has waited for a CPU by now: for none as it is. All
-    have time to answer. Unless one is `silent`, they have it for their shares too.
+    have time to answer. Unless one is `silent`, they have it for a share too.
     """
     names = NAMES[:count]
     ports: dict[str, int] = {}
     companions: list[Companion] = []
     async with contextlib.AsyncExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        give_time(patch, ANSWERS if silent else ANSWERS + SHARES)
+        give_time(patch, ANSWERS if silent else ANSWERS + SHARE)
         if mutual_tls:
             certificates.authority(directory, "ca")
         for name in names:
@@ -285,17 +275,17 @@ def ended(observation: Observation, outcome: Outcome, **fields: object) -> None:
 
 
 def same(companions: list[Companion]) -> Observation:
-    """Return the observation that all of these nodes share. All but the time at which each ended
+    """Return the observation that both nodes share. All but the time at which each ended
     its round, and, of a round without workers, the scores and the times of the echoes, which its
     root alone has.
     """
-    root, *members = sorted(companions, key=lambda one: one.reports[0].led, reverse=True)
-    first, *rest = (replace(one.observation, at=0.0, scores=()) for one in (root, *members))
-    scores = [set(companion.observation.scores) for companion in (root, *members)]
-    if first.kind is Kind.LIGHT:
-        assert all((other.timings, other.bounds) == ((), ()) for other in rest)
-        rest = [replace(other, timings=first.timings, bounds=first.bounds) for other in rest]
+    pair = sorted(companions, key=lambda one: one.reports[0].led, reverse=True)
+    scores = [set(companion.observation.scores) for companion in pair]
+    root, member = (replace(one.observation, at=0.0, scores=()) for one in pair)
+    if root.kind is Kind.LIGHT:
+        assert (member.timings, member.bounds) == ((), ())
+        member = replace(member, timings=root.timings, bounds=root.bounds)
     else:
-        assert all(score == scores[0] for score in scores)
-    assert all(observation == first for observation in rest), [first, *rest]
-    return first
+        assert scores[0] == scores[1]
+    assert root == member
+    return root

@@ -26,7 +26,7 @@ from dshealthd.probe.peers import protocol
 from dshealthd.probe.peers.client import REFUSAL
 from dshealthd.probe.peers.messages import RANK, TIMING, Backend
 from dshealthd.probe.peers.protocol import TIMED_OUT, UNAUTHORIZED, Rejection
-from dshealthd.probe.rounds import conclusion, member, remote_store
+from dshealthd.probe.rounds import conclusion, remote_store
 from dshealthd.probe.rounds.active_round import Decline, RoundReport
 from dshealthd.probe.rounds.plan import RoundPlan
 from dshealthd.probe.workers import fork_server, job, worker
@@ -64,8 +64,8 @@ def test_every_reason_of_ours_is_known() -> None:
         *(value for name, value in vars(Decline).items() if name.isupper()),
         *(getattr(policy, name) for name in ("NEVER", "BUSY", "UNKNOWN", "RELEASED")),
         policy.DUTY,
-        *(node.NO_PYTHON, node.WARMING_UP, node.NO_CUDA, node.LIMITED),
-        *(conclusion.SILENT, conclusion.IMPLAUSIBLE, member.DISPUTED),
+        *(node.NO_PYTHON, node.WARMING_UP, node.NO_CUDA, node.GPUS_DIFFER, node.LIMITED),
+        *(conclusion.SILENT, conclusion.IMPLAUSIBLE),
         *(remote_store.TIMED_OUT, remote_store.NOT_DONE, TIMED_OUT, UNAUTHORIZED),
         *(fork_server.DEADLINE, fork_server.PARENT),
         *job.OWN,

@@ -90,7 +90,7 @@ async def local(
         digest="",
         ranks=len(results),
     )
-    found = combine(plan, plan.root, {plan.root: MemberResult(tuple(results))}, {})
+    found = combine(plan, plan.root, {plan.root: MemberResult(tuple(results))})
     return {
         "kind": Kind.LOCAL,
         "backend": job.backend,

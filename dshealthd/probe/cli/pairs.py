@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.address import listen_address
@@ -33,14 +32,6 @@ AT_ONCE = 64
 """Pairs probed at a time."""
 
 
-@dataclass(frozen=True)
-class Ask:
-    """A request to the agents."""
-
-    kind: Kind
-    steps: tuple[tuple[int, int], ...]
-
-
 async def between(
     loaded: Config,
     source: str,
@@ -61,47 +52,31 @@ async def between(
         else options.members
     )
     if not options.peer.listen_address:
-        raise ConfigError(
-            source,
-            [
-                (
-                    "probe.peer: probes between nodes need the agents' key and address; "
-                    "set --config.file to an agent's configuration"
-                )
-            ],
-        )
+        message = "probe.peer: probes between nodes need the agents' key and address; set --config.file to an agent's configuration"
+        raise ConfigError(source, [message])
     try:
         me, names = own_place(loaded, members)
         client = member_client(loaded, me)
     except (MembershipError, CredentialError) as error:
         raise ConfigError(source, list(error.errors)) from error
-    ask = Ask(kind, steps)
     entries: list[dict[str, Any]] = []
+    schedule = Cell(names, {})
+    pairs: set[tuple[str, ...]] = set()
+    limit = asyncio.Semaphore(AT_ONCE)
+
+    async def probe(pair: Sequence[str]) -> None:
+        # This node's agent refuses calls from its own name, so the other node leads.
+        leader, member = sorted(pair, key=lambda name: name == me)
+        async with limit:
+            entry = await one(client, leader, member, kind, steps)
+        entries.append(entry)
+        tell(_line(entry))
+
     try:
-        if kind is Kind.GROUP:
-            others = [name for name in names if name != me]
-            entries.append(await one(client, (*others, me), ask))
-            tell(_line(entries[0]))
-        else:
-            schedule = Cell(names, {})
-            pairs: set[frozenset[str]] = set()
-            limit = asyncio.Semaphore(AT_ONCE)
-
-            async def pair(group: Sequence[str]) -> None:
-                async with limit:
-                    # This node's agent refuses calls from its own name, so the other node leads.
-                    entry = await one(
-                        client, tuple(sorted(group, key=lambda name: name == me)), ask
-                    )
-                entries.append(entry)
-                tell(_line(entry))
-
-            for epoch in range(schedule.cycle):
-                groups = [
-                    group for group in schedule.groups(epoch) if frozenset(group) not in pairs
-                ]
-                pairs.update(map(frozenset, groups))
-                await asyncio.gather(*map(pair, groups))
+        for epoch in range(schedule.cycle):
+            new = set(schedule.groups(epoch)) - pairs
+            pairs |= new
+            await asyncio.gather(*map(probe, sorted(new)))
     finally:
         await client.close()
     return {
@@ -127,16 +102,18 @@ def member_client(loaded: Config, me: str) -> PeerClient:
     return PeerClient(loaded.section(ProbeOptions).peer, me, lambda name: (name, port))
 
 
-async def one(client: PeerClient, members: tuple[str, ...], ask: Ask) -> dict[str, Any]:
-    """Have the first member lead a round with the others, and return the entry of that round."""
+async def one(
+    client: PeerClient, leader: str, member: str, kind: Kind, steps: tuple[tuple[int, int], ...]
+) -> dict[str, Any]:
+    """Have one node lead a round with another, and return the entry of that round."""
     body = {
-        "members": members,
-        "kind": ask.kind,
-        "steps": [{"size": size, "repetitions": repetitions} for size, repetitions in ask.steps],
+        "members": (leader, member),
+        "kind": kind,
+        "steps": [{"size": size, "repetitions": repetitions} for size, repetitions in steps],
     }
     entry: dict[str, Any] = {
-        "members": list(members),
-        "kind": ask.kind,
+        "members": [leader, member],
+        "kind": kind,
         "backend": "",
         "stage": Stage.INVITE,
         "late": [],
@@ -144,9 +121,9 @@ async def one(client: PeerClient, members: tuple[str, ...], ask: Ask) -> dict[st
     }
     for attempt in range(TRIES):
         try:
-            answer = await client.call(members[0], "lead", body, LEAD)
+            answer = await client.call(leader, "lead", body, LEAD)
         except PeerError as error:
-            late = [] if error.outcome is Outcome.DECLINED else [members[0]]
+            late = [] if error.outcome is Outcome.DECLINED else [leader]
             entry |= {"outcome": error.outcome, "reason": error.reason, "late": late}
         else:
             timings = [report.fields(timing) for timing in timings_of(answer["timings"])]
@@ -169,17 +146,14 @@ def show_pairs(document: dict[str, Any]) -> str:
             light = "~" if entry["kind"] is Kind.LIGHT else ""
             cells[frozenset(entry["members"])] = f"{light}{timing['busbw'] / 1e9:.3f}"
             largest = max(largest, timing["size"])
-    lines = []
-    if document["kind"] is not Kind.GROUP:
-        what = f"{document['kind']}: bus bandwidth (GB/s) at {largest} bytes; ~ is an echo between the agents, no GPU was used"
-        lines.append(report.matrix(document["members"], cells, what))
-    for entry in document["rounds"]:
-        if document["kind"] is Kind.GROUP and entry["timings"]:
-            lines.append(report.table(entry["timings"]))
-        if entry["outcome"] != Outcome.OK or entry["reason"] or document["kind"] is Kind.GROUP:
-            lines.append(f"# {_line(entry)}")
-    lines.append(f"# outcome: {document['outcome']}")
-    return "\n".join(lines)
+    what = f"{document['kind']}: bus bandwidth (GB/s) at {largest} bytes; ~ is an echo between the agents, no GPU was used"
+    problems = [
+        f"# {_line(entry)}"
+        for entry in document["rounds"]
+        if entry["outcome"] != Outcome.OK or entry["reason"]
+    ]
+    matrix = report.matrix(document["members"], cells, what)
+    return "\n".join([matrix, *problems, f"# outcome: {document['outcome']}"])
 
 
 def _line(entry: dict[str, Any]) -> str:

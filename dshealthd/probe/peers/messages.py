@@ -13,9 +13,9 @@ from dshealthd.probe.peers.protocol import Data, KnownReason, NodeName, Text
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MAX_MEMBERS = 64
-"""Most nodes in one round."""
-MAX_RANKS = 1024
+MEMBERS = Array(NodeName(), 64, 2)
+"""Nodes of a round. Agents of earlier versions may name more than two, and are refused for that."""
+LATE = Array(NodeName(), 2)
 MAX_RANKS_OF_NODE = 64
 MAX_SIZE = 1 << 30
 """Bytes of one collective's payload."""
@@ -63,7 +63,7 @@ VERSION = Text(64)
 STEP = Record({"size": Integer(1, MAX_SIZE), "repetitions": Integer(1, 1000)})
 RANK = Record(
     {
-        "rank": Integer(0, MAX_RANKS),
+        "rank": Integer(0, 2 * MAX_RANKS_OF_NODE),
         "outcome": Choice(Outcome),
         "stage": Choice(Stage),
         "reason": KnownReason(),
@@ -127,7 +127,7 @@ METHODS: Mapping[str, Method] = {
                 "epoch": EPOCH,
                 "kind": Choice(Kind),
                 "backend": Choice(Backend),
-                "members": Array(NodeName(), MAX_MEMBERS, 2),
+                "members": MEMBERS,
                 "digest": Text(12),
                 "steps": Array(STEP, 32),
                 "ranks": Integer(1, MAX_RANKS_OF_NODE),
@@ -149,7 +149,7 @@ METHODS: Mapping[str, Method] = {
         ),
         Record({}, {"value": Data(MAX_VALUE), "number": Integer(-(2**53)), "flag": Flag()}),
     ),
-    "result": Method(  # a member's workers' results, sent to every other member
+    "result": Method(  # to the root: a member's workers' results
         Record(
             {
                 "round": ROUND,
@@ -167,7 +167,6 @@ METHODS: Mapping[str, Method] = {
                 "kind": Choice(Kind),
                 "outcome": Choice(Outcome),
                 "stage": Choice(Stage),
-                "late": Array(NodeName(), MAX_MEMBERS),
                 "reason": KnownReason(),
                 "ranks": Array(RANK, MAX_RANKS_OF_NODE),
                 "timings": Array(TIMING, 128),
@@ -180,7 +179,7 @@ METHODS: Mapping[str, Method] = {
     "lead": Method(  # on demand: the receiver is the first of the members
         Record(
             {
-                "members": Array(NodeName(), MAX_MEMBERS, 2),
+                "members": MEMBERS,
                 "kind": Choice(Kind),
                 "steps": Array(STEP, 32),
             }
@@ -192,7 +191,7 @@ METHODS: Mapping[str, Method] = {
                 "outcome": Choice(Outcome),
                 "stage": Choice(Stage),
                 "timings": Array(TIMING, 128),
-                "late": Array(NodeName(), MAX_MEMBERS),
+                "late": LATE,
                 "reason": KnownReason(),
             }
         ),

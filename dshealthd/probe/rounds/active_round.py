@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dshealthd.core.timing import time_limit
 from dshealthd.linux.starvation import LoopLag
 from dshealthd.probe.node import ThisNode
 from dshealthd.probe.observation import Observation, Stage
@@ -31,7 +29,6 @@ class Decline:
     MEMBERS = "members_differ"
     VERSION = "version_differs"
     TESTING = "already_testing"
-    GPUS = "gpus_differ"
     ROUND = "unknown_round"
     MALFORMED = "malformed"
 
@@ -63,9 +60,8 @@ class RoundReport:
     """The plan as intended; the observation says whether the round became a light one."""
     seconds: float
     led: bool
-    offsets: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by which other members' clocks are ahead of this node's, where a round measured it.
-    """
+    offset: float | None = None
+    """Seconds by which the other member's clock is ahead of this node's, where it is known."""
 
 
 @dataclass(eq=False)
@@ -80,6 +76,7 @@ class ActiveRound:
     store: LocalStore = field(default_factory=LocalStore)
     shares: dict[str, MemberResult] = field(default_factory=dict)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the root has the member's share."""
     told: asyncio.Future[dict[str, Any]] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -91,36 +88,21 @@ class ActiveRound:
     lag: LoopLag = field(default_factory=LoopLag)
     """Whether this agent got enough CPU for its view of the others to be trusted."""
     stage: Stage = Stage.INVITE
-    inviting: asyncio.Task[dict[str, dict[str, Any] | PeerError]] | None = None
+    offset: float | None = None
+    """Seconds by which the other member's clock is ahead of this node's, where it is known."""
+    inviting: asyncio.Task[PeerError | None] | None = None
     successor: ActiveRound | None = None
-    """The same group's round under another root that comes first in the order and replaces it."""
+    """The same round under the other member, which comes first in the order and replaces it."""
+
+    @property
+    def peer(self) -> str:
+        """The other member."""
+        return self.plan.members[1] if self.led else self.plan.root
 
     @property
     def decided(self) -> bool:
-        """Whether some member's result already names a fault and a member."""
+        """Whether one of the members' results already names a fault and a member."""
         return any(share.own_finding for share in self.shares.values())
-
-    async def missing(
-        self, names: Iterable[str], seconds: float, *, or_decided: bool = False
-    ) -> list[str]:
-        """Wait for these members' shares, or until it is `decided`; return whose are missing."""
-
-        def left() -> list[str]:
-            return [name for name in names if name not in self.shares]
-
-        with contextlib.suppress(TimeoutError):
-            async with time_limit(seconds):
-                while left() and not (or_decided and self.decided):
-                    self.arrived.clear()
-                    await self.arrived.wait()
-        return left()  # a share may have come in the same turn of the loop as the timeout
-
-    @property
-    def offsets(self) -> Mapping[str, float]:
-        """Seconds by which the root's clock is ahead; empty until it has sent that."""
-        if not self.told.done() or "offset" not in self.told.result():
-            return {}
-        return {self.plan.root: -self.told.result()["offset"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,18 +127,11 @@ class RoundContext:
         except PeerError as error:
             return error
 
-    async def errors(
-        self, names: Iterable[str], method: str, body: Mapping[str, Any], deadline: float
-    ) -> dict[str, PeerError]:
-        """Call peers of an active round at once; return the errors of those that did not answer."""
-        names = list(names)
-        answers = await asyncio.gather(*(self.ask(name, method, body, deadline) for name in names))
-        found = zip(names, answers, strict=True)
-        return {name: answer for name, answer in found if isinstance(answer, PeerError)}
-
-    async def absent(self, names: Iterable[str], deadline: float) -> dict[str, PeerError]:
-        """Return which members' agents do not answer an echo, and why."""
-        return await self.errors(names, "echo", {"clock": self.wall(), "payload": b""}, deadline)
+    async def absent(self, name: str, deadline: float) -> PeerError | None:
+        """Return why a member's agent does not answer an echo, None if it does."""
+        body = {"clock": self.wall(), "payload": b""}
+        answer = await self.ask(name, "echo", body, deadline)
+        return answer if isinstance(answer, PeerError) else None
 
     async def work(self, active: ActiveRound, store: StoreHandler) -> tuple[RankResult, ...]:
         """Run this node's workers of the active round, which meet in `store`."""

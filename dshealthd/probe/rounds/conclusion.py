@@ -1,7 +1,7 @@
 """The conclusion of a round: the results of all its workers, combined into one observation.
 
-Every member draws its own conclusion from what each other member sent it directly: no member is
-believed about another. If all are honest, all reach the same conclusion.
+Each member draws its own conclusion from what the other sent it. If both are honest, both reach the
+same conclusion.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from dshealthd.linux.starvation import STARVED
 from dshealthd.probe.observation import FLOOR, Bounds, Observation, Outcome, Stage, Timing
-from dshealthd.probe.rounds.plan import PAIR
 from dshealthd.probe.workers.job import OWN, STAGES, RankResult, late
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
+    from dshealthd.probe.peers.protocol import PeerError
     from dshealthd.probe.rounds.plan import RoundPlan
 
 SILENT = "silent"
@@ -26,6 +26,16 @@ IMPLAUSIBLE = "implausible"
 """The reason of a round in which a member reported impossible times."""
 _TIMED = frozenset({"connection_lost", "store", "timeout"})
 """Error reasons that a deadline on this node may have caused."""
+_MOST_CERTAIN = (
+    Outcome.CORRUPTED,
+    Outcome.FAILED,
+    Outcome.REFUSED,
+    Outcome.UNREACHABLE,
+    Outcome.HUNG,
+)
+"""Outcomes of ranks, the most certain first: an error names its cause, and silence may follow from
+one.
+"""
 FASTEST = 1e13
 """Bytes per second that no collective reaches: five times a B200's NVLink bandwidth."""
 
@@ -124,23 +134,22 @@ class RoundResult:
         )
 
 
-def without(silent: Mapping[str, tuple[Outcome, str]], stage: Stage) -> RoundResult:
-    """Return the conclusion of a round without some members, from the outcomes of calls to them.
-    Members of which nothing is known, because no name server answered, are not named.
+def without(name: str, error: PeerError, stage: Stage) -> RoundResult:
+    """Return the conclusion of a round without a member, from the error of a call to it. It is not
+    named if nothing is known of it, because no name server answered.
     """
-    gone = {name: said for name, said in silent.items() if said[0] is not Outcome.INCONCLUSIVE}
-    outcome, reason = next(iter((gone or silent).values()))
-    return RoundResult(outcome, stage, (), tuple(sorted(gone)), reason)
+    late = () if error.outcome is Outcome.INCONCLUSIVE else (name,)
+    return RoundResult(error.outcome, stage, (), late, error.reason)
 
 
 def combine(
     plan: RoundPlan,
     me: str,
     shares: Mapping[str, MemberResult],
-    silent: Mapping[str, tuple[Outcome, str]],
+    error: PeerError | None = None,
 ) -> RoundResult:
-    """Return the conclusion of a round for the node `me`, from its members' shares. `silent` maps
-    each member without a share to the outcome of a call to it.
+    """Return the conclusion of a round for the node `me`, from its members' shares. `error` is that
+    of a call to the other member, if it has given no share.
     """
     # First of all: impossible timings cast doubt on everything else that their sender says.
     absurd = sorted(name for name, share in shares.items() if name != me and not share.plausible)
@@ -153,58 +162,33 @@ def combine(
         for name, share in shares.items()
         if any(rank.reason == STARVED for rank in share.ranks)
     }
-    if not silent or me in starved:
+    if me in starved or (starved and error is None):
         own_finding = any(share.own_finding for share in shares.values())
-        if starved and not own_finding:
-            # A starved member and those that waited for it may look late to each other.
+        if not own_finding:
+            # A starved member and one that waited for it may look late to each other.
             return RoundResult(Outcome.INCONCLUSIVE, stage, reason=STARVED)
-    if silent:
-        return without(silent, stage)
+    if error is not None:
+        return without(next(name for name in plan.members if name != me), error, stage)
     bad = [rank for rank in ranks if rank.outcome is not Outcome.OK]
     if not bad:
         return RoundResult(Outcome.OK, Stage.DONE, _measured(me, shares))
     owners = {rank.rank: member for member, share in shares.items() for rank in share.ranks}
-    guilty = {owners[rank] for rank in late(ranks, _furthest(shares))}
-    # If all are late, none is to blame: every member sees the same wrong sum.
+    guilty = {owners[rank] for rank in late(ranks)}
+    # If both are late, neither is to blame: both see the same wrong sum.
     names = tuple(sorted(guilty)) if len(guilty) < len(plan.members) else ()
-    # The most certain first: a wrong sum is proof, an error names its cause, and silence may
-    # follow from either.
-    for outcome in (
-        Outcome.CORRUPTED,
-        Outcome.FAILED,
-        Outcome.REFUSED,
-        Outcome.UNREACHABLE,
-        Outcome.HUNG,
-    ):
-        of_kind = [rank for rank in bad if rank.outcome is outcome]
-        # A stopped rank makes the others fail or hang too: the late rank's outcome counts.
-        own = [rank for rank in bad if owners[rank.rank] in names]
-        if (
-            outcome is not Outcome.CORRUPTED
-            and own
-            and all(rank.outcome is not outcome for rank in own)
-        ):
-            continue
-        if of_kind:
+    own = [rank for rank in bad if owners[rank.rank] in names]
+    # A wrong sum is proof. Otherwise the late member's outcomes count: a stopped rank makes others
+    # fail or hang too.
+    telling = [rank for rank in bad if rank.outcome is Outcome.CORRUPTED] or own or bad
+    for outcome in _MOST_CERTAIN:
+        if found := [rank for rank in telling if rank.outcome is outcome]:
             first = min(
-                [rank for rank in of_kind if owners[rank.rank] in names] or of_kind,
-                key=lambda rank: rank.progress,
+                [rank for rank in found if rank in own] or found, key=lambda rank: rank.progress
             )
             return RoundResult(outcome, first.stage, (), names, first.reason)
-    # Of the first rank, whichever share came first here: all members conclude the same.
+    # Of the first rank, whichever share came first here: both members conclude the same.
     reason = min(bad, key=lambda rank: rank.rank).reason
     return RoundResult(Outcome.INCONCLUSIVE, stage, reason=reason)
-
-
-def _furthest(shares: Mapping[str, MemberResult]) -> tuple[int, int, int] | None:
-    """Return the furthest progress that at least two members report; None for two or fewer.
-    Otherwise one member that claims to be ahead of all others would make all of them late.
-    """
-    progress = sorted(
-        (max(rank.progress for rank in share.ranks) for share in shares.values() if share.ranks),
-        reverse=True,
-    )
-    return progress[1] if len(progress) > PAIR else None
 
 
 def _measured(me: str, shares: Mapping[str, MemberResult]) -> tuple[Timing, ...]:
@@ -243,14 +227,12 @@ def score_fields(scores: Iterable[tuple[str, float]]) -> list[dict[str, Any]]:
     return [{"component": component, "score": score} for component, score in scores]
 
 
-def scores_of(body: Mapping[str, Any], *names: str) -> Scores:
-    """Return a message's scores about `names`; a member has no say about any others."""
+def scores_of(body: Mapping[str, Any], name: str) -> Scores:
+    """Return a message's scores about its sender; a member has no say about any others."""
     scores = ((entry["component"], entry["score"]) for entry in body.get("scores", ()))
-    return tuple((component, score) for component, score in scores if _speaker(component, names))
-
-
-def _speaker(component: str, names: Sequence[str]) -> bool:
-    return any(
-        component == name or component.startswith((f"{name}/", f"{name}--", f"{name}->"))
-        for name in names
+    own = f"{name}/", f"{name}--", f"{name}->"
+    return tuple(
+        (component, score)
+        for component, score in scores
+        if component == name or component.startswith(own)
     )

@@ -49,15 +49,6 @@ class Echoes:
     offset: float
     """Seconds by which the peer's clock is ahead, accurate to half of the fastest echo's time."""
 
-    @property
-    def round_trip(self) -> float:
-        """Seconds that an empty echo takes at least; 0 if nothing is known."""
-        known = {
-            **{bounds.size: bounds.at_least for bounds in self.bounds},
-            **{timing.size: timing.seconds for timing in self.timings},
-        }
-        return known.get(0, 0.0)
-
 
 @dataclass(frozen=True, slots=True)
 class _Echo:

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 ON_DEMAND = -1
 """The epoch of an unscheduled round: a confirmation, or one that a person requested."""
 PAIR = 2
-PROTOCOL = 3
-"""Version of the meaning of a round's messages. 2: each member sends its result to all others
-itself. 3: an echo's answer to a root says how long the member has waited for a CPU. Members with
-different numbers decline each other's rounds.
+"""Members of a round between nodes."""
+PROTOCOL = 4
+"""Version of the meaning of a round's messages. 2: each member sends its result itself. 3: an echo's
+answer to a root says how long the member has waited for a CPU. 4: a round has two members. Members
+with different numbers decline each other's rounds.
 """
 SPEAKS = f"{__version__}/{PROTOCOL}"
 WARM_UP = 2
@@ -65,10 +66,6 @@ class RoundPlan:
     def root(self) -> str:
         """The member that leads the planned round."""
         return self.members[0]
-
-    def others(self, me: str) -> tuple[str, ...]:
-        """Return the members of the plan except `me`."""
-        return tuple(name for name in self.members if name != me)
 
     def has_ranks(self, member: str, ranks: Iterable[int]) -> bool:
         """Return whether these are exactly the ranks that the plan assigns to a member."""
@@ -154,12 +151,12 @@ def job(
                 adapter=adapter,
                 group=f"rail{gpu}",
                 group_rank=number,
-                group_size=len(plan.members),
+                group_size=PAIR,
             )
         rank_specs.append(spec)
     return WorkerJob(
         backend=plan.backend,
-        world_size=plan.ranks * len(plan.members),
+        world_size=plan.ranks * PAIR,
         rank_specs=tuple(rank_specs),
         address=address,
         interface=interface,

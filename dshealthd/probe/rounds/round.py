@@ -1,10 +1,10 @@
 """The rounds of one agent: it leads or takes part in one at a time of those that use the GPUs.
 
-The root invites all members. Each answers that it is ready, which starts its workers, or declines
-with a reason. The workers meet in the root's store. Each member sends its workers' results to all
-others; the root does so when it announces the end of the round. From these each member draws its
-own conclusion: no member speaks for another, so one that lies can blame only itself. If a member
-may not use its GPUs now, the round becomes a light one. A member that falls silent is late.
+The root invites the member, which answers that it is ready, which starts its workers, or declines
+with a reason. The workers meet in the root's store. The member sends its workers' results to the
+root; the root sends its own when it announces the end of the round. From these each of the two
+draws its own conclusion: neither speaks for the other, so one that lies can blame only itself. If
+one may not use its GPUs now, the round becomes a light one. One that falls silent is late.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.probe.members.schedule import root_order
 from dshealthd.probe.observation import Kind
 from dshealthd.probe.peers.protocol import Refusal
-from dshealthd.probe.rounds import remote_store
+from dshealthd.probe.rounds import leader, member, remote_store
 from dshealthd.probe.rounds.active_round import ActiveRound, Decline, RoundContext, RoundReport
 from dshealthd.probe.rounds.conclusion import MemberResult, score_fields, scores_of
-from dshealthd.probe.rounds.leader import Leader, Superseded
-from dshealthd.probe.rounds.member import Participant
 from dshealthd.probe.rounds.plan import ON_DEMAND, SPEAKS, RoundPlan
 
 if TYPE_CHECKING:
@@ -41,8 +39,6 @@ class Rounds:
     def __init__(self, context: RoundContext, done: Callable[[RoundReport], None]) -> None:
         """Call `done` once at the end of each round that this node leads or takes part in."""
         self._context, self._node, self._done = context, context.node, done
-        self._leader = Leader(context)
-        self._member = Participant(context)
         self._current: ActiveRound | None = None
         self._parts: dict[str, ActiveRound] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -79,21 +75,21 @@ class Rounds:
 
     async def lead(self, plan: RoundPlan, reason: str = "") -> RoundReport | None:
         """Lead a round and return its report; None if the agent is already in another round.
-        `reason` says why a plan for a light round is one. If another member leads the same group's
-        round, return the report of that round.
+        `reason` says why a plan for a light round is one. If the other member leads the same round,
+        return the report of that one.
         """
         if self._current is not None:
             return None
         active = self._begin(plan, led=True, reason=reason)
         self._current = active
         try:
-            findings, offsets = await self._leader.lead(active)
-        except Superseded as superseded:
+            result = await leader.lead(self._context, active)
+        except leader.Superseded as superseded:
             # Others wait for the successor's end too: canceling this call must not cancel it.
             return await asyncio.shield(superseded.successor.ended)
         finally:
             self._leave(active)
-        return self._end(active, findings, offsets)
+        return self._end(active, result)
 
     # Taking part
 
@@ -102,14 +98,6 @@ class Rounds:
         self._check(sender, plan)
         current = self._current
         objection = "" if plan.kind is Kind.LIGHT else self._node.objection(plan)
-        if not objection and plan.kind is not Kind.LIGHT:
-            objection = (
-                "no_python"
-                if self._context.workers is None
-                else Decline.GPUS
-                if plan.ranks > max(1, self._node.gpus())
-                else ""
-            )
         if current is not None and not self._gives_way(current, plan):
             raise Refusal(Decline.TESTING)
         # Limits the state that peers can pile up here: a light round costs them one message.
@@ -119,19 +107,19 @@ class Rounds:
         active.scores[sender] = scores_of(body, sender)
         if current is not None and current.inviting is not None:
             current.successor = active
-            # Cancel only the invitations: `Leader` sees from `successor` that this is why, and not
-            # a cancellation of its own.
+            # Cancel only the invitation: `leader.lead` sees from `successor` that this is why, and
+            # not a cancellation of its own.
             current.inviting.cancel()
             self._current = None
         if plan.kind is Kind.LIGHT or objection:
-            self._spawn(self._follow(active, self._member.await_light), plan)
+            self._spawn(self._follow(active, member.await_light), plan)
             if objection:
                 # Refuse, but follow: the root turns a declined round into a light one, and says how
                 # that ended.
                 raise Refusal(objection)
         else:
             self._current = active
-            self._spawn(self._follow(active, self._member.take_part), plan)
+            self._spawn(self._follow(active, member.take_part), plan)
         return {
             "scores": score_fields(active.scores[self._node.name]),
             "clock": self._context.wall(),
@@ -140,46 +128,42 @@ class Rounds:
     def _check(self, sender: str, plan: RoundPlan) -> None:
         me = self._node.name
         membership = self._node.membership()
+        if plan.version != SPEAKS:
+            raise Refusal(Decline.VERSION)
         if (
-            sender != plan.root
-            or me not in plan.members
-            or len(set(plan.members)) != len(plan.members)
+            plan.members != (sender, me)
+            or plan.kind in {Kind.LOCAL, Kind.GROUP}
             or plan.round in self._parts
         ):
             raise Refusal(Decline.MALFORMED)
-        if plan.version != SPEAKS:
-            raise Refusal(Decline.VERSION)
         if plan.epoch != ON_DEMAND and abs(plan.epoch - self._node.epoch()) > EPOCHS_APART:
             raise Refusal(Decline.CLOCK)
-        if plan.digest != membership.digest or not set(plan.members) <= set(membership.names):
+        if plan.digest != membership.digest or sender not in membership.names:
             raise Refusal(Decline.MEMBERS)
 
     def _gives_way(self, current: ActiveRound, plan: RoundPlan) -> bool:
         """Return whether the current round gives way to another.
 
-        It does if two members of a group have both started it and the other comes first in the
-        order, or its round has a later epoch; an extra round has none. Exactly one of two crossing
-        rounds must give way, so both ends make the same comparison.
+        It does if both members have started it and the other comes first in the order, or its round
+        has a later epoch; an extra round has none. Exactly one of two crossing rounds must give
+        way, so both ends make the same comparison.
         """
-        if (
-            not current.led
-            or current.inviting is None
-            or set(current.plan.members) != set(plan.members)
-        ):
+        if not current.led or current.inviting is None or current.peer != plan.root:
             return False
         if plan.epoch != current.plan.epoch:
             return plan.epoch > current.plan.epoch
-        order = root_order(plan.members, plan.epoch)
-        return order.index(plan.root) < order.index(self._node.name)
+        return root_order(plan.members, plan.epoch)[0] == plan.root
 
     async def _follow(
-        self, active: ActiveRound, take: Callable[[ActiveRound], Coroutine[Any, Any, RoundResult]]
+        self,
+        active: ActiveRound,
+        follow: Callable[[RoundContext, ActiveRound], Coroutine[Any, Any, RoundResult]],
     ) -> None:
         try:
-            findings = await take(active)
+            result = await follow(self._context, active)
         finally:
             self._leave(active)
-        self._end(active, findings, active.offsets)
+        self._end(active, result)
 
     # What members send
 
@@ -187,14 +171,12 @@ class Rounds:
         return await remote_store.serve(self._led(sender, body).store, body)
 
     async def _result(self, sender: str, body: dict[str, Any]) -> dict[str, Any]:
-        active = self._parts.get(body["round"])
-        if active is None or sender not in active.plan.others(self._node.name):
-            raise Refusal(Decline.ROUND)
+        active = self._led(sender, body)
         if not active.plan.has_ranks(sender, (entry["rank"] for entry in body["ranks"])):
             raise Refusal(Decline.MALFORMED)
         share = MemberResult.told(body, sender)
-        # Senders repeat a share whose answer was lost. The first one counts: the others have it
-        # too, and all must reach the same conclusion.
+        # A member repeats its share if the answer was lost. The first one counts: both must reach
+        # the same conclusion.
         active.shares.setdefault(sender, share)
         active.scores[sender] = share.scores or active.scores.get(sender, ())
         active.arrived.set()
@@ -228,7 +210,7 @@ class Rounds:
     def _led(self, sender: str, body: Mapping[str, Any]) -> ActiveRound:
         """Return the round that this node leads and a member's message belongs to."""
         active = self._parts.get(body["round"])
-        if active is None or not active.led or sender not in active.plan.others(self._node.name):
+        if active is None or not active.led or sender != active.peer:
             raise Refusal(Decline.ROUND)
         return active
 
@@ -245,18 +227,16 @@ class Rounds:
         if self._current is active:
             self._current = None
 
-    def _end(
-        self, active: ActiveRound, findings: RoundResult, offsets: Mapping[str, float]
-    ) -> RoundReport:
+    def _end(self, active: ActiveRound, result: RoundResult) -> RoundReport:
         scores = tuple(score for scores in active.scores.values() for score in scores)
-        findings = findings.unless_starved(starved=active.lag.starved)
-        observation = findings.observation(active.plan, scores, self._context.wall())
+        result = result.unless_starved(starved=active.lag.starved)
+        observation = result.observation(active.plan, scores, self._context.wall())
         report = RoundReport(
             observation,
             active.plan,
             self._context.monotonic() - active.started,
             active.led,
-            offsets,
+            active.offset,
         )
         active.ended.set_result(report)
         self._done(report)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
-from dshealthd.probe.members.schedule import PAIR
 from dshealthd.probe.observation import Kind, Observation, Outcome, Part, Suspect
 from dshealthd.probe.verdicts.accusation import AMBIGUOUS, Verdicts, accusations
 from dshealthd.probe.verdicts.baseline import TimingClass
@@ -134,11 +133,7 @@ class Detector:
         )
 
     def observe(self, observation: Observation) -> tuple[Confirmation, ...]:
-        """Evaluate a round; return the extra round to run at once, if one is needed. A round of more
-        than two nodes is ignored: a person has asked for it, and it does not tell its nodes apart.
-        """
-        if self._me not in observation.members or len(observation.members) > PAIR:
-            return ()
+        """Evaluate a round; return the extra round to run at once, if one is needed."""
         peer = next((member for member in observation.members if member != self._me), "")
         # Keyed by members, whoever led: a round of the same pair that the peer led tells as much.
         self._pending.pop(frozenset(observation.members), None)
@@ -240,18 +235,9 @@ class Detector:
             bad = not ok and track == hard
             if track == RUN and hard == REACH and not ok:
                 continue  # the round did not get that far
-            late = observation.late if track == RUN and bad else ()
-            yield (
-                self._of(track),
-                Measurement(
-                    round,
-                    HARD if bad else 1.0,
-                    bad,
-                    not bad,
-                    str(observation.outcome),
-                    late=late[0] if late else "",
-                ),
-            )
+            late = "".join(observation.late) if track == RUN and bad else ""
+            ratio, reason = HARD if bad else 1.0, str(observation.outcome)
+            yield self._of(track), Measurement(round, ratio, bad, not bad, reason, late=late)
         if not ok:
             return
         family = str(observation.kind) if observation.kind in {Kind.LOCAL, Kind.LIGHT} else "fabric"

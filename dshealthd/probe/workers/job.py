@@ -141,20 +141,17 @@ class RankResult:
         return STAGES.index(self.stage), self.entered, self.left
 
 
-def late(
-    results: Iterable[RankResult], furthest: tuple[int, int, int] | None = None
-) -> tuple[int, ...]:
+def late(results: Iterable[RankResult]) -> tuple[int, ...]:
     """Return the suspect ranks of a job that failed.
 
     These are the ranks with a fault of their own, or else those that lag behind the others.
 
     A fault of its own is wrong data, an end by a signal or an error of the process; a rank that
-    merely waits for another has none. `furthest` is the progress to compare with, by default that
-    of the rank that is furthest ahead.
+    merely waits for another has none.
     """
     results = tuple(results)
     guilty = tuple(result.rank for result in results if result.own_finding)
     if guilty or all(result.outcome is Outcome.OK for result in results):
         return guilty
-    furthest = furthest or max(result.progress for result in results)
+    furthest = max(result.progress for result in results)
     return tuple(result.rank for result in results if result.progress < furthest)

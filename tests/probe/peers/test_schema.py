@@ -43,7 +43,9 @@ VALUES: dict[type, Any] = {
     ),
     Data: lambda kind: st.binary(max_size=min(kind.maximum, 100)),
     Array: lambda kind: st.lists(
-        values(kind.item), min_size=kind.minimum, max_size=max(kind.minimum, 3)
+        values(kind.item),
+        min_size=kind.minimum,
+        max_size=min(kind.maximum, max(kind.minimum, 3)),
     ).map(tuple),
     Record: lambda kind: st.fixed_dictionaries(
         {name: values(inner) for name, inner in kind.fields.items()},

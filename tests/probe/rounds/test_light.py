@@ -189,7 +189,7 @@ async def test_round_without_a_cpu(tmp_path: Path, starved: int | None) -> None:
         assert (observation.kind, observation.outcome) == (Kind.LIGHT, Outcome.OK)
         assert report is not None
         assert len(report.observation.timings) == (2 if starved is None else 0)
-        assert set(report.offsets) == {member.name}
+        assert report.offset is not None
         for companion in companions:
             metrics = RoundMetrics()
             metrics.add(companion.reports[0], companion.name)

@@ -869,24 +869,6 @@ def test_accusation_of_another_lapses() -> None:
     assert scene.run(lambda peers, _: GONE if peer in peers else Answer(), 5) == ()
 
 
-def test_rounds_of_more_than_two_are_no_evidence() -> None:
-    """A round of several nodes, which a person asks for, accuses nobody and is not learnt from."""
-    scene = settled()
-    before = scene.baselines.document()
-    for outcome in (Outcome.OK, Outcome.HUNG, Outcome.UNREACHABLE, Outcome.DECLINED) * 3:
-        answer = Answer(SLOW, outcome=outcome, stage=Stage.SIZES, late=("b0",))
-        assert scene.round((ME, "b0", "c0"), answer, kind=Kind.GROUP) == ()
-    assert scene.detector.suspects() == ()
-    assert scene.baselines.document() == before
-
-
-def test_stranger_rounds_are_ignored() -> None:
-    """A round without this node is ignored."""
-    scene = Scene()
-    assert scene.round(("b0", "b1"), Answer(outcome=Outcome.HUNG)) == ()
-    assert scene.detector.score() is None
-
-
 def test_clock_that_jumped_back_stops_nothing() -> None:
     """After a clock that was years ahead is corrected, faults are found and end as usual."""
     scene = Scene()
