@@ -2,9 +2,7 @@
 
 Each node has one round per epoch, with the member that the schedule assigns. The round uses the
 GPUs if the policy allows it, and is a light one otherwise. The first of the two in the order for
-the epoch leads; if it stays silent for TAKE_OVER seconds, the next one does. A node whose
-partner is gone looks for another one in the same epoch, so that the survivors of any failure are
-paired at once.
+the epoch leads; if it stays silent for TAKE_OVER seconds, the other one does.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from dshealthd.probe.verdicts.detector import Detector
 from dshealthd.probe.workers.store import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from dshealthd.probe.peers.credentials import Credentials
     from dshealthd.probe.state import ProbeState
@@ -56,13 +54,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TAKE_OVER = 2.0
-"""Seconds of silence after which the next member leads, but at most a fifth of the period."""
+"""Seconds of silence after which the other member leads, but at most a fifth of the period."""
 JITTER = 1.0
 """Seconds over which the pairs of an epoch spread their starts, at most a fifth of the period."""
-SUBSTITUTES = 6
-"""Other members tried at a time if the partner is gone."""
-GONE_FOR = 3
-"""Epochs for which a member that was gone is not tried as a substitute."""
 LOCAL_EVERY = 60
 """Epochs between scheduled local rounds of one node."""
 SAVE_EVERY = 300.0
@@ -73,7 +67,6 @@ BUSY_TRIES = 4
 """Attempts at an extra round while another round is in progress."""
 BUSY_WAIT = 1.5
 """Seconds between these attempts."""
-_GONE = frozenset({Outcome.UNREACHABLE, Outcome.REFUSED})
 
 
 class Renamed(Exception):
@@ -130,8 +123,7 @@ class SlotRunner:
         )
         """The small and the large collectives of a node without GPUs."""
         self._names = membership.names
-        self._gone: dict[str, int] = {}
-        self._recent: deque[Observation] = deque(maxlen=2 * (TRIES + SUBSTITUTES))
+        self._recent: deque[Observation] = deque(maxlen=2 * TRIES)
         """Recent scheduled rounds, including those that came to nothing."""
         self._saved = state.monotonic()
 
@@ -182,8 +174,7 @@ class SlotRunner:
             if epoch != last:
                 last = epoch
                 await self._refresh_members()
-                # Not awaited: the search for a substitute may last into the next epoch, which must
-                # start on time.
+                # Not awaited: a round may last into the next epoch, which must start on time.
                 tasks.create_task(self._epoch(epoch), name=f"epoch {epoch}")
 
     async def _refresh_members(self, *, again: bool = False) -> None:
@@ -237,7 +228,6 @@ class SlotRunner:
         return [name for name in self._company() if name != self._me]
 
     async def _epoch(self, epoch: int) -> None:
-        self._gone = {name: at for name, at in self._gone.items() if epoch - at < GONE_FOR}
         if self._state.absences.own_end():
             self._state.metrics.skip(MAINTENANCE)
             return
@@ -262,9 +252,7 @@ class SlotRunner:
             + min(TAKE_OVER, self._state.options.period / 5) * order.index(self._me)
         )
         await asyncio.sleep(max(0.0, begin - self._state.wall()))
-        if self.rounds.joined(epoch, pair) or any(
-            set(pair) == set(round.members) for round in self._of(epoch)
-        ):
+        if self.rounds.joined(epoch, pair) or self._had(epoch, pair):
             return  # even the first in the order: the others' clocks may be ahead of its own
         if self.credentials.off:
             self._state.metrics.skip("switched_off")
@@ -272,60 +260,26 @@ class SlotRunner:
         partner = next(name for name in pair if name != self._me)
         if self._state.absences.absent(partner):
             self._state.metrics.skip(MAINTENANCE)
-            await self._substitute(epoch, pair)
             return
-        members = self._me, partner
-        report = await self._lead(epoch, members)
-        for _ in range(TRIES - 1):  # an extra round may be in progress here or there
+        for _ in range(TRIES):  # an extra round may be in progress here or there
+            report = await self._lead(epoch, (self._me, partner))
             if report is not None and report.observation.reason != Decline.TESTING:
-                break
+                return
             await asyncio.sleep(self._state.options.period / TRIES)
+            if any(round.reason != Decline.TESTING for round in self._had(epoch, pair)):
+                return
             if self.node.epoch() != epoch:
                 break
-            if any(
-                set(pair) == set(round.members) and round.reason != Decline.TESTING
-                for round in self._of(epoch)
-            ):
-                return
-            report = await self._lead(epoch, members)
         if report is None:
             self._state.metrics.skip(Decline.TESTING)
-        elif report.observation.outcome in _GONE or report.observation.reason == MAINTENANCE:
-            await self._substitute(epoch, pair)
 
-    async def _substitute(self, epoch: int, pair: Sequence[str]) -> None:
-        """Find another partner for the slot; one that is in another round now may be free later."""
-        others = [
-            name
-            for name in self._company()
-            if name not in pair and not self._state.absences.absent(name)
+    def _had(self, epoch: int, pair: Sequence[str]) -> list[Observation]:
+        """Return the rounds that a pair has had in an epoch, those that came to nothing included."""
+        return [
+            round
+            for round in self._recent
+            if round.epoch == epoch and set(round.members) == set(pair)
         ]
-        # Both ends of a pair rank it alike, so that among many survivors two choose each other.
-        others.sort(key=lambda name: _spread(f"{epoch}/{'/'.join(sorted((self._me, name)))}"))
-        for _ in range(TRIES):
-            for name in [
-                name for name in others if epoch - self._gone.get(name, -GONE_FOR) >= GONE_FOR
-            ][:SUBSTITUTES]:
-                if self._paired(epoch) or self.node.epoch() != epoch:
-                    return  # another member has found this node, or the epoch is over
-                report = await self._lead(epoch, (self._me, name))
-                if (
-                    report is not None
-                    and report.observation.outcome is Outcome.DECLINED
-                    and report.observation.reason != Decline.TESTING
-                ):
-                    others.remove(name)
-            await asyncio.sleep(self._state.options.period / TRIES)
-
-    def _of(self, epoch: int) -> Iterator[Observation]:
-        return (round for round in self._recent if round.epoch == epoch)
-
-    def _paired(self, epoch: int) -> bool:
-        """Return whether a round took place in the epoch: not declined, and with a partner."""
-        return any(
-            round.outcome is not Outcome.DECLINED and round.outcome not in _GONE
-            for round in self._of(epoch)
-        )
 
     async def _lead(
         self,
@@ -430,12 +384,6 @@ class SlotRunner:
                 )
             elif not report.led and observation.outcome is not Outcome.DECLINED:
                 self._state.policy.spend_in_vain(report.seconds)
-        for name in observation.members:
-            if name in observation.late and observation.outcome in _GONE:
-                # An on-demand round has no epoch of its own.
-                self._gone[name] = max(observation.epoch, self.node.epoch())
-            else:
-                self._gone.pop(name, None)
         level = (
             logging.DEBUG
             if observation.outcome in {Outcome.OK, Outcome.DECLINED}

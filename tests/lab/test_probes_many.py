@@ -1,4 +1,4 @@
-"""Eight nodes, healthy for long, and then only half of them."""
+"""Eight nodes, healthy for long."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ Eight nodes on two cores are slowed by chance; more of them leave no time for th
 
 @pytest.mark.timeout(420)
 def test_eight_nodes(tmp_path: Path) -> None:
-    """In 60 epochs of 8 healthy nodes every pair of the schedule meets and nobody is accused; then all
-    of the half that survives are paired.
-    """
+    """In 60 epochs of 8 healthy nodes every pair of the schedule meets and nobody is accused."""
     with Probing(tmp_path, 8, period=3.0, confirmations=EXTRA) as lab:
         begun(lab)
         names = [node.name for node in lab.nodes]
@@ -58,18 +56,3 @@ def test_eight_nodes(tmp_path: Path) -> None:
             for epoch, group in promised - met.keys()
         }
         assert not missed, f"did not meet, and what they did instead: {missed}"
-
-        survivors = lab.nodes[::2]
-        lab.until_epoch(lab.epoch + 1)
-        for node in lab.nodes[1::2]:
-            node.kill()
-        epoch = lab.epoch + 1
-        lab.until_epoch(epoch + 2)
-        for node in survivors:
-            partners = [
-                set(entry["members"]) - {node.name}
-                for entry in history(node)
-                if entry["epoch"] == epoch and entry["outcome"] == "ok"
-            ]
-            assert partners, f"{node.name} had no partner in epoch {epoch}: {history(node)}"
-            assert set.union(*partners) <= {survivor.name for survivor in survivors}
