@@ -31,10 +31,9 @@ from dshealthd.probe.rounds.conclusion import MemberResult, RoundResult, combine
 from dshealthd.probe.rounds.plan import (
     DEADLINES,
     ON_DEMAND,
-    PAIR,
     RoundPlan,
     local_job,
-    new_round,
+    local_plan,
     steps_at,
     within,
 )
@@ -300,7 +299,6 @@ class SlotRunner:
             planned = steps_at(max(epoch, 0), self._state.options.large_every, *self._within)
             kind = kind if planned else Kind.LIGHT
         plan = RoundPlan(
-            round=new_round(),
             epoch=epoch,
             kind=kind or _kind(epoch, gpus),
             backend=Backend.NCCL if gpus else Backend.GLOO,
@@ -340,23 +338,13 @@ class SlotRunner:
 
     async def _local(self, epoch: int) -> None:
         gpus, begin = self._state.gpus.count(), self._state.monotonic()
-        backend = Backend.NCCL if gpus else Backend.GLOO
-        plan = RoundPlan(
-            round=new_round(),
-            epoch=epoch,
-            kind=Kind.LOCAL,
-            backend=backend,
-            members=(self._me,),
-            digest="",
-            ranks=gpus or PAIR,
-        )
+        plan = local_plan(self._me, gpus, epoch)
         reason = self.node.obstacle(scheduled=epoch != ON_DEMAND)
         if reason or self._state.worker_pool is None:
             findings = RoundResult(Outcome.DECLINED, Stage.INVITE, reason=reason)
             self._state.metrics.skip(reason)
         else:
-            steps = steps_at(0, 1)
-            work = local_job(gpus, steps, DEADLINES)
+            work = local_job(gpus, steps_at(0, 1), DEADLINES)
             results = await self._state.worker_pool.run(
                 work, LocalStore(), lambda _rank, _stage: None
             )

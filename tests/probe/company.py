@@ -25,7 +25,7 @@ from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.peers.server import PeerServer
 from dshealthd.probe.rounds import leader, light, member
 from dshealthd.probe.rounds.active_round import RoundContext
-from dshealthd.probe.rounds.plan import RoundPlan, new_round
+from dshealthd.probe.rounds.plan import RoundPlan
 from dshealthd.probe.rounds.round import Rounds
 from dshealthd.probe.workers.job import RankResult, WorkerJob
 from dshealthd.probe.workers.store import StoreError, StoreHandler
@@ -183,7 +183,6 @@ class Companion:
     def plan(self, other: str, epoch: int = EPOCH) -> RoundPlan:
         """Return a round that this node leads."""
         return RoundPlan(
-            round=new_round(),
             epoch=epoch,
             kind=Kind.PAIR,
             backend=Backend.GLOO,

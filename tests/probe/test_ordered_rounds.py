@@ -17,7 +17,7 @@ from dshealthd.probe.options import PolicyOptions, ProbeOptions
 from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.policy import DUTY, SAVED
 from dshealthd.probe.rounds.active_round import Decline
-from dshealthd.probe.rounds.plan import ON_DEMAND, WARM_UP, RoundPlan, new_round
+from dshealthd.probe.rounds.plan import ON_DEMAND, WARM_UP, RoundPlan
 from tests.probe.peering import PATIENT
 from tests.probe.services import NAMES, agents, snapshot, until
 
@@ -72,7 +72,6 @@ async def order(
     end = time.monotonic() + PATIENT
     while True:
         plan = RoundPlan(
-            round=new_round(),
             epoch=ON_DEMAND,
             kind=Kind.PAIR,
             backend=Backend.NCCL,

@@ -15,9 +15,8 @@ from dshealthd.probe.cli import report
 from dshealthd.probe.members.local_membership import hostname
 from dshealthd.probe.observation import Kind, Outcome, Stage
 from dshealthd.probe.options import ProbeOptions
-from dshealthd.probe.peers.messages import Backend
 from dshealthd.probe.rounds.conclusion import MemberResult, combine
-from dshealthd.probe.rounds.plan import ON_DEMAND, PAIR, RoundPlan, local_job, new_round
+from dshealthd.probe.rounds.plan import PAIR, local_job, local_plan
 from dshealthd.probe.workers.store import LocalStore
 from dshealthd.probe.workers.worker_pool import WorkerPool
 
@@ -81,15 +80,7 @@ async def local(
         results = await worker_pool.run(job, LocalStore(), progress)
     finally:
         await worker_pool.close()
-    plan = RoundPlan(
-        round=new_round(),
-        epoch=ON_DEMAND,
-        kind=Kind.LOCAL,
-        backend=Backend(job.backend),
-        members=(hostname(),),
-        digest="",
-        ranks=len(results),
-    )
+    plan = local_plan(hostname(), gpus)
     found = combine(plan, plan.root, {plan.root: MemberResult(tuple(results))})
     return {
         "kind": Kind.LOCAL,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from dshealthd import __version__
@@ -48,7 +48,7 @@ Steps = tuple[tuple[int, int], ...]
 class RoundPlan:
     """One round."""
 
-    round: str
+    round: str = field(default_factory=lambda: secrets.token_hex(8))
     """Random name that tells the round's messages from those of other rounds."""
     epoch: int
     kind: Kind
@@ -85,7 +85,7 @@ class RoundPlan:
     def invited(cls, body: Mapping[str, Any]) -> RoundPlan:
         """Return the plan of an invitation."""
         steps = tuple((step["size"], step["repetitions"]) for step in body["steps"])
-        names = {field.name for field in fields(cls)} - {"steps"}
+        names = {known.name for known in fields(cls)} - {"steps"}
         return cls(steps=steps, **{name: body[name] for name in names})
 
     def gpu_seconds(self, timings: Sequence[Timing]) -> float:
@@ -96,9 +96,16 @@ class RoundPlan:
         )
 
 
-def new_round() -> str:
-    """Return a unique name for a round's plan."""
-    return secrets.token_hex(8)
+def local_plan(me: str, gpus: int, epoch: int = ON_DEMAND) -> RoundPlan:
+    """Return the plan of a round among this node's own GPUs, or two CPU processes without GPUs."""
+    return RoundPlan(
+        epoch=epoch,
+        kind=Kind.LOCAL,
+        backend=Backend.NCCL if gpus else Backend.GLOO,
+        members=(me,),
+        digest="",
+        ranks=gpus or PAIR,
+    )
 
 
 def steps_at(
@@ -167,7 +174,7 @@ def job(
 
 
 def local_job(gpus: int, steps: Steps, deadlines: Mapping[Stage, float]) -> WorkerJob:
-    """Return the job of a round among this node's own GPUs, or two CPU processes without GPUs."""
+    """Return the job of a local round."""
     rank_specs = tuple(
         RankSpec(
             rank=rank, device=f"cuda:{rank}" if gpus else "cpu", part=str(rank) if gpus else ""

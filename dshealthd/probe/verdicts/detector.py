@@ -187,8 +187,7 @@ class Detector:
         """
         epoch = observation.epoch
         if epoch < 0 or not peer or observation.members[0] == self._me:
-            # This node itself chose whom to lead, even a substitute; only the choices of others can
-            # be aimed at it.
+            # This node itself chose whom to lead; only the choices of others can be aimed at it.
             return epoch >= 0
         if not self._peer_history.scheduled(observation.members, epoch):
             return False

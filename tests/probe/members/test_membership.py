@@ -7,8 +7,6 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dshealthd.core.options import Duration, Errors, decode
 from dshealthd.probe.members.hostlist import MembershipError
@@ -253,20 +251,3 @@ def test_watcher_of_dns() -> None:
     for now[0] in (0.0, 59.0, 60.0, 61.0, 119.0, 120.5):
         told.append(watcher.changed())
     assert told == [False, False, True, False, False, True]
-
-
-NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,8}(\.example)?", fullmatch=True)
-
-
-@given(st.dictionaries(NAMES, st.integers(0, 64), min_size=1, max_size=20), st.data())
-def test_hostfile_round_trip(slots: dict[str, int], data: st.DataObject) -> None:
-    """Members written as a hostfile are read back, whatever is blank between them."""
-    noise = st.sampled_from(["", "\n", "# x slots=1\n", "   \n", "\t# y\r\n"])
-    space = st.sampled_from([" ", "\t", "   "])
-    lines = [
-        f"{name}{data.draw(space)}slots={count}\n{data.draw(noise)}"
-        for name, count in slots.items()
-    ]
-    assert parse_hostfile("".join(lines), "f") == tuple(
-        Member(name, count) for name, count in slots.items()
-    )

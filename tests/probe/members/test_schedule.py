@@ -151,16 +151,6 @@ def test_no_epoch_is_empty(leaves: dict[str, str]) -> None:
     assert met(timetable, range(timetable.cycle)) == Counter(itertools.combinations("abcdefgh", 2))
 
 
-@given(LAYOUTS, st.data(), EPOCHS)
-def test_survivors_pair_up(layout: list[int], data: st.DataObject, epoch: int) -> None:
-    """Of any two or more survivors, at most one has no partner."""
-    leaves = cluster(layout)
-    survivors = data.draw(st.lists(st.sampled_from(sorted(leaves)), min_size=1, unique=True))
-    busy = [name for group in Timetable(survivors, leaves).groups(epoch) for name in group]
-    assert len(survivors) - len(busy) <= 1
-    assert set(busy) <= set(survivors)
-
-
 def test_a_leaf_without_a_partner_does_not_repeat_itself() -> None:
     """With an odd number of leaves, one has no counterpart in an odd epoch. It forms pairs inside,
     but not those of the even epoch before.
@@ -325,16 +315,6 @@ def test_roots_are_spread_evenly() -> None:
         assert (
             sum((counts[name] - expected) ** 2 / expected for name in names) < 37.7
         )  # 15 degrees of freedom
-
-
-def test_root_order_of_those_that_are_left() -> None:
-    """A missing member changes nothing in the order of the others; nor does the group's order."""
-    names = ["a", "b", "c", "d", "e"]
-    for epoch in range(50):
-        order = root_order(names, epoch)
-        assert sorted(order) == names
-        assert root_order(reversed(names), epoch) == order
-        assert root_order([name for name in names if name != order[0]], epoch) == order[1:]
 
 
 @pytest.mark.parametrize(

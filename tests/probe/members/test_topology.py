@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dshealthd.probe.members.hostlist import MembershipError
 from dshealthd.probe.members.topology import Switch, leaves, parse
@@ -117,22 +115,3 @@ def test_what_a_file_may_write_out_is_bounded() -> None:
     with pytest.raises(MembershipError) as error:
         parse("\n".join(f"SwitchName=s{i} Nodes=n[1-65536]" for i in range(12)), "t")
     assert len(error.value.errors) == 4
-
-
-@given(
-    st.dictionaries(
-        st.from_regex(r"leaf[0-9]{1,3}", fullmatch=True), st.integers(1, 9), min_size=1, max_size=8
-    )
-)
-def test_round_trip(sizes: dict[str, int]) -> None:
-    """Nodes written below switches are read back with the same leaf."""
-    text = "".join(
-        f"SwitchName={name} Nodes=n{index}-[01-{size:02}]\n"
-        for index, (name, size) in enumerate(sizes.items())
-    )
-    expected = {
-        f"n{i}-{k:02}": name
-        for i, (name, size) in enumerate(sizes.items())
-        for k in range(1, size + 1)
-    }
-    assert leaves(parse(text, "t"), expected) == expected

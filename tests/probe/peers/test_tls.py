@@ -22,7 +22,6 @@ from tests.probe.peering import (
     KEY,
     OTHER_KEY,
     PATIENT,
-    PING,
     calling,
     eventually,
     fails,
@@ -51,19 +50,6 @@ async def test_call_with_certificates(issued: Path) -> None:
             await ping(client)
         assert metric(client, "client_connections_opened_total") == 1
         assert node.metric("requests_total", "echo", "ok") == 3
-
-
-async def test_certificates_named_by_uri(issued: Path) -> None:
-    """A node's name may be in a URI, as SPIFFE has it."""
-    options = [
-        PeerOptions(**{**vars(tls(issued, name)), "tls_name": "spiffe://example/{node}"})
-        for name in ("a", "b")
-    ]
-    async with talking(options[1], options[0]) as (_, client):
-        await ping(client)
-        await fails(
-            client.call("c", "echo", PING, PATIENT), Outcome.UNAUTHORIZED, "wrong_certificate"
-        )
 
 
 @pytest.mark.parametrize(

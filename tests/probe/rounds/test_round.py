@@ -52,7 +52,7 @@ async def test_healthy(tmp_path: Path) -> None:
     """Both meet in the root's store, run once, and have the same timings and scores."""
     async with company(tmp_path, 2) as companions:
         companions[1].fake.seconds = 0.002
-        await led(*companions)
+        await led(companions[0], companions[1])
         await all_have(companions)
         observation = same(companions)
         ended(observation, Outcome.OK, stage=Stage.DONE, late=(), kind=Kind.PAIR)

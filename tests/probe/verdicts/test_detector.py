@@ -176,15 +176,6 @@ def met(*given: Any, **named: Any) -> tuple[Scene, str]:
     return scene, partner(scene)
 
 
-def test_health_is_quiet() -> None:
-    """Normal rounds accuse nobody, ask for nothing, and give a score of 1."""
-    scene = Scene()
-    assert scene.run(well, 20) == ()
-    assert scene.asked == []
-    assert scene.detector.score() == pytest.approx(1)
-    assert dict(scene.detector.scores())[ME] == pytest.approx(1)
-
-
 def test_single_spike_is_looked_at_and_dropped() -> None:
     """One slow round accuses nobody: the pair runs once more, and that is all."""
     scene, peer = met()
@@ -224,14 +215,6 @@ def test_slow_rail_is_the_adapter_when_the_gpu_is_well() -> None:
     assert dict(scene.detector.scores())[f"{ME}/2"] == pytest.approx(SLOW, rel=0.02)
 
 
-def test_slow_gpu_explains_its_rail() -> None:
-    """If the GPU is slow in local rounds too, the GPU is accused and the adapter is not."""
-    scene = settled()
-    assert scene.run(always(Answer(SLOW, "2"), local=Answer(SLOW, "2")), 3) == (
-        Suspect(Part.GPU, f"{ME}/gpu2", "slow"),
-    )
-
-
 def test_rail_without_local_round_is_ambiguous() -> None:
     """If the GPU cannot be probed, the accusation of its adapter is ambiguous."""
     scene = settled()
@@ -250,20 +233,6 @@ def test_peer_that_takes_it_on_itself_explains_a_round() -> None:
         scene.run(lambda peers, kind: world(peers, kind) if scene.epoch % 2 else Answer(), 12) == ()
     )
     assert scene.asked == []
-
-
-def test_slow_leaf_is_told_from_a_slow_node() -> None:
-    """The leaf is accused if this node is slow with everybody, its neighbors report the same about
-    themselves, and members elsewhere do not.
-    """
-    scene = settled()
-
-    def world(peers: tuple[str, ...], _: Kind) -> Answer:
-        return Answer(SLOW, told={peer: SLOW for peer in peers if scene.leaves[peer] == "leaf-a"})
-
-    scene.run(always(Answer(SLOW)))
-    assert scene.run(world, 2) == (Suspect(Part.LEAF, "leaf-a", "slow"),)
-    assert scene.run(well, 6) == ()
 
 
 def test_slow_leaf_is_found_by_who_comes_later() -> None:

@@ -137,19 +137,6 @@ def test_what_no_transport_can_do_is_not_learnt(seconds: float) -> None:
     assert len(known) == 0
 
 
-def test_a_low_usual_is_forgotten() -> None:
-    """A value that was learnt too low does not count forever: a month later it is gone."""
-    known = Baselines(BaselineOptions())
-    day, slow = 86400.0, USUAL * 1.5  # far more than it may creep
-    for turn in range(64):
-        known.update(ECHO, USUAL * (1 + 0.001 * (turn % 5)), turn * 10.0, f"b{turn % 7}")
-    for turn in range(40 * 96):
-        known.update(ECHO, slow * (1 + 0.001 * (turn % 5)), day + turn * 900.0, f"b{turn % 7}")
-    reading = known.ratio(ECHO, slow)
-    assert reading is not None
-    assert reading.ratio == pytest.approx(1.0, abs=0.01)
-
-
 def restarted(known: Baselines, directory: Path) -> Baselines:
     """Return the baselines of the next run of the agent."""
     path = directory / "probe-baselines.json"

@@ -181,7 +181,7 @@ def conclude(results: list[RankResult]) -> RoundResult:
         round="x", epoch=1, kind=Kind.PAIR, backend=Backend.GLOO, members=("a", "b"), digest=""
     )
     shares = {name: MemberResult((one,)) for name, one in zip("ab", results, strict=True)}
-    return combine(plan, "a", shares, {})
+    return combine(plan, "a", shares)
 
 
 def children(pid: int) -> list[int]:
@@ -296,27 +296,6 @@ def test_single_rank(scene: Scene) -> None:
         "device_copy",
         "host_to_device",
     ]
-
-
-def test_pair(scene: Scene) -> None:
-    """Two nodes with an address each meet in one store."""
-    store = LocalStore()
-
-    async def both() -> list[list[RankResult]]:
-        jobs = [
-            job(
-                "",
-                world_size=2,
-                rank_specs=(RankSpec(rank=rank),),
-                address=f"127.0.0.{2 + rank}",
-                steps=((8, 3),),
-            )
-            for rank in range(2)
-        ]
-        return await asyncio.gather(*(scene.worker_pool.run(one, store, ignore) for one in jobs))
-
-    results = scene.runner.run(both())
-    assert [outcomes(one) for one in results] == [[(Outcome.OK, "")]] * 2, results
 
 
 def test_rails(scene: Scene) -> None:
