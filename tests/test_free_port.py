@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dshealthd.cli import main as cli
-from dshealthd.cli.free_port import Held, NoPort, candidates, hold
+from dshealthd.cli.free_port import NoPort, candidates, hold
 from dshealthd.core.host import Host
 from tests.netns import connection, listener, network_namespace
 
@@ -98,22 +98,6 @@ def test_command_gets_the_port() -> None:
         check=False,
     )
     assert (done.stdout, done.returncode) == ("bound\n", 0), done.stderr
-
-
-@pytest.mark.usefixtures("_namespace")
-def test_holding_ends_with_standard_input() -> None:
-    """The port is printed at once and nobody can bind it until standard input ends."""
-    with subprocess.Popen(
-        [*COMMAND, "--hold"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as holder:
-        assert holder.stdout
-        assert holder.stdin
-        port = int(holder.stdout.readline())
-        with pytest.raises(OSError, match="in use"):
-            Held(port)
-        holder.stdin.close()
-        assert holder.wait(60) == 0
-    Held(port).release()
 
 
 def test_bad_ranges_are_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,5 @@
 """`dshealthd free-port`: a port for the rendezvous of a job, free and not one that the
-kernel assigns, which the command can hold.
+kernel assigns.
 """
 
 from __future__ import annotations
@@ -7,11 +7,8 @@ from __future__ import annotations
 import errno
 import os
 import random
-import select
-import signal
 import socket
 import sys
-import time
 from typing import TYPE_CHECKING
 
 from dshealthd.collectors.rendezvous import parse_ports
@@ -108,19 +105,15 @@ def hold(ports: Sequence[int]) -> Held:
     raise NoPort(message)
 
 
-HELD = 60.0
-"""Seconds to hold a port by default."""
 EXIT_FAILURE, EXIT_USAGE = 1, 2
 DESCRIPTION = """\
 Print a port for a rendezvous that is free here, not in TIME_WAIT and outside the ephemeral
-range. Hold it until COMMAND starts, or for as long as --hold says. Run it on the master: no
-other node binds the port.
+range. With COMMAND, hold it until that starts. Run it on the master: no other node binds the port.
 """
 EPILOG = """\
 examples:
   export MASTER_PORT=$(dshealthd free-port)
   dshealthd free-port -- deepspeed train.py
-  dshealthd free-port --hold 300
 
 Exit status: 0 ok, 1 no such port, 2 wrong usage; with COMMAND, that of COMMAND.
 """
@@ -135,14 +128,6 @@ def parser() -> flags.FlagParser:
         help="ports to choose from (default: collectors.rendezvous.ports)",
     )
     made.add_argument("--port", type=int, metavar="PORT", help="use this port or none")
-    made.add_argument(
-        "--hold",
-        nargs="?",
-        type=float,
-        const=HELD,
-        metavar="SECONDS",
-        help="keep it bound for this long (default: 60) or until standard input ends",
-    )
     made.add_argument(
         "run",
         metavar="COMMAND",
@@ -184,28 +169,7 @@ def _serve(options: argparse.Namespace, ports: Sequence[int]) -> int:
             # The port is free again as the command starts.
             environment = {**os.environ, "MASTER_PORT": str(held.port)}
             os.execvpe(options.run[0], options.run, environment)  # noqa: S606 - the user's command
-        print(held.port, flush=True)
-        if options.hold is not None:
-            _wait(options.hold)
+        print(held.port)
     finally:
         held.release()
     return 0
-
-
-def _wait(seconds: float) -> None:
-    """Wait for `seconds`, the end of standard input, SIGTERM or SIGINT."""
-
-    def stop(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    end = time.monotonic() + seconds
-    try:
-        while (left := end - time.monotonic()) > 0:
-            ready, _, _ = select.select([sys.stdin], [], [], left)
-            if ready and not os.read(sys.stdin.fileno(), 4096):
-                return
-    except KeyboardInterrupt:
-        return
-    finally:
-        signal.signal(signal.SIGTERM, before)
