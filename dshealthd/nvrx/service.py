@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from dshealthd.core.child import StartError, channel, environment, python, spawn
 from dshealthd.core.collector import counter, gauge
 from dshealthd.core.timing import time_limit
-from dshealthd.nvrx.fitness import FitnessCheck
 from dshealthd.nvrx.frames import ANSWER, LENGTH, QUESTION, READY, UNKNOWN, response
 from dshealthd.nvrx.options import NvrxOptions
 
@@ -37,11 +36,6 @@ VERDICTS = counter(
     "(an error, which NVRx treats as if there were no "
     "health check). Requests within one second share a verdict.",
     "verdict",
-)
-FINDINGS = gauge(
-    "dshealthd_nvrx_findings",
-    "Findings in the last verdict, by check; 0 without a finding. Absent before the first verdict.",
-    "check",
 )
 
 START_DEADLINE = 20.0
@@ -104,10 +98,6 @@ class HealthCheckService:
         yield UP(float(self._up))
         for verdict in _VERDICTS.values():
             yield VERDICTS(self._verdicts[verdict], verdict)
-        if self._last is not None:
-            found = Counter(failure.check for failure in self._last.failures)
-            for check in FitnessCheck:
-                yield FINDINGS(found[check], check)
 
     def status(self) -> Mapping[str, Any]:
         """Return whether the health check is served, and why not."""

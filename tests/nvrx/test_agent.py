@@ -56,8 +56,6 @@ def test_a_gpu_falls_off_the_bus(tmp_path: Path) -> None:
         gpus.fault("fail", NVML_ERROR_GPU_IS_LOST, gpu=1)
         said = judged(path, "unhealthy")
         assert "gpu_lost (GPU 1)" in said.response.error
-        scrape = agent.scrape()
-        assert scrape.value("dshealthd_nvrx_findings", check="gpu_lost") == 1
         gpus.clear_faults()
         judged(path, "healthy")
         with open(f"/proc/{agent.pid}/maps", encoding="utf-8") as maps:
