@@ -15,9 +15,9 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench import nvidia_logs
 from bench.bench_explain import mixed
 from dshealthd.explain import command
-from tests.explain import nvidia_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
