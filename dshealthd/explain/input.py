@@ -146,12 +146,8 @@ def open_log(name: str, closing: contextlib.ExitStack) -> IO[bytes]:
     if magic.startswith(b"BZh"):
         return bz2.open(buffered)
     if magic.startswith(b"\x28\xb5\x2f\xfd"):
-        try:
-            import zstandard
-        except ImportError as error:
-            message = f"{name}: is compressed with zstd: `zstdcat FILE | dshealthd explain -`"
-            raise InputError(message) from error
-        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(buffered))
+        message = f"{name}: is compressed with zstd; use `zstdcat LOG | dshealthd explain -`"
+        raise InputError(message)
     return buffered
 
 
