@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dshealthd.cli import main as cli
-from dshealthd.cli import test_alert
 from tests.http import impostors
 from tests.lab.receiver import FIRING, RESOLVED, Alert, Receiver
 from tests.lab.servers import alertmanager, routes
@@ -119,35 +118,6 @@ def test_a_receiver_without_integration(
     with serve(tmp_path, receiver, empty) as server:
         assert send(server, "--wait", "4") == 1
         assert "receiver dshealthd-page: nothing was sent within 4 s" in capsys.readouterr().err
-
-
-def test_a_redirection_is_not_followed(capsys: pytest.CaptureFixture[str]) -> None:
-    """An answer that names another address stops the test there."""
-    asked: list[bytes] = []
-    with impostors.serving(lambda _, request: asked.append(request)) as other:
-        head = f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{other}/\r\n\r\n".encode()
-        with impostors.serving(lambda connection, _: connection.sendall(head)) as port:
-            url = f"http://127.0.0.1:{port}"
-            assert cli.main(["test-alert", "--alertmanager", url]) == 1
-    assert "/metrics answers 302" in capsys.readouterr().err
-    assert asked == []
-
-
-def test_an_endless_answer(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An answer that is too large, or does not end in time, stops the test."""
-    monkeypatch.setattr(test_alert, "TIMEOUT", 2.0)
-
-    def pour(connection: socket.socket, _: bytes) -> None:
-        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-        while True:
-            connection.sendall(b"# " * (1 << 19))
-
-    with impostors.serving(pour) as port:
-        assert cli.main(["test-alert", "--alertmanager", f"http://127.0.0.1:{port}"]) == 1
-    said = capsys.readouterr().err
-    assert "more than 32 MiB" in said or "no answer within 2 s" in said
 
 
 def test_answers_of_something_else(capsys: pytest.CaptureFixture[str]) -> None:

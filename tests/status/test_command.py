@@ -326,13 +326,6 @@ def test_a_job_that_failed(shown: Callable[..., str]) -> None:
     assert "failure in its log: nccl-timeout\n" in said
 
 
-def test_other_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    """An agent of another version is unknown and named so, not misread."""
-    with serving(snapshot(*HEALTHY), more={"schema": 2}) as served:
-        assert run("status", f"127.0.0.1:{served.port}") == 3
-    assert "answers in schema version 2, this command needs 1" in capsys.readouterr().out
-
-
 def test_bad_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     """What is no node, and a file that is not there, is said in one line."""
     assert run("status", "http://n1/") == 3
@@ -398,16 +391,6 @@ def test_60_a_wrong_agent_does_not_end_a_list(
     assert "run-1  training" in said
     assert "not/a/node is not a node" in said
     assert all(f"127.0.0.1:{port}" in said for port in wrong)
-
-
-def test_60_a_verdict_that_contradicts_its_findings_is_not_ok(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """A verdict of ok beside a critical finding is neither: the agent cannot be believed."""
-    told = json.dumps(document(verdict="ok", findings=[finding()]))
-    with impostors.serving(impostors.saying(told)) as port:
-        assert run("status", f"127.0.0.1:{port}") == 3
-    assert 'the verdict "ok", but its worst finding is "critical"' in capsys.readouterr().out
 
 
 def test_password_and_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
