@@ -13,26 +13,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.core.text import plural
 from dshealthd.evidence import flight_recorder, job_logs, kernel, members, nccl_ras, stacks, summary
-from dshealthd.evidence.collectives import compare
 from dshealthd.evidence.findings import CollectedEvidence, HangCase, RankEvidence
-from dshealthd.explain.flight_recorder import MalformedDump, digest
+from dshealthd.explain import dumps
+from dshealthd.explain.group_verdicts import judge_dumps
 from dshealthd.jobs.ras.question import JobProcess
-from dshealthd.linux import forked, privileges
-from dshealthd.linux.forked import Missing, Pool
+from dshealthd.linux import forked
+from dshealthd.linux.forked import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from dshealthd.core.host import Host
     from dshealthd.evidence.bundle import Bundle
-    from dshealthd.linux.forked import Emit, Ended, Function
+    from dshealthd.linux.forked import Ended, Function
 
 MAX_RANKS = 64
 AT_ONCE = 32
 """Steps that run in parallel: a node has 8 ranks, and three steps for each."""
-READ_MEMORY = 1 << 30
-"""Memory limit in bytes for parsing a dump; the largest dump that is taken fits."""
-READ_SECONDS = 10
 HOUR = 3600.0
 _SMALL = 4 << 20
 
@@ -209,7 +206,7 @@ class Collection:
                 environment=environment,
             )
             patience = flight_recorder.PATIENCE + 5.0
-            size = flight_recorder.MAX_DUMP + 1
+            size = dumps.MAX_DUMP + 1
             yield Step(f"recorder {rank.pid}", recorded, patience, size)
 
     def _ask_ras(self) -> Function | None:
@@ -252,12 +249,11 @@ class Collection:
     def _read_dumps(self) -> None:
         """Parse the collected flight recorder dumps, and compare the ranks."""
         digests: dict[str, dict[int, Mapping[str, Any]]] = {}
-        # In turn: several that need READ_MEMORY each would take more than the service may have, and
+        # In turn: several that need dumps.MEMORY each would take more than the service may have, and
         # the dumps of 64 ranks together are 2 GiB.
         for rank in [rank for rank in self.findings.ranks if rank.facts.get("recorder")]:
             data = self._bundle.read(rank.facts["recorder"]["file"])
-            function = functools.partial(read_dump, data=data)
-            step = forked.run(f"digest {rank.pid}", function, READ_SECONDS + 5.0)
+            step = dumps.parse(f"digest {rank.pid}", data)
             self._note(step)
             if not step.problem:
                 digests.setdefault(rank.job, {})[rank.rank] = step.value
@@ -266,7 +262,9 @@ class Collection:
                 )
         for job, found in digests.items():
             several = f"{job}, " if len(digests) > 1 else ""
-            self.findings.collectives += [f"{several}{line}" for line in compare(found)]
+            self.findings.collectives += [
+                f"{several}{verdict.text}" for verdict in judge_dumps(found)
+            ]
 
     def _run(self, steps: Iterable[Step]) -> None:
         pool = Pool(AT_ONCE)
@@ -277,14 +275,3 @@ class Collection:
                 self._note(ended)
         finally:
             pool.close()
-
-
-def read_dump(_emit: Emit, data: bytes) -> dict[str, Any]:
-    """Parse a flight recorder dump as user nobody, within limits on memory and CPU time."""
-    privileges.become(privileges.NOBODY)
-    privileges.end_with_parent()
-    privileges.confine(READ_MEMORY, READ_SECONDS)
-    try:
-        return digest(data)
-    except MalformedDump as error:
-        raise Missing(str(error)) from error

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from dshealthd.core.host import read_bytes, signature
 from dshealthd.evidence.findings import file_of
+from dshealthd.explain.dumps import MAX_DUMP
 from dshealthd.linux import privileges
 from dshealthd.linux.forked import Missing
 from dshealthd.linux.process import parse_stat
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """Variables with the path prefix of dumps; the first one that is set counts."""
-MAX_DUMP = 32 << 20
-"""Bytes. 2,000 entries, torch's default, take some 2 MiB."""
 QUIET = 0.5
 """Seconds without a change after which a dump counts as whole; torch writes it in one go."""
 PATIENCE = 30.0

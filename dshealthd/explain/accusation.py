@@ -80,8 +80,7 @@ def accused(
                     case.missing.append("the number of ranks, and the logs of all ranks")
                 return (), verdict.proof, text
             if verdict.culprits:
-                text = f"{listed(verdict.culprits)} {verdict.says}"
-                return verdict.culprits, (*verdict.proof, *proof)[:4], text
+                return verdict.culprits, (*verdict.proof, *proof)[:4], verdict.text
         if named:
             places = [place for _, place in case.found.ledger.named[:2]]
             return tuple(named), tuple(places), f"{root.says}; {listed(named)} did not take part"

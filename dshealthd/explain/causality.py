@@ -336,11 +336,10 @@ def _without_cause(case: Case) -> Finding:
         )  # fmt: skip
     hung = [verdict for verdict in _judged(case) if verdict.culprits or verdict.kind == "symmetric"]
     if hung and case.found.ledger.has_dumps:
-        says = hung[0].says
         return Finding(
             outcome="found", slug="nccl-timeout", ranks=hung[0].culprits, proof=hung[0].proof[:4],
             is_symmetric=hung[0].kind == "symmetric",
-            statement=f"{listed(hung[0].culprits)} {says}" if hung[0].culprits else says,
+            statement=hung[0].text,
             missing=("the logs of the ranks: did the job hang at all, and why?",),
             verdicts=tuple(hung),
         )  # fmt: skip

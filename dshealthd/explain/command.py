@@ -87,7 +87,7 @@ def read(names: Sequence[str], healthy: Sequence[str] = ()) -> tuple[Recognizer,
                 if rank is not None:
                     place = Place(name, 0, "flight recorder")
                     recognizer.found.ranks_seen.add(rank)
-                    recognizer.found.ledger.add_dump(rank, dumps.digest(name), place)
+                    recognizer.found.ledger.add_dump(rank, dumps.read(name), place)
             else:
                 recognizer.add(name)
         except (logs.InputError, dumps.UnreadableDump, OSError) as error:

@@ -1,22 +1,23 @@
-"""Flight-recorder dumps next to the logs, parsed in a process that runs as nobody.
-
-Run as `python -m dshealthd.explain.dumps` with the dump on standard input.
-"""
+"""Flight-recorder dumps next to the logs, parsed in a process that runs as nobody."""
 
 from __future__ import annotations
 
-import json
+import functools
 import re
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dshealthd.explain import flight_recorder
 from dshealthd.explain.input import open_file
 
-MAX_BYTES = 64 << 20
-"""Maximum bytes of a dump; 20,000 entries with stacks take 20 MB."""
-MEMORY = 2 << 30
-SECONDS = 20
+if TYPE_CHECKING:
+    from dshealthd.linux.forked import Emit, Ended
+
+MAX_DUMP = 32 << 20
+"""Bytes. 2,000 entries, torch's default, take some 2 MiB; 20,000 with stacks take 20."""
+MEMORY = 1 << 30
+"""Memory limit in bytes for parsing a dump; the largest dump fits."""
+SECONDS = 10
 _RANK = re.compile(r"(?P<rank>\d{1,6})(?:\.\w+)?$")
 
 
@@ -39,48 +40,37 @@ def rank_of(name: str) -> int | None:
     return int(match["rank"]) if match else None
 
 
-def digest(name: str) -> dict[str, Any]:
-    """Return the digest of a flight recorder's dump; UnreadableDump if it is not one or too large."""
-    # Only for dumps, which are rare and take 0.1 s to read.
-    import subprocess
-
-    from dshealthd.core import child
-
+def read(name: str) -> dict[str, Any]:
+    """Return the digest of a file; UnreadableDump if it is no dump or too large."""
     with open_file(name) as file:
-        try:
-            done = subprocess.run(  # noqa: S603 - our own module
-                child.python("dshealthd.explain.dumps"),
-                stdin=file, capture_output=True, check=False, timeout=2 * SECONDS,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            message = f"{name}: no answer after {2 * SECONDS} s"
-            raise UnreadableDump(message) from error
-    if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        message = f"{name}: {lines[-1] if lines else f'exit status {done.returncode}'}"
+        data = file.read(MAX_DUMP + 1)
+    if len(data) > MAX_DUMP:
+        message = f"{name}: more than {MAX_DUMP >> 20} MiB"
         raise UnreadableDump(message)
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
+    step = parse(name, data)
+    if step.problem:
+        message = f"{name}: {step.problem}"
+        raise UnreadableDump(message)
+    digest: dict[str, Any] = step.value
+    return digest
 
 
-def main() -> int:
-    """Read the dump on standard input without any privileges, and print its digest."""
-    from dshealthd.explain import flight_recorder
+def parse(name: str, data: bytes) -> Ended:
+    """Return the digest of a dump, or why there is none."""
+    from dshealthd.linux import forked  # only for dumps, as it takes longer than reading a log
+
+    return forked.run(name, functools.partial(digest_as_nobody, data=data), SECONDS + 5.0)
+
+
+def digest_as_nobody(_emit: Emit, data: bytes) -> dict[str, Any]:
+    """Parse a dump as user nobody, within limits on memory and CPU time."""
     from dshealthd.linux import privileges
+    from dshealthd.linux.forked import Missing
 
     privileges.become(privileges.NOBODY)
+    privileges.end_with_parent()
     privileges.confine(MEMORY, SECONDS)
-    data = sys.stdin.buffer.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        print(f"more than {MAX_BYTES >> 20} MiB", file=sys.stderr)
-        return 1
     try:
-        print(json.dumps(flight_recorder.digest(data)))
-    except (flight_recorder.MalformedDump, MemoryError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        return flight_recorder.digest(data)
+    except flight_recorder.MalformedDump as error:
+        raise Missing(str(error)) from error

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dshealthd.core.text import plural
+from dshealthd.explain.clocks import Clocks
+from dshealthd.explain.coverage import Coverage
 from dshealthd.explain.events import Place, listed
+from dshealthd.explain.facts import Recognized
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from dshealthd.explain.coverage import Coverage
     from dshealthd.explain.ledger import GroupMember, Ledger
 
 MAX_SIZE = 200_000
@@ -50,6 +52,22 @@ class GroupVerdict:
     """Key of the group: several groups may share a name, such as a job's tensor-parallel groups."""
     is_sure: bool = True
     """False if it holds only when the group has no ranks besides those whose logs are here."""
+
+    @property
+    def text(self) -> str:
+        """The verdict in words, with its culprits."""
+        return f"{listed(self.culprits)} {self.says}" if self.culprits else self.says
+
+
+def judge_dumps(digests: Mapping[int, Mapping[str, Any]]) -> list[GroupVerdict]:
+    """Return the verdicts that the flight recorders of some ranks show without any log.
+
+    `digests` has what `dshealthd.explain.flight_recorder.digest` returns, by rank.
+    """
+    found = Recognized()
+    for rank, digest in digests.items():
+        found.ledger.add_dump(rank, digest, Place(f"rank {rank}", 0, "flight recorder"))
+    return judge_groups(found.ledger, None, digests, Coverage(found, Clocks(), year=0))
 
 
 def judge_groups(
@@ -100,6 +118,7 @@ def judge(
 
     ranks = tuple(sorted(global_rank(member) for member in waiting))
     what = f"{operation} #{sequence}" if sequence is not None else operation
+    what += f" of the {label}{_called(stuck, sequence)}"
 
     def verdict(kind: str, culprits: list[GroupMember], says: str) -> GroupVerdict:
         proof = [member.place for member in (*culprits[:3], *stuck[:2])]
@@ -123,14 +142,19 @@ def judge(
         if behind and entered:
             # The minority is the culprit: a bug or a fault affects few, and the others wait.
             if len(behind) <= len(entered):
-                last = ", ".join(sorted({f"#{member.enqueued}" for member in behind[:8]}))
-                text = f"never entered {what} of the {label}; last enqueued: {last}"
+                last = ", ".join(
+                    sorted({
+                        f"#{member.enqueued}{_called([member], member.enqueued)}"
+                        for member in behind[:8]
+                    })
+                )  # fmt: skip
+                text = f"never entered {what}; last enqueued: {last}"
                 return verdict("behind", behind, text)
             # It is unknown whether the ranks without a log here entered it, too.
             if size is None or 2 * len(behind) <= size:
-                text = f"{plural(len(entered), 'rank')} of {size or 'an unknown number'} reported entering {what} of the {label}"
+                text = f"{plural(len(entered), 'rank')} of {size or 'an unknown number'} reported entering {what}"
                 return verdict("unknown", [], text)
-            text = f"entered {what} of the {label}, which most ranks never called"
+            text = f"entered {what}, which most ranks never called"
             return verdict("ahead", entered, text)
         done = [
             member
@@ -142,10 +166,10 @@ def judge(
         onward = [member for member in done if member.waits]
         idle = [member for member in done if not member.waits]
         if onward and len(stuck) <= len(onward):
-            text = f"did not finish {what} of the {label}, which others had completed"
+            text = f"did not finish {what}, which others had completed"
             return verdict("stuck", stuck, text)
         if idle and len(idle) <= len(waiting):
-            text = f"called nothing after {what} of the {label}, while others waited there"
+            text = f"called nothing after {what}, while others waited there"
             return verdict("behind", idle, text)
         if odd := _odd(members.values(), sequence, stuck):
             number, minority, other, is_clear = odd
@@ -155,7 +179,8 @@ def judge(
                     "unknown", [], f"as many ranks ran {names} as #{number} of the {label}"
                 )
             return verdict("mismatch", minority, f"ran {names} as #{number} of the {label}")
-    text = f"{what} of the {label} timed out on {plural(len(waiting), 'rank')}"
+    how = "is pending" if ledger.dumped.keys() >= set(ranks) else "timed out"
+    text = f"{what} {how} on {plural(len(waiting), 'rank')}"
     unknown = verdict("unknown", [], text)
     if size is None:
         return unknown
@@ -164,7 +189,7 @@ def judge(
         missed = _missed(ledger, group, absent, size, is_whole=is_whole, present=present)
         return _of_silent(ledger, unknown, what, absent, missed, size, stuck, coverage)
     if len(stuck) == len(members) and size > 1:
-        text = f"all {size} ranks entered {what} of the {label} and none completed it"
+        text = f"all {size} ranks entered {what} and none completed it"
         # If the size is only known from the highest rank in the logs, there may be more ranks.
         is_known = ledger.ranks_of.get(group) or world or _size(members.values())
         is_sure = bool(is_known) or coverage.is_one_whole_log
@@ -183,25 +208,22 @@ def _of_silent(
     coverage: Coverage,
 ) -> GroupVerdict:
     """Return the verdict on silent ranks: `absent` ones, of which `missed` ones may be culprits."""
-    label = unknown.group
     # A dump shows what is pending; a report missing from a log may have been cut away.
     silent = missed or (absent if _is_whole(ledger, unknown.key) else ())
     if gaps := coverage.gaps(rank for rank in silent if rank not in ledger.dumped):
         told = "; ".join(gaps[:MAX_GAPS])
         if len(gaps) > MAX_GAPS:
             told += f"; and {len(gaps) - MAX_GAPS} more"
-        return replace(
-            unknown, says=f"it is unclear which rank did not enter {what} of the {label}: {told}"
-        )
+        return replace(unknown, says=f"it is unclear which rank did not enter {what}: {told}")
     if missed:
         are_idle = all(rank in ledger.dumped for rank in missed)
         did = "had nothing pending in" if are_idle else "never reported on"
-        text = f"{did} {what} of the {label}, in which the others waited"
+        text = f"{did} {what}, in which the others waited"
         proof = [ledger.dumped[rank] for rank in missed[:3] if rank in ledger.dumped]
         proof += [member.place for member in stuck[:3]]
         return replace(unknown, kind="missing", says=text, culprits=missed, proof=tuple(proof))
     if 2 * len(absent) < size:
-        return replace(unknown, says=f"{listed(absent)} of the {label} never reported on {what}")
+        return replace(unknown, says=f"{listed(absent)} never reported on {what}")
     return unknown
 
 
@@ -270,8 +292,16 @@ def _size(members: Iterable[GroupMember]) -> int | None:
     return None
 
 
+def _called(members: Sequence[GroupMember], number: int | None) -> str:
+    """Return where the job's code called an operation, in brackets; empty if no dump says so."""
+    for member in members:
+        if (found := member.operations.get(number if number is not None else -1)) and found.at:
+            return f" (called at {found.at})"
+    return ""
+
+
 def _described(member: GroupMember, number: int) -> str:
-    name, size = member.operations.get(number, (member.operation, member.size))
+    name, size, _ = member.operations.get(number, (member.operation, member.size, ""))
     return f"{name or 'another operation'} of {size.partition(':')[0] or 'another'} elements"
 
 
@@ -286,8 +316,8 @@ def _odd(
         lambda: defaultdict(list)
     )
     for member in members:
-        for number, (name, size) in member.operations.items():
-            by_number[number][name, size].append(member)
+        for number, operation in member.operations.items():
+            by_number[number][operation.name, operation.size].append(member)
     if not by_number:
         for member in stuck:
             if member.operation:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dshealthd.explain.events import Origin, Place
 
@@ -31,6 +31,15 @@ _LAST = ("terminated with exception: ", "what(): ")
 """Texts after which a watchdog repeats its report when it ends its process."""
 
 
+class Operation(NamedTuple):
+    """An operation in a flight recorder."""
+
+    name: str
+    size: str
+    at: str
+    """Where the job's code called it; empty if unknown."""
+
+
 @dataclass(slots=True)
 class GroupMember:
     """The progress of one rank in one group."""
@@ -44,8 +53,8 @@ class GroupMember:
     size: str = ""
     enqueued: int | None = None
     completed: int | None = None
-    operations: dict[int, tuple[str, str]] = field(default_factory=dict)
-    """Name and size by sequence number, from a flight recorder."""
+    operations: dict[int, Operation] = field(default_factory=dict)
+    """By sequence number, from a flight recorder."""
 
     @property
     def waits(self) -> bool:
@@ -209,7 +218,9 @@ class Ledger:
                 member.timed_out = pending["number"]
                 member.operation, member.size = pending["name"], pending["sizes"]
             for operation in (*group["last"], *group["pending"]):
-                member.operations[operation["number"]] = operation["name"], operation["sizes"]
+                member.operations[operation["number"]] = Operation(
+                    operation["name"], operation["sizes"], operation["at"]
+                )
             self._join(key, name, member)
 
     def groups_with_pending(self) -> dict[str, dict[int, GroupMember]]:

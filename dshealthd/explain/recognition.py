@@ -78,7 +78,6 @@ class Recognizer:
         self._near_size = 0
         self._kept: dict[tuple[str, Origin, int], Event] = {}
         self._order = 0
-        self._last_exception: dict[object, Event] = {}
 
     def add(
         self,

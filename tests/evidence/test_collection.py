@@ -19,10 +19,11 @@ from typing import IO, TYPE_CHECKING
 import pytest
 
 from dshealthd.core.host import Host
-from dshealthd.evidence import flight_recorder, nccl_ras
+from dshealthd.evidence import nccl_ras
 from dshealthd.evidence.bundle import make
-from dshealthd.evidence.collection import MAX_RANKS, READ_MEMORY, Collection
+from dshealthd.evidence.collection import MAX_RANKS, Collection
 from dshealthd.evidence.findings import HangCase
+from dshealthd.explain.dumps import MAX_DUMP, MEMORY
 from dshealthd.jobs.ras.protocol import MAY_BE_SENT
 from tests.environments import wait_for_environment
 from tests.evidence.test_dump import dump, entry
@@ -285,7 +286,7 @@ def test_another_user_s_rank_of_the_same_name_stays_out(
     }
     assert "Ranks on this node: 2" in text
     assert f"pid {alien}" not in text
-    assert "none of these ranks is behind" in text
+    assert "all 2 ranks entered all_reduce #2 of the default_pg" in text
     assert whole
 
 
@@ -300,8 +301,8 @@ def test_files_of_two_users_never_mix(node: Node, public_path: Path) -> None:
     }
     assert entries == {mine[1]: 2, alien: 1}
     assert f"pid {alien}" in text
-    assert "slurm-7, group 0 default_pg of ranks [0, 1]: ranks 0, 1 entered all_reduce 2" in text
-    assert "has not entered" not in text
+    assert "slurm-7, all 2 ranks entered all_reduce #2 of the default_pg" in text
+    assert "never entered" not in text
 
 
 def memory(pid: int) -> int:
@@ -350,7 +351,7 @@ def test_large_dumps_of_all_ranks_at_once(node: Node, public_path: Path) -> None
     """Sparse dumps of all ranks take less than the service may have, and the bundle is bounded."""
     prefix = dumped(public_path / "dumps", USER, *[b""] * MAX_RANKS)
     for rank in range(MAX_RANKS):
-        os.truncate(f"{prefix}{rank}", flight_recorder.MAX_DUMP)
+        os.truncate(f"{prefix}{rank}", MAX_DUMP)
         node.rank(7, rank, user=USER, TORCH_FR_DUMP_TEMP_FILE=prefix)
     text, peak = collected(node)
     assert "the bundle is full (max_bundle_bytes)" in text
@@ -360,14 +361,14 @@ def test_large_dumps_of_all_ranks_at_once(node: Node, public_path: Path) -> None
 @as_root
 def test_dumps_made_to_fill_the_memory(node: Node, public_path: Path) -> None:
     """Dumps that each need all memory that the parser of one may have are parsed in turn."""
-    hostile = b"\x80\x02(" + b"}" * (READ_MEMORY // 64 - (1 << 20)) + b"l."  # objects of 64 bytes
+    hostile = b"\x80\x02(" + b"}" * (MEMORY // 64 - (1 << 20)) + b"l."  # objects of 64 bytes
     prefix = dumped(public_path / "dumps", USER, *[hostile] * 2)
     for rank in range(2):
         node.rank(7, rank, user=USER, TORCH_FR_DUMP_TEMP_FILE=prefix)
     text, peak = collected(node)
     assert text.count("contents of its dump: ") == 2
     # A busy machine parses but a part of each before its time is over.
-    assert READ_MEMORY // 16 < peak < slowed_at()
+    assert MEMORY // 16 < peak < slowed_at()
 
 
 def test_a_rank_whose_environment_tells_nothing_is_known_by_its_heartbeat(node: Node) -> None:

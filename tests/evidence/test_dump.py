@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dshealthd.evidence import flight_recorder
-from dshealthd.evidence.collection import read_dump
+from dshealthd.explain.dumps import MAX_DUMP, digest_as_nobody
 from dshealthd.explain.flight_recorder import MalformedDump, digest, load
 from tests.evidence.steps import take
 
@@ -86,7 +85,7 @@ def dump(*entries: Any, **others: Any) -> bytes:
 
 def read_in_child(data: bytes) -> Ended:
     """Have a dump read as a collection has it read."""
-    return take(functools.partial(read_dump, data=data))[0]
+    return take(functools.partial(digest_as_nobody, data=data))[0]
 
 
 def test_a_dump_of_torch_itself_is_read(tmp_path: Path) -> None:
@@ -263,7 +262,7 @@ def test_a_nest_a_million_deep_is_read_or_refused() -> None:
 
 def test_the_largest_dump_that_is_taken_cannot_take_all_memory() -> None:
     """Each byte makes an object of 64, for which nobody's process has no room."""
-    step = read_in_child(b"\x80\x02(" + b"}" * flight_recorder.MAX_DUMP + b"l.")
+    step = read_in_child(b"\x80\x02(" + b"}" * MAX_DUMP + b"l.")
     assert step.problem == "it needs more memory than its limit"
 
 
@@ -271,7 +270,7 @@ def test_the_reader_is_nobody_and_can_open_nothing() -> None:
     """The process that takes a dump apart has no user, no file and no child of its own to misuse."""
 
     def misuse(_emit: object) -> dict[str, Any]:
-        read_dump(_emit, data=dump(entry(1)))  # type: ignore[arg-type] # emits nothing
+        digest_as_nobody(_emit, data=dump(entry(1)))  # type: ignore[arg-type] # emits nothing
         found: dict[str, Any] = {"user": os.geteuid()}
         acts: dict[str, Callable[[], int]] = {
             "file": lambda: os.open("/dev/null", os.O_RDONLY),

@@ -18,12 +18,13 @@ import pytest
 
 from dshealthd.core.host import Host
 from dshealthd.evidence import flight_recorder
+from dshealthd.explain.dumps import MAX_DUMP
 from tests.evidence.set_user_id import MIXED_RIGHTS, set_user_id_program
 from tests.evidence.steps import take
 from tests.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from dshealthd.linux.forked import Ended
 
@@ -47,13 +48,18 @@ while True:
 """
 
 
+def give(path: Path) -> None:
+    """Make it the rank's user's, where the tests run as root."""
+    if os.geteuid() == 0:
+        os.chown(path, RANK_USER, RANK_USER)
+
+
 @pytest.fixture
 def place(public_path: Path) -> Path:
     """A directory of the rank's user."""
     found = public_path / "user"
     found.mkdir()
-    if os.geteuid() == 0:
-        os.chown(found, RANK_USER, RANK_USER)
+    give(found)
     return found
 
 
@@ -91,7 +97,7 @@ def recorded(pid: int, place: Path, **others: str) -> tuple[Ended, dict[str, byt
     function = functools.partial(
         flight_recorder.take, host=Host(), pid=pid, rank=3, environment=environment
     )
-    return take(function, 60.0, flight_recorder.MAX_DUMP + 1)
+    return take(function, 60.0, MAX_DUMP + 1)
 
 
 def test_a_rank_dumps_when_it_is_asked(place: Path) -> None:
@@ -109,8 +115,7 @@ def test_a_rank_dumps_when_it_is_asked(place: Path) -> None:
 def test_the_new_dump_is_taken_and_not_the_old_one(place: Path) -> None:
     """A dump that lies there from before is not mistaken for the answer."""
     (place / "dump_3").write_text("old")
-    if os.geteuid() == 0:
-        os.chown(place / "dump_3", RANK_USER, RANK_USER)
+    give(place / "dump_3")
     with rank(place) as pid:
         step, files = recorded(pid, place)
     assert files == {f"rank-3-{pid}.flight-recorder.pickle": b"the dump"}
@@ -170,26 +175,6 @@ def test_a_rank_without_the_variables_is_said_to_be(place: Path) -> None:
             step.problem
             == "its environment does not say where dumps go: TORCH_FR_DUMP_TEMP_FILE is not set"
         )
-
-
-def test_a_fifo_that_nobody_reads_blocks_nobody(place: Path) -> None:
-    """The FIFO of a run that is over has no reader: that is told at once."""
-    with rank(place, pipe=False) as pid:
-        os.mkfifo(place / "fr_3.pipe")
-        if os.geteuid() == 0:
-            os.chown(place / "fr_3.pipe", RANK_USER, RANK_USER)
-        step, _ = recorded(pid, place)
-    # and not, after PATIENCE, that no dump appeared
-    assert step.problem == f"no process reads {place}/fr_3.pipe"
-
-
-def test_what_is_no_fifo_is_not_written_to(place: Path) -> None:
-    """A file in the FIFO's place keeps its content."""
-    (place / "fr_3.pipe").write_text("precious")
-    with rank(place, pipe=False) as pid:
-        step, _ = recorded(pid, place)
-    assert step.problem == f"{place}/fr_3.pipe is not a FIFO"
-    assert (place / "fr_3.pipe").read_text() == "precious"
 
 
 def test_a_link_in_the_fifo_s_place_is_not_followed(place: Path) -> None:
@@ -254,25 +239,33 @@ def test_a_dump_of_another_user_is_refused(place: Path) -> None:
     assert files == {}
 
 
-def test_a_dump_that_is_no_regular_file_is_refused(place: Path) -> None:
-    """A dump that would never begin or never end, such as a FIFO or a device, is not read."""
-    (place / "dump_3").mkdir()
-    with rank(place, pipe=False) as pid:
-        step, files = recorded(pid, place)
-        assert (step.problem, files) == (f"{place}/dump_3 is not a regular file", {})
-        (place / "dump_3").rmdir()
-        os.mkfifo(place / "dump_3")
-        step, files = recorded(pid, place)
-    assert (step.problem, files) == (f"{place}/fr_3.pipe: No such file or directory", {})
-
-
-def test_a_dump_that_is_too_long_is_left(place: Path) -> None:
-    """A file without end fills neither memory nor bundle."""
+def endless(place: Path) -> None:
+    """Make a dump longer than any that is taken."""
     with (place / "dump_3").open("wb") as file:
         file.truncate(100 << 20)
-    if os.geteuid() == 0:
-        os.chown(place / "dump_3", RANK_USER, RANK_USER)
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"),
+    [
+        # and not, after PATIENCE, that no dump appeared
+        (lambda place: os.mkfifo(place / "fr_3.pipe"), "no process reads {}/fr_3.pipe"),
+        (lambda place: (place / "fr_3.pipe").write_text("precious"), "{}/fr_3.pipe is not a FIFO"),
+        (lambda place: (place / "dump_3").mkdir(), "{}/dump_3 is not a regular file"),
+        (lambda place: os.mkfifo(place / "dump_3"), "{}/fr_3.pipe: No such file or directory"),
+        (endless, "its dump is longer than 32 MiB"),
+    ],
+    ids=["FIFO without reader", "no FIFO", "directory", "dump that never begins", "endless dump"],
+)
+def test_what_torch_did_not_make_is_left(
+    place: Path, make: Callable[[Path], object], problem: str
+) -> None:
+    """In the place of FIFO or dump it is told, neither waited for, written to nor taken."""
+    make(place)
+    (made,) = place.iterdir()
+    give(made)
+    before = made.stat().st_size
     with rank(place, pipe=False) as pid:
         step, files = recorded(pid, place)
-    assert step.problem == "its dump is longer than 32 MiB"
-    assert files == {}
+    assert (step.problem, files) == (problem.format(place), {})
+    assert made.stat().st_size == before

@@ -120,7 +120,7 @@ def test_evidence_by_hand_names_the_rank_that_has_not_entered(tmp_path: Path) ->
         in done.stderr
     )
     assert re.search(
-        r"rank 1 has not entered all_reduce 4 of 4x2 \(called at \S+script_hang.py:\d+ <module>\), which rank 0 entered",
+        r"rank 1 never entered all_reduce #4 of the default_pg \(called at \S+script_hang.py:\d+ <module>\); last enqueued: #3",
         done.stdout,
     ), done.stdout
     assert re.search(r"rank 1, .* Python at \S+script_hang.py:\d+ wait_for_input", done.stdout), (

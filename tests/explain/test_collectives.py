@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
-import re
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dshealthd.explain import command
+from dshealthd.explain.flight_recorder import digest
+from dshealthd.explain.group_verdicts import judge_dumps
 from dshealthd.explain.input import Raw
 from dshealthd.explain.recognition import Recognizer
+from tests.evidence.test_dump import dump, entry
 from tests.explain.explaining import explained, explained_paths, explained_text
 from tests.explain.watchdogs import Group, Rank, printed
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CASES = 20
 
@@ -46,28 +49,16 @@ def test_a_victim_in_another_group_is_cleared(release: str) -> None:
     assert right == CASES
 
 
-def dump(world: int, *, number: int, behind: bool) -> bytes:
-    """Return what torch 2.13's flight recorder writes of a rank (version 2.10)."""
+def dump_of(world: int, *, number: int, behind: bool) -> bytes:
+    """Return the dump of a rank that has entered a collective, or the one before it."""
     last = number - behind
-    entries: list[dict[str, Any]] = [
-        {
-            "record_id": step, "pg_id": 0, "process_group": ("0", "default_pg"),
-            "collective_seq_id": step, "p2p_seq_id": 0, "op_id": step,
-            "profiling_name": "nccl:all_reduce", "input_sizes": [[1024]],
-            "state": "completed" if step < number else "scheduled", "is_p2p": False, "frames": [],
-        }
-        for step in range(max(1, number - 5), last + 1)
-    ]  # fmt: skip
-    return pickle.dumps(
-        {
-            "version": "2.10", "entries": entries,
-            "pg_config": {"0": {"name": "0", "desc": "default_pg",
-                                "ranks": str(list(range(world)))}},
-            "pg_status": {"0": {"last_enqueued_collective": last,
-                                "last_completed_collective": number - 1}},
-        },
-        protocol=2,
-    )  # fmt: skip
+    return dump(
+        *(
+            entry(step, state="completed" if step < number else "scheduled")
+            for step in range(max(1, number - 5), last + 1)
+        ),
+        pg_config={"0": {"name": "0", "ranks": str(list(range(world)))}},
+    )
 
 
 def test_flight_recorders_beside_the_logs_name_the_rank(tmp_path: Path) -> None:
@@ -80,7 +71,7 @@ def test_flight_recorders_beside_the_logs_name_the_rank(tmp_path: Path) -> None:
     (tmp_path / "job.out").write_text(line)
     assert explained_paths(tmp_path).ranks == ()
     for rank in range(4):
-        data = dump(4, number=42, behind=rank == 2)
+        data = dump_of(4, number=42, behind=rank == 2)
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(data)
     finding = explained_paths(tmp_path)
     assert finding.ranks == (2,)
@@ -90,7 +81,7 @@ def test_flight_recorders_beside_the_logs_name_the_rank(tmp_path: Path) -> None:
 def test_flight_recorders_alone_are_answered_too(tmp_path: Path) -> None:
     """Without a log the answer says what is missing."""
     for rank in range(4):
-        data = dump(4, number=42, behind=rank == 1)
+        data = dump_of(4, number=42, behind=rank == 1)
         (tmp_path / f"_dump_{rank}").write_bytes(data)
     finding = explained_paths(tmp_path)
     assert (finding.slug, finding.ranks) == ("nccl-timeout", (1,))
@@ -110,6 +101,67 @@ def test_a_dump_that_names_a_class_is_not_loaded(tmp_path: Path) -> None:
     assert command.conclude(recognizer).slug == "cuda-oom"
     assert "it imports" in unread[0]
     assert not (tmp_path / "harmed").exists()
+
+
+DONE, AT = entry(1, state="completed"), "(called at /home/user/train.py:55 forward)"
+GATHER = "nccl:all_gather"
+
+
+@pytest.mark.parametrize(
+    ("dumps", "says"),
+    [
+        pytest.param(
+            [dump(DONE, entry(2)), dump(DONE)],
+            [f"rank 1 never entered all_reduce #2 of the default_pg {AT}; last enqueued: #1 {AT}"],
+            id="behind",
+        ),
+        pytest.param(
+            [dump(entry(5, state="started"))] * 2,
+            [f"all 2 ranks entered all_reduce #5 of the default_pg {AT} and none completed it"],
+            id="nobody behind",
+        ),
+        pytest.param(
+            [dump(entry(5)), dump(entry(5, GATHER)), dump(entry(5)), dump(entry(5))],
+            [
+                (
+                    "rank 1 ran all_gather of 4096x1024 elements where others ran all_reduce of "
+                    "4096x1024 elements as #5 of the default_pg"
+                )
+            ],
+            id="another operation",
+        ),
+        pytest.param(
+            [dump(entry(5)), dump(entry(5, input_sizes=[[8]])), dump(entry(5))],
+            [
+                (
+                    "rank 1 ran all_reduce of 8 elements where others ran all_reduce of 4096x1024 "
+                    "elements as #5 of the default_pg"
+                )
+            ],
+            id="another size",
+        ),
+        pytest.param(
+            [dump(entry(5, GATHER)), dump(entry(5, GATHER, input_sizes=[[8]]))],
+            [f"all 2 ranks entered all_gather #5 of the default_pg {AT} and none completed it"],
+            id="shards of other sizes",
+        ),
+        pytest.param(
+            [dump(entry(5))],
+            [
+                (
+                    f"it is unclear which rank did not enter all_reduce #5 of the default_pg {AT}: "
+                    "rank 1 has no dump here"
+                )
+            ],
+            id="a rank elsewhere",
+        ),
+        pytest.param([dump(DONE)] * 2, [], id="nothing pending"),
+    ],
+)
+def test_dumps_are_judged_without_logs(dumps: list[bytes], says: list[str]) -> None:
+    """What the evidence of a hang says of its ranks: the verdicts of `explain`."""
+    found = judge_dumps({rank: digest(data) for rank, data in enumerate(dumps)})
+    assert [verdict.text for verdict in found] == says
 
 
 @pytest.mark.parametrize(("hosts", "blamed"), [((5,), True), (tuple(range(8)), False)])
@@ -141,41 +193,22 @@ def test_what_few_hosts_say_and_the_rest_do_not_comes_first(
         assert (finding.slug, finding.ranks) == ("nccl-timeout", ())
 
 
-def idle_dump() -> bytes:
-    """Return what the flight recorder of a rank writes that waits for nothing: no entry at all."""
-    return pickle.dumps({"version": "2.10", "entries": []}, protocol=2)
-
-
-def purpose(name: str) -> str:
-    """Return what a group is for: all but that of all ranks have one name."""
-    return "DATA_PARALLEL" if name == "3" else "TENSOR_PARALLEL"
-
-
 def group_dump(groups: dict[str, tuple[list[int], int, int]]) -> bytes:
     """Return the dump of a rank in several groups of one name: members, last entered, completed."""
-    return pickle.dumps(
-        {
-            "version": "2.10",
-            "entries": [
-                {
-                    "record_id": 0, "pg_id": int(name), "process_group": (name, purpose(name)),
-                    "collective_seq_id": step, "profiling_name": "nccl:all_reduce",
-                    "input_sizes": [[8]], "state": "scheduled", "is_p2p": False, "frames": [],
-                }
-                for name, (_, entered, completed) in groups.items()
-                for step in range(completed + 1, entered + 1)
-            ],
-            "pg_config": {
-                name: {"name": name, "desc": purpose(name), "ranks": str(ranks)}
-                for name, (ranks, _, _) in groups.items()
-            },
-            "pg_status": {
-                name: {"last_enqueued_collective": entered, "last_completed_collective": completed}
-                for name, (_, entered, completed) in groups.items()
-            },
+    return dump(
+        *(
+            entry(step, pg_id=int(name), process_group=(name, "DP" if name == "3" else "TP"))
+            for name, (_, entered, completed) in groups.items()
+            for step in range(completed + 1, entered + 1)
+        ),
+        pg_config={
+            name: {"name": name, "ranks": str(ranks)} for name, (ranks, _, _) in groups.items()
         },
-        protocol=2,
-    )  # fmt: skip
+        pg_status={
+            name: {"last_completed_collective": completed}
+            for name, (_, _, completed) in groups.items()
+        },
+    )
 
 
 def test_ranks_that_entered_nothing_more_are_named(tmp_path: Path) -> None:
@@ -184,7 +217,7 @@ def test_ranks_that_entered_nothing_more_are_named(tmp_path: Path) -> None:
         first = rank // 4 * 4
         members = list(range(first, first + 4))
         data = group_dump({str(10 + first): (members, 30, 29), "3": (list(range(8)), 7, 6)})
-        (tmp_path / f"_dump_{rank}").write_bytes(idle_dump() if rank in {1, 6} else data)
+        (tmp_path / f"_dump_{rank}").write_bytes(dump() if rank in {1, 6} else data)
     finding = explained_paths(tmp_path)
     assert (finding.slug, finding.ranks) == ("nccl-timeout", (1, 6))
     assert "had nothing pending" in finding.statement
@@ -280,21 +313,3 @@ def test_nobody_is_accused_of_silence_in_a_job_of_unknown_size(tmp_path: Path) -
     for head, wanted in (("", ()), ("world_size=2\n", (0,))):
         (tmp_path / "job.out").write_text(head + text)
         assert explained_paths(tmp_path / "job.out").ranks == wanted
-
-
-TRACES = os.environ.get("DSHEALTHD_FLIGHT_RECORDERS", "")
-"""The folder `tests/attribution/unit/fr_traces` of NVIDIA/nvidia-resiliency-ext."""
-FAULT = re.compile(r"Fault ranks: \[([\d, ]+)\]")
-
-
-@pytest.mark.skipif(not TRACES, reason="DSHEALTHD_FLIGHT_RECORDERS names no folder")
-def test_the_faults_that_nvidia_injected_are_named() -> None:
-    """Each folder says in which ranks a GPU failed or the GIL was held; all are named, no other."""
-    folders = sorted(Path(TRACES).glob("*/fault_injection.log"))
-    assert len(folders) >= 4
-    for told in folders:
-        match = FAULT.search(told.read_text())
-        assert match
-        finding = explained_paths(*sorted(told.parent.glob("_dump_*")))
-        wanted = tuple(int(rank) for rank in match[1].split(","))
-        assert finding.ranks == wanted, (told.parent.name, finding.statement)

@@ -19,7 +19,7 @@ from dshealthd.explain import input as logs
 from dshealthd.explain.patterns import Templates, load
 from dshealthd.explain.recognition import Recognizer
 from tests.explain.explaining import explained_paths
-from tests.explain.test_collectives import dump
+from tests.explain.test_collectives import dump_of
 from tests.explain.test_genuine_nccl import RUNS
 from tests.nccl.pytorch.record import CULPRIT, SIZE
 
@@ -220,7 +220,7 @@ def test_a_rank_that_was_aborted_first_is_not_at_fault_for_that() -> None:
 def test_a_flight_recorder_that_is_missing_is_no_proof(tmp_path: Path) -> None:
     """Three ranks wait; of the fourth there is neither dump nor log, and it may wait as well."""
     for rank in range(SIZE - 1):
-        data = dump(SIZE, number=42, behind=False)
+        data = dump_of(SIZE, number=42, behind=False)
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(data)
     finding = explained_paths(tmp_path)
     assert finding.ranks == ()
