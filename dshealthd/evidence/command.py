@@ -20,7 +20,7 @@ from dshealthd.http.exchange import Unreachable
 from dshealthd.linux import forked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dshealthd.config.config import Config
     from dshealthd.http.client import Access
@@ -51,7 +51,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
         )
         return EXIT_FAILURE
     job = job or only(step.value["jobs"])
-    probes, exposition = _from_agent(loaded, access)
+    probes, metrics = _from_agent(loaded, access)
     print(
         f"inspecting {plural(len(step.value['ranks']), 'rank')}; this takes 10 to "
         f"{loaded.section(EvidenceOptions).deadline:.0f} s",
@@ -61,7 +61,7 @@ def evidence(loaded: Config, access: Access, *, job: str | None) -> int:
         loaded.section(EvidenceOptions),
         loaded.path.state,
         loaded.path.host,
-        metrics=lambda: exposition,
+        metrics=metrics,
         probes=lambda: probes,
         monotonic=time.monotonic,
         wall=time.time,
@@ -85,16 +85,28 @@ def only(jobs: Sequence[str]) -> str | None:
     return jobs[0] if len(jobs) == 1 else None
 
 
-def _from_agent(loaded: Config, access: Access) -> tuple[Mapping[str, Any] | None, str]:
-    """Return the running agent's probe status and its exposition; None and "" if unreachable."""
+def _from_agent(
+    loaded: Config, access: Access
+) -> tuple[Mapping[str, Any] | None, Callable[[], str]]:
+    """Return the running agent's probe status, and a function that reads its exposition.
+
+    They give None and an empty text if it does not answer.
+    """
     try:
         agent = local(loaded, access)
-        status = agent.status()
-        return status.get("probe"), agent.get("/metrics").decode(errors="replace")
+        probes = agent.status().get("probe")
     except Unreachable as error:
         problem = f"agent unreachable: {error}; steps, metrics and probe rounds will be missing"
         print(problem, file=sys.stderr)
-        return None, ""
+        return None, str
+
+    def metrics() -> str:
+        try:
+            return agent.get("/metrics").decode(errors="replace")
+        except Unreachable:  # the summary says that there are none
+            return ""
+
+    return probes, metrics
 
 
 def _nobody(job: str | None, answer: Mapping[str, Any]) -> str:

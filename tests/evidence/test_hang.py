@@ -89,7 +89,9 @@ def test_a_rank_that_is_stopped_is_named_by_its_bundle(tmp_path: Path) -> None:
         ), done.stdout
         assert "agent unreachable" not in done.stderr
         assert "metrics: no data from the agent" not in done.stdout
-        assert len(list(bundle.parent.iterdir())) == 2
+        (by_hand,) = set(bundle.parent.iterdir()) - {bundle}
+        before, after = (by_hand / f"metrics-{when}.prom" for when in ("before", "after"))
+        assert before.read_text() != after.read_text()  # its own requests are counted in them
 
 
 def test_evidence_by_hand_names_the_rank_that_has_not_entered(tmp_path: Path) -> None:
