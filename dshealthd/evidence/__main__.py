@@ -56,13 +56,7 @@ def _take(
     request: dict[str, Any], directory: Path, channel: socket.socket, messages: Any
 ) -> dict[str, Any]:
     """Make a bundle. `BundleRefused`, OSError."""
-    case = HangCase(
-        **{
-            **request["case"],
-            "culprits": _pairs(request["case"]["culprits"]),
-            "ranks": _pairs(request["case"]["ranks"]),
-        }
-    )
+    case = HangCase(**request["case"])
     begun = request["begun"]
     errors = Errors()
     host = decode(Host, request["host"], "", errors)
@@ -100,10 +94,6 @@ def _user(host: Host, pid: int) -> int | None:
         return parse_real_user(read_bytes(host.proc(f"{pid}/status"), 1 << 16))
     except (OSError, ValueError):
         return None
-
-
-def _pairs(value: list[list[Any]]) -> tuple[tuple[Any, Any], ...]:
-    return tuple((first, second) for first, second in value)
 
 
 if __name__ == "__main__":

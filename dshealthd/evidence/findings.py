@@ -5,7 +5,7 @@ The case travels as JSON from the agent to the collecting process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,11 +20,11 @@ class HangCase:
     """The class of the hang, such as `desync`; `requested` if somebody requested the evidence."""
     since: float | None = None
     """Unix time of the last progress."""
-    culprits: tuple[tuple[int, str], ...] = ()
+    culprits: Sequence[tuple[int, str]] = ()
     """Culprits among this node's ranks, and the problem of each, in words."""
     explanation: str = ""
     """The cause of the hang in words."""
-    ranks: tuple[tuple[int, int], ...] = ()
+    ranks: Sequence[tuple[int, int]] = ()
     """Ranks of this node with their pids, from heartbeats; ranks that send none may be missing."""
     always_ask: bool = False
     """Whether to query NCCL RAS although rank 0 is on another node, whose agent queries it."""

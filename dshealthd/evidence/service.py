@@ -25,7 +25,7 @@ from dshealthd.evidence.process import CollectionProcess
 from dshealthd.jobs.hangs.hang import PROBLEMS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from dshealthd.config.config import Config
@@ -185,7 +185,9 @@ class Evidence:
                 self._waiting[job] = case
         if self._waiting and not self._running:
             self._running = True
-            self._begin(self._take_waiting(), "evidence")
+            task = asyncio.create_task(self._take_waiting(), name="evidence")
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
 
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics of the evidence."""
@@ -288,17 +290,10 @@ class Evidence:
         finally:
             self._running = False
 
-    def _begin(self, work: Coroutine[None, None, None], name: str) -> None:
-        """Run `work` as a background task; log it if it ends by a defect."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            if not task.cancelled() and (error := task.exception()) is not None:
-                log.error("%s: ended by a defect", name, exc_info=error)
-
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(ended)
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("evidence: ended by a defect", exc_info=error)
 
     def _count(self, taken: Taken) -> Taken:
         self._outcomes[taken.outcome if taken.outcome in OUTCOMES else "failed"] += 1
